@@ -26,8 +26,8 @@ SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads
 class Network:
     """module: called with the values of `inputs` in their order. axes: of each input, its open axes by name. outputs: names.
 
-    optimizer: `model_type` of onnxruntime.transformers.optimizer, "" where it has none. heads, width: what that is told. sizes: of open axes
-    that it is run with, one run after another.
+    optimizer: `model_type` of onnxruntime.transformers.optimizer, "" where it has none. heads, width: what that is told. sizes: of open
+    axes that it is run with, one run after another.
     """
 
     module: torch.nn.Module
@@ -267,8 +267,8 @@ def open_dinov2() -> Network:
 
 def open_depth_anything() -> Network:
     backbone = tf.Dinov2Config(**DINO, out_features=[f"stage{k}" for k in (1, 2, 3, 4)], reshape_hidden_states=False, apply_layernorm=True)
-    config = tf.DepthAnythingConfig(backbone_config=backbone, reassemble_hidden_size=WIDTH, patch_size=14, neck_hidden_sizes=[16, 24, 32, 48],
-                                    fusion_hidden_size=16, head_hidden_size=8)
+    config = tf.DepthAnythingConfig(backbone_config=backbone, reassemble_hidden_size=WIDTH, patch_size=14, fusion_hidden_size=16,
+                                    neck_hidden_sizes=[16, 24, 32, 48], head_hidden_size=8)
     return image_network(tf.DepthAnythingForDepthEstimation(config), lambda y: y.predicted_depth, IMAGES)
 
 

@@ -16,7 +16,7 @@ from ort_gpu_ep.kernels.lowering import Answer, Facts, HostValues, facts_of, wal
 from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Lowering, spec_of
 from ort_gpu_ep.kernels.target import Target
 from ort_gpu_ep.ops.pruned import packed_nbytes
-from ort_gpu_ep.partitioner import bodies, sizes
+from ort_gpu_ep.partitioner import bodies, ranks, sizes
 from ort_gpu_ep.partitioner.absorption import packed_weights
 from ort_gpu_ep.partitioner.costs import Costs, Prices, predict, price
 from ort_gpu_ep.partitioner.cut import cheapest_on_gpu
@@ -61,7 +61,7 @@ def partition(
     if config.placement == "auto" and software and not config.adapter:
         return nothing(graph, config, Decline(Code.COST, "placement=auto: the adapter is software, the CPU itself is faster"))
     graph = with_damage(graph)
-    state = _best_attempt(graph, config, limits, costs)
+    state = _best_attempt(graph, config, limits, costs, inner)
     state.events += complaints(graph)
     _decline_all(state, bodies.deciding(state.graph), Code.HOST, "it gives the loop's condition: on the GPU, each turn would wait for it")
     ours = resident and bodies.can_be_ours(graph)
@@ -75,7 +75,8 @@ def partition(
             predictions, measured = choice.predictions, 0
     report = replace(
         _report(graph, state, groups, config, limits), predictions=predictions, measured=measured, able=ours,
-        resident=choice is not None and choice.resident)
+        resident=choice is not None and choice.resident,
+        ranks=ranks.ranks_of(graph, inner, {name: tensor.rank for name, tensor in state.facts.types.items()}))
     return Partitioning(tuple(tuple(i for node in g for i in node.members) for g in groups), bodies.seen(report, graph.nodes, inner))
 
 
@@ -97,8 +98,21 @@ def nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
     return Partitioning((), Report(graph.name, graph.nested, nodes, (), config.placement))
 
 
-def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs) -> _State:
-    """With what a run has shown there is one guess; else that with which most nodes are claimed, each with the sizes that the graph needs."""
+def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs, inner: Mapping[int, Sequence[Report]]) -> _State:
+    """The guess with which most nodes are claimed, of ranks that the graph does not tell, and of sizes."""
+    best: _State | None = None
+    for guess in ranks.guesses(graph, inner):
+        state = _best_of_sizes(ranks.with_ranks(graph, inner, guess), config, limits, costs)
+        if best is None or len(state.declined) < len(best.declined):
+            best = state
+        if not _declined_by_guess(best):
+            break
+    assert best is not None
+    return best
+
+
+def _best_of_sizes(graph: Graph, config: Config, limits: Limits, costs: Costs) -> _State:
+    """With what a run has shown there is one guess; else that with which most nodes are claimed. The graph says which sizes it needs."""
     given = sizes.given_types(graph, costs.shapes if not graph.nested else {})
     candidates = sizes.CANDIDATES[:1] if given or sizes.is_static(graph, graph.inputs) else sizes.CANDIDATES
     best: _State | None = None
@@ -106,7 +120,7 @@ def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs) ->
         state = _solved(graph, config, limits, given, Guess(size))
         if best is None or len(state.declined) < len(best.declined):
             best = state
-        if not _declined_by_sizes(best):
+        if not _declined_by_guess(best):
             break
     assert best is not None
     return best
@@ -117,7 +131,7 @@ def _solved(graph: Graph, config: Config, limits: Limits, given: Mapping[str, Te
     best, solution = _attempt(graph, config, limits, given, guess), Solution(guess, {})
     state, solver = best, Solver(graph, limits, guess, given)
     for _ in range(ROUNDS):
-        if not (declined := _declined_by_sizes(state)):     # what follows a node may be declined once that one is not
+        if not (declined := _declined_by_guess(state)):     # what follows a node may be declined once that one is not
             return state
         before, solution = solution, solver.solve(declined)
         if solution.guess == before.guess:
@@ -127,10 +141,11 @@ def _solved(graph: Graph, config: Config, limits: Limits, given: Mapping[str, Te
     return _with_guesses(best, graph, solution)
 
 
-def _declined_by_sizes(state: _State) -> set[int]:
-    """Ids of the nodes that other sizes might cure."""
+def _declined_by_guess(state: _State) -> set[int]:
+    """Ids of the nodes that other sizes or ranks might cure."""
+    values = state.graph.values
     return {member for node, answer, _ in state.answers.values() if isinstance(answer, Decline) and answer.code in BY_SIZES
-            for member in node.members}
+            and all(name not in values or values[name].dtype is not None for name in node.reads) for member in node.members}
 
 
 def _attempt(graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType], guess: Guess) -> _State:

@@ -1,8 +1,8 @@
 """Sizes that open dimensions must have for a graph's nodes to be possible, found from what rows compare.
 
-A row says what it needs by comparing sizes (a Conv its channels, an Add the two shapes): there is no second list of such rules. The graph is
-walked with a symbol for each open dimension, the comparison that led to a decline is noted, and sizes are searched for which it has the other
-answer. What remains declined then contradicts something else than a guess, or something that no search of one size cures.
+A row says what it needs by comparing sizes (a Conv its channels, an Add the two shapes): there is no second list of such rules. The graph
+is walked with a symbol for each open dimension, the comparison that led to a decline is noted, and sizes are searched for which it has the
+other answer. What remains declined then contradicts something else than a guess, or something that no search of one size cures.
 """
 
 from __future__ import annotations
