@@ -46,7 +46,7 @@ from ort_gpu_ep.kernels.registry import UnknownValueError
 from ort_gpu_ep.kernels.target import DEFAULT_LIMITS, SHOWN_FEATURES, Limits
 from ort_gpu_ep.partitioner import partition, rewrite
 from ort_gpu_ep.partitioner.grouping import boundary
-from ort_gpu_ep.partitioner.sizes import Assumption, stand_in
+from ort_gpu_ep.partitioner.sizes import Guess, stand_in
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.template import make_template, sources
 from ort_gpu_ep.shaders import compose
@@ -160,7 +160,7 @@ def _type_of(graph: Graph, name: str, feeds: Mapping[str, Array]) -> TensorType 
     if name in feeds:
         found = BY_NAME.get(feeds[name].dtype.name)
         return TensorType(found, feeds[name].shape) if found else None
-    return stand_in(graph.values[name], Assumption(CASE_SIZE))
+    return stand_in(graph.values[name], Guess(CASE_SIZE))
 
 
 def _planned(graph: Graph, types: list[TensorType], feeds: Mapping[str, Array], limits: Limits, constant: bool) -> Texts:

@@ -1,13 +1,14 @@
-"""Networks of transformers with small random configurations, written by PyTorch's two exporters (exporters.py runs them).
+"""Networks of transformers and torchvision with small random configurations, written by PyTorch's exporters (exporters.py runs them).
 
-A family is a torch module of tensors alone, the values it is called with, and which of their axes are left open. Needs torch, transformers
-and onnxscript.
+A family is a torch module of tensors alone, the values it is called with, and which of their axes are left open. FAMILIES leave open what
+transformers' users do; OPEN has the axes that optimum and torchvision's documentation leave open, by TorchScript, as they export. Needs
+torch, transformers and onnxscript, for detectors torchvision.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,8 @@ SIZES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads
 class Network:
     """module: called with the values of `inputs` in their order. axes: of each input, its open axes by name. outputs: names.
 
-    optimizer: `model_type` of onnxruntime.transformers.optimizer, "" where it has none. heads, width: what that is told.
+    optimizer: `model_type` of onnxruntime.transformers.optimizer, "" where it has none. heads, width: what that is told. sizes: of open
+    axes that it is run with, one run after another.
     """
 
     module: torch.nn.Module
@@ -35,6 +37,7 @@ class Network:
     optimizer: str = ""
     heads: int = HEADS
     width: int = WIDTH
+    sizes: tuple[dict[str, int], ...] = ()
 
 
 class Call(torch.nn.Module):
@@ -220,6 +223,108 @@ def whisper_decoder() -> Network:
     return Network(Decoder(), inputs, axes, ["logits"], "bart")
 
 
+# ---- with the axes that optimum and torchvision leave open
+
+PIXELS = {0: "batch_size", 1: "num_channels", 2: "height", 3: "width"}
+IMAGES = ((56, 70), (70, 56), (84, 70), (98, 56), (112, 84), (126, 126))
+"""Sizes that networks of any size are run with: multiples of 14, the patches of DINOv2."""
+
+
+def image_network(network: torch.nn.Module, pick: Callable[[Any], Any], sizes: Sequence[tuple[int, int]], **fixed: Any) -> Network:
+    """Of pixel_values, as optimum exports it. sizes: height and width, of the export first."""
+    inputs = {"pixel_values": torch.randn(2, 3, *sizes[0])}
+    runs = tuple({"batch_size": 2, "num_channels": 3, "height": height, "width": width} for height, width in sizes)
+    return Network(Call(network, list(inputs), pick, **fixed), inputs, {"pixel_values": PIXELS}, ["y"], sizes=runs)
+
+
+def open_vit() -> Network:
+    network = tf.ViTForImageClassification(tf.ViTConfig(**SIZES, image_size=32, patch_size=8, num_labels=10))
+    return image_network(network, lambda y: y.logits, [(32, 32)])
+
+
+def open_resnet() -> Network:
+    config = tf.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 2, 1], layer_type="basic", num_labels=10)
+    return image_network(tf.ResNetForImageClassification(config), lambda y: y.logits, IMAGES)
+
+
+def open_convnext() -> Network:
+    config = tf.ConvNextConfig(hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 2, 1], num_labels=10)
+    return image_network(tf.ConvNextForImageClassification(config), lambda y: y.logits, IMAGES)
+
+
+def open_segformer() -> Network:
+    config = tf.SegformerConfig(depths=[1, 1, 1, 1], hidden_sizes=[16, 32, 48, 64], decoder_hidden_size=32, num_labels=5,
+                                num_attention_heads=[1, 2, 4, 8])
+    return image_network(tf.SegformerForSemanticSegmentation(config), lambda y: y.logits, [(64, 96), (96, 64), (128, 64), (160, 160)])
+
+
+DINO = {"hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": HEADS, "patch_size": 14, "image_size": 70}
+
+
+def open_dinov2() -> Network:
+    return image_network(tf.Dinov2Model(tf.Dinov2Config(**DINO)), lambda y: y.last_hidden_state, IMAGES)
+
+
+def open_depth_anything() -> Network:
+    backbone = tf.Dinov2Config(**DINO, out_features=[f"stage{k}" for k in (1, 2, 3, 4)], reshape_hidden_states=False, apply_layernorm=True)
+    config = tf.DepthAnythingConfig(backbone_config=backbone, reassemble_hidden_size=WIDTH, patch_size=14, fusion_hidden_size=16,
+                                    neck_hidden_sizes=[16, 24, 32, 48], head_hidden_size=8)
+    return image_network(tf.DepthAnythingForDepthEstimation(config), lambda y: y.predicted_depth, IMAGES)
+
+
+def open_swin() -> Network:
+    config = tf.SwinConfig(image_size=64, patch_size=4, embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=4, num_labels=10)
+    return image_network(tf.SwinForImageClassification(config), lambda y: y.logits, [(64, 64)])
+
+
+def open_sam() -> Network:
+    config = tf.SamVisionConfig(hidden_size=WIDTH, output_channels=32, num_hidden_layers=2, num_attention_heads=HEADS, image_size=128,
+                                patch_size=16, window_size=4, global_attn_indexes=[1], mlp_dim=INNER)
+    return image_network(tf.SamVisionModel(config), lambda y: y.last_hidden_state, [(128, 128)])
+
+
+def mixtral_past() -> Network:
+    config = tf.MixtralConfig(**small(), num_key_value_heads=2, max_position_embeddings=64, num_local_experts=4, num_experts_per_tok=2)
+    return with_past(tf.MixtralForCausalLM(config), 2, WIDTH // HEADS)
+
+
+class Detector(torch.nn.Module):
+    """A detector of torchvision, which takes a list of images."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network.eval()
+
+    def forward(self, image: torch.Tensor) -> Any:
+        found = self.network([image])[0]
+        return found["boxes"], found["scores"], found["labels"]
+
+
+def detector(name: str, **more: Any) -> Callable[[], Network]:
+    def made() -> Network:
+        from torchvision.models import detection
+
+        network = getattr(detection, name)(weights=None, weights_backbone=None, num_classes=5, **more)
+        runs = tuple({"height": height, "width": width} for height, width in ((96, 128), (128, 96), (112, 80), (120, 120)))
+        return Network(Detector(network), {"image": torch.rand(3, 96, 128)}, {"image": {1: "height", 2: "width"}},
+                       ["boxes", "scores", "labels"], sizes=runs)
+
+    return made
+
+
+TWO_STAGE = {"min_size": 96, "max_size": 128, "rpn_post_nms_top_n_test": 50}
+ONE_STAGE = {"min_size": 96, "max_size": 128, "topk_candidates": 50}
+
+OPEN: dict[str, Callable[[], Network]] = {
+    "vit": open_vit, "resnet": open_resnet, "convnext": open_convnext, "segformer": open_segformer, "dinov2": open_dinov2,
+    "depth-anything": open_depth_anything, "swin": open_swin, "sam-encoder": open_sam, "mixtral": mixtral_past, "gpt2-past": gpt2_past,
+    "ssdlite": detector("ssdlite320_mobilenet_v3_large"), "ssd": detector("ssd300_vgg16"),
+    "retinanet": detector("retinanet_resnet50_fpn", **ONE_STAGE), "fcos": detector("fcos_resnet50_fpn", **ONE_STAGE),
+    "fasterrcnn": detector("fasterrcnn_mobilenet_v3_large_320_fpn", **TWO_STAGE),
+    "maskrcnn": detector("maskrcnn_resnet50_fpn", **TWO_STAGE),
+}
+
+
 FAMILIES: dict[str, Callable[[], Network]] = {
     "bert": bert, "distilbert": distilbert, "roberta": roberta, "vit": vit, "clip": clip, "gpt2": gpt2, "t5-encoder": t5_encoder,
     "t5-decoder": t5_decoder, "whisper-encoder": whisper_encoder, "whisper-decoder": whisper_decoder,
@@ -227,10 +332,10 @@ FAMILIES: dict[str, Callable[[], Network]] = {
 }
 
 
-def export(family: str, exporter: str, path: Path) -> Network:
+def export(family: str, exporter: str, path: Path, families: Mapping[str, Callable[[], Network]] = FAMILIES) -> Network:
     """Writes the model. exporter: "torchscript" or "dynamo", and the opset: torchscript17."""
     torch.manual_seed(5)
-    network = FAMILIES[family]()
+    network = families[family]()
     kind, opset = exporter.rstrip("0123456789"), int(exporter.lstrip("abcdefghijklmnopqrstuvwxyz"))
     settings: dict[str, Any] = {"input_names": list(network.inputs), "output_names": network.outputs, "opset_version": opset}
     values = tuple(network.inputs.values())

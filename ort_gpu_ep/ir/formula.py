@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ort_gpu_ep.ir.symbolic import Real, Size, Terms, Trace, text_of
+from ort_gpu_ep.ir.symbolic import Real, Size, Terms, Trace, atoms_in, text_of
 
 
 class Formula:
@@ -56,7 +56,7 @@ class Formula:
             atom = wanted.pop()
             if atom not in needed:
                 needed.add(atom)
-                wanted += _atoms_in(trace.atoms[atom])
+                wanted += atoms_in(trace.atoms[atom])
         return needed
 
     def _definition(self, k: int, definition: tuple[Any, ...]) -> str:
@@ -85,13 +85,3 @@ class Formula:
 
 def _code(terms: Terms) -> str:
     return f"({text_of(terms)})"
-
-
-def _atoms_in(definition: tuple[Any, ...]) -> list[int]:
-    kind = definition[0]
-    if kind == "symbol":
-        return []
-    if kind == "call":
-        return [a for how, value in definition[2:] for a in
-                ([value] if how == "real" else [x for atoms, _ in value for x in atoms] if how == "terms" else [])]
-    return [a for terms in definition[1:] for atoms, _ in terms for a in atoms]

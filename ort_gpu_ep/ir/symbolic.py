@@ -118,6 +118,18 @@ class Trace:
         if answer and relation == "==":
             self._learn(terms)
 
+    def symbols_in(self, terms: Terms) -> list[int]:
+        """The places of the symbols that a polynomial is made of."""
+        found, seen, wanted = list[int](), set[int](), [a for atoms, _ in terms for a in atoms]
+        while wanted:
+            atom = wanted.pop()
+            if atom not in seen:
+                seen.add(atom)
+                definition = self.atoms[atom]
+                found += [definition[1]] if definition[0] == "symbol" else ()
+                wanted += atoms_in(definition)
+        return found
+
     def _learn(self, terms: Terms) -> None:
         """From a polynomial that is zero: the last atom that stands in it alone is what the others make it."""
         for (*atoms,), factor in reversed(terms):
@@ -160,6 +172,17 @@ def _multiplied(one: Mapping[tuple[int, ...], int], other: Mapping[tuple[int, ..
 
 def _normal(terms: Mapping[tuple[int, ...], int]) -> Terms:
     return tuple(sorted((atoms, factor) for atoms, factor in terms.items() if factor))
+
+
+def atoms_in(definition: tuple[Any, ...]) -> list[int]:
+    """The atoms that an atom is made of."""
+    kind = definition[0]
+    if kind == "symbol":
+        return []
+    if kind == "call":
+        return [a for how, value in definition[2:] for a in
+                ([value] if how == "real" else [x for atoms, _ in value for x in atoms] if how == "terms" else [])]
+    return [a for terms in definition[1:] for atoms, _ in terms for a in atoms]
 
 
 def text_of(terms: Terms) -> str:

@@ -60,7 +60,7 @@ def evaluate(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...]:
             else:
                 feeds[f"i{i}"] = operand.content.astype(operand.dtype.numpy)
     results = iter(_evaluator(_Key(bound.node)).run(None, feeds))
-    arrays = [np.asarray(next(results)) if name else None for name in bound.node.outputs]
+    arrays = [_tensor(bound.node, next(results)) if name else None for name in bound.node.outputs]
     return tuple(None if a is None else (np.ascontiguousarray(a).reshape(a.shape), dtype_of(a)) for a in arrays)
 
 
@@ -84,6 +84,12 @@ def moved(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...] | None:
     held = shape_arithmetic.objects(elements)
     return tuple(found and (shape_arithmetic.plain(held[found[0]], bound.input(0).dtype), bound.input(0).dtype)
                  for found in evaluate(replace(bound, inputs=tuple(replaced))))
+
+def _tensor(node: Node, result: Any) -> Array:
+    """Raises TypeError for a sequence or an optional value."""
+    if result is None or isinstance(result, (list, tuple, dict)):
+        raise TypeError(f"what {node.op} gives is no tensor")
+    return np.asarray(result)
 
 
 class _Key:

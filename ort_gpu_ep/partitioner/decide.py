@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ort_gpu_ep.config import Config
@@ -16,7 +16,7 @@ from ort_gpu_ep.kernels.lowering import Answer, Facts, HostValues, facts_of, wal
 from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Lowering, spec_of
 from ort_gpu_ep.kernels.target import Target
 from ort_gpu_ep.ops.pruned import packed_nbytes
-from ort_gpu_ep.partitioner import bodies, sizes
+from ort_gpu_ep.partitioner import bodies, ranks, sizes
 from ort_gpu_ep.partitioner.absorption import packed_weights
 from ort_gpu_ep.partitioner.costs import Costs, Prices, predict, price
 from ort_gpu_ep.partitioner.cut import cheapest_on_gpu
@@ -24,12 +24,13 @@ from ort_gpu_ep.partitioner.damage import complaints, with_damage
 from ort_gpu_ep.partitioner.grouping import boundary, convex_groups
 from ort_gpu_ep.partitioner.passes import fuse
 from ort_gpu_ep.partitioner.report import NodeReport, Partitioning, PartitionReport, Prediction, Report
-from ort_gpu_ep.partitioner.sizes import Assumption
+from ort_gpu_ep.partitioner.sizes import Guess
+from ort_gpu_ep.partitioner.solving import BY_SIZES, ROUNDS, Solution, Solver
 
 
 @dataclass
 class _State:
-    """One attempt with one stand-in size. graph: fused; source: before that. declined: by id of the (fused) node. events: what went wrong,
+    """One attempt with one guess. graph: fused; source: before that. declined: by id of the (fused) node. events: what went wrong,
     in sentences.
     """
 
@@ -60,7 +61,7 @@ def partition(
     if config.placement == "auto" and software and not config.adapter:
         return nothing(graph, config, Decline(Code.COST, "placement=auto: the adapter is software, the CPU itself is faster"))
     graph = with_damage(graph)
-    state = _best_attempt(graph, config, limits, costs)
+    state = _best_attempt(graph, config, limits, costs, inner)
     state.events += complaints(graph)
     _decline_all(state, bodies.deciding(state.graph), Code.HOST, "it gives the loop's condition: on the GPU, each turn would wait for it")
     ours = resident and bodies.can_be_ours(graph)
@@ -74,7 +75,8 @@ def partition(
             predictions, measured = choice.predictions, 0
     report = replace(
         _report(graph, state, groups, config, limits), predictions=predictions, measured=measured, able=ours,
-        resident=choice is not None and choice.resident)
+        resident=choice is not None and choice.resident,
+        ranks=ranks.ranks_of(graph, inner, {name: tensor.rank for name, tensor in state.facts.types.items()}))
     return Partitioning(tuple(tuple(i for node in g for i in node.members) for g in groups), bodies.seen(report, graph.nodes, inner))
 
 
@@ -96,23 +98,64 @@ def nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
     return Partitioning((), Report(graph.name, graph.nested, nodes, (), config.placement))
 
 
-def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs) -> _State:
-    """With known inputs there is one attempt; else the stand-in size with which most nodes are claimed."""
-    shapes = {} if graph.nested else costs.shapes
-    attempts = sizes.assumptions(graph)[:1] if shapes or sizes.is_static(graph, graph.inputs) else sizes.assumptions(graph)
+def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs, inner: Mapping[int, Sequence[Report]]) -> _State:
+    """The guess with which most nodes are claimed, of ranks that the graph does not tell, and of sizes."""
     best: _State | None = None
-    for assumption in attempts:
-        state = _attempt(graph, config, limits, {**sizes.input_types(graph, assumption), **sizes.given_types(graph, shapes)}, assumption)
+    for guess in ranks.guesses(graph, inner):
+        state = _best_of_sizes(ranks.with_ranks(graph, inner, guess), config, limits, costs)
         if best is None or len(state.declined) < len(best.declined):
             best = state
-        if not best.declined:
+        if not _declined_by_guess(best):
             break
     assert best is not None
     return best
 
 
-def _attempt(graph: Graph, config: Config, limits: Limits, inputs: Mapping[str, TensorType], assumption: Assumption) -> _State:
-    otherwise = _otherwise(graph, assumption)
+def _best_of_sizes(graph: Graph, config: Config, limits: Limits, costs: Costs) -> _State:
+    """With what a run has shown there is one guess; else that with which most nodes are claimed. The graph says which sizes it needs."""
+    given = sizes.given_types(graph, costs.shapes if not graph.nested else {})
+    candidates = sizes.CANDIDATES[:1] if given or sizes.is_static(graph, graph.inputs) else sizes.CANDIDATES
+    best: _State | None = None
+    for size in candidates:
+        state = _solved(graph, config, limits, given, Guess(size))
+        if best is None or len(state.declined) < len(best.declined):
+            best = state
+        if not _declined_by_guess(best):
+            break
+    assert best is not None
+    return best
+
+
+def _solved(graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType], guess: Guess) -> _State:
+    """The attempt with a guess, or with what it becomes where the graph needs other sizes. Reasons say where they follow from it."""
+    best, solution = _attempt(graph, config, limits, given, guess), Solution(guess, {})
+    state, solver = best, Solver(graph, limits, guess, given)
+    for _ in range(ROUNDS):
+        if not (declined := _declined_by_guess(state)):     # what follows a node may be declined once that one is not
+            return state
+        before, solution = solution, solver.solve(declined)
+        if solution.guess == before.guess:
+            break
+        state = _attempt(graph, config, limits, given, solution.guess)
+        best = state if len(state.declined) < len(best.declined) else best
+    return _with_guesses(best, graph, solution)
+
+
+def _declined_by_guess(state: _State) -> set[int]:
+    """Ids of the nodes that other sizes or ranks might cure."""
+    values = state.graph.values
+    return {member for node, answer, _ in state.answers.values() if isinstance(answer, Decline) and answer.code in BY_SIZES
+            and all(name not in values or values[name].dtype is not None for name in node.reads) for member in node.members}
+
+
+def _attempt(graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType], guess: Guess) -> _State:
+    inputs = {**sizes.input_types(graph, guess), **given}
+    wrong = sizes.misjudged(graph)
+
+    def otherwise(name: str) -> TensorType | None:
+        """What declined nodes write: what ONNX Runtime's shape inference says, where it is right."""
+        return sizes.stand_in(graph.values[name], guess) if name in graph.values and name not in wrong else None
+
     fused = fuse(graph, inputs, limits, otherwise) if config.fusion else graph
     facts = facts_of(fused, inputs)
     answers = {id(node): (node, answer, bound) for node, answer, bound in walk(fused, facts, limits, otherwise)}
@@ -120,10 +163,14 @@ def _attempt(graph: Graph, config: Config, limits: Limits, inputs: Mapping[str, 
     return _State(fused, graph, facts, answers, declined)
 
 
-def _otherwise(graph: Graph, assumption: Assumption) -> Callable[[str], TensorType | None]:
-    """Types of what declined nodes write: what ONNX Runtime's shape inference says, where it is right."""
-    wrong = sizes.misjudged(graph)
-    return lambda name: sizes.stand_in(graph.values[name], assumption) if name in graph.values and name not in wrong else None
+def _with_guesses(state: _State, graph: Graph, solution: Solution) -> _State:
+    """With what reasons follow from, where that is a guess."""
+    for key, decline in list(state.declined.items()):
+        members = state.answers[key][0].members
+        dimensions = next((solution.depends[member] for member in members if member in solution.depends), ())
+        if dimensions:
+            state.declined[key] = replace(decline, reason=f"{decline.reason}; {sizes.guessed(graph, solution.guess, dimensions)}")
+    return state
 
 
 def _cheapest(

@@ -87,7 +87,8 @@ class Report:
     body of If, Loop or Scan: a turn.
     resident: what a turn of the body leaves is to stay on the GPU, because its If, Loop or Scan is ours, too. able: that it can be.
     measured: how many nodes' CPU seconds come from a profile of this model rather than from constants.
-    events: what went wrong while it was decided, a sentence each.
+    events: what went wrong while it was decided, a sentence each. ranks: of the graph's outputs, of a sequence that of its elements, as far
+    as they are known (ranks.py).
     """
 
     graph: str
@@ -100,6 +101,7 @@ class Report:
     events: tuple[str, ...] = ()
     resident: bool = False
     able: bool = False
+    ranks: tuple[int, ...] = ()
 
     def count(self, device: str) -> int:
         return sum(n.device == device for n in self.nodes)

@@ -6,8 +6,8 @@ what is declined then goes to the CPU as a node, and not, in each run, as a part
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ort_gpu_ep.ir.graph import Graph, Value
@@ -20,51 +20,51 @@ CANDIDATES = (64, 224, 640, 8)
 _BATCH = 1
 """Broadcasts against the stand-in of a batch that an exporter has put elsewhere (a recurrent state is [layers, batch, units])."""
 
-_PASTS = (3, 4)
-"""Inputs of GroupQueryAttention: keys and values before this step."""
+
+MOST_TOLD = 3
+"""Dimensions that a reason names."""
 
 
-class Assumption(NamedTuple):
-    """What unknown dimensions are taken for. size: of all but the first. wide: names that have it as the first dimension, too. sums: a name
-    such as `past + 1` or `total_length` stands for a sum: of a mask over the tokens of a cache and those behind it.
-    """
+class Dimension(NamedTuple):
+    """An axis of a value."""
+
+    value: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What unknown dimensions are taken for. size: of all but the first. sizes: of those of which more is known (solving.py)."""
 
     size: int
-    wide: frozenset[str] = frozenset()
-    sums: bool = False
+    sizes: Mapping[Dimension, int] = field(default_factory=dict)
 
 
-def assumptions(graph: Graph) -> list[Assumption]:
-    """In the order in which they are tried. `wide` is for products of a [M, K] by b [K, N]: a name stands for one size."""
-    found = [Assumption(size) for size in CANDIDATES]
-    shapes = [shape for n in graph.inputs if n in graph.values and (shape := graph.values[n].shape) is not None]
-    first = {shape[0] for shape in shapes if len(shape) > 1}
-    wide = frozenset(d for shape in shapes for d in (shape[1:] if len(shape) > 1 else shape) if isinstance(d, str) and d in first)
-    found += [Assumption(CANDIDATES[0], wide)] if wide else []
-    summed = any(isinstance(d, str) and _summed(d, CANDIDATES[0]) != CANDIDATES[0] for shape in shapes for d in shape)
-    kinds = dict.fromkeys((frozenset[str](), wide)) if summed else ()
-    return [*found, *(Assumption(CANDIDATES[0], kind, True) for kind in kinds)]
-
-
-def _summed(name: str, size: int) -> int:
-    """What a dimension of that name is, where each length has that size."""
-    terms = [term.strip() for term in name.split("+")]
-    if len(terms) > 1:
-        return sum(int(term) if term.isdigit() else size for term in terms)
-    return 2 * size if name.startswith("total") else size
-
-
-def stand_in(value: Value, assumption: Assumption) -> TensorType | None:
+def stand_in(value: Value, guess: Guess) -> TensorType | None:
     """The value's type with every unknown dimension replaced: the first one by 1, others by `size`. None where the rank is unknown."""
     if value.dtype is None or value.shape is None:
         return None
     shape = []
     for axis, dim in enumerate(value.shape):
         known = isinstance(dim, int) and dim >= 0
-        is_batch = axis == 0 and len(value.shape) > 1 and dim not in assumption.wide
-        size = _summed(dim, assumption.size) if assumption.sums and isinstance(dim, str) else assumption.size
-        shape.append(int(dim) if known else _BATCH if is_batch else size)    # type: ignore[arg-type]
+        size = _BATCH if axis == 0 and len(value.shape) > 1 else guess.size
+        shape.append(int(dim) if known else guess.sizes.get(Dimension(value.name, axis), size))    # type: ignore[arg-type]
     return TensorType(value.dtype, tuple(shape))
+
+
+def guessed(graph: Graph, guess: Guess, dimensions: Sequence[Dimension]) -> str:
+    """That a reason follows from sizes that nobody gave, and what would give them."""
+    told, names = [], dict[str, None]()
+    for value, axis in dimensions[:MOST_TOLD]:
+        declared = (graph.values[value].shape or ())[axis]
+        tensor = stand_in(graph.values[value], guess)
+        size = tensor.shape[axis] if tensor is not None else guess.size
+        told.append(f"{declared if isinstance(declared, str) else f'axis {axis}'} of {value!r} = {size}")
+        if isinstance(declared, str) and value in graph.inputs and not graph.nested:
+            names[declared] = None
+    cure = f": give it with {' '.join(f'--dim {name}=SIZE' for name in names)} (add_free_dimension_override_by_name)" if names else ""
+    more = "" if len(dimensions) <= MOST_TOLD else ", ..."
+    return f"this follows from a guessed size ({', '.join(told)}{more}){cure}"
 
 
 def misjudged(graph: Graph) -> frozenset[str]:
@@ -94,26 +94,10 @@ def is_static(graph: Graph, names: Iterable[str]) -> bool:
     return all(s is not None and all(isinstance(d, int) and d >= 0 for d in s) for s in shapes)
 
 
-def input_types(graph: Graph, assumption: Assumption) -> Mapping[str, TensorType]:
+def input_types(graph: Graph, guess: Guess) -> Mapping[str, TensorType]:
     """A stand-in type for each graph input whose rank is known."""
-    found = {n: stand_in(graph.values[n], assumption) for n in graph.inputs if n in graph.values}
-    told = _heads_of_caches(graph)
-    return {n: replace(t, shape=(*t.shape[:-1], told[n])) if n in told else t for n, t in found.items() if t is not None}
-
-
-def _heads_of_caches(graph: Graph) -> dict[str, int]:
-    """Elements of a head, by the names of caches that leave them open, as onnxruntime-genai's builder does. The queries' width tells."""
-    found = dict[str, int]()
-    for node in graph.nodes:
-        if node.op != "GroupQueryAttention" or len(node.inputs) <= _PASTS[-1] or node.inputs[0] not in graph.values:
-            continue
-        width = (graph.values[node.inputs[0]].shape or (None,))[-1]
-        heads, groups = (node.attributes.get(name) for name in ("num_heads", "kv_num_heads"))
-        shares = 0 if not isinstance(heads, int) or not isinstance(groups, int) else heads if node.inputs[1] else heads + 2 * groups
-        if isinstance(width, int) and width > 0 and shares > 0:
-            caches = [node.inputs[at] for at in _PASTS if node.inputs[at] in graph.values]
-            found |= {name: width // shares for name in caches if not isinstance((graph.values[name].shape or (1,))[-1], int)}
-    return found
+    found = {n: stand_in(graph.values[n], guess) for n in graph.inputs if n in graph.values}
+    return {n: t for n, t in found.items() if t is not None}
 
 
 def opened(graph: Graph, inputs: Mapping[str, TensorType]) -> dict[str, TensorType] | None:

@@ -462,8 +462,8 @@ def _expected_plan(program: Executable) -> Plan | None:
     from ort_gpu_ep.partitioner import sizes
 
     graph = program.graph
-    for assumption in sizes.assumptions(graph):
-        inputs = sizes.input_types(graph, assumption)
+    for size in sizes.CANDIDATES:
+        inputs = sizes.input_types(graph, sizes.Guess(size))
         if len(inputs) < len(graph.inputs):
             return None
         try:

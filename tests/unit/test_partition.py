@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -12,6 +10,7 @@ from ort_gpu_ep.ir.graph import Graph, Value
 from ort_gpu_ep.ir.types import FLOAT32
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner import partition, sizes
+from ort_gpu_ep.partitioner.solving import Solver
 from tests.unit.graphs import graph_of, tensor
 
 GPU = Config(placement="gpu")
@@ -27,12 +26,12 @@ def devices(graph: Graph, config: Config = GPU, software: bool = False) -> dict[
 
 
 def test_stand_ins() -> None:
-    assert sizes.stand_in(Value("x", FLOAT32, ("N", 3, None, 7)), sizes.Assumption(64)) == tensor(sizes._BATCH, 3, 64, 7)
-    assert sizes.stand_in(Value("x", FLOAT32, ("N",)), sizes.Assumption(64)) == tensor(64)
-    assert sizes.stand_in(Value("x", FLOAT32, ()), sizes.Assumption(64)) == tensor()
-    assert sizes.stand_in(Value("x", FLOAT32, None), sizes.Assumption(64)) is None
-    assert sizes.stand_in(Value("x", None, (1,)), sizes.Assumption(64)) is None
-    assert sizes.stand_in(Value("x", FLOAT32, (-1, 5)), sizes.Assumption(64)) == tensor(sizes._BATCH, 5)
+    assert sizes.stand_in(Value("x", FLOAT32, ("N", 3, None, 7)), sizes.Guess(64)) == tensor(sizes._BATCH, 3, 64, 7)
+    assert sizes.stand_in(Value("x", FLOAT32, ("N",)), sizes.Guess(64)) == tensor(64)
+    assert sizes.stand_in(Value("x", FLOAT32, ()), sizes.Guess(64)) == tensor()
+    assert sizes.stand_in(Value("x", FLOAT32, None), sizes.Guess(64)) is None
+    assert sizes.stand_in(Value("x", None, (1,)), sizes.Guess(64)) is None
+    assert sizes.stand_in(Value("x", FLOAT32, (-1, 5)), sizes.Guess(64)) == tensor(sizes._BATCH, 5)
 
 
 def test_static() -> None:
@@ -44,23 +43,69 @@ def test_static() -> None:
 
 def test_inputs_of_unknown_rank_have_no_stand_in() -> None:
     values = {"x": Value("x", FLOAT32, None), "z": Value("z", FLOAT32, ("N", 4))}
-    assert sizes.input_types(Graph("g", ("x", "z"), (), (), values), sizes.Assumption(224)) == {"z": tensor(sizes._BATCH, 4)}
+    assert sizes.input_types(Graph("g", ("x", "z"), (), (), values), sizes.Guess(224)) == {"z": tensor(sizes._BATCH, 4)}
 
 
-def test_a_name_stands_for_one_size_where_nothing_else_fits() -> None:
-    graph = graph_of("(float[M, K] a, float[K, N] b) => (y) { y = MatMul(a, b) }")
-    assert devices(graph) == {"y": "gpu"}
-    assert [a.wide for a in sizes.assumptions(graph)] == [*[set()] * len(sizes.CANDIDATES), {"K"}]
-    assert len(sizes.assumptions(graph_of("(float[N, L] a) => (y) { y = Relu(a) }"))) == len(sizes.CANDIDATES)
+FITTING = {
+    "channels": "(float[N, C, H, W] x, float[4, 3, 3, 3] w) => (y) { y = Conv(x, w) }",
+    "columns": "(float[N, F] x, float[20, 5] w) => (y) { y = Gemm(x, w) }",
+    "more columns than any candidate has": "(float[N, F] x, float[150528, 5] w) => (y) { y = MatMul(x, w) }",
+    "features": "(float[T, N, F] x, float[1, 32, 5] w, float[1, 32, 8] r) => (y) { y = LSTM<hidden_size=8>(x, w, r) }",
+    "positions": "(float[N, S, 8] x, float[1, 512, 8] p) => (y) { y = Add(x, p) }",
+    "a mask": "(float[N, 2, S, T] x, bool[6, 6] m, float z) => (y) { y = Where(m, x, z) }",
+    "a window": "(float[N, 1, S] x, float[6, 1, 1024] w) => (y) { y = Conv<strides=[16]>(x, w) }",
+    "windows behind one another": "(float[N, 1, S] x, float[6, 1, 1024] w, float[4, 6, 16] v) => (y) { a = Conv<strides=[16]>(x, w) y = Conv(a, v) }",
+    "boxes": "(float[1, N, M] b, float[1, 1, N] s) => (y) { k = Constant<value_ints=[5]>() y = NonMaxSuppression(b, s, k) }",
+    "parts": "(float[N, 16] x) => (y) { a, b = Split<axis=0, num_outputs=2>(x) y = Mul(a, b) }",
+    "rows of a Reshape": "(float[N, 16] x) => (y) { s = Constant<value_ints=[-1, 4, 16]>() a = Reshape(x, s) y = Relu(a) }",
+    "all of a Reshape": "(float[1, 4, N] x) => (y) { s = Constant<value_ints=[1, 40]>() a = Reshape(x, s) y = Relu(a) }",
+    "a name in two places": "(float[M, K] a, float[K, N] b) => (y) { y = MatMul(a, b) }",
+    "two resolutions": "(float[1, 4, H, W] a, float[1, 8, h, w] b, float[8, 4, 2, 2] k) => (y) "
+                       "{ u = ConvTranspose<strides=[2, 2]>(b, k) y = Concat<axis=1>(u, a) }",
+    "positions of patches": """(float[N, C, H, W] x, float[16, 3, 8, 8] w, float[1, 17, 16] p) => (y) {
+        c = Conv<strides=[8, 8]>(x, w)
+        s = Constant<value_ints=[0, 16, -1]>()
+        f = Reshape(c, s)
+        t = Transpose<perm=[0, 2, 1]>(f)
+        k = Constant<value = float[1, 1, 16] {0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0}>()
+        j = Concat<axis=1>(k, t)
+        y = Add(j, p)
+    }""",
+    "a mask over the cache and what is new": """(float[1, S, 8] x, float[1, P, 8] c, float[1, 1, L] m) => (y) {
+        k = Concat<axis=1>(c, x)
+        t = Transpose<perm=[0, 2, 1]>(k)
+        a = MatMul(x, t)
+        b = Add(a, m)
+        y = MatMul(b, k)
+    }""",
+    "what two constants say": "(float[1, A] x, float[1, B] z, float[1, 40] c) => (y) "
+                              "{ k = Concat<axis=1>(z, z) a = Add(x, k) y = Add(a, c) }",
+}
 
 
-def test_a_name_may_stand_for_a_sum() -> None:
-    graph = graph_of("(float[N, total] a, float[N, past] b) => (y) { y = Concat<axis=1>(a, b) }")
-    *_, last = sizes.assumptions(graph)
-    assert last.sums
-    assert [sizes.input_types(graph, last)[n].shape for n in "ab"] == [(1, 128), (1, 64)]
-    value = replace(graph.values["b"], shape=("N", "past_length + 1"))
-    assert sizes.stand_in(value, last) == tensor(1, 65)
+@pytest.mark.parametrize("text", FITTING.values(), ids=FITTING)
+def test_sizes_are_found_that_the_graph_needs(text: str) -> None:
+    graph = graph_of(text)
+    assert [n.reason for n in partition(graph, GPU, Limits(), software=False).report.nodes if n.device == "cpu"] == []
+
+
+def test_sizes_that_follow_from_one_another_stay_right() -> None:
+    """The first pair has the same size, then a constant says which: both change."""
+    graph = graph_of("(float[1, A] x, float[1, B] z, float[1, 40] c) => (y) { k = Concat<axis=1>(z, z) a = Add(x, k) y = Add(a, c) }")
+    solver, nodes = Solver(graph, Limits(), sizes.Guess(64), {}), [node.id for node in graph.nodes]
+    assert sizes.input_types(graph, solver.solve(nodes[:2]).guess)["x"] == tensor(1, 128)
+    found = sizes.input_types(graph, solver.solve(nodes).guess)
+    assert (found["x"], found["z"]) == (tensor(1, 40), tensor(1, 20))
+
+
+def test_a_reason_that_follows_from_a_guess_says_so() -> None:
+    """No size is both: the second product's reason names the dimension, and the option that would give it."""
+    graph = graph_of("(float[1, K] x, float[3, 4] w, float[5, 4] v) => (y, z) { y = MatMul(x, w) z = MatMul(x, v) }")
+    report = partition(graph, GPU, Limits(), software=False).report
+    assert [n.device for n in report.nodes] == ["gpu", "cpu"]
+    assert report.nodes[1].reason.endswith("this follows from a guessed size (K of 'x' = 3): give it with --dim K=SIZE "
+                                           "(add_free_dimension_override_by_name)")
+    assert "guess" not in partition(graph_of("(string[N] x) => (y) { y = Identity(x) }"), GPU, Limits(), software=False).report.nodes[0].reason
 
 
 # ---- partition

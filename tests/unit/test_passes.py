@@ -12,7 +12,7 @@ from ort_gpu_ep.ir.graph import Graph, from_onnx
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner.layouts import is_conversion
 from ort_gpu_ep.partitioner.passes import FUSION, PASSES, Pass, Work
-from ort_gpu_ep.partitioner.sizes import Assumption, input_types
+from ort_gpu_ep.partitioner.sizes import Guess, input_types
 from tests.ops.test_float16 import half
 from tests.unit.graphs import random_models
 from tests.unit.invariants import PROPERTIES, violations
@@ -22,7 +22,7 @@ STATIC = [n for n in BUILDERS if n not in ("decoder", "table_rows")]
 
 
 def work_of(graph: Graph) -> Work:
-    return Work(graph, input_types(graph, Assumption(64)), Limits(max_invocations=1024, max_workgroup_nbytes=48 << 10))
+    return Work(graph, input_types(graph, Guess(64)), Limits(max_invocations=1024, max_workgroup_nbytes=48 << 10))
 
 
 def checked(work: Work) -> Graph:
