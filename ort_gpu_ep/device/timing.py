@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -54,13 +55,14 @@ def start_timing(gpu: Gpu) -> bool:
 
 
 class Stopwatch:
-    """Timestamps around every pass of everything that is recorded meanwhile. each: a pass for every dispatch."""
+    """Timestamps around every pass of everything that is recorded meanwhile. each: a pass for every dispatch. holders: who shares it."""
 
     def __init__(self, gpu: Gpu, each: bool) -> None:
-        self._gpu, self.each = gpu, each
-        self._recordings: dict[tuple[object, int], _Recording] = {}
+        self._gpu, self.each, self.holders = gpu, each, 0
+        self._recordings: dict[tuple[Any, int], _Recording] = {}
+        self._read_until: dict[object, float] = {}
 
-    def recording(self, owner: object, first: int) -> _Recording:
+    def recording(self, owner: Any, first: int) -> _Recording:
         """What a command buffer's passes are timed by; that of the same work recorded again takes its place."""
         found = self._recordings.get((owner, first))
         if found is None:
@@ -70,7 +72,18 @@ class Stopwatch:
 
     def read(self) -> list[tuple[Any, int, float, float]]:
         """(owner, first step, beginning, end in ns) of each pass as it ran last, in the order of time. Waits."""
-        found = [(owner, *times) for (owner, _), recording in self._recordings.items() for times in recording.read()]
+        return self._sorted(self._recordings)
+
+    def read_new(self, context: object) -> list[tuple[Any, int, float, float]]:
+        """`read`, of the passes of one program's plans (PlanContext) that the last such call did not give. Waits."""
+        found = self._sorted({key: recording for key, recording in list(self._recordings.items()) if key[0].context is context})
+        until = self._read_until.get(context, 0.0)
+        self._read_until[context] = max((begin for _, _, begin, _ in found), default=until)
+        return [times for times in found if times[2] > until]
+
+    @staticmethod
+    def _sorted(recordings: Mapping[tuple[Any, int], _Recording]) -> list[tuple[Any, int, float, float]]:
+        found = [(owner, *times) for (owner, _), recording in recordings.items() for times in recording.read()]
         return sorted(found, key=lambda times: times[2])
 
     def read_s(self) -> float:
