@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -60,7 +59,6 @@ class Stopwatch:
     def __init__(self, gpu: Gpu, each: bool) -> None:
         self._gpu, self.each, self.holders = gpu, each, 0
         self._recordings: dict[tuple[Any, int], _Recording] = {}
-        self._read_until: dict[object, float] = {}
 
     def recording(self, owner: Any, first: int) -> _Recording:
         """What a command buffer's passes are timed by; that of the same work recorded again takes its place."""
@@ -70,20 +68,13 @@ class Stopwatch:
         found.steps.clear()
         return found
 
-    def read(self) -> list[tuple[Any, int, float, float]]:
-        """(owner, first step, beginning, end in ns) of each pass as it ran last, in the order of time. Waits."""
-        return self._sorted(self._recordings)
+    def read(self, context: object = None) -> list[tuple[Any, int, float, float]]:
+        """(owner, first step, beginning, end in ns) of each pass as it ran last, in the order of time. Waits.
 
-    def read_new(self, context: object) -> list[tuple[Any, int, float, float]]:
-        """`read`, of the passes of one program's plans (PlanContext) that the last such call did not give. Waits."""
-        found = self._sorted({key: recording for key, recording in list(self._recordings.items()) if key[0].context is context})
-        until = self._read_until.get(context, 0.0)
-        self._read_until[context] = max((begin for _, _, begin, _ in found), default=until)
-        return [times for times in found if times[2] > until]
-
-    @staticmethod
-    def _sorted(recordings: Mapping[tuple[Any, int], _Recording]) -> list[tuple[Any, int, float, float]]:
-        found = [(owner, *times) for (owner, _), recording in recordings.items() for times in recording.read()]
+        context: of the program whose passes are wanted, all without one.
+        """
+        recordings = [(owner, r) for (owner, _), r in list(self._recordings.items()) if context is None or owner.context is context]
+        found = [(owner, *times) for owner, recording in recordings for times in recording.read()]
         return sorted(found, key=lambda times: times[2])
 
     def read_s(self) -> float:

@@ -19,9 +19,8 @@ from ort_gpu_ep.plugin.slots import EP_API, NEWEST_API, OLDEST_API, ORT_API, Slo
 NULL: Any = ffi.NULL
 
 _TYPES = {
-    "v": "void", "p": "void*", "o": "void**", "c": "const char*", "z": "size_t", "n": "size_t*", "i": "int", "u": "uint32_t", "q": "int64_t",
-    "b": "bool",
-    "a": "uintptr_t", "h": "uintptr_t*", "s": "void*",
+    "v": "void", "p": "void*", "o": "void**", "c": "const char*", "z": "size_t", "n": "size_t*", "i": "int", "u": "uint32_t",
+    "q": "int64_t", "b": "bool", "a": "uintptr_t", "h": "uintptr_t*", "s": "void*",
 }
 _FAIL, _INVALID_ARGUMENT = 1, 2
 _MESSAGE_NBYTES = 6000

@@ -15,8 +15,10 @@ NONE, DRIVER, DEVICE, MISSING = 0, 1 << 0, 1 << 1, 1 << 2
 
 
 def incompatibility(config: Config, ids: tuple[int, int] | None) -> tuple[int, str]:
-    """(reason, notes) for a GPU by its vendor and device id; None: for the one that a session chooses by itself. NONE with notes: a session
-    runs there, without something. Nothing is probed: it goes by the verdict of earlier looks, the doctor's or a session's, and known faults.
+    """(reason, notes) for a GPU by its vendor and device id; None: for the one that a session chooses by itself.
+
+    NONE with notes: a session runs there, without something. Nothing is probed: it goes by the verdict of earlier looks, the doctor's or a
+    session's, and by known faults.
 
     Raises ConfigError, for a broken file of quirks.
     """

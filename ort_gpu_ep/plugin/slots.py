@@ -135,6 +135,8 @@ EP_API = {
 _COMPILED = "there are no compiled models (EPContext): kernels and weights belong to an adapter and its driver, and are kept in the cache"
 _STREAMS = "WebGPU has one queue, in order, and a session's runs need no other: IsStreamAware says no"
 _CAPTURE = "runs are recorded ahead without it: one that repeats the last one's sizes and buffers is submitted as it was recorded"
+_DECLARED = "an operator of our own comes with the model, as a function (packed-weights.md), and onnxruntime declares all others"
+_EVENTS = "it would be called for every node, the CPU's too: a partition notes its runs by itself, on the clock of StartProfiling"
 _NOT_LENT = "WebGPU lends no memory and no semaphores of other APIs"
 
 EP_FACTORY = {
@@ -154,7 +156,7 @@ EP_FACTORY = {
     "GetHardwareDeviceIncompatibilityDetails": Slot(13, "sapp", 24),
     "CreateExternalResourceImporterForDevice": Slot(14, "", 24, _NOT_LENT),
     "GetNumCustomOpDomains": Slot(15, "", 24, "see GetCustomOpDomains"),
-    "GetCustomOpDomains": Slot(16, "", 24, "onnxruntime declares every operator that has a kernel here, so a model loads without ours"),
+    "GetCustomOpDomains": Slot(16, "", 24, _DECLARED),
     "InitGraphicsInterop": Slot(17, "", 25, _NOT_LENT),
     "DeinitGraphicsInterop": Slot(18, "", 25, _NOT_LENT),
     "SelectBestModelCandidate": Slot(19, "", 28, "any model runs: there are none for one adapter to choose from"),
@@ -166,7 +168,7 @@ EP = {
     "GetCapability": Slot(1, "sapp", 23),
     "Compile": Slot(2, "saoozoo", 23),
     "ReleaseNodeComputeInfos": Slot(3, "vahz", 23),
-    "GetPreferredDataLayout": Slot(4, "", 23, "layouts are chosen inside a partition: between nodes it is NCHW, as onnxruntime takes for granted"),
+    "GetPreferredDataLayout": Slot(4, "", 23, "layouts are chosen inside a partition; around it they are NCHW, the default"),
     "ShouldConvertDataLayoutForOp": Slot(5, "", 23, "see GetPreferredDataLayout"),
     "SetDynamicOptions": Slot(6, "", 23, "no option can change once kernels are chosen by it"),
     "OnRunStart": Slot(7, "", 23, "it would cost every run a call of Python: what RunOptions ask for comes by CreateProfiler and Shrink"),
@@ -232,7 +234,7 @@ SCAN_HELPER = {
 PROFILER = {
     "Release": Slot(0, "va", 25),
     "StartProfiling": Slot(1, "saq", 25),
-    "StartEvent": Slot(2, "", 25, "onnxruntime calls it for every node, the CPU's too: a partition notes its own runs on the clock of StartProfiling"),
+    "StartEvent": Slot(2, "", 25, _EVENTS),
     "StopEvent": Slot(3, "", 25, "see StartEvent"),
     "EndProfiling": Slot(4, "sap", 25),
 }
@@ -242,6 +244,12 @@ FILLED = {
     "OrtDataTransferImpl": DATA_TRANSFER, "OrtEpProfilerImpl": PROFILER, "OrtKernelImpl": KERNEL, "OrtLoopKernelHelper": LOOP_HELPER,
     "OrtScanKernelHelper": SCAN_HELPER}
 """By the header's names."""
+
+MEMORY = {
+    "OrtDeviceAllocator, DEFAULT": "",
+    "OrtDeviceAllocator, HOST_ACCESSIBLE": "WebGPU has no memory that the host may touch while the GPU uses it",
+    "OrtReadOnlyAllocator, DEFAULT": "weights do not come this way: a partition reads constants when it is compiled"}
+"""What EpDevice_AddAllocatorInfo can offer, and why it does not."""
 
 NOT_FILLED = {
     "OrtSyncStreamImpl": (23, _STREAMS), "OrtSyncNotificationImpl": (23, _STREAMS), "OrtExternalResourceImporterImpl": (24, _NOT_LENT)}

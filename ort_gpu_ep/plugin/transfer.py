@@ -51,7 +51,7 @@ class Allocator(Table):
         return self.memory_info
 
     def get_stats(self, out: Any) -> None:
-        """What the session holds of the device, and the process, in bytes; all zero where it holds none. Keys: ONNX Runtime's for its arenas."""
+        """Bytes that the session and the process hold of the device, by the keys of ONNX Runtime's arenas; zeros without a device."""
         backend = self.state.backend if self.state is not None else None
         held = None
         if backend is not None and backend.device is not None and backend.allowance is not None:
