@@ -1,4 +1,4 @@
-"""Writes docs/OPERATORS.md, the doctor's table of probes and the README's counts.
+"""Writes docs/OPERATORS.md, the doctor's table of probes, the README's counts and the table of ONNX Runtime's provider API.
 
 usage: python scripts/gen_operators.py [--check]      (--check: writes nothing, exit code 1 where a file is out of date)
 """
@@ -21,6 +21,7 @@ from ort_gpu_ep.ir import contrib
 from ort_gpu_ep.ir.schemas import onnx_name
 from ort_gpu_ep.ir.types import DTYPES, DType
 from ort_gpu_ep.kernels.registry import KNOWN_OPSET, OPS, OpSpec
+from ort_gpu_ep.plugin import slots
 
 ROOT = Path(__file__).resolve().parents[1]
 FUSED_DOMAIN = "ort_gpu_ep"
@@ -152,6 +153,19 @@ def _fault(fault: tuple[str, str] | str) -> str:
     return "the last word or workgroup of a dispatch is left out" if fault == EDGE else change
 
 
+API_HEAD = "| function | since | filled |\n|---|---|---|\n"
+
+
+def provider_api() -> str:
+    """Every function of ONNX Runtime's tables that a provider may fill, and what it may offer memory of."""
+    rows = []
+    for table, functions in slots.FILLED.items():
+        rows += [f"| `{table}::{name}` | 1.{slot.since} | {slot.empty or 'yes'} |\n" for name, slot in functions.items()]
+    rows += [f"| `{table}` | 1.{since} | {why} |\n" for table, (since, why) in slots.NOT_FILLED.items()]
+    rows += [f"| `OrtEpApi::EpDevice_AddAllocatorInfo`: {kind} | 1.23 | {why or 'yes'} |\n" for kind, why in slots.MEMORY.items()]
+    return API_HEAD + "".join(rows)
+
+
 def _cases() -> str:
     """How many of ONNX's node cases pass, by the record of the last run."""
     statuses = [line.split()[1] for line in (ROOT / "tests" / "conformance" / "status.txt").read_text("utf-8").splitlines()]
@@ -160,16 +174,22 @@ def _cases() -> str:
 
 def documents() -> dict[Path, str]:
     """What the files should hold."""
-    operators, readme, doctor, status = text(), ROOT / "README.md", ROOT / "docs" / "doctor.md", ROOT / "docs" / "status.md"
-    before, head, rest = doctor.read_text("utf-8").partition(PROBES_HEAD)
-    assert head, f"docs/doctor.md has no table with the head {PROBES_HEAD!r}"
+    operators, readme, status = text(), ROOT / "README.md", ROOT / "docs" / "status.md"
     count = re.search(r"^(\d+) of the", operators, re.M)
     assert count is not None
     counted = re.sub(r"\*\*\d+ operators\*\*", f"**{count.group(1)} operators**", readme.read_text("utf-8"))
     cases = _cases()
     counted, stated = (re.sub(r"Of ONNX's [\d,]+ node cases [\d,]+ pass", cases, t) for t in (counted, status.read_text("utf-8")))
-    after = "".join(line for line in rest.splitlines(keepends=True) if not line.startswith("|"))
-    return {ROOT / "docs" / "OPERATORS.md": operators, readme: counted, status: stated, doctor: before + probes() + after}
+    return {ROOT / "docs" / "OPERATORS.md": operators, readme: counted, status: stated,
+            **_with_table("doctor.md", PROBES_HEAD, probes()), **_with_table("provider-api.md", API_HEAD, provider_api())}
+
+
+def _with_table(name: str, head: str, table: str) -> dict[Path, str]:
+    """A document of docs/, and it with its last table, which begins with `head`, made anew."""
+    path = ROOT / "docs" / name
+    before, there, rest = path.read_text("utf-8").partition(head)
+    assert there, f"docs/{name} has no table with the head {head!r}"
+    return {path: before + table + "".join(line for line in rest.splitlines(keepends=True) if not line.startswith("|"))}
 
 
 def main(arguments: list[str]) -> int:

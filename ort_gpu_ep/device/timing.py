@@ -54,13 +54,13 @@ def start_timing(gpu: Gpu) -> bool:
 
 
 class Stopwatch:
-    """Timestamps around every pass of everything that is recorded meanwhile. each: a pass for every dispatch."""
+    """Timestamps around every pass of everything that is recorded meanwhile. each: a pass for every dispatch. holders: who shares it."""
 
     def __init__(self, gpu: Gpu, each: bool) -> None:
-        self._gpu, self.each = gpu, each
-        self._recordings: dict[tuple[object, int], _Recording] = {}
+        self._gpu, self.each, self.holders = gpu, each, 0
+        self._recordings: dict[tuple[Any, int], _Recording] = {}
 
-    def recording(self, owner: object, first: int) -> _Recording:
+    def recording(self, owner: Any, first: int) -> _Recording:
         """What a command buffer's passes are timed by; that of the same work recorded again takes its place."""
         found = self._recordings.get((owner, first))
         if found is None:
@@ -68,9 +68,13 @@ class Stopwatch:
         found.steps.clear()
         return found
 
-    def read(self) -> list[tuple[Any, int, float, float]]:
-        """(owner, first step, beginning, end in ns) of each pass as it ran last, in the order of time. Waits."""
-        found = [(owner, *times) for (owner, _), recording in self._recordings.items() for times in recording.read()]
+    def read(self, context: object = None) -> list[tuple[Any, int, float, float]]:
+        """(owner, first step, beginning, end in ns) of each pass as it ran last, in the order of time. Waits.
+
+        context: of the program whose passes are wanted, all without one.
+        """
+        recordings = [(owner, r) for (owner, _), r in list(self._recordings.items()) if context is None or owner.context is context]
+        found = [(owner, *times) for owner, recording in recordings for times in recording.read()]
         return sorted(found, key=lambda times: times[2])
 
     def read_s(self) -> float:

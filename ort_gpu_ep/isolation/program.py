@@ -227,6 +227,12 @@ class RemoteProgram:
         """There is nothing to wait for."""
         return True
 
+    def shrink(self) -> None:
+        """See Executable. Where there is no worker, nothing is held."""
+        if self.gpu.pid is not None:
+            with self.gpu.held(self._timeout_s):
+                self.gpu.request(("shrink", self.number), self._timeout_s)
+
     def close(self) -> None:
         """Frees what the worker holds for it."""
         self.gpu.remove(self)

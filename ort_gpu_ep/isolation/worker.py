@@ -184,6 +184,14 @@ class Worker:
         outputs = [self._programs[number].outputs[index] for index in wanted]
         return {"outputs": list(zip((t.type.shape for t in outputs), self._download(outputs, end), strict=True))}
 
+    def _shrink(self, number: int) -> dict[str, object]:
+        held = self._programs.get(number)
+        if held is not None:
+            self._drop_buffers(held)
+            held.program.shrink()
+            self.gpu.trim()
+        return {}
+
     def _release(self, number: int) -> dict[str, object]:
         held = self._programs.pop(number, None)
         if held is not None:

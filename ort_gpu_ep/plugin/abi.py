@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -19,8 +19,8 @@ from ort_gpu_ep.plugin.slots import EP_API, NEWEST_API, OLDEST_API, ORT_API, Slo
 NULL: Any = ffi.NULL
 
 _TYPES = {
-    "v": "void", "p": "void*", "o": "void**", "c": "const char*", "z": "size_t", "n": "size_t*", "i": "int", "u": "uint32_t", "b": "bool",
-    "a": "uintptr_t", "h": "uintptr_t*", "s": "void*",
+    "v": "void", "p": "void*", "o": "void**", "c": "const char*", "z": "size_t", "n": "size_t*", "i": "int", "u": "uint32_t",
+    "q": "int64_t", "b": "bool", "a": "uintptr_t", "h": "uintptr_t*", "s": "void*",
 }
 _FAIL, _INVALID_ARGUMENT = 1, 2
 _MESSAGE_NBYTES = 6000
@@ -129,6 +129,15 @@ def text_of(pointer: Any) -> str:
 def c_text(text: str) -> Any:
     """A C string that lives as long as the result."""
     return ffi.new("char[]", text.encode())
+
+
+def key_value_pairs(content: Mapping[str, str]) -> Any:
+    """An OrtKeyValuePairs, to be released."""
+    made = ffi.new("void**")
+    api.CreateKeyValuePairs(made)
+    for key, value in content.items():
+        api.AddKeyValuePair(made[0], c_text(key), c_text(value))
+    return made[0]
 
 
 def get(function: Callable[..., None], handle: Any, kind: str = "void**") -> Any:

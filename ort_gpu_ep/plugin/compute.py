@@ -92,11 +92,23 @@ class Partition(Table):
 
     def compute(self, compute_state: int, context: int) -> None:
         self.runs += 1
-        run = Run(self, context)
+        run, begin_ns = Run(self, context), time.perf_counter_ns() if self.state.profiles else 0
         try:
             self.perform(run, self._reason_to_avoid_the_gpu())
         finally:
             memory.release(run.pins)
+        if begin_ns:
+            self._note(begin_ns)
+
+    def _note(self, begin_ns: int) -> None:
+        """Tells the profiles about a run that is over."""
+        program: Any = self.program     # of this process, where there are any
+        try:
+            for times in self.state.profiles if program is not None else ():
+                times.note(program.context, self.graph.name, begin_ns)
+        except DeviceError as error:        # the run has its results
+            self.state.record("warning", "profile", error)
+            forget_frames(error)
 
     def perform(self, run: Performed, reason: str = "") -> None:
         """One run on the GPU, or on the CPU where that fails or there is a reason. Raises the failure in strict mode."""

@@ -12,11 +12,12 @@ from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError, forget_frames
 from ort_gpu_ep.kernels.target import lacks
 from ort_gpu_ep.plugin import slots
-from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, text_of
+from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, key_value_pairs, text_of
 from ort_gpu_ep.plugin.backends import open_backend
 from ort_gpu_ep.plugin.control_flow import add_control_flow
 from ort_gpu_ep.plugin.given import GivenInitializers
-from ort_gpu_ep.plugin.offers import Hardware, choice, key_value_pairs, metadata
+from ort_gpu_ep.plugin.incompatibility import DEVICE, incompatibility
+from ort_gpu_ep.plugin.offers import Hardware, choice, metadata
 from ort_gpu_ep.plugin.plain import COMPILES
 from ort_gpu_ep.plugin.provider import Provider, Shared
 from ort_gpu_ep.plugin.state import SessionState, announce
@@ -28,6 +29,8 @@ adapters: tuple[AdapterInfo, ...] = ()
 """What is offered from the next registration on: set by registration.py, which knows whether anybody asked to see them."""
 
 _HARDWARE_VENDOR_ID = 0x57475055   # "WGPU"
+_NO_GPU = _HARDWARE_VENDOR_ID, 0
+"""The ids of a virtual GPU, which stands for the one that a session chooses."""
 _DEVICE_MEMORY, _DEVICE_ALLOCATOR = 0, 0
 _WEBGPU_OPTIONS = frozenset((
     "dawnBackendType", "dawnProcTable", "defaultBufferCacheMode", "deviceId", "enableGraphCapture", "enableInt64", "enablePIXCapture",
@@ -70,7 +73,7 @@ class Factory(Table):
         gpus = [devices[i] for i in range(count) if api.HardwareDevice_Type(devices[i]) == GPU_DEVICE]
         self.offered = 0
         if not adapters and room:
-            self._offer(gpus[0] if gpus else self._hardware.make(_HARDWARE_VENDOR_ID, 0, VENDOR), {}, out)
+            self._offer(gpus[0] if gpus else self._hardware.make(*_NO_GPU, VENDOR), {}, out)
         for info in adapters[:room]:
             self._offer(self._hardware.find(info, gpus), metadata(info, adapters), out)
         offered[0] = self.offered
@@ -86,6 +89,16 @@ class Factory(Table):
         api.EpDevice_AddAllocatorInfo(pointer[0], self._memory_info)
         out[self.offered] = pointer[0]
         self.offered += 1
+
+    def get_hardware_device_incompatibility_details(self, hardware: Any, details: Any) -> None:
+        """The doctor's verdict, as far as it is known; what speaks against other hardware than GPUs."""
+        if api.HardwareDevice_Type(hardware) == GPU_DEVICE:
+            ids = api.HardwareDevice_VendorId(hardware), api.HardwareDevice_DeviceId(hardware)
+            reason, notes = incompatibility(resolve(), None if ids == _NO_GPU else ids)
+        else:
+            reason, notes = DEVICE, "this is no GPU: the provider runs on GPUs, and ONNX Runtime has others for the rest"
+        if notes:
+            api.DeviceEpIncompatibilityDetails_SetDetails(details, reason, 0, c_text(notes))
 
     def create_ep(self, devices: Any, described: Any, count: int, options: Any, logger: Any, out: Any) -> None:
         """Raises ConfigError, and AdapterError in strict mode. ONNX Runtime's Python layer may then retry on the CPU: recorded."""

@@ -146,6 +146,11 @@ class Memory:
             found = self._find(address, 0)[0].pieces if self.owns(address) else []
             return next((p.storage.gpu for p in found if p.start <= address < p.stop), None)
 
+    def gpus(self) -> set[Gpu]:
+        """All that have content of a block."""
+        with self._lock:
+            return {p.storage.gpu for block in self._blocks.values() for p in block.pieces if p.storage.gpu is not None}
+
     # ---- ranges
 
     def read(self, gpu: Gpu, address: int, nbytes: int) -> tuple[Storage, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ort_gpu_ep.config import resolve
@@ -48,15 +48,6 @@ def metadata(info: AdapterInfo, all_of_them: Sequence[AdapterInfo]) -> dict[str,
 
 def _vendor(info: AdapterInfo) -> str:
     return _VENDORS.get(info.vendor_id, f"{info.vendor_id:#06x}")
-
-
-def key_value_pairs(content: Mapping[str, str]) -> Any:
-    """An OrtKeyValuePairs, to be released."""
-    made = ffi.new("void**")
-    api.CreateKeyValuePairs(made)
-    for key, value in content.items():
-        api.AddKeyValuePair(made[0], c_text(key), c_text(value))
-    return made[0]
 
 
 def choice(described: Any, count: int) -> dict[str, str]:

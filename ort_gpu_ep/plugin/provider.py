@@ -17,9 +17,11 @@ from ort_gpu_ep.plugin.abi import NULL, api, ffi
 from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.fallback import Fallback
 from ort_gpu_ep.plugin.given import GivenInitializers
+from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.plugin.own_weights import OwnWeights
 from ort_gpu_ep.plugin.partitioning import load_partitioner, partition, rewrite
 from ort_gpu_ep.plugin.plain import NOT_COMPILED
+from ort_gpu_ep.plugin.profiler import Profiler
 from ort_gpu_ep.plugin.reader import Reader
 from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table, owner_of
@@ -28,6 +30,10 @@ from ort_gpu_ep.runtime.backend import Executable
 
 if TYPE_CHECKING:
     from ort_gpu_ep.partitioner import Costs
+
+
+_NO_RESOURCE, _TOTAL_BYTES = 0, 1
+"""OrtResourceCountKind."""
 
 
 class Shared(NamedTuple):
@@ -194,6 +200,29 @@ class Provider(Table):
     def get_default_memory_device(self, out: Any) -> None:
         """Host memory, where a worker has the GPU; the slot is empty otherwise."""
         out[0] = api.MemoryInfo_GetMemoryDevice(self.shared.host)
+
+    def is_concurrent_run_supported(self, out: Any) -> None:
+        ffi.cast("bool*", out)[0] = True
+
+    def sync(self) -> None:
+        """Waits until the device has done what was asked of it, for all sessions."""
+        gpu = self.state.gpu
+        if gpu is not None and not gpu.lost and not memory.forked:
+            with self.state.allowance, self.state.recording("Sync"):
+                gpu.finish()
+
+    def create_profiler(self, out: Any) -> None:
+        """None where the GPU is a worker's: its runs are not timed."""
+        gpu = self.state.gpu
+        out[0] = Profiler(self.state, gpu).pointer if gpu is not None else NULL
+
+    def get_available_resource(self, out: Any) -> None:
+        """Bytes of device memory that memory_limit_mb leaves. Without a limit nobody knows: WebGPU does not tell how much there is."""
+        allowance = self.state.backend.allowance if self.state.backend is not None else None
+        limited = allowance is not None and allowance.memory_nbytes > 0
+        ffi.cast("uint32_t*", out)[0] = _TOTAL_BYTES if limited else _NO_RESOURCE
+        if allowance is not None and limited:
+            ffi.cast("uint64_t*", out)[1] = max(allowance.memory_nbytes - allowance.held_nbytes, 0)
 
     def on_session_initialization_end(self) -> None:
         self.state.ready = True

@@ -4,7 +4,7 @@ The tables are append-only, so a slot number never changes. `since` is the API v
 Runtime release) that added a slot; a slot newer than the running ONNX Runtime is neither called nor filled.
 
 Signature letters, return type first: v void, p void*, o void**, c const char*, z size_t, n size_t*, i int,
-u uint32_t, b bool; a, h a pointer, a pointer's address as numbers (what every run uses, because numbers need no casts);
+u uint32_t, q int64_t, b bool; a, h a pointer, a pointer's address as numbers (what every run uses, because numbers need no casts);
 s OrtStatus*, which abi.py turns into an exception.
 """
 
@@ -15,16 +15,17 @@ from typing import NamedTuple
 OLDEST_API = 24
 """ONNX Runtime 1.24: the first with kernel registries for plugin EPs."""
 
-NEWEST_API = 29
+NEWEST_API = 32
 """The newest API version whose tables these slot numbers were checked against."""
 
 
 class Slot(NamedTuple):
-    """A function pointer in a table."""
+    """A function pointer in a table. empty: of a table that this package fills, why it leaves this one out."""
 
     number: int
     signature: str
     since: int = OLDEST_API
+    empty: str = ""
 
 
 ORT_API = {
@@ -119,69 +120,137 @@ EP_API = {
     "KernelDefBuilder_Build": Slot(32, "spp"),
     "ReleaseKernelDef": Slot(33, "vp"),
     "GetTensorDataType": Slot(40, "sip"),
+    "DeviceEpIncompatibilityDetails_SetDetails": Slot(44, "spuip"),
     "CreateIfKernel": Slot(45, "spo"),
     "CreateLoopKernel": Slot(46, "sppo"),
     "CreateScanKernel": Slot(47, "sppo"),
+    "CreateProfilingEvent": Slot(65, "siiipqqppzo", 25),
+    "ReleaseProfilingEvent": Slot(66, "vp", 25),
+    "ProfilingEventsContainer_AddEvents": Slot(72, "sppz", 25),
 }
 
-# Tables that this package fills: {uint32_t version; void *slot[]}. Here the signature is that of the callback,
-# whose first argument is the table.
+# Tables that this package fills, with all their functions: {uint32_t version; void *slot[]}. Here the signature is that of the callback,
+# whose first argument is the table; it is "" for a function that is left out. docs/provider-api.md shows them.
+
+_COMPILED = "there are no compiled models (EPContext): kernels and weights belong to an adapter and its driver, and are kept in the cache"
+_STREAMS = "WebGPU has one queue, in order, and a session's runs need no other: IsStreamAware says no"
+_CAPTURE = "runs are recorded ahead without it: one that repeats the last one's sizes and buffers is submitted as it was recorded"
+_DECLARED = "an operator of our own comes with the model, as a function (packed-weights.md), and onnxruntime declares all others"
+_EVENTS = "it would be called for every node, the CPU's too: a partition notes its runs by itself, on the clock of StartProfiling"
+_NOT_LENT = "WebGPU lends no memory and no semaphores of other APIs"
 
 EP_FACTORY = {
-    "GetName": Slot(0, "ca"),
-    "GetVendor": Slot(1, "ca"),
-    "GetSupportedDevices": Slot(2, "saozozn"),
-    "CreateEp": Slot(3, "saoozppo"),
-    "ReleaseEp": Slot(4, "vaa"),
-    "GetVendorId": Slot(5, "ua"),
-    "GetVersion": Slot(6, "ca"),
-    "CreateAllocator": Slot(8, "sappo"),
-    "ReleaseAllocator": Slot(9, "vaa"),
-    "CreateDataTransfer": Slot(10, "sao"),
-    "IsStreamAware": Slot(11, "ba"),
+    "GetName": Slot(0, "ca", 22),
+    "GetVendor": Slot(1, "ca", 22),
+    "GetSupportedDevices": Slot(2, "saozozn", 22),
+    "CreateEp": Slot(3, "saoozppo", 22),
+    "ReleaseEp": Slot(4, "vaa", 22),
+    "GetVendorId": Slot(5, "ua", 23),
+    "GetVersion": Slot(6, "ca", 23),
+    "ValidateCompiledModelCompatibilityInfo": Slot(7, "", 23, _COMPILED),
+    "CreateAllocator": Slot(8, "sappo", 23),
+    "ReleaseAllocator": Slot(9, "vaa", 23),
+    "CreateDataTransfer": Slot(10, "sao", 23),
+    "IsStreamAware": Slot(11, "ba", 23),
+    "CreateSyncStreamForDevice": Slot(12, "", 23, _STREAMS),
+    "GetHardwareDeviceIncompatibilityDetails": Slot(13, "sapp", 24),
+    "CreateExternalResourceImporterForDevice": Slot(14, "", 24, _NOT_LENT),
+    "GetNumCustomOpDomains": Slot(15, "", 24, "see GetCustomOpDomains"),
+    "GetCustomOpDomains": Slot(16, "", 24, _DECLARED),
+    "InitGraphicsInterop": Slot(17, "", 25, _NOT_LENT),
+    "DeinitGraphicsInterop": Slot(18, "", 25, _NOT_LENT),
+    "SelectBestModelCandidate": Slot(19, "", 28, "any model runs: there are none for one adapter to choose from"),
+    "GetDeviceMemoryCapacity": Slot(20, "", 32, "WebGPU does not tell how much memory an adapter has"),
 }
 
 EP = {
-    "GetName": Slot(0, "ca"),
-    "GetCapability": Slot(1, "sapp"),
-    "Compile": Slot(2, "saoozoo"),
-    "ReleaseNodeComputeInfos": Slot(3, "vahz"),
-    "CreateAllocator": Slot(9, "sapo"),
-    "GetKernelRegistry": Slot(12, "sao"),
+    "GetName": Slot(0, "ca", 22),
+    "GetCapability": Slot(1, "sapp", 23),
+    "Compile": Slot(2, "saoozoo", 23),
+    "ReleaseNodeComputeInfos": Slot(3, "vahz", 23),
+    "GetPreferredDataLayout": Slot(4, "", 23, "layouts are chosen inside a partition; around it they are NCHW, the default"),
+    "ShouldConvertDataLayoutForOp": Slot(5, "", 23, "see GetPreferredDataLayout"),
+    "SetDynamicOptions": Slot(6, "", 23, "no option can change once kernels are chosen by it"),
+    "OnRunStart": Slot(7, "", 23, "it would cost every run a call of Python: what RunOptions ask for comes by CreateProfiler and Shrink"),
+    "OnRunEnd": Slot(8, "", 23, "see OnRunStart"),
+    "CreateAllocator": Slot(9, "sapo", 23),
+    "CreateSyncStreamForDevice": Slot(10, "", 23, _STREAMS),
+    "GetCompiledModelCompatibilityInfo": Slot(11, "", 23, _COMPILED),
+    "GetKernelRegistry": Slot(12, "sao", 24),
+    "IsConcurrentRunSupported": Slot(13, "sap", 24),
+    "Sync": Slot(14, "sa", 25),
+    "CreateProfiler": Slot(15, "sao", 25),
+    "IsGraphCaptureEnabled": Slot(16, "", 26, _CAPTURE),
+    "IsGraphCaptured": Slot(17, "", 26, _CAPTURE),
+    "ReplayGraph": Slot(18, "", 26, _CAPTURE),
+    "GetGraphCaptureNodeAssignmentPolicy": Slot(19, "", 26, _CAPTURE),
+    "GetAvailableResource": Slot(20, "sap", 26),
     "OnSessionInitializationEnd": Slot(21, "sa", 27),
     "GetDefaultMemoryDevice": Slot(22, "sao", 27),
+    "ReleaseCapturedGraph": Slot(23, "", 27, _CAPTURE),
+    "GetWeightlessSupport": Slot(24, "", 29, _COMPILED),
+    "GetEpContextDataCallbackSupport": Slot(25, "", 31, _COMPILED),
 }
 
 NODE_COMPUTE_INFO = {
-    "CreateState": Slot(0, "sapo"),
-    "Compute": Slot(1, "saaa"),
-    "ReleaseState": Slot(2, "vap"),
+    "CreateState": Slot(0, "sapo", 23),
+    "Compute": Slot(1, "saaa", 23),
+    "ReleaseState": Slot(2, "vap", 23),
 }
 
 ALLOCATOR = {
-    "Alloc": Slot(0, "aaz"),
-    "Free": Slot(1, "vaa"),
-    "Info": Slot(2, "pa"),
-    "Reserve": Slot(3, "aaz"),
+    "Alloc": Slot(0, "aaz", 1),
+    "Free": Slot(1, "vaa", 1),
+    "Info": Slot(2, "pa", 1),
+    "Reserve": Slot(3, "aaz", 18),
+    "GetStats": Slot(4, "sao", 23),
+    "AllocOnStream": Slot(5, "", 23, _STREAMS),
+    "Shrink": Slot(6, "sa", 25),
 }
 
 DATA_TRANSFER = {
-    "Release": Slot(0, "va"),
-    "CanCopy": Slot(1, "bapp"),
-    "CopyTensors": Slot(2, "sahhoz"),
+    "Release": Slot(0, "va", 23),
+    "CanCopy": Slot(1, "bapp", 23),
+    "CopyTensors": Slot(2, "sahhoz", 23),
 }
 
 KERNEL = {
-    "Compute": Slot(0, "saa"),
-    "Release": Slot(1, "va"),
+    "Compute": Slot(0, "saa", 24),
+    "Release": Slot(1, "va", 24),
+    "PrePackWeight": Slot(2, "", 24, "the kernels here copy or run bodies of nodes: none has weights"),
+    "SetSharedPrePackedWeight": Slot(3, "", 24, "see PrePackWeight"),
 }
 
 LOOP_HELPER = {
-    "Release": Slot(0, "va"),
-    "ConcatOutput": Slot(1, "sapazaz"),
+    "Release": Slot(0, "va", 24),
+    "ConcatOutput": Slot(1, "sapazaz", 24),
 }
 
 SCAN_HELPER = {
-    "Release": Slot(0, "va"),
-    "Transpose": Slot(1, "sanzapa"),
+    "Release": Slot(0, "va", 24),
+    "Transpose": Slot(1, "sanzapa", 24),
 }
+
+PROFILER = {
+    "Release": Slot(0, "va", 25),
+    "StartProfiling": Slot(1, "saq", 25),
+    "StartEvent": Slot(2, "", 25, _EVENTS),
+    "StopEvent": Slot(3, "", 25, "see StartEvent"),
+    "EndProfiling": Slot(4, "sap", 25),
+}
+
+FILLED = {
+    "OrtEpFactory": EP_FACTORY, "OrtEp": EP, "OrtNodeComputeInfo": NODE_COMPUTE_INFO, "OrtAllocator": ALLOCATOR,
+    "OrtDataTransferImpl": DATA_TRANSFER, "OrtEpProfilerImpl": PROFILER, "OrtKernelImpl": KERNEL, "OrtLoopKernelHelper": LOOP_HELPER,
+    "OrtScanKernelHelper": SCAN_HELPER}
+"""By the header's names."""
+
+MEMORY = {
+    "OrtDeviceAllocator, DEFAULT": "",
+    "OrtDeviceAllocator, HOST_ACCESSIBLE": "WebGPU has no memory that the host may touch while the GPU uses it",
+    "OrtReadOnlyAllocator, DEFAULT": "weights do not come this way: a partition reads constants when it is compiled"}
+"""What EpDevice_AddAllocatorInfo can offer, and why it does not."""
+
+NOT_FILLED = {
+    "OrtSyncStreamImpl": (23, _STREAMS), "OrtSyncNotificationImpl": (23, _STREAMS), "OrtExternalResourceImporterImpl": (24, _NOT_LENT)}
+"""Tables of the header that nobody makes here: since which version there is one, and why not."""

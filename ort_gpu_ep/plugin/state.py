@@ -22,6 +22,7 @@ from ort_gpu_ep.providers import EP_NAME
 if TYPE_CHECKING:
     from ort_gpu_ep.config import Config
     from ort_gpu_ep.device import Gpu
+    from ort_gpu_ep.device.dispatch_times import DispatchTimes
     from ort_gpu_ep.ir.graph import Graph
     from ort_gpu_ep.partitioner import Costs, Report
     from ort_gpu_ep.plugin.fallback import Fallback
@@ -113,6 +114,7 @@ class SessionState:
     renewals: how often the programs were rebuilt on a new device. renewing: held while that goes on.
     runs: how many `begin_run` was told of. last_run: (kind, nbytes) of each copy since the last one; runs that overlap share it.
     cpu_because: why the CPU answered the whole of the last run, past all partitions; empty where it did not.
+    profiles: what wants the times of runs now, for ONNX Runtime's profiles (profiler.py).
     """
 
     def __init__(self) -> None:
@@ -132,6 +134,7 @@ class SessionState:
         self.runs = 0
         self.last_run: list[tuple[str, int]] = []
         self.cpu_because = ""
+        self.profiles: tuple[DispatchTimes, ...] = ()
         self._said: set[tuple[str, str]] = set()
 
     def begin_run(self) -> None:

@@ -69,7 +69,7 @@ class Table:
     def neutralise(self, returns: str, function: Any) -> None:
         """Points the filled slots of a return type at a C function that needs no Python."""
         for slot in self.SLOTS.values():
-            if slot.signature[0] in returns and self.pointer.slot[slot.number] != NULL:
+            if slot.signature[:1] in returns and self.pointer.slot[slot.number] != NULL:
                 self.pointer.slot[slot.number] = function
 
     def leak(self) -> None:

@@ -12,7 +12,7 @@ from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import GpuEpError, InputError, InternalError
 from ort_gpu_ep.ir.types import BY_ONNX, DTYPES, Shape, TensorType
 from ort_gpu_ep.plugin import slots
-from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, input_of, output_of, tensor_of
+from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, input_of, key_value_pairs, output_of, tensor_of
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.plugin.tables import Table
 
@@ -49,6 +49,26 @@ class Allocator(Table):
 
     def info(self) -> Any:
         return self.memory_info
+
+    def get_stats(self, out: Any) -> None:
+        """Bytes that the session and the process hold of the device, by the keys of ONNX Runtime's arenas; zeros without a device."""
+        backend = self.state.backend if self.state is not None else None
+        held = None
+        if backend is not None and backend.device is not None and backend.allowance is not None:
+            held = backend.device.memory_of(backend.allowance)
+        out[0] = key_value_pairs({
+            "Limit": str(held.limit_nbytes if held else 0), "InUse": str(held.session_nbytes if held else 0),
+            "TotalAllocated": str(held.process_nbytes if held else 0), "MaxInUse": str(held.most_nbytes if held else 0)})
+
+    def shrink(self) -> None:
+        """Gives what no value, no weight and no run needs now back to the driver: the next run takes it again."""
+        if self.state is not None:
+            for partition in self.state.partitions:
+                if partition.program is not None:
+                    partition.program.shrink()
+        for gpu in memory.gpus() if self.state is None else filter(None, [self.state.gpu]):
+            if not gpu.lost and not memory.forked:
+                gpu.trim()
 
 
 class DataTransfer(Table):

@@ -148,6 +148,9 @@ class Executable(Protocol):
     def blames(self, error: Exception) -> bool:
         """Whether an error of `execute` says something about the adapter."""
 
+    def shrink(self) -> None:
+        """Frees what the device holds only for runs, until the next one. Raises DeviceError."""
+
     def close(self) -> None:
         """Frees what the device holds for it."""
 

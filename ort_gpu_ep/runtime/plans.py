@@ -119,6 +119,13 @@ class Plans:
         while len(plans) > most:
             self.drop(min(plans, key=lambda p: p.last_use))
 
+    def shrink(self) -> None:
+        """Frees what the plans in use have only for runs; the next run of a plan takes it again."""
+        for prepared in {prepared for prepared, _ in self.found.values()}:
+            prepared.free_slots()
+            for steady in self._steady.pop(prepared, {}).values():
+                steady.close()
+
     def _close(self, prepared: Prepared) -> None:
         prepared.close()
         for steady in self._steady.pop(prepared, {}).values():

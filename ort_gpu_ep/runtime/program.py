@@ -366,6 +366,12 @@ class Program:
         types, given = key
         return {k: np.frombuffer(data, types[k].dtype.numpy).reshape(types[k].shape) for k, data in zip(self.steering, given, strict=True)}
 
+    def shrink(self) -> None:
+        """Frees what it holds only for runs: values inside of them, inputs and outputs that repeated runs keep. Weights stay."""
+        with self.lock:
+            if not self.context.closed:
+                self.compiled.shrink()
+
     def close(self) -> None:
         """Frees the program's device memory."""
         with self.lock:
