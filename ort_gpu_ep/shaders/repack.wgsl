@@ -6,14 +6,13 @@
 const PER: u32 = 32u / BITS;
 
 #default SWAPPED = 0
+fn code(i: u32) -> u32 {
 #if SWAPPED
 // SWAPPED (left out: no): the first of two codes is in the high bits.
-fn code(at: u32) -> u32 {
-    let i = at ^ 1u;
+    let bit = (i ^ 1u) * FROM;
 #else
-fn code(i: u32) -> u32 {
-#end
     let bit = i * FROM;
+#end
     let first = min(32u - bit % 32u, FROM);
     var found = extractBits(w_word(bit / 32u), bit % 32u, first);
     if (first < FROM) { found |= extractBits(w_word(bit / 32u + 1u), 0u, FROM - first) << first; }

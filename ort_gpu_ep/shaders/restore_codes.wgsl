@@ -1,16 +1,10 @@
 // Element i of a tensor of codes, put together from the rows that repack.wgsl made of it: its inverse, for weights that stand nowhere else.
 // Expects: rows (words; codes of BITS), upper? (HIGH more bits of each code), y (elements of ELEMENT bits), FROM (bits of a code in y), FLIP,
-// ROW, STEP, ROWS, K, WORDS and INTERLEAVED as repack.wgsl has them (ROW or STEP is 1). What is between rows becomes 0.
+// ROW, STEP, ROWS, K, WORDS, INTERLEAVED and SWAPPED as repack.wgsl has them (ROW or STEP is 1). What is between rows becomes 0.
 const PER: u32 = 32u / BITS;
-
 #default SWAPPED = 0
-#if SWAPPED
-// SWAPPED as repack.wgsl has it.
-fn code(place: u32) -> u32 {
-    let at = place ^ 1u;
-#else
+
 fn code(at: u32) -> u32 {
-#end
     let row = select(at / ROW, at % STEP, ROW == 1u);
     let k = select(at % ROW / STEP, at / STEP, ROW == 1u);
     if (row >= ROWS || k >= K) { return 0u; }
@@ -31,7 +25,11 @@ fn element(i: u32) -> y_t {
     let end = (i + 1u) * ELEMENT;
     for (var bit = i * ELEMENT; bit < end;) {
         let count = min(FROM - bit % FROM, end - bit);
+#if SWAPPED
+        found |= extractBits(code(bit / FROM ^ 1u), bit % FROM, count) << (bit - i * ELEMENT);
+#else
         found |= extractBits(code(bit / FROM), bit % FROM, count) << (bit - i * ELEMENT);
+#end
         bit += count;
     }
     return y_t(found);

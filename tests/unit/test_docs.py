@@ -233,7 +233,7 @@ def test_architecture_lists_every_module() -> None:
 
 
 def test_architecture_is_short() -> None:
-    assert len(ARCHITECTURE.splitlines()) <= 140
+    assert len(ARCHITECTURE.splitlines()) <= 145
 
 
 def test_the_four_ways_lead_somewhere() -> None:

@@ -17,8 +17,8 @@ PACKAGE = ROOT / "ort_gpu_ep"
 
 MOST = {
     "floors of webgpu": 7, "floors of device": 8, "floors of runtime": 11, "floors of plugin": 8, "floors of any other folder": 10,
-    "functions that record ahead": 7, "places that submit a plan": 7, "names that are participles": 1010,
-    "tuned numbers outside ops": 370, "private members used by tests": 500,
+    "functions that record ahead": 7, "places that submit a plan": 7, "names that are participles": 1060,
+    "tuned numbers outside ops": 380, "private members used by tests": 500,
 }
 """What there may be of each."""
 
