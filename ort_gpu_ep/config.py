@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 
-from platformdirs import user_cache_dir
-
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.store import cache_folder
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -147,7 +146,8 @@ class Config:
 
     @property
     def cache_path(self) -> str:
-        return self.cache_dir or user_cache_dir("ort_gpu_ep")
+        """See store.cache_folder."""
+        return self.cache_dir or cache_folder()
 
 
 def resolve(options: Mapping[str, object] | None = None, environment: Mapping[str, str] | None = None) -> Config:

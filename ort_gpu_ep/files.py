@@ -1,11 +1,16 @@
-"""Opens files that may be anything by now: a FIFO, a device, a link that somebody else has put there."""
+"""Opens files that may be anything by now, a FIFO, a device, a link that somebody else has put there; and knows them again."""
 
 from __future__ import annotations
 
 import os
 import stat
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
+from weakref import WeakValueDictionary
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
@@ -24,3 +29,142 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> 
     except BaseException:
         os.close(handle)
         raise
+
+
+class Identity(NamedTuple):
+    """What tells a file from others, and from itself as it was: also from one that was overwritten in place with its size and time kept
+    (cp -p, rsync -t, tar), whose time of change of status is another one.
+    """
+
+    device: int
+    inode: int
+    nbytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+    def kept(self) -> str:
+        """For what outlives a boot: numbers of devices and inodes may change with each mount. Nobody can set the last of these times."""
+        return f"{self.nbytes} {self.mtime_ns} {self.ctime_ns}"
+
+
+def identity(file: int | str | os.PathLike[str]) -> Identity:
+    """Of a descriptor or a path, through links. Raises OSError."""
+    return _identity(os.stat(file))
+
+
+def _identity(state: os.stat_result) -> Identity:
+    return Identity(state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+
+
+class ChangedError(OSError):
+    """A file is another one now, or was written to."""
+
+
+class _Descriptor:
+    """A file that is open. All that hold the same one have one of these."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        weakref.finalize(self, file.close).atexit = False
+
+
+_open: WeakValueDictionary[Identity, _Descriptor] = WeakValueDictionary()
+
+
+def most_held() -> int:
+    """Descriptors that files are held by at the most: a quarter of what the process may have open. On Windows nobody could delete such a
+    file: none.
+    """
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (limit if limit != resource.RLIM_INFINITY else 1 << 20) // 4
+
+
+class Held:
+    """A file as it is when this is made, to be read later. Thread-safe.
+
+    Where there is a descriptor for it, it may be deleted or replaced meanwhile; without one it has to be where it was. One that is written
+    to in place raises ChangedError then, and so does one whose mode or owner is changed: the times of files don't tell these apart.
+    """
+
+    def __init__(self, file: BinaryIO, path: str, hold: bool = True) -> None:
+        """file: what is open at the path; it is this object's now."""
+        state = os.fstat(file.fileno())
+        self.path, self.identity, self._links = path, _identity(state), state.st_nlink
+        self._descriptor = _open.get(self.identity) if hold else None
+        if self._descriptor is None and hold and len(_open) < most_held():
+            self._descriptor = _open[self.identity] = _Descriptor(file)
+        else:
+            file.close()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it may be deleted or replaced."""
+        return self._descriptor is not None
+
+    def release(self) -> None:
+        """Holds no descriptor any more."""
+        self._descriptor = None
+
+    def check(self) -> None:
+        """Raises ChangedError where it is not what it was, OSError where it is gone."""
+        self._check(self._descriptor.file.fileno() if self._descriptor is not None else self.path, self._descriptor is not None)
+
+    def is_there(self, path: str) -> bool:
+        """Whether a path leads to it."""
+        try:
+            return identity(path)[:2] == self.identity[:2]
+        except OSError:
+            return False
+
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """The file, to be read by `read_at` and from its descriptor. Raises as `check`, before and after."""
+        held = self._descriptor
+        if held is not None:
+            self._check(held.file.fileno(), True)
+            yield held.file
+            self._check(held.file.fileno(), True)
+            return
+        with open_regular(Path(self.path), follow=True) as file:
+            self._check(file.fileno(), False)
+            yield file
+            self._check(file.fileno(), False)
+
+    def _check(self, file: int | str, is_held: bool) -> None:
+        state = os.stat(file)
+        now = _identity(state)
+        if now == self.identity:
+            return
+        # deleting or renaming a file, and a name more or less for it, change its ctime too
+        moved = state.st_nlink != self._links or (is_held and not self.is_there(self.path))
+        if now[:4] != self.identity[:4] or not moved:
+            raise ChangedError(f"{self.path} was {'overwritten' if now[:2] == self.identity[:2] else 'replaced'}")
+
+
+def read_at(file: BinaryIO, into: memoryview, offset: int) -> int:
+    """Fills the memory from a place in a file; returns how many bytes there were. Threads, and forked processes, may share the file."""
+    if sys.platform == "win32":
+        file.seek(offset)
+        return int(file.readinto(into))     # type: ignore[attr-defined]
+    done = 0
+    while done < len(into) and (count := os.preadv(file.fileno(), [into[done:]], offset + done)):
+        done += count
+    return done
+
+
+def content(file: BinaryIO) -> bytes:
+    """All of a file."""
+    data = bytearray(os.fstat(file.fileno()).st_size)
+    return bytes(data[:read_at(file, memoryview(data), 0)])
+
+
+def chunks(file: BinaryIO, nbytes: int = 1 << 20) -> Iterator[memoryview]:
+    """All of a file in parts, each valid until the next one is asked for: the whole would be one more copy of all weights in memory."""
+    part, at = memoryview(bytearray(nbytes)), 0
+    while count := read_at(file, part, at):
+        yield part[:count]
+        at += count

@@ -19,6 +19,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from platformdirs import user_cache_dir
+
 from ort_gpu_ep.files import PRIVATE_FOLDER, open_regular
 
 log = logging.getLogger("ort_gpu_ep")
@@ -33,6 +35,27 @@ _MAX_DIGITS = 20
 
 _said = set[tuple[Path, str]]()
 """Files that can't be used, and why, until they are written anew."""
+
+NO_CACHE = os.path.join(os.devnull, "no cache")
+"""A folder that nobody can have: nothing is read there, and nothing written, as in one that the process may not write to."""
+
+
+def cache_folder() -> str:
+    """This package's, of the user. NO_CACHE where nothing says where that is, which is said once: there is no HOME, and the user is in no
+    list of users, as in containers that run with any number for a user.
+    """
+    try:
+        found = user_cache_dir("ort_gpu_ep")
+        why = "" if os.path.isabs(found) else f"it would be {found}"        # as older versions of platformdirs say it
+    except (RuntimeError, KeyError, OSError) as error:
+        why = str(error)
+    if not why:
+        return found
+    told = Path(NO_CACHE), why
+    if told not in _said:
+        _said.add(told)
+        log.info("there is no cache folder (%s): each process measures and compiles anew; ORT_GPU_EP_CACHE_DIR or HOME gives one", why)
+    return NO_CACHE
 
 
 def lock(file: IO[bytes], wait: bool = False) -> None:

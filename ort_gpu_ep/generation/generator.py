@@ -27,6 +27,7 @@ from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, S
 from ort_gpu_ep.plugin import VENDOR_ID, Turns, download_later, fill
 from ort_gpu_ep.processes.interrupts import uninterrupted
 from ort_gpu_ep.session.bound_runs import Runs, state_of
+from ort_gpu_ep.session.opening import EXTERNAL_FOLDER
 from ort_gpu_ep.session.session import InferenceSession
 
 AHEAD = 2
@@ -34,8 +35,6 @@ AHEAD = 2
 
 DEFAULT_LENGTH = 2048
 """Tokens of prompt and answer together."""
-
-EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ort_gpu_ep import store
+from ort_gpu_ep.files import identity
 from ort_gpu_ep.health.bundle import DRIVER_VARIABLES
 from ort_gpu_ep.health.worker import DRILL
 from ort_gpu_ep.webgpu.loader_paths import in_folders, library, manifests
@@ -64,9 +65,8 @@ def _libraries(manifest: Path, environment: Mapping[str, str]) -> list[Path]:
     return [path for name in names for path in ([manifest.parent / name] if "/" in name else library(name, environment))]
 
 
-def _state(path: Path) -> tuple[str, int, int]:
+def _state(path: Path) -> tuple[str, str]:
     try:
-        state = path.stat()
+        return str(path), identity(path).kept()
     except OSError:
-        return str(path), -1, -1
-    return str(path), state.st_size, state.st_mtime_ns
+        return str(path), ""

@@ -7,7 +7,6 @@ regular file. onnxruntime refuses all others, and looks only at tensors whose da
 
 from __future__ import annotations
 
-import io
 import mmap
 import os
 from collections.abc import Iterator, Mapping
@@ -134,14 +133,13 @@ def _content(tensor: onnx.TensorProto, folder: str, model: str) -> bytes:
         return file.read(nbytes)
 
 
-def relocated(file: BinaryIO, names: Mapping[str, str]) -> BinaryIO:
-    """A model's file with other locations, where `names` has one. It is an ONNX model, as `locations` has found."""
+def relocated(data: bytes, names: Mapping[str, str]) -> bytes:
+    """A model with other locations, where `names` has one. It is an ONNX model, as `locations` has found."""
     import onnx
 
-    file.seek(0)
-    model = onnx.load_model_from_string(file.read())
+    model = onnx.load_model_from_string(data)
     relocate(model, names)
-    return io.BytesIO(model.SerializeToString())
+    return bytes(model.SerializeToString())
 
 
 def relocate(model: onnx.ModelProto, names: Mapping[str, str]) -> None:

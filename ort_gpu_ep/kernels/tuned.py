@@ -79,7 +79,8 @@ def forget(cache_path: str, key: str) -> bool:
     """Whether there was anything to forget. Raises OSError."""
     path = path_of(cache_path, key)
     there = path.exists()
-    path.unlink(missing_ok=True)
+    if there:
+        path.unlink(missing_ok=True)        # another process may have done so meanwhile
     return there
 
 

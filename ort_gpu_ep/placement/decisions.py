@@ -21,7 +21,7 @@ from ort_gpu_ep.placement import NAMES
 from ort_gpu_ep.placement.estimate import KEPT, Size
 from ort_gpu_ep.placement.learner import KINDS, MAX_SIZES
 from ort_gpu_ep.placement.rhythm import BUSY, RESTS
-from ort_gpu_ep.placement.source import digest_of, settings_lock
+from ort_gpu_ep.placement.source import Source, settings_lock
 from ort_gpu_ep.processes import known as processes
 
 Signature: TypeAlias = tuple[tuple[str, Shape], ...]
@@ -189,4 +189,4 @@ def key_of(model: str | bytes, device: str, settings: Any, options: Mapping[str,
     facts = [device, onnxruntime.__version__, os.cpu_count(), processes.physical_cores(), sorted(options.items())]
     with settings_lock:
         facts += [str(getattr(given, name)) for name in _OPTIONS]
-    return hashlib.blake2b((digest or digest_of(model)) + json.dumps(facts).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b((digest or Source(model).digest()) + json.dumps(facts).encode(), digest_size=16).hexdigest()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from ort_gpu_ep import store
-from ort_gpu_ep.files import PRIVATE_FOLDER, open_regular
+from ort_gpu_ep.files import PRIVATE_FOLDER, Held, open_regular
 from ort_gpu_ep.runtime.backend import FilePlace
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class WeightFile:
             raise OSError(f"less than {nbytes + _RESERVE_NBYTES} B are free for {folder.path}")
         self.path = folder.path / f"{secrets.token_hex(8)}.bin"
         self.places: dict[str, FilePlace] = {}
+        self._held: Held | None = None
         self._file: BinaryIO | None = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def add(self, name: str, array: Array) -> None:
@@ -87,17 +88,19 @@ class WeightFile:
         """Opens the file for reading: the content stays there even if somebody clears the cache folder."""
         assert self._file is not None
         self._file.close()
-        self._file = open_regular(self.path)
+        self._held, self._file = Held(open_regular(self.path), str(self.path)), None
 
     def load(self, name: str) -> Array:
         """The array, mapped from the file. Raises ValueError, once it is removed."""
-        if self._file is None:
+        held = self._held
+        if held is None:
             raise ValueError(f"the weights in {self.path} were removed with their session")
-        return self.places[name].load(self._file)
+        with held.opened() as file:
+            return self.places[name].load(file)
 
     def remove(self) -> None:
         """Deletes the file. What is mapped stays readable."""
-        file, self._file = self._file, None
+        file, self._file, self._held = self._file, None, None
         if file is not None:
             with suppress(OSError):   # a full disk, for what was not written yet
                 file.close()

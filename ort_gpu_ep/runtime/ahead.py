@@ -22,6 +22,7 @@ from ort_gpu_ep.device.background import ending
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.pipelines import compiled, is_checked
 from ort_gpu_ep.errors import DeviceError, ShaderError
+from ort_gpu_ep.files import identity
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -52,15 +53,14 @@ class Entry:
 
 
 def key_of(model: str | bytes, *about: str) -> str:
-    """Names the file. A model's file counts by its path, size and time: to be wrong costs time only. Raises OSError.
+    """Names the file. A model's file counts by its path, size and times: to be wrong costs time only. Raises OSError.
 
     about: what else the pipelines follow from: the adapter with its driver, the options.
     """
     if isinstance(model, bytes):
         said = f"{len(model)} {hashlib.blake2b(model[:HEAD_NBYTES]).hexdigest()}"
     else:
-        found = os.stat(model)
-        said = f"{os.path.abspath(model)} {found.st_size} {found.st_mtime_ns}"
+        said = f"{os.path.abspath(model)} {identity(model).kept()}"
     return hashlib.sha256("\0".join((said, *about)).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 

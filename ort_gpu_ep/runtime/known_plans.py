@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ort_gpu_ep import store
+from ort_gpu_ep.files import identity
 from ort_gpu_ep.ir.digest import digest, graph_digest
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.types import TensorType
@@ -111,8 +112,8 @@ def libraries() -> tuple[object, ...]:
     for name in ("onnx", "onnxruntime", "numpy", "ml_dtypes"):
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None and os.path.isfile(spec.origin):
-            status, beside = os.stat(spec.origin), os.listdir(os.path.dirname(os.path.dirname(spec.origin)))
-            found.append((spec.origin, status.st_size, status.st_mtime_ns, sorted(n for n in beside if n.startswith(f"{name}-"))))
+            beside = os.listdir(os.path.dirname(os.path.dirname(spec.origin)))
+            found.append((spec.origin, identity(spec.origin).kept(), sorted(n for n in beside if n.startswith(f"{name}-"))))
     return tuple(found)
 
 

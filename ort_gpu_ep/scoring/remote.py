@@ -8,12 +8,12 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from ort_gpu_ep.errors import AdapterError, ModelError, ScoringError
-from ort_gpu_ep.files import open_regular
+from ort_gpu_ep.files import content, open_regular
 from ort_gpu_ep.ir import external
 from ort_gpu_ep.scoring import visible, worker
 from ort_gpu_ep.scoring.columns import Array
@@ -83,9 +83,8 @@ class Put:
         self._source = None     # without a reference Ray forgets them, on all nodes
 
 
-def _stored(file: BinaryIO) -> Stored:
-    """All of a file."""
-    return Stored(ray_module().put(np.frombuffer(file.read(), np.uint8)))
+def _stored(data: bytes) -> Stored:
+    return Stored(ray_module().put(np.frombuffer(data, np.uint8)))
 
 
 class Broadcast:
@@ -95,11 +94,12 @@ class Broadcast:
         """Files of external data have numbers for names on the other node, and in the model there. Raises ModelError where one is gone."""
         folder, numbers = os.path.dirname(os.path.abspath(model.path)), {location: str(n) for n, location in enumerate(model.weights)}
         try:
-            with open_regular(Path(model.path), follow=True) as file, (external.relocated(file, numbers) if numbers else file) as own:
-                self._files = {_MODEL: _stored(own)}
+            with open_regular(Path(model.path), follow=True) as file:
+                data = content(file)
+            self._files = {_MODEL: _stored(external.relocated(data, numbers) if numbers else data)}
             for location, number in numbers.items():
                 with external.open_location(location, folder, model.path) as file:
-                    self._files[number] = _stored(file)
+                    self._files[number] = _stored(content(file))
         except OSError as error:
             raise ModelError(f"model {model.path}: {error}") from error
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ort_gpu_ep.errors import ScoringError
+from ort_gpu_ep.files import identity as identity_of
 from ort_gpu_ep.scoring.columns import Rows
 
 FORMATS = "Parquet (.parquet), Arrow (.arrow, .feather), CSV (.csv), .npy, .npz, a folder of images, or a folder of these"
@@ -48,6 +49,7 @@ class Identity:
     path: str
     nbytes: int
     mtime_ns: int
+    ctime_ns: int
     rows: int
     groups: int
     listing: str = ""
@@ -55,12 +57,12 @@ class Identity:
 
 def identity(file: File) -> Identity:
     """Of a folder of images: of the names, sizes and times of what is in it."""
-    found, listing = file.path.stat(), ""
     if file.path.is_dir():
-        facts = [(str(p.relative_to(file.path)), p.stat().st_size, p.stat().st_mtime_ns) for p in file.paths]  # type: ignore[attr-defined]
+        facts = [(str(p.relative_to(file.path)), identity_of(p).kept()) for p in file.paths]  # type: ignore[attr-defined]
         listing = hashlib.sha256(repr(facts).encode()).hexdigest()
-        return Identity(str(file.path.resolve()), 0, 0, file.rows, 0, listing)
-    return Identity(str(file.path.resolve()), found.st_size, found.st_mtime_ns, file.rows, len(file.groups))
+        return Identity(str(file.path.resolve()), 0, 0, 0, file.rows, 0, listing)
+    found = identity_of(file.path)
+    return Identity(str(file.path.resolve()), found.nbytes, found.mtime_ns, found.ctime_ns, file.rows, len(file.groups))
 
 
 def open_sources(data: str | Path | Sequence[str | Path], images: Any) -> list[File]:

@@ -40,6 +40,9 @@ SHARE = 8
 THREAD_ENTRIES = ("session.intra_op_thread_affinities", "session.intra_op.allow_spinning")
 """Entries of SessionOptions by which a program says where its threads run, or that they don't spin."""
 
+EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+"""An entry of SessionOptions: where external data of a model in memory lie."""
+
 ORT_FORMAT = (
     "models in ORT format run on the CPU, because onnxruntime would hand values in the GPU's memory to kernels of its own: give the "
     ".onnx file, or use isolation=process")
@@ -64,14 +67,15 @@ def forbids_cpu(settings: Any) -> bool:
     return _is_on(settings, "session.disable_cpu_ep_fallback")
 
 
-def _is_on(settings: Any, entry: str) -> bool:
-    return settings is not None and _entry(settings, entry) == "1"
+def _is_on(settings: Any, name: str) -> bool:
+    return settings is not None and entry(settings, name) == "1"
 
 
-def _entry(settings: Any, name: str) -> str | None:
+def entry(settings: Any, name: str) -> str | None:
+    """An entry of SessionOptions; None where it is not set."""
     try:
         return str(settings.get_session_config_entry(name))
-    except RuntimeError:   # it is not set
+    except RuntimeError:
         return None
 
 
@@ -251,7 +255,7 @@ def threads_beside_search(settings: Any) -> int:
         return threads
     with settings_lock:
         said = settings.intra_op_num_threads
-    said = said or not settings.use_per_session_threads or any(_entry(settings, n) for n in THREAD_ENTRIES)
+    said = said or not settings.use_per_session_threads or any(entry(settings, n) for n in THREAD_ENTRIES)
     return 0 if said or settings.execution_mode != ExecutionMode.ORT_SEQUENTIAL else threads
 
 

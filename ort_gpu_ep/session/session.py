@@ -28,9 +28,11 @@ from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.processes.interrupts import load, uninterrupted
 from ort_gpu_ep.session.early import begin, uses_of
 from ort_gpu_ep.session.opening import (
+    EXTERNAL_FOLDER,
     asked_providers,
     begins_on_cpu,
     checked,
+    entry,
     has_fixed_sizes,
     left_to_others,
     look_for_gpu,
@@ -133,7 +135,7 @@ class InferenceSession(plugin.PlainSession):
                 nothing_to_gain, later = True, None if stays_on_cpu(config) else options[0]
                 threads = threads_beside_search(settings) if later is not None else 0
             else:
-                source = _source_of(model)
+                source = _source_of(model, settings)
                 uses = uses_of(config, source) if source is not None else None
                 early = begin(config, model, uses) if config.placement == "gpu" and not config.tune else None
                 plugin.ensure_registered()
@@ -149,7 +151,7 @@ class InferenceSession(plugin.PlainSession):
                     runner = make_runner(source, settings, options[0], kwargs, config)
                     names, options = runner.candidates.providers(runner.first)
         if source is None and (names is None or EP_NAME in names or asked is not None):
-            source = _source_of(model)
+            source = _source_of(model, settings)
         with early.pipelines() if early is not None else nullcontext():
             state = self._created(names, options, runner.candidates.costs if runner is not None else None, threads)
         self._state, self._runner, self._source, self._asked, self._lease, self._trouble = state, runner, source, asked, lease, trouble
@@ -163,6 +165,8 @@ class InferenceSession(plugin.PlainSession):
             weakref.finalize(self, _weakly(self._start.drop)).atexit = False
         elif type(self) is InferenceSession and (state is None or not state.partitions):
             self.__class__ = _SessionOnCpu
+            if source is not None:
+                source.release()
 
     def _created(
         self, names: list[str] | None, options: list[dict[str, Any]] | None, costs: Costs | None, threads: int = 0,
@@ -503,6 +507,8 @@ class InferenceSession(plugin.PlainSession):
             self._runner, self._asked = runner, None
         elif type(self) is InferenceSession:
             self.__class__ = _SessionOnCpu
+        if runner is None and self._source is not None:
+            self._source.release()
         self._start = None
 
     def _become(self, candidate: Candidate) -> None:
@@ -521,11 +527,12 @@ class _SessionOnCpu(InferenceSession):
     run_with_ort_values = plugin.OrtSession.run_with_ort_values
 
 
-def _source_of(model: Any) -> Source | None:
+def _source_of(model: Any, settings: Any) -> Source | None:
     """None for what is neither a path nor bytes."""
     if not isinstance(model, (str, bytes, os.PathLike)):
         return None
-    return Source(model if isinstance(model, bytes) else os.fspath(model))
+    folder = entry(settings, EXTERNAL_FOLDER) if settings is not None else None
+    return Source(model if isinstance(model, bytes) else os.fspath(model), folder or "")
 
 
 def _is_on_cpu(value: Any) -> bool:

@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from platformdirs import user_cache_dir
-
 from ort_gpu_ep import store
 from ort_gpu_ep.errors import GpuEpError
 from ort_gpu_ep.processes import child
@@ -66,7 +64,7 @@ def find_or_build() -> Path:
     Raises: BuildError, if it is in neither place and no C compiler works.
     """
     name = file_name(current_platform())
-    folders = [FOLDER, Path(user_cache_dir("ort_gpu_ep")) / "shim"]
+    folders = [FOLDER, Path(store.cache_folder()) / "shim"]
     for folder in folders:
         if (folder / name).is_file():
             return folder / name

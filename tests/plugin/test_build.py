@@ -56,7 +56,7 @@ def test_a_folder_that_is_not_writable_leaves_the_cache(tmp_path: Path, monkeypa
     package.mkdir()
     monkeypatch.setattr(build, "FOLDER", package)
     monkeypatch.setattr(build, "_writable", lambda folder: folder != package and (folder.mkdir(parents=True, exist_ok=True) or True))
-    monkeypatch.setattr(build, "user_cache_dir", lambda name: str(tmp_path / "cache"))
+    monkeypatch.setattr("ort_gpu_ep.store.cache_folder", lambda: str(tmp_path / "cache"))
     built = build.find_or_build()
     assert built.parent == tmp_path / "cache" / "shim"
     assert build.find_or_build() == built

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import ort_gpu_ep
 from models import build
 from ort_gpu_ep.ir.external import locations
 from ort_gpu_ep.ir.model_file import stored_tensors
-from ort_gpu_ep.placement.source import digest_of
+from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.plugin.own_weights import OwnWeights
+from tests.overwriting import overwrite, overwrite_like
 from tests.plugin.cases import assert_close, info, make_model, node, reference
 
 SIDE = 160
@@ -71,14 +73,13 @@ def test_no_weight_is_written_and_the_cpu_answers(then: str, path: Path) -> None
 
 @pytest.mark.usefixtures("long_pauses", "brief_hangs")
 @pytest.mark.skipif(os.name == "nt", reason="see above")
-def test_a_file_that_is_overwritten_in_place_answers_nothing(path: Path) -> None:
+@pytest.mark.parametrize("how", [overwrite, overwrite_like])
+def test_a_file_that_is_overwritten_in_place_answers_nothing(how: Callable[[Path, bytes], None], path: Path) -> None:
     session = opened(path)
     x = np.ones((3, SIDE), np.float32)
     session.run(None, {"x": x})
-    with holder(path).open("r+b") as file:
-        file.seek(holder(path).stat().st_size // 2)
-        file.write(b"\1" * 64)
-    os.utime(holder(path), ns=(1, 1))
+    content = holder(path).read_bytes()
+    how(holder(path), content[:len(content) // 2] + b"\1" * 64 + content[len(content) // 2 + 64:])
     with pytest.raises(Exception, match="was overwritten after the session had been made"):
         session.run(None, {"x": x})
 
@@ -134,10 +135,10 @@ def test_files_of_weights_are_found(path: Path) -> None:
     data = path.read_bytes()
     there = holder(path) != path
     assert locations(data) == (["weights.bin"] if there else [])
-    before = digest_of(str(path))
-    assert before == digest_of(str(path))
+    before = Source(str(path)).digest()
+    assert before == Source(str(path)).digest()
     os.utime(holder(path), ns=(5, 5))
-    assert (digest_of(str(path)) != before) == there, "of another file the time of change counts, of the model's the content"
+    assert (Source(str(path)).digest() != before) == there, "of another file the time of change counts, of the model's the content"
 
 
 def test_what_is_no_model_is_said_to_be_none() -> None:

@@ -285,11 +285,39 @@ def test_no_cache_folder(place: str, process: Process, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("home", ["/proc", "/proc/nowhere", ""])
 def test_no_home(home: str, process: Process) -> None:
-    env = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache" if home else "",
+    env = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache" if home else "", "ORT_GPU_EP_CACHE_DIR": "",
            "MESA_SHADER_CACHE_DIR": os.environ.get("MESA_SHADER_CACHE_DIR") or str(Path.home() / ".cache")}     # else it compiles all anew
     done = process(cache_dir="", env=env)
     assert done.said["right"]
     assert done.said["gpu"] > 0
+
+
+@pytest.fixture
+def nobody(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process whose user has no home and no entry in the list of users, as with `docker run --user 54321`."""
+    (tmp_path / "nobody").mkdir()
+    (tmp_path / "nobody" / "sitecustomize.py").write_text(
+        "import os, pwd\ndef unknown(uid):\n    raise KeyError('uid not found')\npwd.getpwuid = unknown\nos.environ.pop('HOME', None)\n")
+    shaders = os.environ.get("MESA_SHADER_CACHE_DIR") or str(Path.home() / ".cache")     # else Mesa compiles all anew
+    return {"PYTHONPATH": f"{tmp_path / 'nobody'}{os.pathsep}{ROOT}", "XDG_CACHE_HOME": "", "ORT_GPU_EP_CACHE_DIR": "", "MESA_SHADER_CACHE_DIR": shaders}
+
+
+def test_a_user_that_nobody_knows(nobody: dict[str, str], process: Process) -> None:
+    done = process(cache_dir="", env=nobody)
+    assert done.said["right"]
+    assert done.said["gpu"] > 0
+    assert len(done.lines("there is no cache folder")) == 1
+    assert len(done.lines("stay in memory")) == 1
+
+
+def test_commands_without_a_home(nobody: dict[str, str], tmp_path: Path) -> None:
+    starter(tmp_path)
+    for command in (["doctor", "--quick"], ["run", "model.onnx"], ["explain", "model.onnx"], ["tune", "--forget"]):
+        done = subprocess.run([sys.executable, "-m", "ort_gpu_ep", *command], cwd=tmp_path, text=True, capture_output=True, timeout=400,
+                              env={**os.environ, **nobody})
+        assert done.returncode == 0 or "degraded" in done.stdout, f"{command}: {done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "~").exists()
 
 
 def test_broken_cache_files_are_made_anew(process: Process, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.placement import chooser
 from ort_gpu_ep.placement.source import Source
+from tests.overwriting import overwrite, overwrite_like
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
 from tests.unit.graphs import model_of
 
@@ -24,13 +24,6 @@ def made(weight: float) -> bytes:
     return bytes(model_of(TEXT, {"w": np.full(4, weight, "f")}).SerializeToString())
 
 
-def overwrite(path: Path, content: bytes) -> None:
-    """As `cp` does, later than whatever clock the file system has would tell apart."""
-    changed = path.stat().st_mtime_ns + 10**9
-    path.write_bytes(content)
-    os.utime(path, ns=(changed, changed))
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "model.onnx"
@@ -38,13 +31,13 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("content", [made(-2.0), b"no model", b""])
+@pytest.mark.parametrize(("content", "how"), [(made(-2.0), overwrite), (b"no model", overwrite), (b"", overwrite), (made(-2.0), overwrite_like)])
 def test_runs_go_on_with_what_was_opened(
-    content: bytes, path: Path, auto: Callable[..., Any], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
+    content: bytes, how: Callable[[Path, bytes], None], path: Path, auto: Callable[..., Any], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(chooser, "FLOOR", 0.0)
     session, bound = auto(str(path)), auto(str(path))
-    overwrite(path, content)
+    how(path, content)
     for rows in (3, 5, 3):
         feeds = {"x": rng.standard_normal((rows, 4)).astype("f")}
         want = on_the_cpu(made(0.5), feeds)
@@ -59,21 +52,23 @@ def test_runs_go_on_with_what_was_opened(
     assert "was overwritten" in decision.why
 
 
-def test_the_cpu_does_not_answer_for_another_model(path: Path) -> None:
+@pytest.mark.parametrize("how", [overwrite, overwrite_like])
+def test_the_cpu_does_not_answer_for_another_model(how: Callable[[Path, bytes], None], path: Path) -> None:
     session = gpu_session(str(path))
-    overwrite(path, made(-2.0))
+    how(path, made(-2.0))
     with pytest.raises(ModelError, match="was overwritten"):
         session._cpu_session()
 
 
+@pytest.mark.parametrize("how", [overwrite, overwrite_like])
 @pytest.mark.parametrize("name", ["model.onnx", "weights.bin"])
-def test_each_file_counts(name: str, tmp_path: Path) -> None:
+def test_each_file_counts(name: str, how: Callable[[Path, bytes], None], tmp_path: Path) -> None:
     path, other = tmp_path / "model.onnx", tmp_path / name
     onnx.save_model(onnx.load_from_string(made(0.5)), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     source = Source(str(path))
     with source.there() as there:
         assert there == str(path)
-    overwrite(other, other.read_bytes())
+    how(other, other.read_bytes())
     with pytest.raises(ModelError, match=name), source.there():
         pass
 

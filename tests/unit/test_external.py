@@ -200,7 +200,7 @@ def test_no_location_makes_a_source_wait_or_write(location: str, where: int, fol
     source, = opened
     assert listing(tmp_path) == before
     if where == onnx.TensorProto.DEFAULT:
-        assert list(source._held) == [""]
+        assert source._external == {}
     path.unlink()
     with source.there() as there:
         assert Path(str(there)).parent.parent == temporary

@@ -25,7 +25,7 @@ assert process._FROM_OUTSIDE == (-signal.SIGTERM, -signal.SIGINT), process._FROM
 source = Source(sys.argv[1])
 with source.there() as path:
     assert path == sys.argv[1]
-assert "" in source._held, source._held
+assert source._own is not None and not source._external
 """
 
 
