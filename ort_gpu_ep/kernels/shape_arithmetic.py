@@ -47,7 +47,9 @@ Rule: TypeAlias = Callable[[BoundNode], list[Result] | None]
 
 
 def has_rule(node: Node) -> bool:
-    return node.op in _RULES and not node.domain
+    """Of a fused one: whether each of its operators has one."""
+    is_ours = bool(node.epilogue) if not node.inputs else node.op in _RULES and not node.domain
+    return is_ours and all(step.op in _RULES for step in node.epilogue)
 
 
 def evaluate(bound: BoundNode) -> list[Result] | None:
