@@ -306,7 +306,12 @@ class Size:
             raise InternalError(f"{self} is not its own hint {self.hint}")
         return self.hint
 
-    __int__ = __trunc__ = __index__
+    __int__ = __index__
+
+    __trunc__ = __floor__ = __ceil__ = __pos__
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self if digits is None else round(int(self), digits)
 
     def __float__(self) -> float:
         return float(int(self))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -88,6 +88,21 @@ def _rounded(function: Function, dtype: DType) -> Function:
     return rounded
 
 
+def _saturated(function: Callable[[Sequence[float]], float], dtype: DType) -> Function:
+    """A reduction of integers by way of float64, and the nearest integer that the type holds."""
+    low, high = limits_of(dtype)
+
+    def reduced(*row: int) -> int:
+        found = function([float(x) for x in row])
+        return high if found >= high else low if found <= low else int(found)
+
+    return reduced
+
+
+_REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "ReduceSum": sum, "ReduceProd": math.prod, "ReduceMean": lambda row: sum(row) / len(row)}
+
+
 def _to_float(dtype: DType) -> Function:
     """A number in a floating type: an integer is rounded once."""
     kind = dtype.numpy.type
@@ -114,6 +129,7 @@ def _to_integer(dtype: DType) -> Function:
 
 OF_TYPE: Mapping[tuple[str, DType], Function] = {
     **{(op, dtype): _rounded(function, dtype) for op, function in _OF_FLOATS.items() for dtype in FLOATS},
+    **{(op, dtype): _saturated(function, dtype) for op, function in _REDUCTIONS.items() for dtype in INTEGERS},
     **{("Cast", dtype): _to_float(dtype) for dtype in FLOATS}, **{("Cast", dtype): _to_integer(dtype) for dtype in INTEGERS}}
 """By an ONNX operator and the element type: of its inputs, or that a Cast of floats leads to."""
 

@@ -24,7 +24,7 @@ MAX_CONSTANT_NBYTES = 64 << 10
 _SHAPE_ONLY = ("Shape", "Size")
 
 _MOVES: Mapping[str, tuple[int, ...]] = {
-    "Transpose": (0,), "Flatten": (0,), "Slice": (0,), "Tile": (0,), "Pad": (0, 2), "GatherElements": (0,), "GatherND": (0,),
+    "Transpose": (0,), "Flatten": (0,), "Tile": (0,), "Pad": (0, 2), "GatherElements": (0,), "GatherND": (0,),
     "ScatterElements": (0, 2), "ScatterND": (0, 2), "Compress": (0,), "Trilu": (0,), "ReverseSequence": (0,)}
 """Operators that give elements of some inputs, or zeros, whatever these are; and which inputs."""
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")

@@ -16,7 +16,7 @@ import numpy as np
 from ort_gpu_ep.errors import Code
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Nonzeros, fits_half, nonzeros_of
 from ort_gpu_ep.ir.symbolic import is_symbolic
-from ort_gpu_ep.ir.types import BOOL, FLOAT16, FLOAT32, INT32, INT64, DType, TensorType
+from ort_gpu_ep.ir.types import BOOL, FLOAT16, FLOAT32, FLOATS, INT32, INT64, DType, TensorType
 from ort_gpu_ep.kernels import host, shape_arithmetic
 from ort_gpu_ep.kernels.claim import claim
 from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Lowering, Operand, spec_of
@@ -150,10 +150,10 @@ def _deferred(node: Node, decline: Decline, facts: Facts, otherwise: Callable[[s
 def _learn_later(facts: Facts, node: Node, answer: Answer) -> None:
     """Outputs that the host will know when a run begins: shape arithmetic on what it knows then, and small ones of the CPU's nodes."""
     if isinstance(answer, Lowering):
-        if not shape_arithmetic.has_rule(node) or not all(n in facts.later or n in facts.known for n in node.inputs if n):
+        if not shape_arithmetic.has_rule(node) or not all(n in facts.later or n in facts.known for n in node.reads):
             return
-        if any(facts.types[n].dtype is FLOAT32 for n in node.inputs if n in facts.types):
-            return
+        if any(facts.types[n].dtype in FLOATS and n in facts.later and n not in facts.computed for n in node.reads if n in facts.types):
+            return      # what follows from floats of a run needs a plan for each of them
     elif isinstance(answer, HostValues):
         return
     facts.later |= {n for n in node.writes if n in facts.types and is_readable(facts.types[n])}
@@ -183,7 +183,7 @@ def _answer(bound: BoundNode, limits: Limits) -> Answer:
     answer = claim(bound, limits)
     if isinstance(answer, Decline) and answer.code == Code.ATTRIBUTE:
         return answer       # its row says where onnxruntime differs from ONNX, which is what the host goes by
-    if host.has_sizes(bound) and isinstance(answer, Lowering) and _varies(answer):
+    if host.has_sizes(bound) and isinstance(answer, Lowering) and (_varies(answer) or _is_data(answer)):
         return answer       # for every size, where the host would need numbers
     try:
         return HostValues(host.evaluate(bound))
@@ -203,6 +203,11 @@ def _moved(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...] | None:
 def _varies(lowering: Lowering) -> bool:
     """Whether the shape of an output depends on sizes of the run."""
     return any(is_symbolic(size) for tensor in lowering.outputs if tensor is not None for size in tensor.shape)
+
+
+def _is_data(lowering: Lowering) -> bool:
+    """Whether an output is too large for anybody to want it on the host."""
+    return any(tensor is not None and tensor.size > shape_arithmetic.MAX_ELEMENTS for tensor in lowering.outputs)
 
 
 def _learn(facts: Facts, node: Node, answer: Answer, otherwise: Callable[[str], TensorType | None]) -> None:

@@ -65,8 +65,7 @@ class Operand:
     content: the value; where sizes of the run are in it, an array of objects (ir/symbolic.py). expected: the host will know the value when
     a run begins, but does not now, when nodes are claimed. constant: the graph holds it, also where it is too large for `value`. count:
     gives how many of a constant's elements are not zero, fits whether float16 reaches to them. decoded: bits of the code that a decoder
-    makes an element of, in the kernel that reads it
-    (ops/in_place.py); 0: it is stored.
+    makes an element of, in the kernel that reads it (ops/in_place.py); 0: it is stored.
     asked: called when a builder looks at more than the type (claim.py remembers what an answer follows from).
     """
 

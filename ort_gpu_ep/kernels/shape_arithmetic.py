@@ -39,12 +39,17 @@ MAX_GUARDS = 8
 
 _INTEGERS = (INT32, INT64, BOOL)
 
+_EXACT = 1 << 53
+"""Up to here float64 holds every integer."""
+
 Result: TypeAlias = tuple[Array, DType]
 Rule: TypeAlias = Callable[[BoundNode], list[Result] | None]
 
 
 def has_rule(node: Node) -> bool:
-    return node.op in _RULES and not node.domain
+    """Of a fused one: whether each of its operators has one."""
+    is_ours = bool(node.epilogue) if not node.inputs else node.op in _RULES and not node.domain
+    return is_ours and all(step.op in _RULES for step in node.epilogue)
 
 
 def evaluate(bound: BoundNode) -> list[Result] | None:
@@ -53,7 +58,8 @@ def evaluate(bound: BoundNode) -> list[Result] | None:
     if rule is None or bound.node.domain:
         return None
     known = [o for o in bound.inputs if o is not None and o.content is not None]
-    taken = (*INTEGERS, BOOL, *FLOATS) if any(is_symbolic(o.content) for o in known) else _INTEGERS
+    is_ours = bound.op == "Slice" or any(is_symbolic(o.content) for o in known)      # numpy takes nothing from before the first element on
+    taken = (*INTEGERS, BOOL, *FLOATS) if is_ours else _INTEGERS
     if any(o.size > MAX_ELEMENTS or o.dtype not in taken for o in known):
         return None
     try:
@@ -139,11 +145,9 @@ def _slice(node: BoundNode, x: Array) -> Array | None:
     starts, ends = _numbers(node.input(1)) or [], _numbers(node.input(2)) or []
     axes = _numbers(node.optional(3)) or list(range(len(starts)))
     steps = _numbers(node.optional(4)) or [1] * len(starts)
-    if any(s <= 0 for s in steps):
-        return None
     where = [slice(None)] * x.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        where[axis] = slice(start, end, step)
+        where[axis] = slice(max(start, -x.shape[axis]), end, step)      # a step back from before the first element starts there
     return np.asarray(x[tuple(where)])
 
 
@@ -289,12 +293,25 @@ def _is_infinite(node: BoundNode) -> list[Result] | None:
     return _truths(*[lambda v: derived(is_infinite, v, *map(float, ends))] * 2)(node)
 
 
-def _reduced(of_integers: Callable[..., Any]) -> Rule:
+def _added_up(op: str, dtype: DType, of_integers: Callable[..., Any]) -> Callable[..., Any] | None:
+    """A reduction of integers that ONNX Runtime calculates in float64: the same, as long as that holds each of them."""
+    if dtype not in INTEGERS:
+        return _of_numbers(op, dtype, of_integers)
+    low, high = limits_of(dtype)
+    low, high = max(low, -_EXACT), min(high, _EXACT)
+
+    def added(*row: Any) -> Any:
+        total = of_integers(*row)
+        return total if low <= total <= high else derived(OF_TYPE[op, dtype], *row)
+    return added
+
+
+def _reduced(of_integers: Callable[..., Any], functions: Callable[..., Callable[..., Any] | None] = _added_up) -> Rule:
     def apply(node: BoundNode) -> list[Result] | None:
         x, axes, dtype = _value(node, 0), _axes(node), node.input(0).dtype
         if not axes and node.attr("noop_with_empty_axes"):
             return [(x, dtype)]
-        function, reduced = _of_numbers(node.op, dtype, of_integers), sorted({a % x.ndim for a in axes or range(x.ndim)})
+        function, reduced = functions(node.op, dtype, of_integers), sorted({a % x.ndim for a in axes or range(x.ndim)})
         kept = [a for a in range(x.ndim) if a not in reduced]
         if function is None or any(not x.shape[a] for a in reduced):
             return None
@@ -391,8 +408,8 @@ _RULES: Mapping[str, Rule] = {
     "Where": _where,
     "ReduceProd": _reduced(lambda *row: math.prod(row)),
     "ReduceSum": _reduced(lambda *row: sum(row)),
-    "ReduceMax": _reduced(largest),
-    "ReduceMin": _reduced(_smallest),
+    "ReduceMax": _reduced(largest, _of_numbers),
+    "ReduceMin": _reduced(_smallest, _of_numbers),
     "ReduceMean": _reduced(lambda *row: quotient(sum(row), len(row))),
     "CumSum": _cumulated,
 }

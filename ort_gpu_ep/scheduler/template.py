@@ -19,7 +19,7 @@ from ort_gpu_ep.ir.formula import Formula
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.symbolic import Real, Size, Trace, is_symbolic
 from ort_gpu_ep.ir.types import TensorType
-from ort_gpu_ep.kernels import shape_arithmetic
+from ort_gpu_ep.kernels import host, shape_arithmetic
 from ort_gpu_ep.kernels.lowering import is_readable
 from ort_gpu_ep.kernels.registry import OFFSET_ALIGNMENT, Limits
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Plan
@@ -272,11 +272,11 @@ def _dimension(trace: Trace, place: int, size: int, declared: Sequence[Any] | No
 
 
 def sources(graph: Graph, name: str, types: Sequence[TensorType]) -> set[int]:
-    """The positions of the small inputs that a value is calculated from. types: of the graph's inputs."""
+    """The positions of the small inputs from whose content a value is calculated. types: of the graph's inputs."""
     producers, wanted, seen = graph.producers(), [name], set[str]()
     while wanted:
         value = wanted.pop()
         if value not in seen:
             seen.add(value)
-            wanted += producers[value].reads if value in producers else ()
+            wanted += producers[value].reads if value in producers and not host.is_shape_only(producers[value]) else ()
     return {k for k, (n, t) in enumerate(zip(graph.inputs, types, strict=True)) if n in seen and is_readable(t)}

@@ -304,6 +304,8 @@ class SizeModel:
         if v is None or not v.shape or v.kind == "float16":
             return
         op, keep = self.pick(("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceMean")), int(self.maybe(0.3))
+        if v.kind in INTEGERS and not v.all(lambda a: np.prod(np.abs(a.astype("f8")) + 1) < 2**31):
+            return      # onnxruntime saturates, kernels wrap around
         axis = self.pick(range(-len(v.shape), len(v.shape)))
         if not self.maybe(0.7):
             self.node(op, v, keepdims=keep)
@@ -416,7 +418,8 @@ class SizeModel:
         return None
 
     def grow(self) -> None:
-        self.shape()
+        while not self.numbers:
+            self.shape()
         kinds = (self.shape, self.size, self.gather, self.gather, self.sliced, self.concat, self.concat, self.reranked, self.moved, self.cast, self.cast,
                  self.cast, *[self.arithmetic] * 8, self.extremes, self.extremes, self.unary, self.unary, self.compared, self.compared, self.logic,
                  self.chosen, self.chosen, self.reduced, self.reduced, self.cumulated, self.mask)

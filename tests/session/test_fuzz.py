@@ -19,6 +19,7 @@ from tests.session.fuzz_models import FuzzModel
 from tests.session.situations import situation
 
 QUANTIZED_SEEDS = 16
+SIZE_SEEDS = 24
 SITUATIONS = 12
 
 
@@ -38,6 +39,14 @@ def test_quantized_models_end_as_on_the_cpu() -> None:
     tally = run(range(QUANTIZED_SEEDS), START_S, "--quantized")
     assert not tally.wrong
     assert tally.counts["on_gpu"] > QUANTIZED_SEEDS * 0.8
+
+
+def test_calculations_with_sizes_end_as_on_the_cpu() -> None:
+    """No run of them is left to the CPU: `python -m tests.session.fuzz --sizes --count 5000` runs more."""
+    tally = run(range(SIZE_SEEDS), START_S, "--sizes")
+    assert not tally.wrong
+    assert tally.counts["on_gpu"] > SIZE_SEEDS * 0.8
+    assert not tally.counts["fallbacks"]
 
 
 def test_differences_are_seen() -> None:

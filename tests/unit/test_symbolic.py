@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.ir.formula import Formula
-from ort_gpu_ep.ir.symbolic import Real, Size, Trace, derived, hint, largest, same
+from ort_gpu_ep.ir.symbolic import Real, Size, Trace, derived, fitted, hint, largest, same
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b,
@@ -103,8 +103,91 @@ def test_derived_numbers() -> None:
     assert Formula(trace, [ratio, derived(lambda r: int(r * 100), ratio), n * 0.5])((1, 4)) == (0.25, 25, 0.5)
 
 
+REAL_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b if b != 0 else a,
+    "floordiv": lambda a, b: a // b if b != 0 else a, "mod": lambda a, b: a % b if b > 0 else b, "floor": lambda a, b: math.floor(a),
+    "ceil": lambda a, b: math.ceil(b), "trunc": lambda a, b: math.trunc(a), "round": lambda a, b: round(b), "neg": lambda a, b: -a,
+    "abs": lambda a, b: abs(b), "max": lambda a, b: max(a, b), "at most": lambda a, b: a if a <= b else b, "at least": lambda a, b: a if a >= b else b,
+    "same": lambda a, b: 1 if a == b else 2.5, "other": lambda a, b: a if a != b else 0.5, "any": lambda a, b: a if b else 7, "number": lambda a, b: float(a)}
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(REAL_OPERATIONS)), st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=8),
+       st.lists(st.integers(0, 50), min_size=2, max_size=2), st.lists(st.integers(0, 50), min_size=2, max_size=2))
+def test_floats_of_a_run_are_what_floats_give(program: list[tuple[str, int, int]], first: list[int], then: list[int]) -> None:
+    """Mixed with sizes, ints and floats: for other sizes the same, or nothing where a guard answers otherwise."""
+    def values(sizes: list[Any]) -> list[Any]:
+        found = [*sizes, derived(math.sqrt, sizes[0]), sizes[1] * 0.5, 3, 0.75, -2]
+        for name, a, b in program:
+            found.append(REAL_OPERATIONS[name](found[a % len(found)], found[b % len(found)]))
+        return found
+
+    trace = Trace()
+    try:
+        recorded = values([trace.symbol(k, n) for k, n in enumerate(first)])
+        want = values(list(first))
+        formula = Formula(trace, recorded)
+        assert formula(first) == tuple(want)
+        again, other = formula(then), values(list(then))
+    except OverflowError:
+        return
+    assert again is None or again == tuple(other)
+
+
+def test_floats_of_a_run_that_are_no_numbers_compare_as_floats_do() -> None:
+    trace, (n,) = sizes(3)
+    nan, infinite = derived(lambda k: math.nan, n), derived(lambda k: math.inf, n)
+    assert nan != derived(float, nan)
+    assert nan != 1.0
+    assert not any((nan == 1, nan < 1, nan > 1, nan <= 1, nan >= 1, n <= math.nan, n >= math.nan))
+    assert infinite > n * 1000
+    assert math.isnan(float(nan))
+    assert Formula(trace, [])((4,)) == ()
+
+
+@pytest.mark.parametrize("use", [float, int, hash, lambda r: np.float32(r), lambda r: np.array([r], object).astype("f"), lambda r: {r: 1}],
+                         ids=["float", "int", "hash", "numpy", "array", "key"])
+def test_what_needs_the_number_of_a_float_guards_it(use: Callable[[Any], object]) -> None:
+    trace, (n, m) = sizes(6, 3)
+    use(derived(lambda a, b: a / b, n, m))
+    formula = Formula(trace, [])
+    assert formula((8, 4)) == (), "the same number"
+    assert formula((9, 3)) is None
+
+
+def test_equal_numbers_of_other_types_are_other_arguments() -> None:
+    trace, (n,) = sizes(3)
+    made = [derived(lambda a, b: str(b).count(".") + 2 * str(b).count("-"), n, b) for b in (1, 1.0, 0.0, -0.0)]
+    assert Formula(trace, made)((3,)) == (0, 1, 1, 3)
+
+
+def test_what_the_range_of_sizes_says_needs_no_guard() -> None:
+    trace, (n, m) = sizes(3, 5)
+    k = trace.symbol(2, -4, (-10, 10))
+    assert all((n >= 0, n * m + 1 > 0, n // 2 >= 0, m % 7 < 7, largest(n, 4) >= 4, k < 11))
+    assert not trace.guards
+    assert all((n > 0, k < 5))
+    assert len(trace.guards) == 2
+
+
+def test_integers_wrap_around_in_their_type() -> None:
+    trace = Trace()
+    n, k = trace.symbol(0, 3), trace.symbol(1, 7, (-(2**31), 2**31 - 1))
+    assert same(fitted(n + 1, -(2**63), 2**63 - 1), n + 1)
+    assert not trace.guards
+    low = fitted(k * k, -(2**31), 2**31 - 1)
+    assert Formula(trace, [low])((3, 9)) == (81,)
+    assert Formula(trace, [low])((3, 2**31 - 1)) is None, "planned anew"
+    trace = Trace()
+    k = trace.symbol(0, 2**31 - 1, (-(2**31), 2**31 - 1))
+    assert Formula(trace, [fitted(k + 1, -(2**31), 2**31 - 1)])((2**31 - 1,)) == (-(2**31),)
+
+
 def test_numbers_of_numpy() -> None:
     _, (n,) = sizes(3)
+    assert n == np.float32(3)
+    assert np.float32(2.5) < n
+    assert n != np.float64(2.5)
+    assert [hint(v) for v in (n + np.float32(0.5), np.float32(0.5) * n)] == [3.5, 1.5]
     assert same(np.int64(2) * n, 2 * n)
     assert [hint(v) for v in np.array([n, 4], object) * 2] == [6, 8]
 
