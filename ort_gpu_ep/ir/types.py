@@ -116,6 +116,11 @@ def dtype_of(array: np.ndarray[Any, Any]) -> DType:
     return BY_NAME[array.dtype.name]
 
 
+def summed(dtype: DType) -> DType:
+    """The element type in which a part of a sum of that type is stored: float16 reaches neither to large sums nor to small squares."""
+    return FLOAT32 if dtype is FLOAT16 else dtype
+
+
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """An element type and a shape of known, non-negative dimensions."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ir.types import FLOAT64, FLOATS, TensorType
+from ort_gpu_ep.ir.types import FLOAT64, FLOATS, TensorType, summed
 from ort_gpu_ep.kernels.records import case, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, kernel, op
-from ort_gpu_ep.ops.reduce import summed
 
 record(
     "determinant.wgsl", "direct", loop_bound=lambda k: k["M"] * (k["M"] + 2) * (k["M"] + 2),

@@ -10,8 +10,6 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import (
     BOOL,
-    FLOAT16,
-    FLOAT32,
     FLOAT64,
     FLOATS,
     INT8,
@@ -23,6 +21,7 @@ from ort_gpu_ep.ir.types import (
     DType,
     Shape,
     TensorType,
+    summed,
 )
 from ort_gpu_ep.kernels.records import Known, Random, case, integers, record
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, Strided, UnknownValueError, kernel, op
@@ -97,11 +96,6 @@ def team_of(count: int, length: int, adjacent: bool) -> int:
     while team < WORKGROUP_SIZE and 4 * team < length and (not adjacent or count * team < BUSY):
         team *= 2
     return team
-
-
-def summed(dtype: DType) -> DType:
-    """The element type in which a part of a sum of that type is stored: float16 reaches neither to large sums nor to small squares."""
-    return FLOAT32 if dtype is FLOAT16 else dtype
 
 
 def reduced_shape(shape: Shape, axes: Sequence[int], keep: bool) -> Shape:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ort_gpu_ep.ir.graph import Step
-from ort_gpu_ep.ir.types import INT64, DType, Shape, TensorType
+from ort_gpu_ep.ir.types import INT64, DType, Shape, TensorType, summed
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, View, broadcast, kernel, op
 from ort_gpu_ep.ops import channels_last
 from ort_gpu_ep.ops.elementwise import NUMERIC, REAL, Expression, by_type, common_shape, constant, elementwise, in_pairs, paired
-from ort_gpu_ep.ops.reduce import summed
 
 MAX_READS = 7
 """Inputs of one kernel: WebGPU guarantees 8 storage buffers, one is the output."""

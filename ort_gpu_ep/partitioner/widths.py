@@ -22,11 +22,17 @@ SUMS = frozenset((
     "CumSum", "CumProd", "Einsum"))
 """Reductions whose result may be beyond float16 though no element is."""
 
-REDUCTIONS = SUMS | {"ReduceMean", "ReduceMax", "ReduceMin", "Softmax", "LogSoftmax"}
+POOLS = frozenset(("GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "LRN"))
 
-POOLS_AND_NORMS = frozenset((
-    "GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "LayerNormalization", "RMSNormalization", "InstanceNormalization",
-    "GroupNormalization", "MeanVarianceNormalization", "LpNormalization", "LRN"))
+SCORED = SUMS | {"ReduceMean", "ReduceMax", "ReduceMin", "Softmax", "LogSoftmax"}
+"""Those that also read products of matrices in float32: such are scores of attention that no rule fused."""
+
+NORMS = frozenset((
+    "Softmax", "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization",
+    "LpNormalization"))
+"""Reductions whose results float16 reaches to, whatever they read."""
+
+REDUCTIONS = SCORED | POOLS | NORMS
 
 MOVING = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Slice", "Expand", "Concat"))
 """Ops that give elements of what they were given, of any type."""
@@ -35,7 +41,7 @@ ALIKE = frozenset(("Concat", "Einsum"))
 """Of all these, those whose inputs have one type."""
 
 PRODUCTS = frozenset(("MatMul", "Gemm", "FusedMatMul"))
-"""Sums of products, which a reduction may read as they are: scores of attention that no rule fused."""
+"""Sums of products."""
 
 BOUNDED, PLAIN, BEYOND = range(3)
 """What is known of a magnitude: about 1 at most (constants count as that), that of a value in float16, or perhaps beyond it."""
@@ -112,11 +118,11 @@ class _Widths:
         if _moves(node):
             return reads_wide and (wanted or read_on)
         if _reduces(node):
-            return (reads_wide or node.op in SUMS) and (wanted or read_on)
+            return node.op not in NORMS and (reads_wide or node.op in SUMS) and (wanted or read_on)
         spec = spec_of(node)
         if not wanted or spec is None or not spec.epilogue:
             return False
-        scores = node.op in PRODUCTS and any(reader.op in REDUCTIONS and not reader.domain for reader in self.readers[name])
+        scores = node.op in PRODUCTS and any(reader.op in SCORED and not reader.domain for reader in self.readers[name])
         return scores or (bool(node.epilogue) and beyond)
 
     def _is_no_half(self, name: str) -> bool:
@@ -195,7 +201,7 @@ def stored_as(node: Node, dtype: DType, natural: DType) -> Node:
 
 
 def _reduces(node: Node) -> bool:
-    return not node.domain and node.op in REDUCTIONS | POOLS_AND_NORMS and len(node.writes) == 1
+    return not node.domain and node.op in REDUCTIONS and len(node.writes) == 1
 
 
 def _moves(node: Node) -> bool:
