@@ -113,6 +113,7 @@ class SessionState:
     renewals: how often the programs were rebuilt on a new device. renewing: held while that goes on.
     runs: how many `begin_run` was told of. last_run: (kind, nbytes) of each copy since the last one; runs that overlap share it.
     cpu_because: why the CPU answered the whole of the last run, past all partitions; empty where it did not.
+    unwanted_optimizers: those of onnxruntime that the session must do without: nodes that stay on its CPU would end the process.
     """
 
     def __init__(self) -> None:
@@ -132,6 +133,7 @@ class SessionState:
         self.runs = 0
         self.last_run: list[tuple[str, int]] = []
         self.cpu_because = ""
+        self.unwanted_optimizers = set[str]()
         self._said: set[tuple[str, str]] = set()
 
     def begin_run(self) -> None:
