@@ -115,6 +115,7 @@ class SessionState:
     runs: how many `begin_run` was told of. last_run: (kind, nbytes) of each copy since the last one; runs that overlap share it.
     cpu_because: why the CPU answered the whole of the last run, past all partitions; empty where it did not.
     profiles: what wants the times of runs now, for ONNX Runtime's profiles (profiler.py).
+    unwanted_optimizers: those of onnxruntime that the session must do without: nodes that stay on its CPU would end the process.
     """
 
     def __init__(self) -> None:
@@ -135,6 +136,7 @@ class SessionState:
         self.last_run: list[tuple[str, int]] = []
         self.cpu_because = ""
         self.profiles: tuple[DispatchTimes, ...] = ()
+        self.unwanted_optimizers = set[str]()
         self._said: set[tuple[str, str]] = set()
 
     def begin_run(self) -> None:

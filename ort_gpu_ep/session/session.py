@@ -22,7 +22,7 @@ from ort_gpu_ep.placement import CPU
 from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.source import Source, not_written, with_profiler, write_optimized
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME
-from ort_gpu_ep.plugin.fallback import NO_KERNEL, NoProviderError, taken_by_nobody
+from ort_gpu_ep.plugin.fallback import BLOCKED, NO_KERNEL, NoProviderError, taken_by_nobody
 from ort_gpu_ep.plugin.io_binding import refresh
 from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.processes.interrupts import load, uninterrupted
@@ -490,7 +490,7 @@ class InferenceSession(plugin.PlainSession):
     def _cpu_session(self) -> Any:
         """The same model on the CPU only, for one run: its arena would keep that run's tensors, and the weights once more."""
         assert self._source is not None, "only a session with our provider asks"
-        return self._source.session(private.first_settings_of(self), [CPU_PROVIDER], [{}], {})
+        return self._source.session(private.first_settings_of(self), [CPU_PROVIDER], [{}], {"disabled_optimizers": [BLOCKED]})
 
     def _front(self, name: str) -> Candidate:
         """What this session is now, as a candidate that stays when the session becomes another one."""
