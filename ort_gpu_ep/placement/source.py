@@ -12,13 +12,16 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnxruntime
 
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.ir.model_file import op_types, stored_tensors
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, PlainSession, ort_session
+
+if TYPE_CHECKING:
+    import onnx
 
 settings_lock = threading.RLock()
 """Held while SessionOptions of a program, which may be those of several sessions, are changed for a moment, and where they are read."""
@@ -74,6 +77,15 @@ class Source:
         whole = settings_lock if names == [CPU_PROVIDER] else nullcontext()       # another session may have fewer threads set in them
         with whole, not_written(settings), self.there() as model:
             return kind(model, settings, names, options, **kwargs)
+
+    def proto(self, most_nbytes: int) -> onnx.ModelProto:
+        """The model with its weights. Raises ModelError where they are more, OSError, what onnx raises."""
+        import onnx
+
+        if self.nbytes > most_nbytes:
+            raise ModelError(f"the model has {self.nbytes >> 20} MiB")
+        with self.there() as model:
+            return onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(model)
 
     def _hold(self) -> None:
         """Opens the files. One that can't be is onnxruntime's to complain about."""

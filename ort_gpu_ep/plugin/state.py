@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ort_gpu_ep.config import Config
     from ort_gpu_ep.device import Gpu
     from ort_gpu_ep.device.backend import Backend, Executable
+    from ort_gpu_ep.device.circuit import Circuit
     from ort_gpu_ep.ir.graph import Graph
     from ort_gpu_ep.partitioner import Costs, Report
     from ort_gpu_ep.plugin.fallback import Fallback
@@ -94,6 +95,7 @@ class Compiled(Protocol):
     graph: Graph
     program: Executable | None
     fallback: Fallback | None
+    circuit: Circuit
     runs: int
     fallbacks: int
     cpu_because: str
@@ -173,6 +175,11 @@ class SessionState:
     @property
     def strict(self) -> bool:
         return self.config is not None and self.config.strict
+
+    @property
+    def model(self) -> Hashable:
+        """Tells models apart: sessions of one model on the GPU, with the same options, have the same."""
+        return tuple((node.op, *node.writes) for partition in self.partitions for node in partition.graph.nodes)
 
     @property
     def failures(self) -> int:
