@@ -31,7 +31,7 @@ from ort_gpu_ep.placement.candidates import Candidate, Candidates
 from ort_gpu_ep.placement.source import Source, with_profiler
 from ort_gpu_ep.plugin import CPU_PROVIDER, fall_back_or_raise
 from ort_gpu_ep.plugin.explain import adapter_of
-from ort_gpu_ep.plugin.verification import compare
+from ort_gpu_ep.plugin.verification import JUDGED_NBYTES, Opinion, compare, third_opinion
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -183,7 +183,7 @@ class Prover:
             candidate = None
             try:
                 candidate = self.candidates.get(name)
-                check_answer(candidate, feeds, names, want, run_cpu, self.config.precision)
+                check_answer(self.candidates.model, candidate, feeds, names, want, run_cpu, self.config.precision)
             except Exception as error:   # whatever keeps a candidate from answering puts it out; the CPU has answered the same inputs
                 failed[name] = rejected(candidate, name, error, self.config.strict)
                 wrong |= {name} if isinstance(error, WrongResultError) else set()
@@ -203,12 +203,13 @@ class Prover:
 
 
 def check_answer(
-    candidate: Candidate, feeds: Mapping[str, Any], names: Sequence[str], want: Sequence[Any], run_cpu: Callable[[], Any], precision: str,
+    model: Source, candidate: Candidate, feeds: Mapping[str, Any], names: Sequence[str], want: Sequence[Any], run_cpu: Callable[[], Any],
+    precision: str,
 ) -> None:
     """Runs a candidate once. Raises what keeps it from answering, and WrongResultError where it does not agree with the CPU (`want`)."""
     got = candidate.session.run(None, feeds)
     trouble(candidate)
-    check_outputs(names, got, want, run_cpu, precision)
+    check_outputs(names, got, want, run_cpu, precision, partial(opinion, model, feeds))
 
 
 def trouble(candidate: Candidate) -> None:
@@ -226,8 +227,12 @@ def rejected(candidate: Candidate | None, name: str, error: Exception, strict: b
     state = candidate.state if candidate is not None else None
     if strict:
         fall_back_or_raise(state, error)
+    if isinstance(error, WrongResultError) and error.by_cpu:
+        log.warning("placement: onnxruntime's CPU gives wrong results for this model. The session goes on with them, as it began; "
+                    "placement=gpu gives those of float64: %s", error)
+        return f"onnxruntime's CPU is wrong, and the session stays with its answers: {error}"
     if state is not None and state.backend is not None and isinstance(error, WrongResultError):
-        state.backend.adapter.circuit.failed(f"WrongResultError: {error}", at_once=True)
+        state.backend.adapter.circuit.suspect(f"WrongResultError: {error}", state.model)
     log.warning("placement: the candidate %r is left out, it fails: %s: %s", name, type(error).__name__, error)
     return f"{type(error).__name__}: {error}"
 
@@ -316,23 +321,42 @@ def _block(run: Callable[[], object], late: Callable[[], bool], clock: Callable[
 
 # ---- agreement
 
+Judge: TypeAlias = "Callable[[Sequence[str], Sequence[Any], Sequence[Any], str], Opinion]"
+"""Says who is wrong: names of outputs, the GPU's and the CPU's, and the option `precision`."""
+
+
 def check_outputs(
     names: Sequence[str], got: Sequence[Any], want: Sequence[Any], again: Callable[[], Sequence[Any]], precision: str = "float32",
+    judge: Judge | None = None,
 ) -> None:
     """Raises WrongResultError, where outputs differ from the CPU's by more than the option `verify` allows.
 
     again: runs the model on the CPU once more; one that gives something else each time (random numbers) is not judged. precision: the
-    option of the session that gave `got`.
+    option of the session that gave `got`. judge: whom the error is to name.
     """
     try:
         _check(names, got, want, precision)
-    except WrongResultError:
+    except WrongResultError as error:
         try:
             _check(names, again(), want, "float32")
         except WrongResultError:
             log.info("placement: the model gives other results each time it runs on the CPU; the GPU's are not compared with them")
             return
-        raise
+        if judge is None:
+            raise
+        decided = judge(names, got, want, precision)
+        found = WrongResultError(f"{error} {decided.said}")
+        found.by_cpu = decided.cpu_is_wrong
+        raise found from error
+
+
+def opinion(
+    model: Source, feeds: Mapping[str, Any], names: Sequence[str], got: Sequence[Any], want: Sequence[Any], precision: str,
+) -> Opinion:
+    """That of the model evaluated in float64."""
+    from ort_gpu_ep.comparison.models import exposing
+
+    return third_opinion(lambda: exposing(model.proto(JUDGED_NBYTES), names), feeds, got, want, partial(_check, names, precision=precision))
 
 
 def _check(names: Sequence[str], got: Sequence[Any], want: Sequence[Any], precision: str) -> None:

@@ -16,9 +16,10 @@ import numpy as np
 import onnxruntime
 
 from ort_gpu_ep import private
-from ort_gpu_ep.errors import GpuEpError, InternalError
+from ort_gpu_ep.errors import GpuEpError, InternalError, ModelError
 from ort_gpu_ep.ir.types import FLOAT32, SUB_BYTE, TensorType, packed
 from ort_gpu_ep.plugin.ort_sessions import exact_products, ort_session
+from ort_gpu_ep.plugin.verification import JUDGED_NBYTES
 from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES, WeightFile
 from ort_gpu_ep.providers import CPU_PROVIDER, EP_NAME
 
@@ -123,6 +124,14 @@ class Fallback:
         for name, array in (self._kept | self._stored()).items():
             values[name] = replace(values[name], load=partial(_given, array))
         return self._graph.with_nodes(self._graph.nodes, values)
+
+    def model(self) -> onnx.ModelProto:
+        """The partition as a model that holds its constants. Raises ModelError where they are more than JUDGED_NBYTES; as `_stored`."""
+        constants = {**self._kept, **self._stored()}
+        nbytes = sum(a.nbytes for a in constants.values())
+        if nbytes > JUDGED_NBYTES:
+            raise ModelError(f"it holds {nbytes >> 20} MiB")
+        return self._model({}, constants)
 
     def close(self) -> None:
         """Deletes the constants on disk."""

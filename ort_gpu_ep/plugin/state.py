@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +22,7 @@ from ort_gpu_ep.providers import EP_NAME
 if TYPE_CHECKING:
     from ort_gpu_ep.config import Config
     from ort_gpu_ep.device import Gpu
+    from ort_gpu_ep.device.circuit import Circuit
     from ort_gpu_ep.device.dispatch_times import DispatchTimes
     from ort_gpu_ep.ir.graph import Graph
     from ort_gpu_ep.partitioner import Costs, Report
@@ -95,6 +96,7 @@ class Compiled(Protocol):
     graph: Graph
     program: Executable | None
     fallback: Fallback | None
+    circuit: Circuit
     runs: int
     fallbacks: int
     cpu_because: str
@@ -178,6 +180,11 @@ class SessionState:
     @property
     def strict(self) -> bool:
         return self.config is not None and self.config.strict
+
+    @property
+    def model(self) -> Hashable:
+        """Tells models apart: sessions of one model on the GPU, with the same options, have the same."""
+        return tuple((node.op, *node.writes) for partition in self.partitions for node in partition.graph.nodes)
 
     @property
     def failures(self) -> int:

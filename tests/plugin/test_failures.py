@@ -193,7 +193,8 @@ def test_compute_falls_back(
     assert opened.state.errors[0] is error
     assert error.__traceback__ is None
     monkeypatch.undo()
-    opened.state.gpu.circuit.reset()   # type: ignore[union-attr]
+    assert opened.state.gpu.circuit.is_closed   # type: ignore[union-attr]
+    opened.state.partitions[0].circuit.reset()
     assert_close(opened.run(x=x), reference(mlp, x=x))
     assert (opened.state.partitions[0].runs, opened.state.partitions[0].fallbacks) == (4, 3)
 
