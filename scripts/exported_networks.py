@@ -228,6 +228,8 @@ def whisper_decoder() -> Network:
 PIXELS = {0: "batch_size", 1: "num_channels", 2: "height", 3: "width"}
 IMAGES = ((56, 70), (70, 56), (84, 70), (98, 56), (112, 84), (126, 126))
 """Sizes that networks of any size are run with: multiples of 14, the patches of DINOv2."""
+LARGER = ((64, 96), (96, 64), (128, 64), (160, 160))
+"""For networks that make an image 32 times smaller: a length of 1 broadcasts, which is another plan."""
 
 
 def image_network(network: torch.nn.Module, pick: Callable[[Any], Any], sizes: Sequence[tuple[int, int]], **fixed: Any) -> Network:
@@ -249,13 +251,13 @@ def open_resnet() -> Network:
 
 def open_convnext() -> Network:
     config = tf.ConvNextConfig(hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 2, 1], num_labels=10)
-    return image_network(tf.ConvNextForImageClassification(config), lambda y: y.logits, IMAGES)
+    return image_network(tf.ConvNextForImageClassification(config), lambda y: y.logits, LARGER)
 
 
 def open_segformer() -> Network:
     config = tf.SegformerConfig(depths=[1, 1, 1, 1], hidden_sizes=[16, 32, 48, 64], decoder_hidden_size=32, num_labels=5,
                                 num_attention_heads=[1, 2, 4, 8])
-    return image_network(tf.SegformerForSemanticSegmentation(config), lambda y: y.logits, [(64, 96), (96, 64), (128, 64), (160, 160)])
+    return image_network(tf.SegformerForSemanticSegmentation(config), lambda y: y.logits, LARGER)
 
 
 DINO = {"hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": HEADS, "patch_size": 14, "image_size": 70}
@@ -275,6 +277,30 @@ def open_depth_anything() -> Network:
 def open_swin() -> Network:
     config = tf.SwinConfig(image_size=64, patch_size=4, embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=4, num_labels=10)
     return image_network(tf.SwinForImageClassification(config), lambda y: y.logits, [(64, 64)])
+
+
+def open_swin2sr() -> Network:
+    config = tf.Swin2SRConfig(image_size=32, embed_dim=24, depths=[2, 2], num_heads=[2, 2], window_size=4, num_channels=3, upscale=2)
+    return image_network(tf.Swin2SRForImageSuperResolution(config), lambda y: y.reconstruction, [(32, 48), (48, 32), (40, 40), (64, 32)])
+
+
+def open_mobilevit() -> Network:
+    config = tf.MobileViTConfig(hidden_sizes=[16, 24, 32], neck_hidden_sizes=[8, 16, 16, 24, 32, 40, 48], num_labels=10)
+    return image_network(tf.MobileViTForImageClassification(config), lambda y: y.logits, LARGER)
+
+
+def open_dpt() -> Network:
+    config = tf.DPTConfig(**SIZES | {"num_hidden_layers": 4}, image_size=64, patch_size=16, backbone_out_indices=[0, 1, 2, 3],
+                          neck_hidden_sizes=[16, 24, 32, 48], fusion_hidden_size=16)
+    return image_network(tf.DPTForDepthEstimation(config), lambda y: y.predicted_depth, [(64, 64)])
+
+
+def open_deeplab() -> Network:
+    from torchvision.models import segmentation
+
+    network = segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=5)
+    network.forward, inner = lambda pixel_values: inner(pixel_values)["out"], network.forward
+    return image_network(network, lambda y: y, LARGER)
 
 
 def open_sam() -> Network:
@@ -317,7 +343,8 @@ ONE_STAGE = {"min_size": 96, "max_size": 128, "topk_candidates": 50}
 
 OPEN: dict[str, Callable[[], Network]] = {
     "vit": open_vit, "resnet": open_resnet, "convnext": open_convnext, "segformer": open_segformer, "dinov2": open_dinov2,
-    "depth-anything": open_depth_anything, "swin": open_swin, "sam-encoder": open_sam, "mixtral": mixtral_past, "gpt2-past": gpt2_past,
+    "depth-anything": open_depth_anything, "swin": open_swin, "swin2sr": open_swin2sr, "mobilevit": open_mobilevit, "deeplab": open_deeplab,
+    "dpt": open_dpt, "sam-encoder": open_sam, "mixtral": mixtral_past, "gpt2-past": gpt2_past,
     "ssdlite": detector("ssdlite320_mobilenet_v3_large"), "ssd": detector("ssd300_vgg16"),
     "retinanet": detector("retinanet_resnet50_fpn", **ONE_STAGE), "fcos": detector("fcos_resnet50_fpn", **ONE_STAGE),
     "fasterrcnn": detector("fasterrcnn_mobilenet_v3_large_320_fpn", **TWO_STAGE),
