@@ -5,8 +5,9 @@
 The networks are those of exported_networks.py's OPEN, written by TorchScript as optimum and torchvision's documentation do it. A row for
 each: partitions of each graph (the model's and those of If and Loop), nodes that are left to the CPU with the reason, the largest
 difference from onnxruntime's CPU as a part of an output's largest number, pipelines that were compiled for each new size of the inputs,
-and runs that the CPU answered. --decisions: only what is decided before any run. Law: right, no run answered by the CPU, and nothing compiled behind the
-second size. Exit code 1 where it is broken. Files in DIR are used again. PyTorch, transformers and torchvision are needed to write them.
+and runs that the CPU answered. --decisions: only what is decided before any run. Law: right, no run answered by the CPU, and nothing
+compiled behind the second size. Exit code 1 where it is broken. Files in DIR are used again. PyTorch, transformers and torchvision are
+needed to write them.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def _slice(node: BoundNode, x: Array) -> Array | None:
     starts, ends = _numbers(node.input(1)) or [], _numbers(node.input(2)) or []
     axes = _numbers(node.optional(3)) or list(range(len(starts)))
     steps = _numbers(node.optional(4)) or [1] * len(starts)
-    if any(s <= 0 for s in steps):
+    if 0 in steps:
         return None
     where = [slice(None)] * x.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
@@ -192,6 +192,11 @@ def _elementwise(function: Callable[..., Any], result: DType | int = 0) -> Rule:
     return apply
 
 
+def _modulo(node: BoundNode) -> list[Result] | None:
+    """With the sign of the divisor, as Python has it; with fmod that of the dividend, which is not here."""
+    return None if node.attr("fmod") or node.input(0).dtype is FLOAT32 else _elementwise(operator.mod)(node)
+
+
 def _reduced(function: Callable[[Array], Any]) -> Rule:
     def apply(node: BoundNode) -> list[Result] | None:
         x, axes = _value(node, 0), _axes(node)
@@ -246,6 +251,7 @@ _RULES: Mapping[str, Rule] = {
     "Sub": _arithmetic(operator.sub, operator.sub),
     "Mul": _arithmetic(operator.mul, operator.mul),
     "Div": _arithmetic(_quotient, operator.truediv),
+    "Mod": _modulo,
     "Neg": _arithmetic(operator.neg, operator.neg),
     "Floor": _arithmetic(operator.pos, np.floor),
     "Ceil": _arithmetic(operator.pos, np.ceil),

@@ -127,7 +127,7 @@ def _check_length(node: BoundNode, axis: Axis, coordinates: str) -> None:
         return
     if not derived(_fits, axis.scale, axis.size, axis.out):
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"{node.op}: {coordinates} with scale {axis.scale:g} of {axis.size} elements: their product is not a whole number")
+            Code.ATTRIBUTE, f"{node.op}: {coordinates} with scale {axis.scale:g} of {axis.size} elements: that is not a whole number")
 
 
 def _fits(scale: float, size: int, out: int) -> int:

@@ -79,6 +79,11 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], Sequence[tuple[int, ...]]]] =
         "(float[N, 3, H, W] x) => (y, z) { y = Resize<mode=\"linear\", axes=[2, 3], keep_aspect_ratio_policy=\"not_larger\">(x, none, none, grid) "
         "z = Resize<mode=\"nearest\", axes=[2, 3], keep_aspect_ratio_policy=\"not_smaller\">(x, none, none, grid) }",
         {"none": np.zeros(0, "f"), "grid": np.array([6, 8])}, [(2, 4, 6), (3, 8, 10), (2, 20, 14), (2, 6, 8)]),
+    "padded to whole windows": (
+        "(float[N, H, W] x) => (y) { s = Shape<start=1>(x) m = Mod(s, four) d = Sub(four, m) r = Mod(d, four) "
+        "b = Slice(r, last, first, along, last) e = Slice(b, last, first, along, last) p = Concat<axis=0>(none, e) y = Pad(x, p) }",
+        {"four": np.array([4]), "last": np.array([-1]), "first": np.array([-(1 << 62)]), "along": np.array([0]), "none": np.zeros(4, np.int64)},
+        [(2, 5, 7), (3, 6, 9), (2, 13, 30)]),
     "order": (
         "(float[N, L] x) => (float[N, 3] y, int64[N, 3] i, float[N, L] z) { y, i = TopK(x, three) z = CumSum(x, one) }",
         {"three": np.array([3]), "one": np.array(1)}, [(2, 5), (3, 17), (2, 64), (3, 900)]),
