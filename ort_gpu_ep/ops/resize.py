@@ -10,7 +10,7 @@ import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array
-from ort_gpu_ep.ir.symbolic import derived, is_symbolic
+from ort_gpu_ep.ir.symbolic import derived, is_symbolic, same
 from ort_gpu_ep.ir.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType
 from ort_gpu_ep.kernels.records import Known, case, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Const, Kernel, Operand, Strided, kernel, op
@@ -28,6 +28,8 @@ TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 COORDINATES = {
     "half_pixel": 0, "asymmetric": 1, "pytorch_half_pixel": 2, "tf_half_pixel_for_nn": 3, "align_corners": 4, "tf_crop_and_resize": 5,
     "half_pixel_symmetric": 6}
+DIFFERS_AT_ONE = ("tf_half_pixel_for_nn", "tf_crop_and_resize")
+"""Coordinates that are other ones where an axis keeps its length than where it is left alone."""
 ROUNDING = {"simple": 0, "round_prefer_floor": 1, "round_prefer_ceil": 2, "floor": 3, "ceil": 4}
 
 record(
@@ -89,10 +91,25 @@ def _by_sizes(node: BoundNode, sizes: tuple[int, ...], axes: tuple[int, ...]) ->
     wanted = dict(zip(axes, sizes, strict=True))
     scales = {a: derived(_ratio, out, shape[a]) for a, out in wanted.items()}
     if policy != "stretch":
-        common = (min if policy == "not_larger" else max)(float(s) for s in scales.values())
+        common = derived(_least if policy == "not_larger" else _most, *scales.values())
         scales = dict.fromkeys(axes, common)
-        wanted = {a: floor(float(F(F(common) * F(int(shape[a])))) + 0.5) for a in axes}
-    return [Axis(size, wanted.get(a, size), 1.0 if wanted.get(a, size) == size else scales[a]) for a, size in enumerate(shape)]
+        wanted = {a: derived(_rounded, common, shape[a]) for a in axes}
+    kept = {a for a, size in enumerate(shape) if same(wanted.get(a, size), size)}
+    if len(shape) - len(kept) > MAX_RESIZED or node.attr("coordinate_transformation_mode") in DIFFERS_AT_ONE:
+        kept = {a for a, size in enumerate(shape) if wanted.get(a, size) == size}
+    return [Axis(size, size, 1.0) if a in kept else Axis(size, wanted[a], scales[a]) for a, size in enumerate(shape)]
+
+
+def _least(*scales: float) -> float:
+    return min(scales)
+
+
+def _most(*scales: float) -> float:
+    return max(scales)
+
+
+def _rounded(scale: float, size: int) -> int:
+    return floor(float(F(F(scale) * F(size))) + 0.5)
 
 
 def _with_region(node: BoundNode, found: list[Axis], axes: tuple[int, ...]) -> list[Axis]:
@@ -108,12 +125,16 @@ def _with_region(node: BoundNode, found: list[Axis], axes: tuple[int, ...]) -> l
 def _check_length(node: BoundNode, axis: Axis, coordinates: str) -> None:
     """ONNX takes scale * size as the length of the output, ONNX Runtime its whole part: declines where that differs and matters."""
     matters = coordinates in ("align_corners", "tf_crop_and_resize") or (coordinates == "pytorch_half_pixel" and axis.out == 1)
-    if not matters:
+    if not matters or (not is_symbolic(axis.scale) and float(axis.scale).is_integer()):
         return
-    exact = axis.scale * axis.size
-    if abs(exact - axis.out) > 1e-4 * exact:
+    if not derived(_fits, axis.scale, axis.size, axis.out):
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"{node.op}: {coordinates} with scale {axis.scale} of {axis.size} elements: {exact} is not a whole number")
+            Code.ATTRIBUTE, f"{node.op}: {coordinates} with scale {axis.scale} of {axis.size} elements: that is not a whole number")
+
+
+def _fits(scale: float, size: int, out: int) -> int:
+    exact = scale * size
+    return int(abs(exact - out) <= 1e-4 * exact)
 
 
 def _axis_consts(slot: int, axis: Axis, stride: int, step: int, taps: int, coordinates: str) -> dict[str, Const]:

@@ -10,6 +10,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, ConfigError, InternalError, forget_frames
 from ort_gpu_ep.heap import give_back
 from ort_gpu_ep.ir.graph import Graph, Parent
+from ort_gpu_ep.kernels.profile import GUESSED
 from ort_gpu_ep.kernels.registry import Decline, Limits
 from ort_gpu_ep.partitioner.report import Partitioning, Report
 from ort_gpu_ep.plugin import slots
@@ -133,7 +134,8 @@ class Provider(Table):
         backend, auto = self.state.backend, self.config.placement == "auto"
         if self.state.costs is None and backend is not None and auto and (bool(self.config.adapter) or not software):
             self.state.costs = partitioner.Costs(backend.profile(self.config))
-        if self.state.costs is None and backend is not None and not auto and graph.parent is not None:
+        assumed = self.state.costs is None or self.state.costs.profile is GUESSED
+        if backend is not None and not auto and graph.parent is not None and assumed:
             return partitioner.Costs(backend.profile(self.config, measured=False))
         return self.state.costs
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 
 from ort_gpu_ep.errors import WrongResultError
-from ort_gpu_ep.plugin.plain import ort_session
+from ort_gpu_ep.plugin.ort_sessions import ort_session
 from ort_gpu_ep.providers import CPU_PROVIDER
 
 if TYPE_CHECKING:
