@@ -195,6 +195,9 @@ def _of_images() -> tuple[OpSchema, ...]:
         _schema(
             "FusedConv", "X:T W:T B:T? Z:T?", "Y:T", {"T": (*HALF_OR_FLOAT, "tensor(double)")},
             {**WINDOW, "group": 1, "activation": "", "activation_params": list}),
+        _schema(
+            "CropAndResize", "X:T1 rois:T1 batch_indices:T2 crop_size:T2", "Y:T1",
+            {"T1": (*HALF_OR_FLOAT, "tensor(double)"), "T2": ("tensor(int32)",)}, {"mode": "bilinear", "extrapolation_value": 0.0}),
         _schema("NhwcMaxPool", "x:T", "y:T", {"T": BYTES}, {**WINDOW, "kernel_shape": tuple, "ceil_mode": 0}),
         _schema(
             "BiasSoftmax", "data:T bias:T", "output:T", {"T": (*HALF_OR_FLOAT, "tensor(double)")}, {"axis": 1, "is_inner_broadcast": int}),
