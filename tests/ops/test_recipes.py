@@ -482,3 +482,31 @@ def test_what_crop_and_resize_declines() -> None:
     given = [normal(3, 2, 13, 17), regions(4, 1, 1), np.zeros(4, "i4"), np.array([2, 3, 4], "i4")]
     check_decline(Code.ATTRIBUTE, "CropAndResize", given, known=(3,))
     check_decline(Code.ATTRIBUTE, "CropAndResize", [*given[:3], np.array([2, 3], "i4")], known=(3,), mode="cubic")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("known", [(), (2, 3, 5, 6, 7, 8)])
+def test_qlinear_where(dtype: str, known: tuple[int, ...]) -> None:
+    """Bit by bit, over all bytes, with shapes that broadcast."""
+    x, y = np.arange(256).astype(dtype).reshape(1, 256), codes(dtype, 5, 1)
+    numbers = [np.float32(0.037), codes(dtype), np.float32(0.052), codes(dtype, seed=8), np.float32(0.041), codes(dtype, seed=9)]
+    check("QLinearWhere", [rng(31).random((3, 1, 256)) < 0.5, x, *numbers[:2], y, *numbers[2:]], known)
+
+
+def test_qlinear_where_declines_scales_of_channels() -> None:
+    x, zero = codes("uint8", 3, 4), np.uint8(3)
+    check_decline(Code.RANK, "QLinearWhere", [x > 100, x, steps(4), zero, x, steps(), zero, steps(), zero])
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grid_sample_of_their_domain(mode: str, padding: str) -> None:
+    check("GridSample", [normal(2, 3, 5, 7), normal(2, 4, 6, 2) * 1.5], mode=mode, padding_mode=padding, tolerance=3e-6)
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("align", [0, 1])
+def test_grid_sample_of_volumes(mode: str, padding: str, align: int) -> None:
+    check("GridSample", [normal(2, 3, 5, 7, 4), normal(2, 4, 6, 3, 3) * 1.5], domain="", opset=20, mode=mode, padding_mode=padding,
+          align_corners=align, tolerance=3e-6)
