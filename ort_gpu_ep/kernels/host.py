@@ -21,13 +21,14 @@ MAX_CONSTANT_NBYTES = 64 << 10
 """A larger constant is a weight: it lives on the device, and the host does not calculate with it."""
 
 _SHAPE_ONLY = ("Shape", "Size")
-_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
+RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
+"""Ops that draw numbers."""
 
 
 def is_host_node(bound: BoundNode) -> bool:
     """Whether the host can compute all outputs now: from the shape of the input, or from inputs it knows."""
     node = bound.node
-    if node.domain or node.has_subgraph or node.op in _RANDOM or node.epilogue:
+    if node.domain or node.has_subgraph or node.op in RANDOM or node.epilogue:
         return False
     return node.op in _SHAPE_ONLY or all(i is None or i.value is not None for i in bound.inputs)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
@@ -510,3 +511,23 @@ def test_grid_sample_of_their_domain(mode: str, padding: str) -> None:
 def test_grid_sample_of_volumes(mode: str, padding: str, align: int) -> None:
     check("GridSample", [normal(2, 3, 5, 7, 4), normal(2, 4, 6, 3, 3) * 1.5], domain="", opset=20, mode=mode, padding_mode=padding,
           align_corners=align, tolerance=3e-6)
+
+
+RANDOM_OPS = {
+    "RandomNormal": ([], {"shape": [40]}), "RandomUniform": ([], {"shape": [40]}), "RandomNormalLike": ([normal(40)], {}),
+    "RandomUniformLike": ([normal(40)], {}), "Bernoulli": ([np.full(40, 0.5, np.float32)], {}),
+    "Multinomial": ([np.zeros((1, 9), np.float32)], {"sample_size": 40})}
+
+
+@pytest.mark.parametrize("op", RANDOM_OPS)
+def test_random_numbers_of_a_seed_depend_on_the_runs_before(op: str) -> None:
+    """So it is in onnxruntime: that is why such nodes are declined, and the reason says so."""
+    inputs, attributes = RANDOM_OPS[op]
+    model, feeds = contrib_model(op, inputs, domain="", opset=15, seed=7.0, **attributes)
+    sessions = [onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]) for _ in range(2)]
+    first, second, other = (s.run(None, feeds)[0] for s in (sessions[0], sessions[0], sessions[1]))
+    np.testing.assert_array_equal(first, other)
+    assert not np.array_equal(first, second)
+    with pytest.raises(UnsupportedNodeError, match="goes on with from run to run") as caught:
+        run_direct(model, feeds)
+    assert caught.value.code is Code.OP
