@@ -11,7 +11,7 @@ import numpy as np
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.ir.symbolic import derived, is_symbolic, same
-from ort_gpu_ep.ir.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType
+from ort_gpu_ep.ir.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType, names
 from ort_gpu_ep.kernels.records import Known, case, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Const, Kernel, Operand, Strided, kernel, op
 from ort_gpu_ep.ops.channels_last import ints, numbers, permuted, stored
@@ -40,7 +40,8 @@ record(
         for mode in ("nearest", "linear", "cubic")])
 record(
     "resize_antialias.wgsl", "pool",
-    loop_bound=lambda k: k.nested("TAPS0", "TAPS1", "TAPS2") + k["TAPS0"] + k["TAPS1"] + k["TAPS2"],
+    loop_bound=lambda k: k.nested("TAPS0", "TAPS1", "TAPS2") + k["TAPS0"] + k["TAPS1"] + k["TAPS2"] + (
+        k["TAPS1"] * (1 + k["TAPS1"] + k["TAPS2"] * k["TAPS2"]) if dict(k.kernel.consts).get("WHOLE") else 0),
     flops=lambda k: 12 * k.size("y") * k["TAPS0"] * k["TAPS1"] * k["TAPS2"],
     cases=[case("Resize", 19, normal(1, 1, 23, 37), None, Known((1, 1, 0.6, 0.7), "float32"), tolerance=1e-4, mode="linear", antialias=1)])
 
@@ -159,8 +160,12 @@ def _check(node: BoundNode, found: list[Axis], kind: str, coordinates: str, roun
     dtype, resized = node.input(0).dtype, sum(_is_resized(axis) for axis in found)
     if kind not in KINDS or coordinates not in COORDINATES or rounding not in ROUNDING:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with {kind!r}, {coordinates!r}, {rounding!r}")
-    if kind != "nearest" and dtype not in FLOATS:
-        raise UnsupportedNodeError(Code.DTYPE, f"{node.op} with mode {kind!r} of {dtype}; taken: float32")
+    # with antialias ONNX Runtime's CPU takes int8 for uint8, and without it has no cubic for either
+    smooth = bool(node.attr("antialias"))
+    taken = (*FLOATS, *((UINT8,) if smooth else (UINT8, INT8) if kind == "linear" else ()))
+    if kind != "nearest" and dtype not in taken:
+        raise UnsupportedNodeError(
+            Code.DTYPE, f"{node.op} with mode {kind!r}, antialias {int(smooth)} of {dtype}; taken: {names(taken)}")
     if resized > MAX_RESIZED:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} of {resized} axes; taken: at most {MAX_RESIZED}")
     for axis in found:
@@ -174,6 +179,8 @@ def _resample(node: BoundNode, found: list[Axis], kind: str, coordinates: str, r
     out: Shape = tuple(a.out for a in found)
     strides = tuple(prod(x.shape[a + 1:]) for a in range(x.rank))
     resized = [a for a, axis in enumerate(found) if _is_resized(axis)]
+    if kind == "linear" and x.dtype in (UINT8, INT8) and not node.attr("antialias"):
+        resized, consts["WHOLE"] = _rounded_axes(node, resized)
     for slot in range(MAX_RESIZED - len(resized)):
         consts |= _axis_consts(slot, Axis(1, 1, 1.0), 0, 1, 0, coordinates)
     for slot, a in enumerate(resized, MAX_RESIZED - len(resized)):
@@ -184,6 +191,20 @@ def _resample(node: BoundNode, found: list[Axis], kind: str, coordinates: str, r
     return kernel("resize.wgsl", [TensorType(x.dtype, out)], consts=consts, indices={"kept": kept}, reads={"x": 0})
 
 
+def _rounded_axes(node: BoundNode, resized: list[int]) -> tuple[list[int], int]:
+    """The axes that ONNX Runtime goes along where bytes are interpolated, the outermost first, and the way in which it rounds (WHOLE of
+    resize.wgsl): also the unchanged ones among the last two or three add products.
+    """
+    rank = node.input(0).rank
+    if rank == 4 and resized in ([1, 2], [1]):
+        return [1, 2], 2
+    axes = {2: [0, 1], 3: [0, 1, 2], 4: [2, 3], 5: [2, 3, 4]}.get(rank, [])
+    if not set(resized) <= set(axes):
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op} of bytes of rank {rank} along axes {resized}; taken: two of a matrix or of images, three of volumes")
+    return axes, 1
+
+
 REACH = {"linear": 1.0, "cubic": 2.0}
 """How far from its middle a filter reaches."""
 
@@ -192,7 +213,9 @@ _PLAIN: dict[str, Const] = {"CUBIC_A": -0.75, "EXCLUDE_OUTSIDE": False, "OUTSIDE
 
 
 def _layout(node: BoundNode) -> ChannelsLast | None:
-    """The same, with `axes`, or scales, sizes and region of the axes as they are stored."""
+    """The same, with `axes`, or scales, sizes and region of the axes as they are stored. Bytes that are not copied stay plain."""
+    if str(node.attr("mode")) != "nearest" and node.input(0).dtype in (UINT8, INT8):
+        return None
     if node.op == "Upsample" and node.version < 9:
         return ChannelsLast((0,), attributes={"scales": permuted(node.attr("scales"))})
     is_new = node.op == "Resize" and node.version >= 11
@@ -257,4 +280,8 @@ def _smoothed(made: Kernel, found: list[Axis], kind: str) -> Kernel:
         factor = derived(lambda scale: min(scale, 1.0), axis.scale)
         wide = derived(lambda factor, reach=REACH[kind]: float(F(reach) / F(factor)), factor)
         consts |= {f"FACTOR{slot}": factor, f"WIDE{slot}": wide, f"TAPS{slot}": derived(lambda wide: 2 * ceil(wide) + 1, wide)}
+    if made.outputs[0].dtype is UINT8:
+        if len(resized) > 2:
+            raise UnsupportedNodeError(Code.RANK, "Resize of bytes with antialias along three axes; taken: two")
+        consts["WHOLE"] = 1
     return replace(made, shader="resize_antialias.wgsl", consts=tuple(consts.items()))
