@@ -13,6 +13,8 @@ from ort_gpu_ep.kernels.registry import ADAPTER
 NONE, DRIVER, DEVICE, MISSING = 0, 1 << 0, 1 << 1, 1 << 2
 """OrtDeviceEpIncompatibilityReason: driver, device, a missing dependency."""
 
+NO_GPU = DEVICE, "this is no GPU: the provider runs on GPUs, and ONNX Runtime has others for the rest"
+
 
 def incompatibility(config: Config, ids: tuple[int, int] | None) -> tuple[int, str]:
     """(reason, notes) for a GPU by its vendor and device id; None: for the one that a session chooses by itself.
@@ -23,7 +25,7 @@ def incompatibility(config: Config, ids: tuple[int, int] | None) -> tuple[int, s
     Raises ConfigError, for a broken file of quirks.
     """
     from ort_gpu_ep.device.missing import no_adapter
-    from ort_gpu_ep.health.enumeration import look  # sessions register without these
+    from ort_gpu_ep.health.enumeration import look
 
     try:
         found = look(config)
