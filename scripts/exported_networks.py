@@ -237,6 +237,9 @@ LARGER = ((64, 96), (96, 64), (128, 64), (160, 160))
 def image_network(network: torch.nn.Module, pick: Callable[[Any], Any], sizes: Sequence[tuple[int, int]], **fixed: Any) -> Network:
     """Of pixel_values, as optimum exports it. sizes: height and width, of the export first."""
     inputs = {"pixel_values": torch.randn(2, 3, *sizes[0])}
+    for parameter in network.parameters():
+        if not parameter.any():     # as biases begin: an output of zeros would say nothing
+            torch.nn.init.normal_(parameter, std=0.1)
     runs = tuple({"batch_size": 2, "num_channels": 3, "height": height, "width": width} for height, width in sizes)
     return Network(Call(network, list(inputs), pick, **fixed), inputs, {"pixel_values": PIXELS}, ["y"], sizes=runs)
 

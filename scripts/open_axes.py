@@ -107,6 +107,8 @@ def measure(row: Row, path: Path, runs: bool) -> None:
         for output, ours, theirs in zip(session.get_outputs(), got, on_cpu(path, feeds), strict=True):
             if ours.shape != theirs.shape:
                 raise ValueError(f"output {output.name!r} with {sizes}: got {ours.shape}, expected {theirs.shape}")
+            if theirs.size and not theirs.any():
+                raise ValueError(f"output {output.name!r} with {sizes} is all zeros, which says nothing")
             found = difference(output.name, ours, theirs)
             row.difference = max(row.difference, np.inf if found.misplaced else found.relative)
     decided = session.explain()

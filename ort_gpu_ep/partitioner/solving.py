@@ -36,8 +36,8 @@ NEAR = 1024
 FAR = 1 << 26
 """The largest size that is tried."""
 
-DEPTH = 8
-"""Sizes that are changed, one after another, so that a comparison and all earlier ones have their answers."""
+DEPTH, TRIES = 8, 64
+"""Sizes that are changed, one after another, so that a comparison and all earlier ones have their answers; searches for that, in all."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ class Solver:
         self._places: dict[Dimension, int] = {}
         self._numbers: list[int] = []
         self._of_name: dict[str, list[int]] = {}
+        self._left = 0
 
     def solve(self, declined: Collection[int]) -> Solution:
         """With the sizes that it has found before, which stay right. declined: ids of the nodes that are declined with these."""
@@ -135,6 +136,7 @@ class Solver:
                 if (key, relation, law.places) in self._tried:
                     continue
                 self._tried.add((key, relation, law.places))
+                self._left = TRIES
                 found = self._repaired(self._numbers, [law, *self._laws], frozenset())
                 if found is not None:
                     self._numbers, changed = found, True
@@ -212,7 +214,8 @@ class Solver:
         if broken is None:
             return numbers
         for places in self._groups(broken, numbers) if len(locked) < DEPTH else ():
-            if locked.isdisjoint(places):
+            if locked.isdisjoint(places) and self._left > 0:
+                self._left -= 1
                 changed = _moved(broken, numbers, places)
                 found = self._repaired(changed, laws, locked.union(places)) if changed is not None else None
                 if found is not None:

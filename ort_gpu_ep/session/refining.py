@@ -7,6 +7,7 @@ background, with the shape of every value, which onnxruntime's profiler tells. T
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -34,7 +35,7 @@ class Refinement:
     ) -> None:
         self._made_of, self._become = (source, settings, list(names), [dict(o) for o in options], kwargs), become
         self._lock, self._over, self._begun = threading.Lock(), threading.Event(), False
-        self._cancelled = False
+        self._cancelled, self._pid = False, os.getpid()
 
     def ran(self, state: SessionState, feeds: Mapping[str, Any]) -> None:
         """The session has answered its first run. The work begins, if there is any."""
@@ -56,7 +57,8 @@ class Refinement:
 
     @property
     def is_over(self) -> bool:
-        return self._over.is_set() or not self._begun
+        """Also in a forked child, which has no thread that could go on."""
+        return self._over.is_set() or not self._begun or self._pid != os.getpid()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         return self.is_over or self._over.wait(timeout_s)

@@ -387,9 +387,9 @@ class InferenceSession(plugin.PlainSession):
         path = self._arguments[0]
         name = os.path.basename(path) if isinstance(path, (str, os.PathLike)) else "model"
         config = state.config if state is not None and state.config is not None else resolve(session._options)
-        found = state if state is not None and state.partitions else None
         session.run(None, feeds)
-        session.wait_ready()        # kernels on matrix units are what further runs go by
+        session.wait_ready()        # kernels on matrix units, and what the first run's sizes show, are what further runs go by
+        found = session._state if session._state is not None and session._state.partitions else None
         result = profile_runs(
             lambda: session.run(None, feeds), found.partitions if found else (), found.gpu if found else None, config, name, runs, progress)
         if session.direct is not None:      # all outputs come from one partition
@@ -433,7 +433,10 @@ class InferenceSession(plugin.PlainSession):
         """The same model with all nodes on the GPU, whatever this session has chosen."""
         model, settings, kwargs = self._arguments
         options = {**(self._options or {}), "placement": "gpu", "tune": "0", "unit_plans": "wait"}
-        return InferenceSession(model, settings, None, options, **kwargs)
+        made = InferenceSession(model, settings, None, options, **kwargs)
+        if made._refinement is not None:        # what is measured does not become another session
+            made._refinement.cancel()
+        return made
 
     def _tune_once(self, config: Config) -> None:
         """For the option `tune`: measures a model that was not tuned on this adapter yet; a failure of that is a warning."""

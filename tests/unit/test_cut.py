@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,14 @@ def test_the_shapes_of_a_run_replace_stand_ins() -> None:
     large, small = (predictions(text, Costs(shapes={"x": (n, 2048)})) for n in (4096, 1))
     assert large["gpu"].upload_nbytes - small["gpu"].upload_nbytes == 4095 * 2048 * 4
     assert large["gpu"].total_s < large["cpu"].total_s
+
+
+def test_the_shapes_that_a_run_s_nodes_wrote_replace_stand_ins() -> None:
+    """Of what a node on the CPU writes: its rank and its sizes; of a node that does not write tensors alone nothing is known."""
+    graph = graph_of("(float[N, 8] x, float z) => (y) <float i> { i = com.microsoft.Inverse(x) y = Relu(i) }")
+    values = {**graph.values, "i": replace(graph.values["i"], shape=None)}
+    graph = replace(graph, values=values)
+    for shapes, nbytes in ((((5, 7, 3),), 4 * 5 * 7 * 3), (((5, 7), (3,)), 4 * 1 * 64)):
+        costs = Costs(node_shapes={(graph.nodes[0].id, "Inverse"): shapes})
+        report = partition(graph, Config(placement="gpu"), Limits(), software=False, costs=costs).report
+        assert [(n.device, n.nbytes) for n in report.nodes] == [("cpu", nbytes), ("gpu", nbytes)]
