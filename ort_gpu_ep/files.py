@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -15,13 +16,13 @@ from weakref import WeakValueDictionary
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> BinaryIO:
-    """An open file, made for this user only if the flags say so. Raises OSError for what is no file: a FIFO, a device, a folder.
+def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False, mode: int = PRIVATE_FILE) -> BinaryIO:
+    """An open file, made if the flags say so. Raises OSError for what is no file: a FIFO, a device, a folder.
 
-    follow: whether it may be a symbolic link.
+    follow: whether it may be a symbolic link. mode: of a file that is made; for this user only by default.
     """
     extra = ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY", *(() if follow else ("O_NOFOLLOW",)))    # not all systems have all of them
-    handle = os.open(path, flags | sum(getattr(os, name, 0) for name in extra), PRIVATE_FILE)
+    handle = os.open(path, flags | sum(getattr(os, name, 0) for name in extra), mode)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(f"{path} is no regular file")
@@ -29,6 +30,21 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False) -> 
     except BaseException:
         os.close(handle)
         raise
+
+
+def new_file(path: Path) -> BinaryIO:
+    """A file of the user's in place of what has its name, which is removed, and not followed where it is a link. Raises OSError."""
+    path.unlink(missing_ok=True)
+    return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=0o666)
+
+
+def file_names(names: Sequence[str]) -> list[str]:
+    """A name of a file, without its ending, for each name out of a model, which may have any characters: no path, and no two the same."""
+    found = list[str]()
+    for name in (re.sub(r"[^\w.+-]", "_", name).encode("utf-8", "replace")[:200].decode("utf-8", "ignore") or "_" for name in names):
+        taken = {other.casefold() for other in found}       # not all systems tell A from a
+        found.append(next(n for n in (name, *(f"{name}-{k}" for k in range(2, len(names) + 2))) if n.casefold() not in taken))
+    return found
 
 
 class Identity(NamedTuple):

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.cli.inputs import feeds as inputs_of
+from ort_gpu_ep.files import file_names
 
 
 @shared.reports_errors
@@ -36,8 +37,8 @@ def run(
     names = [o.name for o in session.get_outputs()]
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
-        for name, array in zip(names, outputs, strict=True):
-            np.save(save / f"{name.replace('/', '_')}.npy", array)
+        for name, array in zip(file_names(names), outputs, strict=True):
+            np.save(save / f"{name}.npy", array)
     facts = [_facts(n, a) for n, a in zip(names, outputs, strict=True)]
     explained = session.explain()
     if json:

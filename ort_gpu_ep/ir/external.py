@@ -81,7 +81,12 @@ def external_tensors(message: Any) -> Iterator[onnx.TensorProto]:
 
 def locations_in(model: onnx.ModelProto) -> list[str]:
     """As `locations`, of a model that is parsed."""
-    return sorted({entry.value for tensor in external_tensors(model) for entry in tensor.external_data if entry.key == "location"})
+    return sorted({_text(entry.value) for tensor in external_tensors(model) for entry in tensor.external_data if entry.key == "location"})
+
+
+def _text(value: str | bytes) -> str:
+    """As names of files, which need not be UTF-8: what is not, protobuf gives as bytes."""
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
 def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelProto:
@@ -116,7 +121,7 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelP
 
 def _content(tensor: onnx.TensorProto, folder: str, model: str) -> bytes:
     """What a file holds for a tensor. Nothing is read, and no memory taken, before its size is known to fit. Raises ModelError."""
-    told: Mapping[str, str] = {entry.key: entry.value for entry in tensor.external_data}
+    told = {_text(entry.key): _text(entry.value) for entry in tensor.external_data}
     location, offset, length = told.get("location", ""), told.get("offset", "0"), told.get("length", "0")
     what = f"{model or 'the model'}: tensor {tensor.name!r}: external data in {location!r}"
     dtype = BY_ONNX.get(tensor.data_type)
@@ -147,4 +152,4 @@ def relocate(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
     for tensor in external_tensors(model):
         for entry in tensor.external_data:
             if entry.key == "location":
-                entry.value = names.get(entry.value, entry.value)
+                entry.value = names.get(_text(entry.value), entry.value)

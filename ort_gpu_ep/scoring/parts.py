@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from ort_gpu_ep import store
 from ort_gpu_ep.errors import ScoringError
+from ort_gpu_ep.files import new_file, open_regular
 
 FORMAT = 1
 
@@ -100,7 +101,10 @@ class LockedError(ScoringError):
 
 def locked(path: Path) -> IO[bytes]:
     """A lock that ends with the process. Raises LockedError."""
-    file = path.open("ab")
+    try:
+        file = open_regular(path, os.O_RDWR | os.O_CREAT, mode=0o666)
+    except OSError as error:
+        raise ScoringError(f"{path}: {error}: choose another output, or remove it") from error
     try:
         store.lock(file)
     except OSError as error:
@@ -111,10 +115,11 @@ def locked(path: Path) -> IO[bytes]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        with open_regular(path) as file:
+            found = json.loads(file.read())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ScoringError(f"{path}: not a manifest ({error}): remove the output, or choose another one") from error
     return dict(found)
 
@@ -144,7 +149,7 @@ def _difference(key: str, before: Any, now: Any) -> str:
 def is_done(folder: Path, shard: Shard) -> bool:
     """Whether the part of a shard is there. Only what was whole when it was written has this name; it may have been damaged since."""
     path = folder / shard.name
-    if not path.exists():
+    if path.is_symlink() or not path.is_file():
         return False
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -160,14 +165,16 @@ def commit(folder: Path, shard: Shard, table: Any) -> None:
     import pyarrow.parquet as parquet
 
     temporary = folder / f"{shard.name}.{os.getpid()}{_TEMPORARY}"
-    parquet.write_table(table, temporary, compression="zstd")
+    with new_file(temporary) as file:
+        parquet.write_table(table, file, compression="zstd")
     _put(temporary, folder / shard.name)
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """A small file, there as a whole or not at all."""
     temporary = path.with_name(path.name + _TEMPORARY)
-    temporary.write_bytes(data)
+    with new_file(temporary) as file:
+        file.write(data)
     _put(temporary, path)
 
 
@@ -191,7 +198,7 @@ def merge(folder: Path, out: Path, shards: Sequence[Shard]) -> None:
 
     temporary = folder / f"{out.name}{_TEMPORARY}"
     schema = parquet.read_schema(folder / shards[0].name)
-    with parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+    with new_file(temporary) as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         for shard in shards:
             writer.write_table(parquet.read_table(folder / shard.name, partitioning=None))
     _put(temporary, out)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import TrainingError
+from ort_gpu_ep.files import new_file
 from ort_gpu_ep.ir.graph import Array
 
 _TYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4"}
@@ -42,8 +43,7 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Array], metadata: 
     text += b" " * (-len(text) % 8)
     beside = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
-        beside.unlink(missing_ok=True)      # of a process that was killed, and had this number
-        with beside.open("xb") as file:     # which follows no link
+        with new_file(beside) as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for array in tensors.values():
                 file.write(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,31 @@ def test_what_a_later_run_is_to_do_likewise_is_noted_and_refuses_nobody(tmp_path
         parts.note(folder, {"H200": 256})
     with claimed(tmp_path / "out", MANIFEST) as folder:
         assert parts.noted(folder) == {"CPU": 64, "H200": 256}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links and FIFOs need more rights on Windows")
+def test_nothing_in_a_folder_of_parts_leads_out_of_it_or_waits(tmp_path: Path) -> None:
+    """The folder may come out of an archive of somebody else's."""
+    victim, shard = tmp_path / "victim", next(cut([3], 4))
+    victim.write_text("the user's")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / (parts.MANIFEST + ".tmp")).symlink_to(victim)
+    with claimed(out, MANIFEST) as folder:
+        (folder / f"{shard.name}.{os.getpid()}.tmp").symlink_to(victim)
+        commit(folder, shard, table(shard))
+        (folder / "out.parquet.tmp").symlink_to(victim)
+        merge(folder, tmp_path / "out.parquet", [shard])
+    assert parquet.read_table(tmp_path / "out.parquet").num_rows == 3
+    for name, make in ((parts.LOCK, os.mkfifo), (parts.LOCK, lambda path: os.symlink(victim, path)), (parts.MANIFEST, os.mkfifo)):
+        other = tmp_path / f"other {name} {make}"
+        other.mkdir()
+        make(other / name)
+        with pytest.raises(ScoringError, match=name), claimed(other, MANIFEST):
+            pass
+    os.mkfifo(tmp_path / shard.name)
+    assert not is_done(tmp_path, shard)
+    (tmp_path / shard.name).unlink()
+    (tmp_path / shard.name).symlink_to(tmp_path / "out.parquet")
+    assert not is_done(tmp_path, shard)
+    assert victim.read_text() == "the user's"

@@ -82,7 +82,9 @@ def test_the_files_are_those_that_onnxruntime_reads(location: str, folder: Path)
     np.testing.assert_allclose(got, x @ WEIGHT, rtol=1e-5)
     with external.open_location(location, str(folder), str(path)) as file:
         assert file.read() == WEIGHT.tobytes() * 2
-    assert external.locations(path.read_bytes()) == [location]
+    assert external.locations(path.read_bytes()) == external.locations_in(onnx.load_model_from_string(path.read_bytes())) == [location]
+    np.testing.assert_array_equal(numpy_helper.to_array(external.load(path).graph.initializer[0]), WEIGHT)
+    assert external.locations(external.relocated(path.read_bytes(), {location: "0"})) == ["0"]
 
 
 @pytest.mark.parametrize("told", [

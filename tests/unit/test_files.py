@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 
 from ort_gpu_ep import files
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.files import ChangedError, Held, chunks, content, identity, open_regular, read_at
+from ort_gpu_ep.files import ChangedError, Held, chunks, content, file_names, identity, new_file, open_regular, read_at
 from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.plugin.own_weights import OwnWeights
 from tests.overwriting import overwrite, overwrite_like
@@ -135,6 +136,36 @@ def test_the_identity_that_is_kept_outlives_a_mount(path: Path) -> None:
     assert before._replace(device=5, inode=7).kept() == before.kept()
     overwrite_like(path, CONTENT[::-1])
     assert identity(path).kept() != before.kept()
+
+
+# ---- what is written
+
+
+def test_a_file_of_the_users_follows_no_link(path: Path) -> None:
+    link = path.with_name("link")
+    link.symlink_to(path)
+    with new_file(link) as file:
+        file.write(b"new")
+    assert (path.read_bytes(), link.read_bytes(), link.is_symlink()) == (CONTENT, b"new", False)
+    assert stat.S_IMODE(link.stat().st_mode) == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    before = os.umask(0)
+    os.umask(before)
+    return before
+
+
+def test_names_out_of_a_model_are_no_paths() -> None:
+    names = ["y", "a/b", "a\\b", "../../home/.bashrc", "..", "", "C:y", "a_b", "Y", "nul\0", "two\nlines", "x" * 300, "x" * 301, "größe", "-rf", "\u202e"]
+    found = file_names(names)
+    assert found[:2] == ["y", "a_b"]
+    assert len({name.casefold() for name in found}) == len(names)
+    for name in found:
+        assert name == os.path.basename(name)
+        assert not set(name) & set('/\\:\0\n<>|"?*')
+        assert 0 < len(name.encode()) <= 220
+    assert found[names.index("größe")] == "größe"
 
 
 # ---- models of many files
