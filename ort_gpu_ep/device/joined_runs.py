@@ -137,7 +137,7 @@ class RunGroup:
         """What so many runs record, step by step in turn."""
         found = self._recorded.get(count)
         if found is None:
-            in_turn = [[*self._gates(index, count), *commands]
+            in_turn = [[*self._gates(index, count), *(command for some in commands for command in some)]
                        for index, commands in enumerate(zip(*self._commands[:count], strict=True))]
             found = self._recorded[count] = in_rows(in_turn, False)
         return found
