@@ -80,16 +80,25 @@ def wait_until(gpu: Any, index: int, arrival: Any) -> bool:
     """
     start = time.perf_counter()
     if arrival is not None and _polled(gpu, arrival, start):    # wgpu-native 29 may call a queue empty right after a submission
+        if gpu.milestones:
+            _pass(gpu, index)
         return True
-    for milestone in [m for m in gpu.milestones if m[0] < index] if gpu.milestones else ():
+    for milestone in [m for m in list(gpu.milestones) if m[0] < index]:
         if not gpu.ends_in_time(*milestone):
             return False
-        with suppress(ValueError):      # another thread has waited for it, too
-            gpu.milestones.remove(milestone)
+        _pass(gpu, milestone[0] + 1)
         start = time.perf_counter()
     done = gpu.ends_in_time(index, gpu.hang_timeout_s - (time.perf_counter() - start))
     _note(gpu, start)
     return bool(done)
+
+
+def _pass(gpu: Any, index: int) -> None:
+    """Forgets the milestones before a submission that is done, or about to be. Other threads may do so, too."""
+    for milestone in list(gpu.milestones):
+        if milestone[0] < index:
+            with suppress(ValueError):
+                gpu.milestones.remove(milestone)
 
 
 def _note(gpu: Any, start: float) -> None:
