@@ -46,6 +46,18 @@ ALIGNMENT = 64
 MAX_PENDING = 64
 """Command buffers that may wait for a readback before they are submitted anyway."""
 
+MAX_MILESTONES = 256
+"""Submissions of parts of runs that waits look at: of a run that has more, its limit is that of several."""
+
+TURNS_A_S, TURNS_A_S_OF_SOFTWARE = 1e10, 1e7
+"""What a GPU is taken to do at least, of invocations times their turns of loops: a small integrated one, and llvmpipe on two cores."""
+
+SHARE = 1 / 8
+"""Of the time after which a GPU counts as hung, a submission may take at most, as estimated."""
+
+COMPILE_S = 3600.0
+"""How long a driver that compiles at the first dispatch may compile."""
+
 Maker: TypeAlias = "Callable[[AdapterInfo, Any, Limits], Gpu]"
 """Makes a Gpu of an adapter, its device and its limits."""
 
@@ -115,6 +127,7 @@ class Gpu(Buffers):
         self.trusted: frozenset[str] = frozenset()
         self.lost = ""
         self.reported = False       # whether the circuit knows of the loss
+        self.milestones: deque[tuple[int, float]] = deque(maxlen=MAX_MILESTONES)
         self.timer: PassTimes | None = None
         self._pending: list[Any] = []
         self._idle: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -286,11 +299,14 @@ class Gpu(Buffers):
                 raise self.failure(error, f"a copy of {nbytes} B") from error
 
     def execute(self, command_buffers: list[Any]) -> None:
-        """Adds one run of a partition. All of it but its end is submitted where that takes long, so that the GPU begins meanwhile."""
+        """Adds one run of a partition. All of it but its end is submitted where that takes long: so that the GPU begins meanwhile, or so
+        that each part has the time in which a GPU is to answer.
+        """
+        is_long = len(command_buffers) > 1 and not native.RECORDS_LATE
         for command_buffer in command_buffers[:-1]:
             self.enqueue(command_buffer)
-            if native.RECORDS_LATE:
-                self.flush()
+            if native.RECORDS_LATE or is_long:
+                self.flush(self.hang_timeout_s if is_long else 0.0)
         self.enqueue(command_buffers[-1])
 
     def run(self, command_buffers: list[Any], mappings: Sequence[tuple[Buffer, native.Arrival]]) -> int:
@@ -325,13 +341,21 @@ class Gpu(Buffers):
             if len(self._pending) >= MAX_PENDING:
                 self.flush()
 
-    def flush(self) -> None:
-        """Submits what is pending; to a lost device nothing is submitted."""
+    def flush(self, limit_s: float = 0.0) -> None:
+        """Submits what is pending; to a lost device nothing is submitted. limit_s: what waits behind it waits so long for it alone."""
         with self._lock:
             if self.lost:
                 self._pending.clear()
             if self._pending:
-                self._submit([])
+                index = self._submit([])
+                if limit_s:
+                    self.milestones.append((index, limit_s))
+
+    @property
+    def most_turns(self) -> float:
+        """Of loops of all invocations, how many a submission may have, see kernels.records.turns_of."""
+        per_s = TURNS_A_S_OF_SOFTWARE if self.info.is_software else TURNS_A_S
+        return self.hang_timeout_s * SHARE * per_s or float("inf")
 
     def submit_soon(self, now: bool) -> None:
         """Submits what is pending now, or only if the GPU has nothing else to do: else it waits for more."""

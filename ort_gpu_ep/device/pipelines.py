@@ -13,7 +13,7 @@ from ort_gpu_ep.errors import ShaderError
 from ort_gpu_ep.kernels.registry import Bindings, Kernel, Limits, parts
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch
 from ort_gpu_ep.shaders import compose
-from ort_gpu_ep.shaders.composer import parameters
+from ort_gpu_ep.shaders.composer import beginning_at, parameters
 from ort_gpu_ep.webgpu import native
 from ort_gpu_ep.webgpu.library import GPUError
 
@@ -54,10 +54,16 @@ def pipelines(
         return list(pool.map(one, steps))
 
 
-def pipeline(gpu: Gpu, dispatch: Dispatch, option: str, composer: Composer = compose, note: Note | None = None) -> Any:
-    """The pipeline of a dispatch. Raises ShaderError, with the composed source, where it does not compile."""
+def pipeline(
+    gpu: Gpu, dispatch: Dispatch, option: str, composer: Composer = compose, note: Note | None = None,
+    first: tuple[int, int, int] = (0, 0, 0),
+) -> Any:
+    """The pipeline of a dispatch, or of its part from a workgroup on. Raises ShaderError, with the composed source, where it does not
+    compile.
+    """
     limit, checked = gpu.limits.max_binding_nbytes, is_checked(gpu, option, dispatch.kernel.shader)
     source = composer(dispatch.kernel, dispatch.bindings, gpu.limits)
+    source = beginning_at(source, first) if any(first) else source
     written = tuple(t.written for t in dispatch.tensors for _ in parts(t.type, limit))
     varies = bool(parameters(dispatch.kernel, dispatch.bindings))
     bound = (written, varies, len(dispatch.awaited))

@@ -156,7 +156,7 @@ class FaultyGpu(Gpu):
 
     def ends_in_time(self, index: int, timeout_s: float) -> bool:
         if self._hung:
-            time.sleep(timeout_s)
+            time.sleep(min(timeout_s, self.hang_timeout_s))
         return not self._hung and super().ends_in_time(index, timeout_s)
 
     def exchanged(self, sent: tuple[int, int, float] | None, received: tuple[int, int, float, float] | None) -> None:

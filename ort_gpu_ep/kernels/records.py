@@ -194,6 +194,13 @@ def loop_bound(kernel: Kernel) -> int:
     return bound(KernelCall(kernel, dict(kernel.consts), {})) if bound else 0
 
 
+def turns_of(kernel: Kernel) -> int:
+    """Of the loops of one workgroup, of all its invocations together, in the run that is being planned: at most, as far as is known."""
+    bound = record_of(kernel.shader).loop_bound
+    turns = bound(KernelCall(kernel, {name: hint(value) for name, value in kernel.consts}, {})) if bound else 0
+    return int(kernel.workgroup_size * (1 + hint(turns)))
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What one dispatch does. flops: 0 where it is told by its bytes alone. steps: parts that wait for each other."""

@@ -16,6 +16,11 @@ SUMMED = (*NUMBERS, FLOAT64, UINT32, UINT64)
 RUN = 1024
 """Elements that a workgroup of topk_sort.wgsl sorts: a 64-bit key and an index each, 12 of WebGPU's 16 KiB of workgroup memory."""
 
+RUNS = (4, 16, 64, 256, RUN)
+"""What a run is taken for where the length of a line is a size of the run: a plan holds for those that the same one fits best. One of more
+elements than the line has costs as much as a line of its length.
+"""
+
 _FLOATING, _SIGNED, _UNSIGNED = range(3)
 
 def _sort_loops(k: KernelCall) -> int:
@@ -88,7 +93,7 @@ def top_k(node: BoundNode) -> Lowering:
 def _ordered(node: BoundNode, shape: tuple[int, int, int], k: int) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
     """Kernels that leave in the last temporary, for each line, the k indices in order."""
     outer, n, inner = shape
-    run, lines = RUN if is_symbolic(n) else min(RUN, _power_of_two(n)), outer * inner
+    run, lines = next((r for r in RUNS if n <= r), RUN) if is_symbolic(n) else min(RUN, _power_of_two(n)), outer * inner
     runs, length = -(-n // run), min(k, run)
     keys, order = TensorType(UINT64, (lines, n)), TensorType(UINT32, (lines, runs, length))
     temps = [("keys", keys), ("order0", order)]

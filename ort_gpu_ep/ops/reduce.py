@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import (
     BOOL,
@@ -33,6 +33,9 @@ WORKGROUP_SIZE = 256
 
 BUSY = 1 << 16
 """Invocations that keep a large GPU busy: below it, more of them share a row."""
+
+SHORT = 32
+"""Up to this row length, a plan for longer rows is not used."""
 
 LONG = 1 << 14
 """From this row length on, few rows are cut into pieces that different workgroups reduce."""
@@ -92,9 +95,11 @@ def rows_of(shape: Shape, axes: Sequence[int]) -> Rows:
 
 def team_of(count: int, length: int, adjacent: bool) -> int:
     """Invocations a row, a power of two: an element or more for each, enough of them to fill the GPU."""
-    count, length, team = hint(count), hint(length), 1
-    while team < WORKGROUP_SIZE and 4 * team < length and (not adjacent or count * team < BUSY):
+    team = 1
+    while team < WORKGROUP_SIZE and 4 * team < hint(length) and (not adjacent or hint(count) * team < BUSY):
         team *= 2
+    if team > SHORT // 4 and length <= SHORT:       # a guard: many short rows with a workgroup each take a hundred times as long
+        raise InternalError(f"{team} invocations for a row of {length}")
     return team
 
 

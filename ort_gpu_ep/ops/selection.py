@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Step
-from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.ir.symbolic import is_symbolic
 from ort_gpu_ep.ir.types import ANY, BOOL, FLOAT32, FLOAT64, FLOATS, INT8, INT32, INT64, UINT8, UINT32, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Counted, Kernel, Lowering, kernel, op
@@ -115,7 +115,7 @@ def unique(node: BoundNode) -> Lowering:
     if axis is not None:
         shape = around(x.shape, axis)
     outer, n, inner = shape
-    if hint(n) > MAX_UNIQUE:
+    if n > MAX_UNIQUE:
         raise UnsupportedNodeError(Code.LIMIT, f"Unique of {n} slices of {x.type}; taken: up to {MAX_UNIQUE}, each compared with each")
     consts: dict[str, Const] = {"OUTER": outer, "N": n, "INNER": inner, "FLOAT": x.dtype in (*FLOATS, FLOAT64)}
     words, flags = TensorType(UINT32, (n,)), TensorType(BOOL, (n,))

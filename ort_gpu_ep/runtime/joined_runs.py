@@ -70,11 +70,10 @@ class GroupedRun(InFlight):
         super().__init__(prepared, filled)
         self.group, self.prepared, self.ready = group, prepared, False
 
-    def commands(self, filled: Filled) -> list[Command]:
+    def commands(self, filled: Filled) -> list[tuple[Command, ...]]:
         """Of each step, what it records. Under the context's lock. Raises DeviceError."""
         prepared, inputs, outputs = self.prepared, self.inputs, self.outputs
-        found = prepared.commands(prepared.current(filled), prepared.bind(inputs, outputs), inputs, outputs)
-        return [command for command in found if command is not None]     # all: its outputs are no inputs
+        return prepared.commands(prepared.current(filled), prepared.bind(inputs, outputs), inputs, outputs)
 
     def submitted(self) -> int | None:
         """The submission's index, once there is one. None where there will be none, and nothing was done. Raises DeviceError."""
@@ -138,7 +137,7 @@ class RunGroup:
         """What so many runs record, step by step in turn."""
         found = self._recorded.get(count)
         if found is None:
-            in_turn = [[*self._gates(index, count), *commands]
+            in_turn = [[*self._gates(index, count), *(command for some in commands for command in some)]
                        for index, commands in enumerate(zip(*self._commands[:count], strict=True))]
             found = self._recorded[count] = in_rows(in_turn, False)
         return found

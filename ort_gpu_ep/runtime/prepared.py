@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil, prod
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -12,17 +13,20 @@ import numpy as np
 
 from ort_gpu_ep.device.allowance import ACTIVATIONS, CONSTANTS
 from ort_gpu_ep.device.buffers import Buffer
+from ort_gpu_ep.device.gpu import COMPILE_S
 from ort_gpu_ep.device.index_check import NBYTES, Word
-from ort_gpu_ep.device.pipelines import pipelines
+from ort_gpu_ep.device.pipelines import pipeline, pipelines
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.kernels.records import turns_of
 from ort_gpu_ep.runtime.binding import Bound, bind_group, bound_of
 from ort_gpu_ep.runtime.context import PlanContext
 from ort_gpu_ep.runtime.error_words import Words
-from ort_gpu_ep.runtime.recording import BufferCopy, Command, Part, encode, in_rows, lone_dispatch, with_head
+from ort_gpu_ep.runtime.recording import CUT, BufferCopy, Command, Part, encode, in_rows, lone_dispatch, with_head
 from ort_gpu_ep.runtime.staging import may_round
 from ort_gpu_ep.scheduler.plan import ERROR_WORD, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.template import Filled, Template
+from ort_gpu_ep.shaders.composer import folded
 from ort_gpu_ep.webgpu import native, objects
 from ort_gpu_ep.webgpu.library import GPUError
 
@@ -49,6 +53,9 @@ while tokens follow."""
 
 SPECIALIZE_AFTER = 256
 """Runs of one set of sizes after which they get a plan of their own (specialization.py), which takes some hundred runs on lavapipe."""
+
+MAX_PARTS = 64
+"""Of a dispatch that takes long: each has a pipeline of its own."""
 
 _PARAMETERS = objects.UNIFORM | objects.COPY_DST
 
@@ -114,6 +121,9 @@ class Prepared:
         compiled = compiled or pipelines(self.gpu, [*steps, *more], context.config.checked_shaders, context.composer, context.note)
         context.noted()
         self._pipelines = compiled[:len(steps)]
+        self._turns = [turns_of(step.kernel) if isinstance(step, Dispatch) else 0 for step in plan.steps]
+        self._of_parts: dict[tuple[str, tuple[int, int, int]], Any] = {}
+        self._is_warm = self.is_specialized or not self.gpu.info.is_software
         numbers = [*range(len(plan.steps)), *(k for k, _ in plan.halved)]
         self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in zip(numbers, steps, strict=False)]
         behind = {k: len(plan.steps) + n for n, (k, _) in enumerate(plan.halved)} if len(steps) > len(plan.steps) else {}
@@ -183,6 +193,8 @@ class Prepared:
         if not self.template.plan.steps:
             return None
         shape = self.current(filled)
+        if not self._is_warm:
+            self._warm_up(inputs, outputs)
         key = tuple([(t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs)])
         ahead, shape.ahead = shape.ahead, None
         command_buffers, word = ahead[2:] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(shape, key, inputs, outputs)
@@ -241,20 +253,27 @@ class Prepared:
                 other.free_slots()
         self.gpu.sweep()
 
-    def warm_up(self, step: int, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def warm_up(self, step: int, inputs: list[Tensor], outputs: list[Tensor], offset: int | None = None) -> None:
         """Enqueues a step without workgroups, so that a driver that compiles at the first dispatch does so. The slots are there.
 
-        Raises DeviceError.
+        offset: of its parameters. Raises DeviceError.
         """
         bound = self._bound[step]
         if bound is None:
             return
         group = self._bind_group(step, bound, inputs, outputs)
         try:
-            commands = lone_dispatch(self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), None))
+            commands = lone_dispatch(self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), offset))
         except GPUError as error:
             raise self.gpu.failure(error, f"{bound.label}: a recording without workgroups") from error
         self.gpu.enqueue(commands)
+
+    def _warm_up(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Before the first run on a driver that compiles at the first dispatch: what it takes for that is no hang. Raises DeviceError."""
+        for index, number in enumerate(self._chosen(inputs)):
+            self.warm_up(number, inputs, outputs, self.template.offsets[index])
+        self.gpu.flush(COMPILE_S)
+        self._is_warm = True
 
     def _fit_slots(self, wanted: tuple[int, ...]) -> None:
         """Slots large enough for a run, and after many small runs not much larger than they need to be. Raises DeviceError: then none."""
@@ -390,13 +409,13 @@ class Prepared:
         """What a run records: dispatches in a row as one, but for a head, copies between them. groups: the bind group of each step."""
         timer = self.gpu.timer
         each = self.gpu.submit_each or (timer is not None and timer.each)
-        parts = in_rows([[command] if command else [] for command in self.commands(shape, groups, inputs, outputs)], each)
+        parts = in_rows(self.commands(shape, groups, inputs, outputs), each)
         return with_head(parts) if native.RECORDS_LATE and timer is None else parts
 
-    def commands(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Command | None]:
-        """Of each step, what it records; None for a copy of what is there already."""
-        start, found = shape.region * self.template.parameter_nbytes, list[Command | None]()
-        numbers = self._chosen(inputs)
+    def commands(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[tuple[Command, ...]]:
+        """Of each step, what it records: nothing for a copy of what is there already, and several parts of a dispatch that takes long."""
+        start, found = shape.region * self.template.parameter_nbytes, list[tuple[Command, ...]]()
+        numbers, most, since = self._chosen(inputs), self.gpu.most_turns, 0
         self._are_halved = numbers is self._halved
         for index, step in enumerate(self.template.plan.steps):
             workgroups, offset = shape.filled.groups[index], self.template.offsets[index]
@@ -404,11 +423,40 @@ class Prepared:
                 (source, at), (target, to) = (self.place(p, inputs, outputs) for p in (step.source, step.target))
                 nbytes = ((shape.filled.nbytes[index] or 0) + 3) & ~3
                 in_place = source is target and at == to
-                found.append(None if in_place else BufferCopy(source.native, at, target.native, to, nbytes))
+                found.append(() if in_place else (BufferCopy(source.native, at, target.native, to, nbytes),))
             else:
                 assert workgroups is not None, "a dispatch has workgroups"
-                found.append((self._pipelines[numbers[index]], groups[index], workgroups, None if offset is None else start + offset))
+                whole, where = self._pipelines[numbers[index]], None if offset is None else start + offset
+                turns = prod(workgroups) * self._turns[index]
+                since += turns
+                if since <= most:
+                    found.append(((whole, groups[index], workgroups, where),))
+                    continue
+                in_parts = self._parts_of(numbers[index], whole, workgroups, ceil(turns / most))
+                found.append(tuple(c for part, count in in_parts for c in (CUT, (part, groups[index], count, where))))
+                since = turns // len(in_parts)
         return found
+
+    def _parts_of(self, number: int, start: Any, workgroups: tuple[int, int, int], count: int) -> list[tuple[Any, tuple[int, int, int]]]:
+        """A dispatch as several: the pipeline and the workgroups of each. start: the first one's pipeline. Raises ShaderError."""
+        step = self.context.steps(self.template.plan)[number]
+        assert isinstance(step, Dispatch), "a copy has no workgroups"
+        whole = list(workgroups) if step.kernel.grid is not None else [prod(workgroups), 1, 1]
+        axis = max(range(3), key=lambda a: whole[a])
+        each = -(-whole[axis] // min(count, MAX_PARTS))
+        found, most = [], self.gpu.limits.max_groups_per_dimension
+        for begin in range(0, whole[axis], each):
+            first, part = [0, 0, 0], whole.copy()
+            first[axis], part[axis] = begin, min(each, whole[axis] - begin)
+            grid = (part[0], part[1], part[2]) if step.kernel.grid is not None else folded(part[0], most)
+            found.append((self._part_pipeline(step, (first[0], first[1], first[2])) if begin else start, grid))
+        return found
+
+    def _part_pipeline(self, step: Dispatch, first: tuple[int, int, int]) -> Any:
+        config = self.context.config
+        made = pipeline(self.gpu, step, config.checked_shaders, self.context.composer, None, first)
+        self._of_parts[step.label, first] = made       # as long as the plan is
+        return made
 
     def place(self, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> tuple[Buffer, int]:
         """The buffer of a place, and the offset in it."""

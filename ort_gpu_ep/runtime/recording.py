@@ -20,8 +20,14 @@ class BufferCopy(NamedTuple):
     nbytes: int
 
 
-Command: TypeAlias = native.Step | BufferCopy
-"""What one step of a plan records."""
+class Cut:
+    """Between two dispatches: the first is submitted before the second."""
+
+
+CUT = Cut()
+
+Command: TypeAlias = native.Step | BufferCopy | Cut
+"""What steps of a plan record."""
 
 Part: TypeAlias = native.Steps | BufferCopy
 
@@ -35,12 +41,12 @@ def in_rows(commands: Sequence[Sequence[Command]], each: bool) -> list[Part]:
     found, row, first = list[Part](), list[native.Step](), 0
     for index, some in enumerate(commands):
         for command in some:
-            if row and (each or isinstance(command, BufferCopy)):
-                found.append(native.Steps(row, first))
+            if row and (each or isinstance(command, (BufferCopy, Cut))):
+                found.append(native.Steps(row, first, isinstance(command, Cut)))
                 row = []
             if isinstance(command, BufferCopy):
                 found.append(command)
-            else:
+            elif not isinstance(command, Cut):
                 first = first if row else index
                 row.append(command)
     return [*found, native.Steps(row, first)] if row else found
@@ -66,8 +72,8 @@ def lone_dispatch(gpu: Gpu, label: str, step: native.Step) -> Any:
 def encode(
     gpu: Gpu, owner: object, label: str, parts: Sequence[Part], copies: Sequence[Part], what: Callable[[], str],
 ) -> list[Any]:
-    """The command buffers of parts in order: one, or two where parts have a head, or with `submit_each` one a part. copies: those the last
-    one ends with.
+    """The command buffers of parts in order: one, or more where parts have a head or are cut, or with `submit_each` one a part. copies:
+    those the last one ends with.
 
     owner: whose times a timer notes. what: says, in an error, what this is. Raises DeviceError.
     """

@@ -443,6 +443,18 @@ def _group_main(kernel: Kernel, subgroup: _Subgroup) -> str:
         f"    group_main(group, lane{subgroup.arguments});", "}"])
 
 
+_INDICES = ("let group = id.x + id.y * n.x;", f"let i = id.x + id.y * n.x * {MAP_WORKGROUP_SIZE}u;", "grid_main(id, lane")
+"""How the entry point of each kind of body learns which workgroup, or element, it is."""
+
+
+def beginning_at(text: str, first: tuple[int, int, int]) -> str:
+    """The module of a kernel of which a dispatch does the workgroups from this one on. first: the others' are 0 without a grid."""
+    group, element, grid = _INDICES
+    x, y, z = first
+    return text.replace(group, f"{group[:-1]} + {x}u;").replace(element, f"{element[:-1]} + {x * MAP_WORKGROUP_SIZE}u;").replace(
+        grid, f"grid_main(id + vec3<u32>({x}u, {y}u, {z}u), lane")
+
+
 def workgroup_count(kernel: Kernel, out: TensorType) -> int:
     """Workgroups of a dispatch without a grid. `out`: the first output."""
     if not is_elementwise(kernel.shader):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from ort_gpu_ep.webgpu.implementation import own
@@ -73,13 +74,31 @@ def ends_in_time(device: Any, index: int, timeout_s: float) -> bool:
 
 
 def wait_until(gpu: Any, index: int, arrival: Any) -> bool:
-    """Waits until a submission of the Gpu is done. False where its hang_timeout_s is over before."""
+    """Waits until a submission of the Gpu is done. False where its hang_timeout_s is over before, or the limit of a milestone.
+
+    Time runs from the last milestone on.
+    """
     start = time.perf_counter()
     if arrival is not None and _polled(gpu, arrival, start):    # wgpu-native 29 may call a queue empty right after a submission
+        if gpu.milestones:
+            _pass(gpu, index)
         return True
+    for milestone in [m for m in list(gpu.milestones) if m[0] < index]:
+        if not gpu.ends_in_time(*milestone):
+            return False
+        _pass(gpu, milestone[0] + 1)
+        start = time.perf_counter()
     done = gpu.ends_in_time(index, gpu.hang_timeout_s - (time.perf_counter() - start))
     _note(gpu, start)
     return bool(done)
+
+
+def _pass(gpu: Any, index: int) -> None:
+    """Forgets the milestones before a submission that is done, or about to be. Other threads may do so, too."""
+    for milestone in list(gpu.milestones):
+        if milestone[0] < index:
+            with suppress(ValueError):
+                gpu.milestones.remove(milestone)
 
 
 def _note(gpu: Any, start: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -97,6 +98,7 @@ class Queue:
     def __init__(self, clock: Clock, each_s: float, software: bool = False) -> None:
         self.info, self.pollers, self.clock = SimpleNamespace(is_software=software), waiting.Pollers(), clock
         self.last_wait_s = self.last_arrival_s = 0.0
+        self.milestones: deque[tuple[int, float]] = deque()
         self.each_s, self.next_s = each_s, clock.now_s + each_s
         self.arrivals = [SimpleNamespace(status=0) for _ in range(8)]
         self.blocked, self._lock = 0, threading.Lock()

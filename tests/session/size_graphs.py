@@ -264,7 +264,7 @@ class SizeModel:
         v = self.of_kind(*INTEGERS, *FLOATS)
         if v is not None and self.maybe(0.6):
             self.node(self.pick(("Max", "Min")), v, self.partner(v), *([self.number(v.kind)] if self.maybe(0.3) else []))
-        elif v is not None:
+        elif v is not None and v.all(lambda a: np.isfinite(a.astype("f8"))):     # onnxruntime's Clip without a bound makes infinity a number
             low, high = sorted(self.rng.choice((0, 1, 2, 5, 8, 20), 2, replace=False))
             ends = [self.constant(end, v.kind) if self.maybe(0.8) else None for end in (low, high)]
             self.node("Clip", v, *ends)
