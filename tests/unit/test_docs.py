@@ -22,7 +22,7 @@ from rich.cells import cell_len
 from ort_gpu_ep.cli import COMMANDS, command
 from ort_gpu_ep.config import OPTIONS
 from ort_gpu_ep.kernels.registry import KNOWN_OPSET
-from scripts import build_wheel, gen_operators, record_commands
+from scripts import build_wheel, gen_modules, gen_operators, record_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -95,7 +95,7 @@ BANNED = (
 (a warm one), apart (separate), a row (an op's registration), a word (an error flag), what something goes by (depends on).
 """
 
-_NOT_FOR_USERS = ("CHANGELOG.md", "ARCHITECTURE.md", "OPERATORS.md")     # history; a map of the code; generated from docstrings
+_NOT_FOR_USERS = ("CHANGELOG.md", "ARCHITECTURE.md", "modules.md", "OPERATORS.md")     # history; maps of the code; generated from docstrings
 
 
 def _prose(text: str) -> str:
@@ -219,17 +219,27 @@ def test_named_files_exist(document: Path) -> None:
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
-def test_architecture_lists_every_module() -> None:
-    """Each row of the table of modules names the modules of its folder: all of them, and no other."""
-    rows = re.findall(r"^\| `(ort_gpu_ep/\w*/?)` \|[^|]*\|(.*)\|$", ARCHITECTURE, re.M)
-    assert len(rows) > 5
-    for folder, listing in rows:
-        if folder == "ort_gpu_ep/ops/":     # listed in OPERATORS.md, row by row
-            continue
-        there = {p.name for p in (ROOT / folder).glob("*.py")} - {"__init__.py", "__main__.py"}
-        assert set(re.findall(r"`([\w-]+\.py)`", listing)) == there, folder
+def test_the_page_of_modules_is_up_to_date() -> None:
+    assert gen_modules.PAGE.read_text("utf-8") == gen_modules.text(), "run `python scripts/gen_modules.py`"
+
+
+def test_every_module_says_what_it_is() -> None:
+    """In the first sentence of its docstring: the page of modules has nothing else."""
+    rows = re.findall(r"^1\. `([\w./-]+)`(.*)$", gen_modules.text(), re.M)
+    modules = [p for p in (ROOT / "ort_gpu_ep").glob("*/*.py") if p.name not in ("__init__.py", "__main__.py")]
+    assert {p.name for p in modules} <= {name for name, _ in rows}
+    assert [name for name, about in rows if not about.strip()] == []
+
+
+def test_architecture_lists_every_folder() -> None:
     folders = {f"ort_gpu_ep/{p.name}/" for p in (ROOT / "ort_gpu_ep").iterdir() if (p / "__init__.py").is_file()}
-    assert {folder for folder, _ in rows} == folders | {"ort_gpu_ep/"}
+    assert set(re.findall(r"^\| `(ort_gpu_ep/\w*/?)` \|[^|]*\|$", ARCHITECTURE, re.M)) == folders | {"ort_gpu_ep/"}
+
+
+def test_an_order_of_reading_names_files_that_exist() -> None:
+    with pytest.raises(ValueError, match="do not exist: \\['gone'\\]"):
+        gen_modules.files(ROOT / "ort_gpu_ep" / "weights", "formats gone")
+    assert [p.name for p in gen_modules.files(ROOT / "ort_gpu_ep" / "weights", "functions")] == ["functions.py", "formats.py"]
 
 
 def test_architecture_is_short() -> None:
