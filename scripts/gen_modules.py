@@ -15,32 +15,34 @@ PAGE = ROOT / "docs" / "modules.md"
 ORDER = {
     "": "errors providers config memo codec store files terminal heap private utilization",
     "ir": "types graph schemas contrib symbolic formula model_file external digest",
-    "kernels": "registry built claim records target forms cost_parameters lowering host shape_arithmetic arithmetic questions halves profile tuned",
+    "kernels": "registry built claim records target forms cost_parameters lowering host shape_arithmetic arithmetic questions "
+               "halves profile tuned",
     "processes": "known child launch interrupts forks children",
     "inputs": "feeds guess",
     "session": "session opening early starting scout patching bound_runs",
     "shaders": "composer accessors element_types indices steps inlining unroll",
     "compression": "model constants layers methods prune folding static samples reading report",
     "weights": "formats functions",
-    "partitioner": "decide sizes solving ranks passes standard patterns fusion fusions attention_rules recurrent_rules attention_inputs integers "
-                   "between_products damage absorption shared_inputs layouts widths parts costs cut grouping bodies report",
+    "partitioner": "decide sizes solving ranks passes standard patterns fusion fusions attention_rules recurrent_rules attention_inputs "
+                   "integers between_products damage absorption shared_inputs layouts widths parts costs cut grouping bodies report",
     "placement": "candidates source runner chooser proof learner estimate rhythm policy decisions",
     "scheduler": "plan planner lifetime barriers template verify kept",
     "webgpu": "library declarations objects native waiting implementation wgpu_native dawn dawn_builds bounds missing loader_paths dxc",
     "device": "info adapter identity classes gpu buffers allowance tensor pipelines cache timing",
-    "runtime": "backend program plans context prologue binding prepared recording staging steady in_flight joined_runs bound later error_words "
-               "specialization unit_plans texts known_plans ahead",
+    "runtime": "backend program plans context prologue binding prepared recording staging steady in_flight joined_runs bound later "
+               "error_words specialization unit_plans texts known_plans ahead",
     "load": "choose sampler source clocks",
     "drills": "faults generator busy",
     "shim": "build loops declarations",
-    "plugin": "registration factory offers provider reader partitioning state compute fallback renewal memory known transfer direct direct_binding "
-              "bound plain io_binding control_flow backends local explain",
+    "plugin": "registration factory offers provider reader partitioning state compute fallback renewal memory known transfer direct "
+              "direct_binding bound plain io_binding control_flow backends local explain",
     "isolation": "process worker wire channel backend remote program",
     "health": "open_adapter enumeration drivers probe examination worker helper verdicts markers quirks workarounds",
     "calibration": "workloads measure roofs cache",
     "comparison": "values models bisection float64",
     "generation": "generator model_file step growing sampling",
-    "training": "trainer source step forward gradient differentiate losses optimizers schedules updates writer functions engine resident feeding",
+    "training": "trainer source step forward gradient differentiate losses optimizers schedules updates writer functions "
+                "engine resident feeding",
     "scoring": "scorer job model sources columns outputs parts board host drive process worker running batching report",
     "cli": "shared inputs",
 }
@@ -77,7 +79,8 @@ def files(folder: Path, order: str = "") -> list[Path]:
 def section(folder: Path, order: str = "") -> str:
     about = sentence(folder / "__init__.py") if (folder / "__init__.py").is_file() else ""
     inner = [p for p in sorted(folder.iterdir()) if (p / "__init__.py").is_file()] if folder.parent != ROOT else []
-    lines = [*(f"1. `{p.name}` {sentence(p)}".rstrip() for p in files(folder, order)), *(f"1. `{p.name}/` {sentence(p / '__init__.py')}" for p in inner)]
+    lines = [f"1. `{p.name}` {sentence(p)}".rstrip() for p in files(folder, order)]
+    lines += [f"1. `{p.name}/` {sentence(p / '__init__.py')}" for p in inner]
     return "\n".join([f"\n## {folder.relative_to(ROOT).as_posix()}/\n", *([about, ""] if about else []), *lines, ""])
 
 
