@@ -10,8 +10,8 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {"index.md": ROOT / "README.md", "CHANGELOG.md": ROOT / "CHANGELOG.md", "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md",
-         "SECURITY.md": ROOT / "SECURITY.md"}
+PAGES = {"index.md": ROOT / "README.md", **{f"{name}.md": ROOT / f"{name}.md" for name in (
+    "CHANGELOG", "CONTRIBUTING", "GOVERNANCE", "CODE_OF_CONDUCT", "SUPPORT", "SECURITY")}}
 
 MIN_WORDS = 8
 """Of an entry of the reference: a name and a sentence."""

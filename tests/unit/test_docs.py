@@ -21,13 +21,18 @@ from rich.cells import cell_len
 
 from ort_gpu_ep.cli import COMMANDS, command
 from ort_gpu_ep.config import OPTIONS
+from ort_gpu_ep.health import tested
 from ort_gpu_ep.kernels.registry import KNOWN_OPSET
+from ort_gpu_ep.shim import build
 from scripts import build_wheel, gen_modules, gen_operators, record_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
-DOCUMENTS = sorted([*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")), *(ROOT / "docs").rglob("*.md")])
+BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+WHICH = (ROOT / "docs" / "which-provider.md").read_text("utf-8")
+DOCUMENTS = sorted([*(ROOT / f"{name}.md" for name in (
+    "README", "CHANGELOG", "CONTRIBUTING", "GOVERNANCE", "CODE_OF_CONDUCT", "SUPPORT", "SECURITY")), *(ROOT / "docs").rglob("*.md")])
 
 
 @pytest.mark.skipif(onnx.defs.onnx_opset_version() < KNOWN_OPSET, reason="this onnx is older than the opsets that the rows know")
@@ -65,7 +70,44 @@ def test_the_count_of_node_cases_is_the_recorded_one() -> None:
     passed, cases = (f"{n:,}" for n in (sum(line.split()[1] == "PASS" for line in lines), len(lines)))
     assert f"Of ONNX's {cases} node cases {passed} pass" in README
     assert f"Of ONNX's {cases} node cases {passed} pass" in (ROOT / "docs" / "status.md").read_text("utf-8")
-    assert f"| {passed} of {cases} pass, 0 fail;" in (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    assert f"Of ONNX's {cases} node cases {passed} pass" in BENCHMARKS
+
+
+def test_the_benchmarks_begin_with_a_screen_of_summary() -> None:
+    """Date, hardware and versions, the command, and at most 50 lines with its one table."""
+    summary = BENCHMARKS.partition("## Correctness")[0]
+    assert len(summary.splitlines()) <= 50
+    assert len(re.findall(r"^\|---", summary, re.M)) == 1
+    for needed in ("NVIDIA H200", "driver 580.", "2026-", "onnxruntime 1.", "python -m benchmarks.peers"):
+        assert needed in summary
+
+
+def table(text: str, head: str) -> list[list[str]]:
+    """The cells of each row of the table whose head begins with `head`."""
+    lines = text[text.index(f"| {head} |"):].partition("\n\n")[0].splitlines()
+    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines if not line.startswith("|---")]
+
+
+def test_the_times_beside_other_providers_were_measured() -> None:
+    """Each number of the table is one of the benchmarks' or of decision 21."""
+    sources = BENCHMARKS + "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("benchmarks-log.md", "decisions/0021-matrix-units.md"))
+    measured = set(re.findall(r"[\d,]*\d(?:\.\d+)?", sources))
+    rows = table(WHICH, "task")[1:]
+    assert len(rows) > 10
+    for row in rows:
+        numbers = re.findall(r"[\d,]*\d(?:\.\d+)?", re.sub("float16|TF32", "", " ".join(row[1:7])))
+        assert numbers, row
+        assert set(numbers) <= measured, row
+
+
+def test_the_table_of_support_is_true_to_the_records() -> None:
+    """What health/tested.json has is called tested; no other pair of versions is. The systems are those that the native file is compiled for."""
+    head, *rows = table(WHICH, "onnxruntime")
+    known = {(".".join(e["onnxruntime"].split(".")[:2]), f"Python {e['python']}") for e in tested.shipped()}
+    assert {(row[0], python) for row in rows for python, cell in zip(head, row, strict=True)
+            if re.fullmatch(r"Python 3\.\d+", python) and cell.startswith("tested")} == known
+    systems = [row[0].partition(" (")[0].lower().replace(" ", "-").replace("x86-64", "x86_64") for row in table(WHICH, "system")[1:]]
+    assert sorted(systems) == sorted(build.ZIG_TARGETS)
 
 
 def test_readme_says_the_wheels_size() -> None:
@@ -140,9 +182,8 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_picture_shows_what_the_benchmarks_say() -> None:
     """Latency in blocks of runs, of the newest table with other providers, and its errors."""
-    benchmarks = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     for row in json.loads((ROOT / "docs" / "peers.json").read_text("utf-8"))["rows"]:
-        line = next(line for line in benchmarks.splitlines() if line.startswith(f"| {row['model']}"))
+        line = next(line for line in BENCHMARKS.splitlines() if line.startswith(f"| {row['model']}"))
         cells = [cell.strip(" *") for cell in line.split("|")]
         assert [float(cell.split(" / ")[0]) for cell in cells[2:5]] == [row["cpu_ms"], row["webgpu_ms"], row["auto_ms"]]
         assert float(cells[7]) == row["relative_l2"]
@@ -192,6 +233,23 @@ def test_the_reference_names_what_there_is() -> None:
 def test_issues_ask_for_the_report() -> None:
     for template in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         assert "ort-gpu-ep doctor --report report.zip" in template.read_text("utf-8")
+
+
+def test_there_is_a_form_for_each_kind_of_issue() -> None:
+    forms = {p.stem: yaml_keys(p.read_text("utf-8")) for p in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")}
+    assert set(forms) >= {"wrong-result", "slow", "adapter", "question", "bug"}
+    assert all(keys >= {"name", "description", "body"} for keys in forms.values())
+
+
+def yaml_keys(text: str) -> set[str]:
+    """Of the outermost mapping."""
+    return set(re.findall(r"^([a-z-]+):", text, re.M))
+
+
+def test_the_citation_says_the_version() -> None:
+    keys = dict(re.findall(r"^([a-z-]+): (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.M))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert (keys["version"], keys["license"]) == (project["version"], project["license"])
 
 
 def test_help_of_the_recorder_writes_nothing() -> None:
