@@ -304,6 +304,40 @@ def test_architecture_is_short() -> None:
     assert len(ARCHITECTURE.splitlines()) <= 145
 
 
+def test_the_examples_of_an_operator_are_the_sources() -> None:
+    """Each block of Python or WGSL, piece by piece, is in the file that the last text before it names."""
+    text = (ROOT / "docs" / "adding-an-op.md").read_text("utf-8")
+    blocks = re.findall(r"`(ort_gpu_ep/[\w/.]+)`(?:(?!`ort_gpu_ep/|```).)*?```(?:python|wgsl)\n(.*?)```", text, re.S)
+    assert len(blocks) == text.count("```python") + text.count("```wgsl") > 4
+    for path, code in blocks:
+        for piece in code.strip().split("\n\n\n"):
+            lines = [line.strip() for line in piece.splitlines()] if piece.startswith(("elementwise", "_schema")) else [piece]
+            assert [each for each in lines if each not in (ROOT / path).read_text("utf-8")] == [], path
+
+
+def anchor(heading: str) -> str:
+    """As GitHub and mkdocs make it."""
+    return re.sub(r" +", "-", re.sub(r"[^\w -]", "", heading.lower()))
+
+
+def test_the_words_of_the_glossary_are_linked() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    words = {anchor(heading) for heading in re.findall(r"^## (.+)$", glossary, re.M)}
+    assert len(words) >= 15
+    linked = {word for d in DOCUMENTS for word in re.findall(r"\(glossary\.md#([\w-]+)\)", d.read_text("utf-8"))}
+    assert linked == words
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def test_links_lead_to_headings(document: Path) -> None:
+    text = document.read_text("utf-8")
+    for target, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", text):
+        page = (document.parent / target).resolve() if target else document
+        if page.suffix == ".md":
+            headings = {anchor(h) for h in re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.M)}
+            assert heading in headings, f"{target}#{heading}"
+
+
 def test_the_four_ways_lead_somewhere() -> None:
     """Each path of the section names modules that are there, and what they define."""
     section = ARCHITECTURE.split("## Four ways through the code")[1].split("## ")[0]
