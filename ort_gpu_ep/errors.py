@@ -110,7 +110,9 @@ class DeviceHangError(DeviceError):
 
 
 class WrongResultError(DeviceError):
-    """The GPU's result differs from the CPU's by more than the tolerance."""
+    """The GPU's result differs from the CPU's by more than the tolerance. by_cpu: it is the CPU's that is wrong, by float64."""
+
+    by_cpu = False
 
 
 class InputError(GpuEpError):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 import transformers as tf
 
@@ -27,7 +28,7 @@ class Network:
     """module: called with the values of `inputs` in their order. axes: of each input, its open axes by name. outputs: names.
 
     optimizer: `model_type` of onnxruntime.transformers.optimizer, "" where it has none. heads, width: what that is told. sizes: of open
-    axes that it is run with, one run after another.
+    axes that it is run with, one run after another. first: the decoder's step without a cache, which becomes a branch of one model.
     """
 
     module: torch.nn.Module
@@ -38,6 +39,7 @@ class Network:
     heads: int = HEADS
     width: int = WIDTH
     sizes: tuple[dict[str, int], ...] = ()
+    first: Network | None = None
 
 
 class Call(torch.nn.Module):
@@ -228,6 +230,8 @@ def whisper_decoder() -> Network:
 PIXELS = {0: "batch_size", 1: "num_channels", 2: "height", 3: "width"}
 IMAGES = ((56, 70), (70, 56), (84, 70), (98, 56), (112, 84), (126, 126))
 """Sizes that networks of any size are run with: multiples of 14, the patches of DINOv2."""
+LARGER = ((64, 96), (96, 64), (128, 64), (160, 160))
+"""For networks that make an image 32 times smaller: a length of 1 broadcasts, which is another plan."""
 
 
 def image_network(network: torch.nn.Module, pick: Callable[[Any], Any], sizes: Sequence[tuple[int, int]], **fixed: Any) -> Network:
@@ -249,13 +253,49 @@ def open_resnet() -> Network:
 
 def open_convnext() -> Network:
     config = tf.ConvNextConfig(hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 2, 1], num_labels=10)
-    return image_network(tf.ConvNextForImageClassification(config), lambda y: y.logits, IMAGES)
+    return image_network(tf.ConvNextForImageClassification(config), lambda y: y.logits, LARGER)
 
 
 def open_segformer() -> Network:
     config = tf.SegformerConfig(depths=[1, 1, 1, 1], hidden_sizes=[16, 32, 48, 64], decoder_hidden_size=32, num_labels=5,
                                 num_attention_heads=[1, 2, 4, 8])
-    return image_network(tf.SegformerForSemanticSegmentation(config), lambda y: y.logits, [(64, 96), (96, 64), (128, 64), (160, 160)])
+    return image_network(tf.SegformerForSemanticSegmentation(config), lambda y: y.logits, LARGER)
+
+
+class FirstStep(WithPast):
+    """A decoder's step without a cache."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        y = self.network(input_ids=input_ids, attention_mask=attention_mask, use_cache=True)
+        return (y.logits, *(x for layer in y.past_key_values.to_legacy_cache() for x in layer))
+
+
+def gpt2_merged() -> Network:
+    network = gpt2_network()
+    step = with_past(network, HEADS, WIDTH // HEADS)
+    inputs = {"input_ids": ids(2, 5), "attention_mask": mask(2, 5)}
+    axes = {"input_ids": TEXT, "attention_mask": {0: "batch", 1: "total"}}
+    step.first = Network(FirstStep(network, LAYERS), inputs, axes, step.outputs)
+    return step
+
+
+def merged(step: onnx.ModelProto, first: onnx.ModelProto) -> onnx.ModelProto:
+    """An If over both, as optimum's merge_decoders makes it: use_cache_branch tells which one answers."""
+    branches = {"then_branch": step.graph, "else_branch": first.graph}
+    flag = onnx.helper.make_tensor_value_info("use_cache_branch", onnx.TensorProto.BOOL, [1])
+    node = onnx.helper.make_node("If", [flag.name], [output.name for output in step.graph.output])
+    for name, graph in branches.items():
+        body = onnx.GraphProto()
+        body.CopyFrom(graph)
+        body.name = name
+        del body.input[:]
+        for output in body.output:
+            output.type.tensor_type.ClearField("shape")
+            body.node.add(op_type="Identity", input=[output.name], output=[f"{name}/{output.name}"])
+            output.name = f"{name}/{output.name}"
+        node.attribute.append(onnx.helper.make_attribute(name, body))
+    graph = onnx.helper.make_graph([node], "merged", [*step.graph.input, flag], list(step.graph.output))
+    return onnx.helper.make_model(graph, opset_imports=step.opset_import, ir_version=step.ir_version)
 
 
 DINO = {"hidden_size": WIDTH, "num_hidden_layers": 4, "num_attention_heads": HEADS, "patch_size": 14, "image_size": 70}
@@ -275,6 +315,30 @@ def open_depth_anything() -> Network:
 def open_swin() -> Network:
     config = tf.SwinConfig(image_size=64, patch_size=4, embed_dim=24, depths=[2, 2], num_heads=[2, 4], window_size=4, num_labels=10)
     return image_network(tf.SwinForImageClassification(config), lambda y: y.logits, [(64, 64)])
+
+
+def open_swin2sr() -> Network:
+    config = tf.Swin2SRConfig(image_size=32, embed_dim=24, depths=[2, 2], num_heads=[2, 2], window_size=4, num_channels=3, upscale=2)
+    return image_network(tf.Swin2SRForImageSuperResolution(config), lambda y: y.reconstruction, [(32, 48), (48, 32), (40, 40), (64, 32)])
+
+
+def open_mobilevit() -> Network:
+    config = tf.MobileViTConfig(hidden_sizes=[16, 24, 32], neck_hidden_sizes=[8, 16, 16, 24, 32, 40, 48], num_labels=10)
+    return image_network(tf.MobileViTForImageClassification(config), lambda y: y.logits, LARGER)
+
+
+def open_dpt() -> Network:
+    config = tf.DPTConfig(**SIZES | {"num_hidden_layers": 4}, image_size=64, patch_size=16, backbone_out_indices=[0, 1, 2, 3],
+                          neck_hidden_sizes=[16, 24, 32, 48], fusion_hidden_size=16)
+    return image_network(tf.DPTForDepthEstimation(config), lambda y: y.predicted_depth, [(64, 64)])
+
+
+def open_deeplab() -> Network:
+    from torchvision.models import segmentation
+
+    network = segmentation.lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=5)
+    network.forward, inner = lambda pixel_values: inner(pixel_values)["out"], network.forward
+    return image_network(network, lambda y: y, LARGER)
 
 
 def open_sam() -> Network:
@@ -317,8 +381,9 @@ ONE_STAGE = {"min_size": 96, "max_size": 128, "topk_candidates": 50}
 
 OPEN: dict[str, Callable[[], Network]] = {
     "vit": open_vit, "resnet": open_resnet, "convnext": open_convnext, "segformer": open_segformer, "dinov2": open_dinov2,
-    "depth-anything": open_depth_anything, "swin": open_swin, "sam-encoder": open_sam, "mixtral": mixtral_past, "gpt2-past": gpt2_past,
-    "ssdlite": detector("ssdlite320_mobilenet_v3_large"), "ssd": detector("ssd300_vgg16"),
+    "depth-anything": open_depth_anything, "swin": open_swin, "swin2sr": open_swin2sr, "mobilevit": open_mobilevit, "deeplab": open_deeplab,
+    "dpt": open_dpt, "sam-encoder": open_sam, "mixtral": mixtral_past, "gpt2-past": gpt2_past,
+    "gpt2-merged": gpt2_merged, "ssdlite": detector("ssdlite320_mobilenet_v3_large"), "ssd": detector("ssd300_vgg16"),
     "retinanet": detector("retinanet_resnet50_fpn", **ONE_STAGE), "fcos": detector("fcos_resnet50_fpn", **ONE_STAGE),
     "fasterrcnn": detector("fasterrcnn_mobilenet_v3_large_320_fpn", **TWO_STAGE),
     "maskrcnn": detector("maskrcnn_resnet50_fpn", **TWO_STAGE),
@@ -336,6 +401,15 @@ def export(family: str, exporter: str, path: Path, families: Mapping[str, Callab
     """Writes the model. exporter: "torchscript" or "dynamo", and the opset: torchscript17."""
     torch.manual_seed(5)
     network = families[family]()
+    write(network, exporter, path)
+    if network.first is not None:
+        step = onnx.load(path)
+        write(network.first, exporter, path)
+        onnx.save(merged(step, onnx.load(path)), path)
+    return network
+
+
+def write(network: Network, exporter: str, path: Path) -> None:
     kind, opset = exporter.rstrip("0123456789"), int(exporter.lstrip("abcdefghijklmnopqrstuvwxyz"))
     settings: dict[str, Any] = {"input_names": list(network.inputs), "output_names": network.outputs, "opset_version": opset}
     values = tuple(network.inputs.values())
@@ -352,4 +426,3 @@ def export(family: str, exporter: str, path: Path, families: Mapping[str, Callab
         tf.masking_utils.TransformGetItemToIndex = nullcontext
         tf.masking_utils.find_packed_sequence_indices = lambda positions: None      # no sequences are packed; it needs aten::diff
         torch.onnx.export(network.module, values, str(path), dynamo=False, dynamic_axes=network.axes, do_constant_folding=True, **settings)
-    return network

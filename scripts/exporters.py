@@ -240,6 +240,8 @@ def values(name: str, shape: list[int], dtype: np.dtype[Any], random: np.random.
         if shape[-1] != SIZES["total"]:
             mask[-1, -3:] = 0
         return mask
+    if dtype.kind == "b":
+        return np.ones(shape, dtype)
     if dtype.kind in "iu":
         return random.integers(0, 2 if "type" in name else 200, shape).astype(dtype)
     return random.standard_normal(shape).astype(dtype)

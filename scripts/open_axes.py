@@ -6,8 +6,8 @@ The networks are those of exported_networks.py's OPEN, written by TorchScript as
 each: partitions of each graph (the model's and those of If and Loop), nodes that are left to the CPU with the reason, the largest
 difference from onnxruntime's CPU as a part of an output's largest number, pipelines that were compiled for each new size of the inputs,
 and runs that the CPU answered. --decisions: only what is decided before any run. Law: right, no run answered by the CPU, and nothing
-compiled behind the second size. Exit code 1 where it is broken. Files in DIR are used again. PyTorch,
-transformers and torchvision are needed to write them.
+compiled behind the second size. Exit code 1 where it is broken. Files in DIR are used again. PyTorch, transformers and torchvision are
+needed to write them.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def show(row: Row) -> None:
         return
     fallbacks = f", {row.fallbacks} fallbacks" if row.fallbacks else ""
     ran = f", difference {row.difference:.1e}, compiled {' '.join(map(str, row.compiled))}" if row.compiled else ""
-    nodes = f"{row.gpu:3} nodes on the GPU, {len(row.cpu)} on the CPU"
-    print(f" partitions {' '.join(map(str, row.partitions))}, {nodes}{ran}{fallbacks}", flush=True)
+    print(f" partitions {' '.join(map(str, row.partitions))}, {row.gpu:3} nodes on the GPU, {len(row.cpu)} on the CPU", end="")
+    print(f"{ran}{fallbacks}", flush=True)
     for why, count in Counter(row.cpu).items():
         print(f"      {count} x {why}", flush=True)
 

@@ -12,7 +12,7 @@ import onnx
 import typer
 
 from ort_gpu_ep.cli import shared
-from ort_gpu_ep.cli.compare import BEYOND, ToleranceOption, cpu_run
+from ort_gpu_ep.cli.compare import BEYOND, ToleranceOption
 from ort_gpu_ep.cli.inputs import feeds as inputs_of
 from ort_gpu_ep.comparison.bisection import Bisection, Finding, Run
 from ort_gpu_ep.comparison.bisection import bisect as search
@@ -21,6 +21,7 @@ from ort_gpu_ep.comparison.models import save, save_case
 from ort_gpu_ep.comparison.values import Difference, differences
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.ir import external
+from ort_gpu_ep.plugin.verification import cpu_run
 
 
 @shared.reports_errors

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import onnx
 import typer
 
 from ort_gpu_ep.cli import peers, shared
@@ -17,7 +16,7 @@ from ort_gpu_ep.comparison.float64 import Float64
 from ort_gpu_ep.comparison.values import Judgement, judged
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.ir import external
-from ort_gpu_ep.providers import CPU_PROVIDER
+from ort_gpu_ep.plugin.verification import cpu_run
 
 BEYOND = 1
 """Exit code where a difference is beyond tolerance."""
@@ -86,13 +85,6 @@ def _run(side: Side, model: Path, options: Mapping[str, str]) -> Callable[[Mappi
     if side is Side.FLOAT64:
         return partial(Float64(cpu_run).run, external.load(model))
     return partial(peers.peer(side, str(model)).run, None)
-
-
-def cpu_run(model: onnx.ModelProto, values: Mapping[str, Any]) -> list[Any]:
-    """A model in memory on onnxruntime's CPU provider. Raises what that raises."""
-    import onnxruntime
-
-    return list(onnxruntime.InferenceSession(model.SerializeToString(), shared.quiet(), providers=[CPU_PROVIDER]).run(None, values))
 
 
 def third_opinion(

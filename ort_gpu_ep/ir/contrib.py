@@ -72,6 +72,9 @@ def _of_codes() -> tuple[OpSchema, ...]:
             name, "X:T X_scale:tensor(float) X_zero_point:T? Y_scale:tensor(float) Y_zero_point:T?", "Y:T", {"T": BYTES}, attributes)
             for name, attributes in (("QLinearSigmoid", {}), ("QLinearLeakyRelu", {"alpha": 0.01}))),
         _schema(
+            "QLinearWhere", "condition:B X:T x_scale:TF x_zero_point:T Y:T y_scale:TF y_zero_point:T z_scale:TF z_zero_point:T", "Z:T",
+            {"B": ("tensor(bool)",), "TF": ("tensor(float)",), "T": BYTES}, {}),
+        _schema(
             "QLinearConcat", "Y_scale:TF Y_zero_point:T8 inputs:TV...", "Y:T8",
             {"T8": BYTES, "TF": ("tensor(float)",), "TV": (*BYTES, "tensor(float)")}, {"axis": int}),
         _schema(
@@ -195,6 +198,15 @@ def _of_images() -> tuple[OpSchema, ...]:
         _schema(
             "FusedConv", "X:T W:T B:T? Z:T?", "Y:T", {"T": (*HALF_OR_FLOAT, "tensor(double)")},
             {**WINDOW, "group": 1, "activation": "", "activation_params": list}),
+        _schema(
+            "GridSample", "X:T1 Grid:T1", "Y:T2",
+            {"T1": (*(f"tensor({name})" for name in (
+                "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "string", "bool", "complex64", "complex128")),
+             *HALF_OR_FLOAT, "tensor(double)"), "T2": (*HALF_OR_FLOAT, "tensor(double)")},
+            {"mode": "bilinear", "padding_mode": "zeros", "align_corners": 0}),
+        _schema(
+            "CropAndResize", "X:T1 rois:T1 batch_indices:T2 crop_size:T2", "Y:T1",
+            {"T1": (*HALF_OR_FLOAT, "tensor(double)"), "T2": ("tensor(int32)",)}, {"mode": "bilinear", "extrapolation_value": 0.0}),
         _schema("NhwcMaxPool", "x:T", "y:T", {"T": BYTES}, {**WINDOW, "kernel_shape": tuple, "ceil_mode": 0}),
         _schema(
             "BiasSoftmax", "data:T bias:T", "output:T", {"T": (*HALF_OR_FLOAT, "tensor(double)")}, {"axis": 1, "is_inner_broadcast": int}),

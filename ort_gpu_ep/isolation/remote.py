@@ -86,7 +86,7 @@ class RemoteGpu:
 
     def __init__(self, config: Config) -> None:
         self._config = replace(config, hang_timeout_ms=0)     # the parent has the deadline
-        self.circuit, self.uses = Circuit(self._replace), Uses()
+        self.circuit, self.uses = Circuit(self._replace, test=self._test), Uses()
         self._starting, self._lock = threading.RLock(), threading.RLock()      # taken in this order
         self._process: WorkerProcess | None = None
         self._leak_watch: LeakWatch | None = None
@@ -189,6 +189,11 @@ class RemoteGpu:
             with self._lock:
                 if not self._users:
                     self.end()
+
+    def _test(self) -> None:
+        """The probe of a worker in use. Raises what `probe` does."""
+        with self._lock:
+            self.request(("check",), RUN_S)
 
     def _discard(self) -> None:
         with self._lock:
@@ -301,7 +306,7 @@ class RemoteGpu:
 
     def after_fork(self) -> None:
         """In the child: the worker is the parent's. The circuit starts one of the child's own, if it runs anything."""
-        self._starting, self._lock, self.circuit = threading.RLock(), threading.RLock(), Circuit(self._replace)
+        self._starting, self._lock, self.circuit = threading.RLock(), threading.RLock(), Circuit(self._replace, test=self._test)
         process, self._process = self._process, None
         if process is not None:
             process.abandon()

@@ -119,6 +119,10 @@ class Worker:
             probe(gpu.info)
         return {"info": gpu.info.as_dict(), "limits": limits_answer(gpu.limits), "key": key_of(gpu.info)}
 
+    def _check(self) -> dict[str, object]:
+        probe(self.gpu.info)
+        return {}
+
     def _compile(
         self, number: int, graph: Graph, constants: dict[str, Array | FilePlace | SharedPlace], config: Config
     ) -> dict[str, object]:

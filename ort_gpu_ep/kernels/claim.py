@@ -11,6 +11,7 @@ from ort_gpu_ep.ir.graph import Node
 from ort_gpu_ep.ir.schemas import told
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, UINT8, DType, TensorType, names
+from ort_gpu_ep.kernels.host import RANDOM
 from ort_gpu_ep.kernels.questions import Question, question
 from ort_gpu_ep.kernels.records import completed, loop_bound, record_of
 from ort_gpu_ep.kernels.registry import (
@@ -70,10 +71,15 @@ def _ask(spec: OpSpec, bound: BoundNode, limits: Limits, asked: Question | None)
     return lowering
 
 
+GENERATED = (": its numbers are those that ONNX Runtime's generator draws one after another, and goes on with from run to run; also with a "
+             "seed they depend on all runs before, so that no other result would be the right one")
+
+
 def _row(node: Node) -> OpSpec:
     spec = spec_of(node)
     if spec is None:
-        raise UnsupportedNodeError(Code.OP, f"no kernel for {_named(node)}")
+        why = GENERATED if node.op in RANDOM and not node.domain else ""
+        raise UnsupportedNodeError(Code.OP, f"no kernel for {_named(node)}{why}")
     return spec
 
 

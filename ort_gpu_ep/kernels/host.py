@@ -27,13 +27,15 @@ _MOVES: Mapping[str, tuple[int, ...]] = {
     "Transpose": (0,), "Flatten": (0,), "Tile": (0,), "Pad": (0, 2), "GatherElements": (0,), "GatherND": (0,),
     "ScatterElements": (0, 2), "ScatterND": (0, 2), "Compress": (0,), "Trilu": (0,), "ReverseSequence": (0,)}
 """Operators that give elements of some inputs, or zeros, whatever these are; and which inputs."""
-_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
+
+RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
+"""Ops that draw numbers."""
 
 
 def is_host_node(bound: BoundNode) -> bool:
     """Whether the host can compute all outputs now: from the shape of the input, or from inputs it knows."""
     node = bound.node
-    if node.domain or node.has_subgraph or node.op in _RANDOM or node.epilogue:
+    if node.domain or node.has_subgraph or node.op in RANDOM or node.epilogue:
         return False
     return node.op in _SHAPE_ONLY or all(i is None or i.content is not None for i in bound.inputs)
 

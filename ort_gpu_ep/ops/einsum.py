@@ -1,17 +1,21 @@
-"""Einsum of one or two operands: a reading in another order, a batched matrix product where the strides allow it, else an output element
-an invocation."""
+"""Einsum: of one or two operands a reading in another order, a batched matrix product where the strides allow it, else an output element an
+invocation; of more, two at a time.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from string import ascii_letters
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOAT64, Shape, TensorType
 from ort_gpu_ep.kernels.records import case, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, View, kernel, op
+from ort_gpu_ep.ops.composed import Composed, Part
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.ops.movement import moved
 from ort_gpu_ep.shaders.indices import merged
@@ -55,14 +59,14 @@ class Terms:
         return math.prod(self.sizes[label] for label in labels)
 
 
-@op("Einsum", dtypes={"T": (FLOAT32, FLOAT16, FLOAT64)}, bindings="a b? c? -> y", epilogue=True)
+@op("Einsum", dtypes={"T": (FLOAT32, FLOAT16, FLOAT64)}, bindings="a b? c? more... -> y", epilogue=True)
 def einsum(node: BoundNode) -> Kernel | View | Lowering:
     """y = the sum over all labels that the output lacks of the product of the operands.
 
-    a, b: one dimension a label. Repeated labels take the diagonal; `...` broadcasts.
+    a, b, ...: one dimension a label. Repeated labels take the diagonal; `...` broadcasts.
     """
-    if not 1 <= len(node.inputs) <= 2:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Einsum {node.attr('equation')} of {len(node.inputs)} operands; taken: one or two")
+    if len(node.inputs) > 2:
+        return _by_pairs(node)
     terms = parse(node.attr("equation"), [o.shape for o in node.given()])
     out = TensorType(node.input(0).dtype, tuple(terms.sizes[label] for label in terms.output))
     if len(terms.inputs) == 1 and not terms.summed:
@@ -75,6 +79,45 @@ def einsum(node: BoundNode) -> Kernel | View | Lowering:
     for k, name in enumerate("ab"[: len(terms.inputs)]):
         indices[f"{name}_out"], indices[f"{name}_sum"] = terms.strided(k, terms.output), terms.strided(k, terms.summed)
     return kernel("einsum.wgsl", [out], consts={"K": terms.size(terms.summed)}, indices=indices)
+
+
+def _by_pairs(node: BoundNode) -> Lowering:
+    """Of three operands and more: always the two whose product is the smallest, over the labels that are needed further on."""
+    terms, made = parse(node.attr("equation"), [o.shape for o in node.given()]), Composed(node)
+    half = node.input(0).dtype is FLOAT16
+    if len(terms.sizes) > len(ascii_letters):
+        raise UnsupportedNodeError(Code.RANK, f"Einsum {node.attr('equation')} over {len(terms.sizes)} labels; taken: {len(ascii_letters)}")
+    if half and node.has_steps:     # the last kernel is a step itself
+        raise UnsupportedNodeError(Code.DTYPE, f"Einsum of {len(node.inputs)} operands in float16, with steps behind it")
+    letters = dict(zip(terms.sizes, ascii_letters, strict=False))
+    parts = [made.given(i) for i in range(len(node.inputs))]
+    if half:        # what is between two products would be rounded, or beyond float16
+        parts = [made.add_all("Cast", (part,), (None,), attributes={"to": FLOAT32.onnx})[0] for part in parts]
+    left = list(zip(terms.inputs, parts, strict=True))
+    while len(left) > 2:
+        pairs = {(i, j): _kept(terms, left, i, j) for j in range(len(left)) for i in range(j)}
+        i, j = min(pairs, key=lambda pair: hint(terms.size(pairs[pair])))
+        equation = _written(letters, (left[i][0], left[j][0]), pairs[i, j])
+        product = made.add("Einsum", left[i][1], left[j][1], version=12, equation=equation)
+        left = [one for k, one in enumerate(left) if k not in (i, j)] + [(pairs[i, j], product)]
+    equation = _written(letters, [labels for labels, _ in left], terms.output)
+    if half:
+        product = made.add("Einsum", *(part for _, part in left), version=12, equation=equation)
+        made.add_all("Cast", (product,), (0,), attributes={"to": FLOAT16.onnx})
+    else:
+        made.add("Einsum", *(part for _, part in left), version=12, to=0, equation=equation)
+    return made.lowering()
+
+
+def _kept(terms: Terms, left: Sequence[tuple[str, Part]], i: int, j: int) -> str:
+    """The labels of the product of two operands: those that the output or another operand has."""
+    needed = set(terms.output).union(*(labels for k, (labels, _) in enumerate(left) if k not in (i, j)))
+    return "".join(label for label in dict.fromkeys(left[i][0] + left[j][0]) if label in needed)
+
+
+def _written(letters: Mapping[str, str], inputs: Sequence[str], output: str) -> str:
+    """An equation in letters alone: what `...` stands for has one each."""
+    return ",".join("".join(letters[c] for c in labels) for labels in inputs) + "->" + "".join(letters[c] for c in output)
 
 
 def parse(equation: str, shapes: Sequence[Shape]) -> Terms:

@@ -1,12 +1,17 @@
-"""DFT: sums over an axis with a table of cosines and sines, whose number grows with the square of the length; and windows for it."""
+"""DFT: sums over an axis with a table of cosines and sines, whose number grows with the square of the length; windows for it; and STFT, the
+product of a signal's frames, which overlap where they lie, and the matrix of a DFT.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INTS, TensorType
 from ort_gpu_ep.kernels.records import Known, case, ceil_div, normal, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel, op, result_dtype
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op, result_dtype
 from ort_gpu_ep.ops.axes import around, axis_of, number_of, replaced
+from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 
 MAX_LENGTH = (1 << 27) - 1
 """Eight times a place on the circle, or on two, fits 32 bits."""
@@ -21,6 +26,14 @@ record(
     cases=[
         case("DFT", 20, normal(2, 67, 3, 2), None, Known(1)), case("DFT", 20, normal(3, 129, 1), onesided=1),
         case("DFT", 20, normal(3, 64, 2), Known(81), inverse=1), case("DFT", 17, normal(3, 33, 2), inverse=1, onesided=1)])
+
+
+MAX_FRAME = 1 << 16
+"""A place on the circle of a frame, before whole turns are taken off it, fits 32 bits."""
+
+record("dft_matrix.wgsl", "elementwise", cases=[
+    case("STFT", 17, normal(2, 67, 1), Known(5), normal(24), tolerance=1e-4),
+    case("STFT", 17, normal(2, 67, 2), Known(5), None, Known(24), onesided=0, tolerance=1e-4)])
 
 
 @op("DFT", since=17, dtypes={"T1": (FLOAT32, FLOAT16)}, bindings="x _length? _axis? -> y", epilogue=True)
@@ -51,6 +64,39 @@ def dft(node: BoundNode) -> Lowering:
         (out,), (kernel("dft_twiddles.wgsl", [twiddles], consts={"N": n}, reads={}, writes={"twiddles": "twiddles"}),
                  kernel("dft.wgsl", [out], consts=consts, reads={"x": 0, "twiddles": "twiddles"}, writes={"y": 0})),
         (("twiddles", twiddles),))
+
+
+@op("STFT", since=17, dtypes={"T1": (FLOAT32, FLOAT16), "T2": INTS}, bindings="x _step window? _length? c? -> y", epilogue=True)
+def stft(node: BoundNode) -> Lowering:
+    """y[b, f] = the DFT of window * the frame of signal b that begins at f `frame_step`; `onesided`: the first half of it.
+
+    x: [B, L] or [B, L, 1] of real, [B, L, 2] of complex numbers; window: [frame_length]; y: [B, frames, frame_length or its half, 2].
+    """
+    x, step, window = node.input(0), number_of(node, 1), node.optional(2)
+    parts = x.shape[2] if x.rank == 3 else 1
+    if x.rank not in (2, 3) or parts not in (1, 2) or (window is not None and window.rank != 1):
+        raise UnsupportedNodeError(
+            Code.RANK, f"STFT of {x.type} with window {window and window.type}; taken: [B, L], [B, L, 1] or [B, L, 2], and [frame_length]")
+    if window is None and not node.has(3):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, "STFT without window and frame_length")
+    n = number_of(node, 3) if node.has(3) else int(window.shape[0]) if window is not None else 0
+    batch, length = x.shape[0], x.shape[1]
+    if not 1 <= n <= MAX_FRAME or step < 1 or (window is not None and window.shape != (n,)) or length < n:
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"STFT of {x.type} in frames of {n}, a step of {step} apart, with window {window and window.type}; taken: 1 to "
+            f"{MAX_FRAME}, and no more than the signal has, steps of 1 and more, a window as long as a frame")
+    frames, bins = (length - n) // step + 1, n // 2 + 1 if node.attr("onesided") else n
+    matrix = TensorType(FLOAT32, (n * parts, 2 * bins))
+    made = kernel(
+        "dft_matrix.wgsl", [matrix], consts={"N": n, "BINS": bins, "PARTS": parts}, reads={"window": 2} if window is not None else {},
+        writes={"y": "matrix"})
+    signal = Matrix(0, Strided((batch,), (length * parts,)), step * parts, 1)
+    product = Product(
+        batch, frames, 2 * bins, n * parts, signal, Matrix("matrix", Strided((1,), (0,)), 1, 2 * bins), target=node.target)
+    lowered = lower_product(product, TensorType(x.dtype, (batch, frames, bins, 2)))
+    return replace(
+        lowered, kernels=(made, *lowered.kernels), temps=(("matrix", matrix), *lowered.temps),
+        once=("matrix", *lowered.once) if window is None or window.is_constant else lowered.once)
 
 
 def _axis(node: BoundNode) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.types import BOOL, FLOAT16, FLOAT32, FLOATS, INT8, INT32, INT64, UINT8, UINT32, UINT64, TensorType
 from ort_gpu_ep.kernels.records import Known, case, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel, op
@@ -29,6 +30,7 @@ record(
         case("GridSample", 20, normal(1, 2, 3, 5, 4), normal(1, 3, 5, 2, 3), mode="linear", align_corners=1)])
 
 
+@op("GridSample", domain=DOMAIN, dtypes={"T1": FLOATING}, bindings="x grid -> y", epilogue=True)
 @op("GridSample", since=16, dtypes={"T1": SAMPLED, "T2": FLOATING}, bindings="x grid -> y", epilogue=True)
 def grid_sample(node: BoundNode) -> Kernel:
     """y[n, c, p] = x[n, c] at the place grid[n, p], nearest, linear or cubic; outside zeros, the border or a reflection.

@@ -40,7 +40,7 @@ def _parameter(node: BoundNode, position: int, *sizes: int) -> None:
     """Raises UnsupportedNodeError where a parameter is not there, or has another size than these."""
     name = list(PARAMETERS[node.op])[position - 1]
     if not node.has(position):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} without {name}, or with option fusion=false, which leaves it an attribute")
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} without {name}, or with option fusion=0, which leaves it an attribute")
     if node.input(position).size not in sizes:
         raise UnsupportedNodeError(
             Code.ATTRIBUTE, f"{node.op} with {node.input(position).size} {name}; expected {' or '.join(map(str, dict.fromkeys(sizes)))}")

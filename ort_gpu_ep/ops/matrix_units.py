@@ -231,7 +231,9 @@ def _lowered(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType
         once.append("packed")
         reads["w"] = "packed"
     built = product_kernel(units, tile, choice, out, reads)
-    scaled = (("x_scales", product.a.source, False),) if "x_scales" in reads and "x_scales" not in once else ()
+    source, scaled = product.a.source, tuple[tuple[str, int, bool], ...]()
+    if "x_scales" in reads and "x_scales" not in once and isinstance(source, int):
+        scaled = (("x_scales", source, False),)
     return Lowering((out,), (*kernels, built), tuple(temps), once=tuple(once), scaled=scaled)
 
 

@@ -47,9 +47,11 @@ Make: TypeAlias = Callable[[TensorType], Kernel]
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """An operand of a product: where each batch begins, and the strides of its outer (row or column) and its K index."""
+    """An operand of a product: an input or a temporary, where each batch begins, and the strides of its outer (row or column) and its K
+    index.
+    """
 
-    source: int
+    source: int | str
     base: Strided
     outer: int
     k: int

@@ -102,6 +102,17 @@ def _own_layout(node: BoundNode) -> None:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with channels_last; taken: [N, C, spatial...]")
 
 
+@op("QLinearWhere", domain=DOMAIN, dtypes=TAKEN, bindings="condition x x_scale x_zp y y_scale y_zp z_scale z_zp -> z", epilogue=True)
+def qlinear_where(node: BoundNode) -> Kernel:
+    """z = x where the condition holds, else y, of the numbers that bytes stand for."""
+    _scalars(node, 2, 3, 5, 6, 7, 8)
+    x, y = 1, 1 + OPERANDS
+    steps = [
+        dequantizing(node, x), dequantizing(node, y), Step("Where", "select(z, y, x)", ("e0", "s0", "s1"), FLOAT32),
+        quantizing("s2", node, 7, 8, node.input(x).dtype)]
+    return stepwise(broadcast(*(node.input(i).shape for i in (0, x, y))), steps)
+
+
 @op("QLinearAveragePool", domain=DOMAIN, dtypes=TAKEN, bindings=ONE, channels_last=channels_last.own(0))
 def qlinear_average_pool(node: BoundNode) -> Kernel:
     """y = mean of x under the window, of the numbers that bytes stand for, rounded after y's zero point is added.

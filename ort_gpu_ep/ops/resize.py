@@ -10,8 +10,8 @@ import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array
-from ort_gpu_ep.ir.symbolic import derived, is_symbolic
-from ort_gpu_ep.ir.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType
+from ort_gpu_ep.ir.symbolic import derived, is_symbolic, same
+from ort_gpu_ep.ir.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType, names
 from ort_gpu_ep.kernels.records import Known, case, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Const, Kernel, Operand, Strided, kernel, op
 from ort_gpu_ep.ops.channels_last import ints, numbers, permuted, stored
@@ -28,6 +28,8 @@ TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 COORDINATES = {
     "half_pixel": 0, "asymmetric": 1, "pytorch_half_pixel": 2, "tf_half_pixel_for_nn": 3, "align_corners": 4, "tf_crop_and_resize": 5,
     "half_pixel_symmetric": 6}
+DIFFERS_AT_ONE = ("tf_half_pixel_for_nn", "tf_crop_and_resize")
+"""Coordinates that are other ones where an axis keeps its length than where it is left alone."""
 ROUNDING = {"simple": 0, "round_prefer_floor": 1, "round_prefer_ceil": 2, "floor": 3, "ceil": 4}
 
 record(
@@ -38,7 +40,8 @@ record(
         for mode in ("nearest", "linear", "cubic")])
 record(
     "resize_antialias.wgsl", "pool",
-    loop_bound=lambda k: k.nested("TAPS0", "TAPS1", "TAPS2") + k["TAPS0"] + k["TAPS1"] + k["TAPS2"],
+    loop_bound=lambda k: k.nested("TAPS0", "TAPS1", "TAPS2") + k["TAPS0"] + k["TAPS1"] + k["TAPS2"] + (
+        k["TAPS1"] * (1 + k["TAPS1"] + k["TAPS2"] * k["TAPS2"]) if dict(k.kernel.consts).get("WHOLE") else 0),
     flops=lambda k: 12 * k.size("y") * k["TAPS0"] * k["TAPS1"] * k["TAPS2"],
     cases=[case("Resize", 19, normal(1, 1, 23, 37), None, Known((1, 1, 0.6, 0.7), "float32"), tolerance=1e-4, mode="linear", antialias=1)])
 
@@ -89,10 +92,25 @@ def _by_sizes(node: BoundNode, sizes: tuple[int, ...], axes: tuple[int, ...]) ->
     wanted = dict(zip(axes, sizes, strict=True))
     scales = {a: derived(_ratio, out, shape[a]) for a, out in wanted.items()}
     if policy != "stretch":
-        common = (min if policy == "not_larger" else max)(float(s) for s in scales.values())
+        common = derived(_least if policy == "not_larger" else _most, *scales.values())
         scales = dict.fromkeys(axes, common)
-        wanted = {a: floor(float(F(F(common) * F(int(shape[a])))) + 0.5) for a in axes}
-    return [Axis(size, wanted.get(a, size), 1.0 if wanted.get(a, size) == size else scales[a]) for a, size in enumerate(shape)]
+        wanted = {a: derived(_rounded, common, shape[a]) for a in axes}
+    kept = {a for a, size in enumerate(shape) if same(wanted.get(a, size), size)}
+    if len(shape) - len(kept) > MAX_RESIZED or node.attr("coordinate_transformation_mode") in DIFFERS_AT_ONE:
+        kept = {a for a, size in enumerate(shape) if wanted.get(a, size) == size}
+    return [Axis(size, size, 1.0) if a in kept else Axis(size, wanted[a], scales[a]) for a, size in enumerate(shape)]
+
+
+def _least(*scales: float) -> float:
+    return min(scales)
+
+
+def _most(*scales: float) -> float:
+    return max(scales)
+
+
+def _rounded(scale: float, size: int) -> int:
+    return floor(float(F(F(scale) * F(size))) + 0.5)
 
 
 def _with_region(node: BoundNode, found: list[Axis], axes: tuple[int, ...]) -> list[Axis]:
@@ -108,12 +126,16 @@ def _with_region(node: BoundNode, found: list[Axis], axes: tuple[int, ...]) -> l
 def _check_length(node: BoundNode, axis: Axis, coordinates: str) -> None:
     """ONNX takes scale * size as the length of the output, ONNX Runtime its whole part: declines where that differs and matters."""
     matters = coordinates in ("align_corners", "tf_crop_and_resize") or (coordinates == "pytorch_half_pixel" and axis.out == 1)
-    if not matters:
+    if not matters or (not is_symbolic(axis.scale) and float(axis.scale).is_integer()):
         return
-    exact = axis.scale * axis.size
-    if abs(exact - axis.out) > 1e-4 * exact:
+    if not derived(_fits, axis.scale, axis.size, axis.out):
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"{node.op}: {coordinates} with scale {axis.scale} of {axis.size} elements: {exact} is not a whole number")
+            Code.ATTRIBUTE, f"{node.op}: {coordinates} with scale {axis.scale} of {axis.size} elements: that is not a whole number")
+
+
+def _fits(scale: float, size: int, out: int) -> int:
+    exact = scale * size
+    return int(abs(exact - out) <= 1e-4 * exact)
 
 
 def _axis_consts(slot: int, axis: Axis, stride: int, step: int, taps: int, coordinates: str) -> dict[str, Const]:
@@ -138,8 +160,12 @@ def _check(node: BoundNode, found: list[Axis], kind: str, coordinates: str, roun
     dtype, resized = node.input(0).dtype, sum(_is_resized(axis) for axis in found)
     if kind not in KINDS or coordinates not in COORDINATES or rounding not in ROUNDING:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with {kind!r}, {coordinates!r}, {rounding!r}")
-    if kind != "nearest" and dtype not in FLOATS:
-        raise UnsupportedNodeError(Code.DTYPE, f"{node.op} with mode {kind!r} of {dtype}; taken: float32")
+    # with antialias ONNX Runtime's CPU takes int8 for uint8, and without it has no cubic for either
+    smooth = bool(node.attr("antialias"))
+    taken = (*FLOATS, *((UINT8,) if smooth else (UINT8, INT8) if kind == "linear" else ()))
+    if kind != "nearest" and dtype not in taken:
+        raise UnsupportedNodeError(
+            Code.DTYPE, f"{node.op} with mode {kind!r}, antialias {int(smooth)} of {dtype}; taken: {names(taken)}")
     if resized > MAX_RESIZED:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} of {resized} axes; taken: at most {MAX_RESIZED}")
     for axis in found:
@@ -153,6 +179,8 @@ def _resample(node: BoundNode, found: list[Axis], kind: str, coordinates: str, r
     out: Shape = tuple(a.out for a in found)
     strides = tuple(prod(x.shape[a + 1:]) for a in range(x.rank))
     resized = [a for a, axis in enumerate(found) if _is_resized(axis)]
+    if kind == "linear" and x.dtype in (UINT8, INT8) and not node.attr("antialias"):
+        resized, consts["WHOLE"] = _rounded_axes(node, resized)
     for slot in range(MAX_RESIZED - len(resized)):
         consts |= _axis_consts(slot, Axis(1, 1, 1.0), 0, 1, 0, coordinates)
     for slot, a in enumerate(resized, MAX_RESIZED - len(resized)):
@@ -163,6 +191,20 @@ def _resample(node: BoundNode, found: list[Axis], kind: str, coordinates: str, r
     return kernel("resize.wgsl", [TensorType(x.dtype, out)], consts=consts, indices={"kept": kept}, reads={"x": 0})
 
 
+def _rounded_axes(node: BoundNode, resized: list[int]) -> tuple[list[int], int]:
+    """The axes that ONNX Runtime goes along where bytes are interpolated, the outermost first, and the way in which it rounds (WHOLE of
+    resize.wgsl): also the unchanged ones among the last two or three add products.
+    """
+    rank = node.input(0).rank
+    if rank == 4 and resized in ([1, 2], [1]):
+        return [1, 2], 2
+    axes = {2: [0, 1], 3: [0, 1, 2], 4: [2, 3], 5: [2, 3, 4]}.get(rank, [])
+    if not set(resized) <= set(axes):
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op} of bytes of rank {rank} along axes {resized}; taken: two of a matrix or of images, three of volumes")
+    return axes, 1
+
+
 REACH = {"linear": 1.0, "cubic": 2.0}
 """How far from its middle a filter reaches."""
 
@@ -171,7 +213,9 @@ _PLAIN: dict[str, Const] = {"CUBIC_A": -0.75, "EXCLUDE_OUTSIDE": False, "OUTSIDE
 
 
 def _layout(node: BoundNode) -> ChannelsLast | None:
-    """The same, with `axes`, or scales, sizes and region of the axes as they are stored."""
+    """The same, with `axes`, or scales, sizes and region of the axes as they are stored. Bytes that are not copied stay plain."""
+    if str(node.attr("mode")) != "nearest" and node.input(0).dtype in (UINT8, INT8):
+        return None
     if node.op == "Upsample" and node.version < 9:
         return ChannelsLast((0,), attributes={"scales": permuted(node.attr("scales"))})
     is_new = node.op == "Resize" and node.version >= 11
@@ -236,4 +280,8 @@ def _smoothed(made: Kernel, found: list[Axis], kind: str) -> Kernel:
         factor = derived(lambda scale: min(scale, 1.0), axis.scale)
         wide = derived(lambda factor, reach=REACH[kind]: float(F(reach) / F(factor)), factor)
         consts |= {f"FACTOR{slot}": factor, f"WIDE{slot}": wide, f"TAPS{slot}": derived(lambda wide: 2 * ceil(wide) + 1, wide)}
+    if made.outputs[0].dtype is UINT8:
+        if len(resized) > 2:
+            raise UnsupportedNodeError(Code.RANK, "Resize of bytes with antialias along three axes; taken: two")
+        consts["WHOLE"] = 1
     return replace(made, shader="resize_antialias.wgsl", consts=tuple(consts.items()))

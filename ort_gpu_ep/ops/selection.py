@@ -19,6 +19,9 @@ CHUNK, WORKGROUP_SIZE = 1024, 256
 MAX_UNIQUE = 1 << 14
 """Slices that Unique compares each with each."""
 
+MANY = 1 << 12
+"""Boxes kept of a class, beyond which an open number of boxes is asked whether it is smaller: exporters write 2**63 - 1 for all of them."""
+
 COUNT = "count"
 _CHUNK_STEPS = CHUNK // WORKGROUP_SIZE + WORKGROUP_SIZE.bit_length()
 ONE = TensorType(UINT32, (1,))
@@ -154,7 +157,8 @@ def non_max_suppression(node: BoundNode) -> Lowering:
         raise UnsupportedNodeError(Code.RANK, f"NonMaxSuppression of {boxes.type} with {scores.type}; taken: [B, S, 4] and [B, C, S]")
     batches, classes, size = scores.shape
     most = max(number_of(node, 2), 0) if node.has(2) else 0
-    most = size if not is_symbolic(size) and size < most else most
+    if (most > MANY or not is_symbolic(size)) and size < most:
+        most = size
     lines = batches * classes
     out = TensorType(INT64, (lines * most, 3))
     if most == 0:

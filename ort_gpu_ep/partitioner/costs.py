@@ -34,12 +34,14 @@ class Costs:
 
     profile: of the adapter. cpu_s: seconds of each node on the CPU by (id, op), from ONNX Runtime's profile of this model; empty where it
     did not run yet. shapes: of the graph's inputs in the run that was profiled. host_s: of a run of a partition, beside the profile's.
+    node_shapes: by (id, op), of what each node wrote in that run.
     """
 
     profile: Profile = GUESSED
     cpu_s: Mapping[tuple[int, str], float] = field(default_factory=dict)
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     host_s: float = HOST_S
+    node_shapes: Mapping[tuple[int, str], tuple[Shape, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from ort_gpu_ep.partitioner.solving import BY_SIZES, ROUNDS, Solution, Solver
 @dataclass
 class _State:
     """One attempt with one guess. graph: fused; source: before that. declined: by id of the (fused) node. events: what went wrong,
-    in sentences.
+    in sentences. guessed: nodes are declined for what was guessed.
     """
 
     graph: Graph
@@ -40,6 +40,7 @@ class _State:
     answers: dict[int, tuple[Node, Answer, BoundNode | None]]
     declined: dict[int, Decline]
     events: list[str] = field(default_factory=list)
+    guessed: bool = False
 
     def taken(self, node: Node) -> bool:
         return id(node) not in self.declined
@@ -75,7 +76,7 @@ def partition(
             predictions, measured = choice.predictions, 0
     report = replace(
         _report(graph, state, groups, config, limits), predictions=predictions, measured=measured, able=ours,
-        resident=choice is not None and choice.resident,
+        resident=choice is not None and choice.resident, guessed=state.guessed,
         ranks=ranks.ranks_of(graph, inner, {name: tensor.rank for name, tensor in state.facts.types.items()}))
     return Partitioning(tuple(tuple(i for node in g for i in node.members) for g in groups), bodies.seen(report, graph.nodes, inner))
 
@@ -100,9 +101,11 @@ def nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
 
 def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs, inner: Mapping[int, Sequence[Report]]) -> _State:
     """The guess with which most nodes are claimed, of ranks that the graph does not tell, and of sizes."""
-    best: _State | None = None
+    given = sizes.given_types(graph, costs.shapes, costs.node_shapes) if not graph.nested else {}
+    graph, best = ranks.as_shown(graph, given), None
     for guess in ranks.guesses(graph, inner):
-        state = _best_of_sizes(ranks.with_ranks(graph, inner, guess), config, limits, costs)
+        state = _best_of_sizes(ranks.with_ranks(graph, inner, guess), config, limits, given)
+        state.guessed |= guess.rank is not None and bool(_declined_by_guess(state))
         if best is None or len(state.declined) < len(best.declined):
             best = state
         if not _declined_by_guess(best):
@@ -111,9 +114,8 @@ def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs, in
     return best
 
 
-def _best_of_sizes(graph: Graph, config: Config, limits: Limits, costs: Costs) -> _State:
+def _best_of_sizes(graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType]) -> _State:
     """With what a run has shown there is one guess; else that with which most nodes are claimed. The graph says which sizes it needs."""
-    given = sizes.given_types(graph, costs.shapes if not graph.nested else {})
     candidates = sizes.CANDIDATES[:1] if given or sizes.is_static(graph, graph.inputs) else sizes.CANDIDATES
     best: _State | None = None
     for size in candidates:
@@ -138,6 +140,7 @@ def _solved(graph: Graph, config: Config, limits: Limits, given: Mapping[str, Te
             break
         state = _attempt(graph, config, limits, given, solution.guess)
         best = state if len(state.declined) < len(best.declined) else best
+    best.guessed = solver.guesses and bool(_declined_by_guess(best))
     return _with_guesses(best, graph, solution)
 
 
@@ -149,11 +152,13 @@ def _declined_by_guess(state: _State) -> set[int]:
 
 
 def _attempt(graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType], guess: Guess) -> _State:
-    inputs = {**sizes.input_types(graph, guess), **given}
+    inputs = {**sizes.input_types(graph, guess), **{name: given[name] for name in graph.inputs if name in given}}
     wrong = sizes.misjudged(graph)
 
     def otherwise(name: str) -> TensorType | None:
-        """What declined nodes write: what ONNX Runtime's shape inference says, where it is right."""
+        """What declined nodes write: what a run has shown, or ONNX Runtime's shape inference says, where it is right."""
+        if name in given:
+            return given[name]
         return sizes.stand_in(graph.values[name], guess) if name in graph.values and name not in wrong else None
 
     fused = fuse(graph, inputs, limits, otherwise) if config.fusion else graph

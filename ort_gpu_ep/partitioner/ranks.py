@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ort_gpu_ep.ir.graph import Graph, Node
-from ort_gpu_ep.ir.types import SymbolicShape
+from ort_gpu_ep.ir.types import SymbolicShape, TensorType
 from ort_gpu_ep.partitioner.report import Report
 
 UNKNOWN = -1
@@ -40,6 +40,12 @@ def with_ranks(graph: Graph, bodies: Mapping[int, Sequence[Report]], guess: Rank
         missing = (n for n, v in graph.values.items() if v.shape is None and v.dtype is not None and n not in shapes)
         found |= dict.fromkeys(missing, (None,) * guess.rank)
     return graph.with_nodes(graph.nodes, {name: replace(graph.values[name], shape=shape) for name, shape in found.items()})
+
+
+def as_shown(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
+    """The graph, with the ranks that values had in a run."""
+    missing = {name: value for name in types if (value := graph.values[name]).shape is None}
+    return graph.with_nodes(graph.nodes, {n: replace(v, shape=(None,) * types[n].rank) for n, v in missing.items()})
 
 
 def guesses(graph: Graph, bodies: Mapping[int, Sequence[Report]]) -> list[RankGuess]:

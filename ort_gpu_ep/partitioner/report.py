@@ -88,7 +88,7 @@ class Report:
     resident: what a turn of the body leaves is to stay on the GPU, because its If, Loop or Scan is ours, too. able: that it can be.
     measured: how many nodes' CPU seconds come from a profile of this model rather than from constants.
     events: what went wrong while it was decided, a sentence each. ranks: of the graph's outputs, of a sequence that of its elements, as far
-    as they are known (ranks.py).
+    as they are known (ranks.py). guessed: nodes are on the CPU for a size or a rank that nobody gave.
     """
 
     graph: str
@@ -102,6 +102,7 @@ class Report:
     resident: bool = False
     able: bool = False
     ranks: tuple[int, ...] = ()
+    guessed: bool = False
 
     def count(self, device: str) -> int:
         return sum(n.device == device for n in self.nodes)

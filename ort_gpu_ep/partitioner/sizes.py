@@ -114,11 +114,14 @@ def opened(graph: Graph, inputs: Mapping[str, TensorType]) -> dict[str, TensorTy
     return found if place else None
 
 
-def given_types(graph: Graph, shapes: Mapping[str, Shape]) -> dict[str, TensorType]:
-    """The types of the graph inputs whose shapes a run has shown."""
-    found = {}
-    for name, shape in shapes.items():
-        value = graph.values.get(name)
-        if name in graph.inputs and value is not None and value.dtype is not None:
-            found[name] = TensorType(value.dtype, shape)
-    return found
+def given_types(
+    graph: Graph, shapes: Mapping[str, Shape], node_shapes: Mapping[tuple[int, str], Sequence[Shape]],
+) -> dict[str, TensorType]:
+    """The types of the values whose shapes a run has shown: of inputs by name, of others by the node that writes them (see Costs)."""
+    shown = {name: shape for name, shape in shapes.items() if name in graph.inputs}
+    for node in graph.nodes:
+        found = node_shapes.get((node.id, node.op), ())
+        if len(found) == len(node.writes):      # else one is no tensor, and which is which is not known
+            shown |= dict(zip(node.writes, found, strict=True))
+    types = {name: value.dtype for name in shown if (value := graph.values.get(name)) is not None and value.dtype is not None}
+    return {name: TensorType(dtype, tuple(shown[name])) for name, dtype in types.items()}

@@ -142,6 +142,11 @@ class Solver:
                     break
         return changed
 
+    @property
+    def guesses(self) -> bool:
+        """Whether the nodes that were asked about read sizes that nobody gave."""
+        return bool(self._dimensions)
+
     # ---- asking
 
     def _walk(self, graph: Graph) -> _Walked:

@@ -23,6 +23,7 @@ import onnxruntime
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import WrongResultError
+from ort_gpu_ep.ir.types import Shape
 from ort_gpu_ep.kernels.profile import Profile
 from ort_gpu_ep.partitioner import Costs, Report
 from ort_gpu_ep.partitioner.costs import HOST_S
@@ -31,7 +32,7 @@ from ort_gpu_ep.placement.candidates import Candidate, Candidates
 from ort_gpu_ep.placement.source import Source, with_profiler
 from ort_gpu_ep.plugin import CPU_PROVIDER, fall_back_or_raise
 from ort_gpu_ep.plugin.explain import adapter_of
-from ort_gpu_ep.plugin.verification import compare
+from ort_gpu_ep.plugin.verification import JUDGED_NBYTES, Opinion, compare, third_opinion
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -153,14 +154,14 @@ class Prover:
         c = self.candidates
         if c.costs is not None:
             return
-        found: dict[tuple[int, str], float] = {}
+        found = NodeProfile({}, {})
         try:
             if self.profiles:
-                found = cpu_costs(c.model, c.settings, c.kwargs, feeds, cpu_s)
+                found = node_profile(c.model, c.settings, c.kwargs, feeds)
         except Exception as error:   # no room for a file, an op of the user's own: assumed costs do
             log.info("placement: nodes could not be profiled on the CPU, costs are assumed: %s: %s", type(error).__name__, error)
         c.drop(CUT)                 # if there is one, it was made without these costs
-        c.costs = Costs(profile, found, dict(shapes))
+        c.costs = Costs(profile, found.scaled(cpu_s), dict(shapes), node_shapes=found.shapes)
 
     def _rivals(self, predicted: Mapping[str, float], cpu_s: float) -> list[str]:
         """The candidates besides the CPU that are worth a run. A cut that takes nothing, or all, is none of its own."""
@@ -183,7 +184,7 @@ class Prover:
             candidate = None
             try:
                 candidate = self.candidates.get(name)
-                check_answer(candidate, feeds, names, want, run_cpu, self.config.precision)
+                check_answer(self.candidates.model, candidate, feeds, names, want, run_cpu, self.config.precision)
             except Exception as error:   # whatever keeps a candidate from answering puts it out; the CPU has answered the same inputs
                 failed[name] = rejected(candidate, name, error, self.config.strict)
                 wrong |= {name} if isinstance(error, WrongResultError) else set()
@@ -203,12 +204,13 @@ class Prover:
 
 
 def check_answer(
-    candidate: Candidate, feeds: Mapping[str, Any], names: Sequence[str], want: Sequence[Any], run_cpu: Callable[[], Any], precision: str,
+    model: Source, candidate: Candidate, feeds: Mapping[str, Any], names: Sequence[str], want: Sequence[Any], run_cpu: Callable[[], Any],
+    precision: str,
 ) -> None:
     """Runs a candidate once. Raises what keeps it from answering, and WrongResultError where it does not agree with the CPU (`want`)."""
     got = candidate.session.run(None, feeds)
     trouble(candidate)
-    check_outputs(names, got, want, run_cpu, precision)
+    check_outputs(names, got, want, run_cpu, precision, partial(opinion, model, feeds))
 
 
 def trouble(candidate: Candidate) -> None:
@@ -226,8 +228,12 @@ def rejected(candidate: Candidate | None, name: str, error: Exception, strict: b
     state = candidate.state if candidate is not None else None
     if strict:
         fall_back_or_raise(state, error)
+    if isinstance(error, WrongResultError) and error.by_cpu:
+        log.warning("placement: onnxruntime's CPU gives wrong results for this model. The session goes on with them, as it began; "
+                    "placement=gpu gives those of float64: %s", error)
+        return f"onnxruntime's CPU is wrong, and the session stays with its answers: {error}"
     if state is not None and state.backend is not None and isinstance(error, WrongResultError):
-        state.backend.adapter.circuit.failed(f"WrongResultError: {error}", at_once=True)
+        state.backend.adapter.circuit.suspect(f"WrongResultError: {error}", state.model)
     log.warning("placement: the candidate %r is left out, it fails: %s: %s", name, type(error).__name__, error)
     return f"{type(error).__name__}: {error}"
 
@@ -316,23 +322,42 @@ def _block(run: Callable[[], object], late: Callable[[], bool], clock: Callable[
 
 # ---- agreement
 
+Judge: TypeAlias = "Callable[[Sequence[str], Sequence[Any], Sequence[Any], str], Opinion]"
+"""Says who is wrong: names of outputs, the GPU's and the CPU's, and the option `precision`."""
+
+
 def check_outputs(
     names: Sequence[str], got: Sequence[Any], want: Sequence[Any], again: Callable[[], Sequence[Any]], precision: str = "float32",
+    judge: Judge | None = None,
 ) -> None:
     """Raises WrongResultError, where outputs differ from the CPU's by more than the option `verify` allows.
 
     again: runs the model on the CPU once more; one that gives something else each time (random numbers) is not judged. precision: the
-    option of the session that gave `got`.
+    option of the session that gave `got`. judge: whom the error is to name.
     """
     try:
         _check(names, got, want, precision)
-    except WrongResultError:
+    except WrongResultError as error:
         try:
             _check(names, again(), want, "float32")
         except WrongResultError:
             log.info("placement: the model gives other results each time it runs on the CPU; the GPU's are not compared with them")
             return
-        raise
+        if judge is None:
+            raise
+        decided = judge(names, got, want, precision)
+        found = WrongResultError(f"{error} {decided.said}")
+        found.by_cpu = decided.cpu_is_wrong
+        raise found from error
+
+
+def opinion(
+    model: Source, feeds: Mapping[str, Any], names: Sequence[str], got: Sequence[Any], want: Sequence[Any], precision: str,
+) -> Opinion:
+    """That of the model evaluated in float64."""
+    from ort_gpu_ep.comparison.models import exposing
+
+    return third_opinion(lambda: exposing(model.proto(JUDGED_NBYTES), names), feeds, got, want, partial(_check, names, precision=precision))
 
 
 def _check(names: Sequence[str], got: Sequence[Any], want: Sequence[Any], precision: str) -> None:
@@ -349,12 +374,27 @@ def _check(names: Sequence[str], got: Sequence[Any], want: Sequence[Any], precis
 
 # ---- the CPU's nodes
 
-def cpu_costs(model: Source, settings: Any, kwargs: Mapping[str, Any], feeds: Mapping[str, Any], whole_s: float) -> dict[
-        tuple[int, str], float]:
-    """Seconds of each node of the main graph, by (node id, op). The user's own options are used: a copy would lose custom ops.
+@dataclass(frozen=True, slots=True)
+class NodeProfile:
+    """What onnxruntime's profiler says of the nodes of the main graph, by (node id, op): seconds, and the shapes of the tensors that they
+    write.
+    """
 
-    The graph is optimised only as far as it is when a provider is asked for its nodes, so that ids agree; the real session fuses more
-    and is faster, so the seconds are scaled to sum up to whole_s, what a run of it takes.
+    seconds: Mapping[tuple[int, str], float]
+    shapes: Mapping[tuple[int, str], tuple[Shape, ...]]
+
+    def scaled(self, whole_s: float) -> dict[tuple[int, str], float]:
+        """The seconds, scaled to sum up to what a run of the real session takes, which fuses more and is faster."""
+        total_s = sum(self.seconds.values())
+        return {key: seconds * whole_s / total_s for key, seconds in self.seconds.items()} if total_s else {}
+
+
+def node_profile(
+    model: Source, settings: Any, kwargs: Mapping[str, Any], feeds: Mapping[str, Any], runs: int | None = None,
+) -> NodeProfile:
+    """Runs the model on the CPU with onnxruntime's profiler. The user's own options are used: a copy would lose custom ops.
+
+    The graph is optimised only as far as it is when a provider is asked for its nodes, so that ids agree. runs: PROFILED where it is None.
 
     Raises: OSError where no temporary file can be written, and what onnxruntime raises.
     """
@@ -362,15 +402,16 @@ def cpu_costs(model: Source, settings: Any, kwargs: Mapping[str, Any], feeds: Ma
     with tempfile.TemporaryDirectory(prefix="ort_gpu_ep-") as folder:
         with with_profiler(changed, str(Path(folder) / "profile"), onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC):
             session = model.session(changed, [CPU_PROVIDER], [{}], kwargs)
-        for _ in range(PROFILED):
+        for _ in range(PROFILED if runs is None else runs):
             session.run(None, feeds)
         events = json.loads(Path(session.end_profiling()).read_bytes())
     found: dict[tuple[int, str], list[float]] = defaultdict(list)
+    shapes: dict[tuple[int, str], tuple[Shape, ...]] = {}
     for event in _outside_bodies([e for e in events if e.get("cat") == "Node" and e["name"].endswith(_SUFFIX)]):
-        found[int(event["args"]["node_index"]), event["args"]["op_name"]].append(event["dur"] * 1e-6)
-    typical = {key: median(seconds[1:] or seconds) for key, seconds in found.items()}
-    total_s = sum(typical.values())
-    return {key: seconds * whole_s / total_s for key, seconds in typical.items()} if total_s else {}
+        key = int(event["args"]["node_index"]), event["args"]["op_name"]
+        found[key].append(event["dur"] * 1e-6)
+        shapes[key] = tuple(tuple(shape) for kinds in event["args"].get("output_type_shape", ()) for shape in kinds.values())
+    return NodeProfile({key: median(seconds[1:] or seconds) for key, seconds in found.items()}, shapes)
 
 
 def _outside_bodies(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -28,7 +28,7 @@ from ort_gpu_ep.placement.chooser import RETRY_S, Chooser
 from ort_gpu_ep.placement.decisions import Decisions, key_of, speed_options
 from ort_gpu_ep.placement.learner import STEADY, Entry, Turn
 from ort_gpu_ep.placement.policy import Host
-from ort_gpu_ep.placement.proof import check_answer, check_outputs, rejected, trouble
+from ort_gpu_ep.placement.proof import check_answer, check_outputs, opinion, rejected, trouble
 from ort_gpu_ep.placement.rhythm import CONCURRENT
 from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.plugin import SessionState, fall_back_or_raise
@@ -161,7 +161,8 @@ class Runner:
         run_cpu = partial(cpu.run, None, feeds)
         try:
             candidate = self.candidates.get(name)
-            check_answer(candidate, feeds, [output.name for output in cpu.get_outputs()], run_cpu(), run_cpu, self.config.precision)
+            check_answer(self.candidates.model, candidate, feeds, [output.name for output in cpu.get_outputs()], run_cpu(), run_cpu,
+                         self.config.precision)
             candidate.session.run(None, feeds)       # the second one records ahead
             trouble(candidate)
         except Exception as error:      # whatever keeps it from answering: the CPU goes on
@@ -294,7 +295,9 @@ class Runner:
         self.chooser.learner.checked(turn, end_s - begin_s, end_s)
         self._used_s[CPU] = end_s
         try:
-            check_outputs(names, _arrays(answer), _arrays(want), lambda: cpu.run(outputs, feeds), self.config.precision)
+            given = dict(zip(feeds, _arrays(list(feeds.values())), strict=True))
+            check_outputs(names, _arrays(answer), _arrays(want), lambda: cpu.run(outputs, feeds), self.config.precision,
+                          partial(opinion, self.candidates.model, given))
         except WrongResultError as error:
             rejected(candidate, candidate.name, error, self.config.strict)
             self._judge(candidate.name, False, math.inf)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import onnxruntime
 
@@ -22,6 +22,9 @@ from ort_gpu_ep.ir.model_file import op_types
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, PlainSession, ort_session
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    import onnx
 
 settings_lock = threading.RLock()
 """Held while SessionOptions of a program, which may be those of several sessions, are changed for a moment, and where they are read."""
@@ -84,6 +87,13 @@ class Source:
         whole = settings_lock if names == [CPU_PROVIDER] else nullcontext()       # another session may have fewer threads set in them
         with whole, not_written(settings), self.there() as model:
             return kind(model, settings, names, options, **kwargs)
+
+    def proto(self, most_nbytes: int) -> onnx.ModelProto:
+        """The model with its weights. Raises ModelError where they are more, OSError, what onnx raises."""
+        if self.nbytes > most_nbytes:
+            raise ModelError(f"the model has {self.nbytes >> 20} MiB")
+        with self.there() as model:
+            return external.load(model)
 
     def _look(self) -> None:
         """Opens the files. One that can't be is onnxruntime's to complain about, if it reads that at all."""

@@ -2,7 +2,8 @@
 
 from ort_gpu_ep.plugin.bound import BoundRun, Turns, download_later, fill
 from ort_gpu_ep.plugin.direct import Direct
-from ort_gpu_ep.plugin.plain import OrtSession, PlainSession, exact_products, ort_session
+from ort_gpu_ep.plugin.ort_sessions import exact_products, ort_session
+from ort_gpu_ep.plugin.plain import OrtSession, PlainSession
 from ort_gpu_ep.plugin.registration import (
     ensure_registered,
     get_available_providers,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import (
     DeviceError,
@@ -29,9 +30,11 @@ from ort_gpu_ep.plugin.memory import Storage, memory
 from ort_gpu_ep.plugin.renewal import renew
 from ort_gpu_ep.plugin.tables import Table
 from ort_gpu_ep.plugin.transfer import gpu_for, tensor_type
-from ort_gpu_ep.plugin.verification import compare
+from ort_gpu_ep.plugin.verification import compare, third_opinion
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ort_gpu_ep.device import Gpu
     from ort_gpu_ep.device.index_check import Word
     from ort_gpu_ep.ir.graph import Array, Graph
@@ -64,6 +67,7 @@ class Partition(Table):
     positions: which of the fused node's inputs the program reads, in the order of graph.inputs.
     runs, fallbacks: how often it ran, and how often on the CPU. cpu_because: why its last run was on the CPU; empty if it was on the GPU.
     forms: what runs past ONNX Runtime keep of the program (direct.py), by the sizes and the names that they are for.
+    circuit: whether it may use the GPU, as far as that is for what its own runs did there; the adapter has another one.
     """
 
     SLOTS = slots.NODE_COMPUTE_INFO
@@ -79,6 +83,7 @@ class Partition(Table):
         self.runs = self.fallbacks = 0
         self.forms: dict[Any, dict[tuple[str, ...], Any]] = {}
         self.cpu_because = "" if program is not None else "it could not be compiled"
+        self.circuit = Circuit(None, what=f"partition {graph.name}")
         self.known: Known | None = None         # of onnxruntime's runs
         self._runs_of: dict[tuple[tuple[TensorType, ...], int], itertools.count[int]] = {}
         self._lock = threading.Lock()
@@ -143,7 +148,9 @@ class Partition(Table):
     def avoids_the_gpu(self) -> bool:
         """Whether anything is to be done or said before a run can try the GPU."""
         program = self.program
-        return program is None or memory.forked or bool(program.gpu.lost or program.problem) or not program.gpu.circuit.is_closed
+        if program is None or memory.forked:
+            return True
+        return bool(program.gpu.lost or program.problem) or not (program.gpu.circuit.is_closed and self.circuit.is_closed)
 
     def _answer_by_cpu(self, run: Performed, why: BaseException | str) -> None:
         if self.fallback is None:
@@ -160,32 +167,46 @@ class Partition(Table):
             return ""
         gpu = program.gpu
         if not gpu.lost:
-            left_alone = not self.state.strict and not gpu.circuit.allows()
-            if left_alone:
+            adapter_may, this_may = gpu.circuit.allows(), self.circuit.allows()
+            if self.state.strict:
+                return ""
+            if not adapter_may:
                 return "the GPU is left alone after a failure; the CPU answers until it has passed a probe"
-            return program.problem if not self.state.strict else ""
+            if not this_may:
+                return "this partition failed on the GPU; the CPU answers it for a while, and the GPU serves the others"
+            return program.problem
         if not gpu.reported:     # the driver said so between two runs
             gpu.reported = True
             gpu.circuit.failed(f"the device was lost ({gpu.lost})", at_once=True)
-        if self.fallback is not None and gpu.circuit.allows():
+        if self.fallback is not None and gpu.circuit.allows() and self.circuit.allows():
             renew(self.state)
         return "" if self.state.strict else f"the device was lost ({gpu.lost}); the CPU answers until a new one is set up"
 
     def _succeeded(self) -> None:
         if self.program is not None:
-            self.program.gpu.circuit.succeeded()
-            self.program.gpu.uses.end(time.perf_counter())
+            gpu = self.program.gpu
+            if gpu.circuit.doubted:
+                gpu.circuit.succeeded()
+            if self.circuit.doubted:
+                self.circuit.succeeded()
+            gpu.uses.end(time.perf_counter())
 
     def _failed(self, error: Exception) -> None:
-        """Tells the adapter's circuit about a failure that says something about the adapter."""
+        """Tells the circuits: a device that is gone is gone for all sessions; other failures may be this model's own."""
         if self.program is None or not isinstance(error, (DeviceError, ShaderError)):
             return
         if isinstance(error, MemoryLimitError) or not self.program.blames(error):
             return
-        gpu = self.program.gpu
-        at_once = isinstance(error, (DeviceLostError, DeviceHangError, WrongResultError))
-        gpu.reported = gpu.reported or bool(gpu.lost)
-        gpu.circuit.failed(f"{type(error).__name__}: {str(error).splitlines()[0]}", at_once, error.killed)
+        gpu, why = self.program.gpu, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        wrong = isinstance(error, WrongResultError)
+        if isinstance(error, (DeviceLostError, DeviceHangError)):
+            gpu.reported = gpu.reported or bool(gpu.lost)
+            gpu.circuit.failed(why, True, error.killed)
+        else:
+            gpu.circuit.suspect(why, self.state.model if wrong else None)
+        if wrong:
+            self._runs_of.clear()       # the next run on the GPU is compared with the CPU's, too
+        self.circuit.failed(why, at_once=wrong, killed=error.killed)
 
     def replace(self, program: Executable) -> None:
         """Goes on with another program, on another device."""
@@ -326,15 +347,30 @@ class Run:
         if missing:
             partition.state.record("warning", partition.graph.name, f"not verified, because the CPU can't run these nodes: {missing}")
             return
-        inputs = [self._host_input(i) for i in range(len(partition.positions))]
+        inputs, graph = [self._host_input(i) for i in range(len(partition.positions))], partition.graph
+        pairs: list[tuple[Array, Array]] = []
         for index, value in enumerate(partition.fallback.run(inputs)):
             address, tensor = self.output(index, tuple(value.shape()))
             got, want = np.empty(tensor.shape, tensor.dtype.numpy), np.empty(tensor.shape, tensor.dtype.numpy)
-            if not tensor.nbytes:
-                continue
-            ctypes.memmove(want.ctypes.data, value.data_ptr(), tensor.nbytes)
-            self.read(address, got.ctypes.data, tensor.nbytes)
-            compare(f"{partition.graph.name}, output {partition.graph.outputs[index]!r}", got, want, partition.program.config.precision)
+            if tensor.nbytes:
+                ctypes.memmove(want.ctypes.data, value.data_ptr(), tensor.nbytes)
+                self.read(address, got.ctypes.data, tensor.nbytes)
+            pairs.append((got, want))
+        precision = partition.program.config.precision
+
+        def check(ours: Sequence[Array], theirs: Sequence[Array]) -> None:
+            for name, got, want in zip(graph.outputs, ours, theirs, strict=True):
+                compare(f"{graph.name}, output {name!r}", got, want, precision)
+
+        ours, theirs = [got for got, _ in pairs], [want for _, want in pairs]
+        try:
+            check(ours, theirs)
+        except WrongResultError as error:
+            feeds = {name: data.view(t.dtype.numpy).reshape(t.shape) for name, (t, data) in zip(graph.inputs, inputs, strict=True)}
+            decided = third_opinion(partition.fallback.model, feeds, ours, theirs, check)
+            if not decided.cpu_is_wrong:
+                raise WrongResultError(f"{error} {decided.said}") from error
+            partition.state.record("warning", graph.name, f"{error} {decided.said} The GPU's result stands.")
 
     def on_cpu(self, fallback: Fallback) -> None:
         """The same from the same inputs, which are still in device memory."""

@@ -16,9 +16,10 @@ import numpy as np
 import onnxruntime
 
 from ort_gpu_ep import private
-from ort_gpu_ep.errors import GpuEpError, InternalError
-from ort_gpu_ep.ir.types import SUB_BYTE, TensorType, packed
-from ort_gpu_ep.plugin.plain import exact_products, ort_session
+from ort_gpu_ep.errors import GpuEpError, InternalError, ModelError
+from ort_gpu_ep.ir.types import FLOAT32, SUB_BYTE, TensorType, packed
+from ort_gpu_ep.plugin.ort_sessions import exact_products, ort_session
+from ort_gpu_ep.plugin.verification import JUDGED_NBYTES
 from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES, WeightFile
 from ort_gpu_ep.providers import CPU_PROVIDER, EP_NAME
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import onnx
 
     from ort_gpu_ep.config import Config
-    from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node
+    from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node, Value
     from ort_gpu_ep.partitioner.report import Report
     from ort_gpu_ep.plugin.own_weights import OwnWeights
     from ort_gpu_ep.runtime.backend import FilePlace
@@ -59,15 +60,23 @@ def taken_by_nobody(error: Exception, reports: Iterable[Report]) -> str:
             f"model as it was before an optimiser wrote {op}, or add a provider that has it")
 
 
-_POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
+_POOLS = frozenset({"AveragePool", "MaxPool"})
+
+BLOCKED = "NchwcTransformer"
+"""onnxruntime's optimiser that has its CPU convolve and pool float32 images in blocks of channels."""
 
 
-def may_empty_images(graph: Graph) -> bool:
-    """Whether a run may bring images so small that a pooling leaves none of one: onnxruntime's process ends (SIGFPE) where it pools them in
-    blocks of channels. Sizes that the model fixes are looked at by the claim.
+def may_empty_images(graph: Graph, nodes: Iterable[Node]) -> bool:
+    """Whether one of these nodes pools images of which a run may leave nothing: where onnxruntime pools them in blocks of channels, its
+    process ends (SIGFPE).
     """
-    open_sizes = any(not isinstance(size, int) for name in graph.inputs for size in graph.values[name].shape or (None,))
-    return open_sizes and any(node.op in _POOLS for node in graph.nodes)
+    return any(node.op in _POOLS and not _is_filled(graph.values[node.writes[0]]) for node in nodes if node.domain == "")
+
+
+def _is_filled(images: Value) -> bool:
+    """Whether images have elements, whatever the run, or are none of float32. No images at all do no harm."""
+    is_float = images.dtype is None or images.dtype is FLOAT32
+    return not is_float or (images.shape is not None and all(isinstance(size, int) and size > 0 for size in images.shape[2:]))
 
 
 class Fallback:
@@ -115,6 +124,14 @@ class Fallback:
         for name, array in (self._kept | self._stored()).items():
             values[name] = replace(values[name], load=partial(_given, array))
         return self._graph.with_nodes(self._graph.nodes, values)
+
+    def model(self) -> onnx.ModelProto:
+        """The partition as a model that holds its constants. Raises ModelError where they are more than JUDGED_NBYTES; as `_stored`."""
+        constants = {**self._kept, **self._stored()}
+        nbytes = sum(a.nbytes for a in constants.values())
+        if nbytes > JUDGED_NBYTES:
+            raise ModelError(f"it holds {nbytes >> 20} MiB")
+        return self._model({}, constants)
 
     def close(self) -> None:
         """Deletes the constants on disk."""
@@ -174,7 +191,7 @@ class Fallback:
                     values = [_ort_value(a, self._onnx_type(n)) for n, a in external.items()]
                     options.add_external_initializers(list(external), values)
                 model = self._model(external, {**self._kept, **{n: a for n, a in stored.items() if n not in external}})
-                without = ["NchwcTransformer"] if may_empty_images(self._graph) else []
+                without = [BLOCKED] if may_empty_images(self._graph, self._graph.nodes) else []
                 self._session = ort_session(model.SerializeToString(), options, providers=[CPU_PROVIDER], disabled_optimizers=without)
             return self._session
 

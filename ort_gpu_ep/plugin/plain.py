@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import onnxruntime
-
 from ort_gpu_ep.plugin.io_binding import IOBinding, check_output, refresh, take_over
+from ort_gpu_ep.plugin.state import capture
 from ort_gpu_ep.private import OrtSession as OrtSession
 from ort_gpu_ep.private import behind
 from ort_gpu_ep.processes.interrupts import uninterrupted
-
-_ACCURACY = "session.qdq_matmulnbits_accuracy_level"
-
-_init = OrtSession.__init__
 
 NOT_COMPILED = (
     "WgpuExecutionProvider writes no compiled models (EPContext nodes): what it makes of a model depends on the adapter, and on the shapes "
@@ -23,13 +18,6 @@ NOT_COMPILED = (
 COMPILES = (
     "session.disable_model_compile=1 forbids providers that compile a part of the model, as WgpuExecutionProvider does: leave out that "
     "entry")
-
-
-def ort_session(*arguments: Any, **named: Any) -> Any:
-    """A session of onnxruntime's own class, also where patching.py makes ours of those."""
-    session = object.__new__(OrtSession)
-    _init(session, *arguments, **named)
-    return session
 
 
 class Shortcut(Protocol):
@@ -48,20 +36,6 @@ class Shortcut(Protocol):
         """onnxruntime has made a run with an IO binding."""
 
 
-def exact_products(settings: Any) -> Any:
-    """The SessionOptions (new ones for None), asking for products of float activations with quantised weights as the file has them.
-
-    By default onnxruntime's CPU rounds the activations of DequantizeLinear + MatMul to 8 bits: 5e-3 off what the same file gives elsewhere.
-    What the settings say of it already stays.
-    """
-    settings = settings if settings is not None else onnxruntime.SessionOptions()
-    try:
-        settings.get_session_config_entry(_ACCURACY)
-    except RuntimeError:        # not there
-        settings.add_session_config_entry(_ACCURACY, "1")
-    return settings
-
-
 class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no types
     """onnxruntime's session. A Ctrl-C takes effect when what it does is done: KeyboardInterrupt, and the session goes on.
 
@@ -71,7 +45,13 @@ class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no type
     direct: Shortcut | None = None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        uninterrupted(OrtSession.__init__, self, *arguments, **named)
+        """As onnxruntime's. Which of its optimisers the session must do without is known when it has been made: then it is made again."""
+        with capture() as states:
+            uninterrupted(OrtSession.__init__, self, *arguments, **named)
+        unwanted = {name for state in states for name in state.unwanted_optimizers}
+        if not unwanted.issubset(named.get("disabled_optimizers") or ()):
+            named["disabled_optimizers"] = unwanted.union(named.get("disabled_optimizers") or ())
+            uninterrupted(OrtSession.__init__, self, *arguments, **named)
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
         direct = self.direct if run_options is None else None

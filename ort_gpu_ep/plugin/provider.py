@@ -10,12 +10,13 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, ConfigError, InternalError, forget_frames
 from ort_gpu_ep.heap import give_back
 from ort_gpu_ep.ir.graph import Graph, Parent
+from ort_gpu_ep.kernels.profile import GUESSED
 from ort_gpu_ep.kernels.registry import Decline, Limits
 from ort_gpu_ep.partitioner.report import Partitioning, Report
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, ffi
 from ort_gpu_ep.plugin.compute import Partition
-from ort_gpu_ep.plugin.fallback import Fallback
+from ort_gpu_ep.plugin.fallback import BLOCKED, Fallback, may_empty_images
 from ort_gpu_ep.plugin.given import GivenInitializers
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.plugin.own_weights import OwnWeights
@@ -81,6 +82,9 @@ class Provider(Table):
             if reader.given:
                 self.state.record("notice", "placement", f"nodes that read {', '.join(sorted(reader.given))} stay on the CPU: "
                                   "SessionOptions.add_initializer gives other values than the model's")
+            ours = {i for group in partitioning.groups for i in group} if self.state.backend is not None else set[int]()
+            if may_empty_images(whole, [node for node in whole.nodes if node.id not in ours]):
+                self.state.unwanted_optimizers.add(BLOCKED)
             for event in partitioning.report.events:
                 self.state.record("warning", "placement", event)
             options = ffi.new("FusionOptions*")
@@ -130,7 +134,8 @@ class Provider(Table):
         backend, auto = self.state.backend, self.config.placement == "auto"
         if self.state.costs is None and backend is not None and auto and (bool(self.config.adapter) or not software):
             self.state.costs = partitioner.Costs(backend.profile(self.config))
-        if self.state.costs is None and backend is not None and not auto and graph.parent is not None:
+        assumed = self.state.costs is None or self.state.costs.profile is GUESSED
+        if backend is not None and not auto and graph.parent is not None and assumed:
             return partitioner.Costs(backend.profile(self.config, measured=False))
         return self.state.costs
 

@@ -10,7 +10,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from ort_gpu_ep.errors import forget_frames
+from ort_gpu_ep.errors import AdapterError, DeviceHangError, DeviceLostError, forget_frames
 from ort_gpu_ep.plugin.backends import open_backend
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def renew(state: SessionState) -> None:
 
 
 def _renew(state: SessionState) -> None:
-    """All programs or none; a failure opens the adapter's circuit again, so that the next attempt waits longer."""
+    """All programs or none. The next attempt waits longer: for the adapter where that gives no device, else for this session alone."""
     made: list[tuple[Compiled, Executable]] = []
     old = state.backend
     try:
@@ -45,8 +45,13 @@ def _renew(state: SessionState) -> None:
         for _, program in made:
             program.close()
         state.record("warning", "renewal", error)
-        if old is not None:
-            old.adapter.circuit.failed(f"the session's programs can't be rebuilt: {type(error).__name__}", at_once=True)
+        why = f"the session's programs can't be rebuilt: {type(error).__name__}"
+        if old is not None and isinstance(error, (AdapterError, DeviceLostError, DeviceHangError)):
+            old.adapter.circuit.failed(why, at_once=True)
+        elif old is not None:
+            old.adapter.circuit.suspect(why)
+            for partition in list(state.partitions):
+                partition.circuit.failed(why, at_once=True)
         forget_frames(error)
     finally:
         made.clear()

@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +22,7 @@ from ort_gpu_ep.providers import EP_NAME
 if TYPE_CHECKING:
     from ort_gpu_ep.config import Config
     from ort_gpu_ep.device import Gpu
+    from ort_gpu_ep.device.circuit import Circuit
     from ort_gpu_ep.device.dispatch_times import DispatchTimes
     from ort_gpu_ep.ir.graph import Graph
     from ort_gpu_ep.partitioner import Costs, Report
@@ -95,6 +96,7 @@ class Compiled(Protocol):
     graph: Graph
     program: Executable | None
     fallback: Fallback | None
+    circuit: Circuit
     runs: int
     fallbacks: int
     cpu_because: str
@@ -115,6 +117,7 @@ class SessionState:
     runs: how many `begin_run` was told of. last_run: (kind, nbytes) of each copy since the last one; runs that overlap share it.
     cpu_because: why the CPU answered the whole of the last run, past all partitions; empty where it did not.
     profiles: what wants the times of runs now, for ONNX Runtime's profiles (profiler.py).
+    unwanted_optimizers: those of onnxruntime that the session must do without: nodes that stay on its CPU would end the process.
     """
 
     def __init__(self) -> None:
@@ -135,6 +138,7 @@ class SessionState:
         self.last_run: list[tuple[str, int]] = []
         self.cpu_because = ""
         self.profiles: tuple[DispatchTimes, ...] = ()
+        self.unwanted_optimizers = set[str]()
         self._said: set[tuple[str, str]] = set()
 
     def begin_run(self) -> None:
@@ -176,6 +180,11 @@ class SessionState:
     @property
     def strict(self) -> bool:
         return self.config is not None and self.config.strict
+
+    @property
+    def model(self) -> Hashable:
+        """Tells models apart: sessions of one model on the GPU, with the same options, have the same."""
+        return tuple((node.op, *node.writes) for partition in self.partitions for node in partition.graph.nodes)
 
     @property
     def failures(self) -> int:

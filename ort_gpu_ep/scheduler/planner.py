@@ -242,7 +242,7 @@ def _run_once(draft: _Draft, dispatch: Dispatch, names: Sequence[str], dense: bo
     reads = [_place_of(draft, {}, n) for t, n in zip(dispatch.tensors, names, strict=True) if not t.written]
     bare = replace(dispatch.kernel, reads=None, writes=None)
     digest = hashlib.sha256(repr((bare, [(t.name, t.type) for t in dispatch.tensors], reads)).encode()).hexdigest()[:16]
-    label = f"{reads[0].name}/{bare.shader.removesuffix('.wgsl')}"
+    label = f"{f'{reads[0].name}/' if reads else ''}{bare.shader.removesuffix('.wgsl')}"
     draft.prepared |= {n: f"{label}.{t.name}#{digest}" for t, n in zip(dispatch.tensors, names, strict=True) if t.written}
     tensors = tuple(replace(t, place=_place_of(draft, {}, n)) for t, n in zip(dispatch.tensors, names, strict=True))
     step = replace(dispatch, label=label, kernel=bare, tensors=tensors)

@@ -22,7 +22,7 @@ from ort_gpu_ep.placement import CPU
 from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.source import Source, not_written, with_profiler, write_optimized
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME
-from ort_gpu_ep.plugin.fallback import NO_KERNEL, NoProviderError, taken_by_nobody
+from ort_gpu_ep.plugin.fallback import BLOCKED, NO_KERNEL, NoProviderError, taken_by_nobody
 from ort_gpu_ep.plugin.io_binding import refresh
 from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.processes.interrupts import load, uninterrupted
@@ -43,6 +43,7 @@ from ort_gpu_ep.session.opening import (
     with_threads,
     without_ours,
 )
+from ort_gpu_ep.session.refining import Refinement
 from ort_gpu_ep.session.starting import WAITING, Start
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class InferenceSession(plugin.PlainSession):
         self._options: dict[str, Any] | None = None       # of our provider, as given; None without it
         self._theirs: frozenset[str] = frozenset()        # names of the attributes that onnxruntime sets
         self._start: Start | None = None                  # what is found out beside the runs, while it is
+        self._refinement: Refinement | None = None        # of what guesses placed
         self.stays_on_cpu = ""
         self._arguments = (path_or_bytes, sess_options, kwargs)
         self._before = frozenset((*vars(self), "_before"))
@@ -122,7 +124,9 @@ class InferenceSession(plugin.PlainSession):
         self._options = None
         if self._start is not None:
             self._start.cancel()
-        self._start = None
+        if self._refinement is not None:
+            self._refinement.cancel()
+        self._start = self._refinement = None
         if names is not None and options is not None and EP_NAME in names:
             self._options = dict(options[names.index(EP_NAME)])
             config = checked(options[names.index(EP_NAME)])
@@ -163,6 +167,9 @@ class InferenceSession(plugin.PlainSession):
             self._start = Start(source, settings, later, kwargs, config, self._front(CPU), has_fixed_sizes(self), threads,
                                 _weakly(self._become), _weakly(self._settled))
             weakref.finalize(self, _weakly(self._start.drop)).atexit = False
+        elif type(self) is InferenceSession and state and source and names and _may_be_guessed(state):
+            self._refinement = Refinement(source, settings, names, options or [], kwargs, _weakly(self._become))
+            self.__class__ = _SessionByGuesses
         elif type(self) is InferenceSession and (state is None or not state.partitions):
             self.__class__ = _SessionOnCpu
             if source is not None:
@@ -214,7 +221,7 @@ class InferenceSession(plugin.PlainSession):
         for name in asked_providers(providers, None, None)[0] if providers else ():
             if name not in there and name not in onnxruntime.get_all_providers():
                 raise RuntimeError(f"Unknown Provider Type: {name}. There are: {', '.join(dict.fromkeys(there))}.")
-        if type(self) is _SessionOnCpu:
+        if type(self) in (_SessionOnCpu, _SessionByGuesses):
             self.__class__ = InferenceSession
         self._open_any(providers, provider_options)
 
@@ -271,6 +278,8 @@ class InferenceSession(plugin.PlainSession):
 
     def _stay(self) -> None:
         """With placement=auto: waits for the device, and from now on values can be bound to the present candidate."""
+        if self._refinement is not None:
+            self._refinement.cancel()
         if self._start is not None:
             self._start.wait(hurry=True)
         if self._runner is not None:
@@ -322,9 +331,11 @@ class InferenceSession(plugin.PlainSession):
 
     def ready(self) -> bool:
         """Whether the session has decided where it runs, which with placement=auto it measures in the background of the first runs, and
-        no kernels on matrix units are being compiled for the sizes of its runs (option unit_plans).
+        no kernels on matrix units are being compiled for the sizes of its runs (option unit_plans). With placement=gpu, nodes that a
+        guessed size or rank left to the CPU are decided on again after the first run.
         """
-        return (self._start is None or self._start.is_over) and self._wait_plans(0.0)
+        refined = self._refinement is None or self._refinement.is_over
+        return refined and (self._start is None or self._start.is_over) and self._wait_plans(0.0)
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
         """Waits for both, at most `timeout_s`; returns `ready()`.
@@ -334,6 +345,8 @@ class InferenceSession(plugin.PlainSession):
         """
         begin_s = time.monotonic()
         if self._start is not None and not self._start.wait(timeout_s):
+            return False
+        if self._refinement is not None and not self._refinement.wait(timeout_s):
             return False
         return self._wait_plans(None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - begin_s)))
 
@@ -490,7 +503,7 @@ class InferenceSession(plugin.PlainSession):
     def _cpu_session(self) -> Any:
         """The same model on the CPU only, for one run: its arena would keep that run's tensors, and the weights once more."""
         assert self._source is not None, "only a session with our provider asks"
-        return self._source.session(private.first_settings_of(self), [CPU_PROVIDER], [{}], {})
+        return self._source.session(private.first_settings_of(self), [CPU_PROVIDER], [{}], {"disabled_optimizers": [BLOCKED]})
 
     def _front(self, name: str) -> Candidate:
         """What this session is now, as a candidate that stays when the session becomes another one."""
@@ -525,6 +538,25 @@ class _SessionOnCpu(InferenceSession):
     run_async = plugin.OrtSession.run_async
     run_with_iobinding = plugin.OrtSession.run_with_iobinding
     run_with_ort_values = plugin.OrtSession.run_with_ort_values
+
+
+class _SessionByGuesses(InferenceSession):
+    """A session with placement=gpu before its first run, which shows the sizes that were guessed."""
+
+    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
+        answer = super().run(output_names, input_feed, run_options)
+        if self._refinement is not None and self._state is not None:
+            self._refinement.ran(self._state, input_feed)
+        if type(self) is _SessionByGuesses:
+            self.__class__ = InferenceSession
+        return answer
+
+
+def _may_be_guessed(state: plugin.SessionState) -> bool:
+    """Whether a run may show what the placement of nodes follows from."""
+    if state.config is None or state.config.placement != "gpu":
+        return False
+    return any(report.guessed or not all(part.exact for part in report.partitions) for report in state.reports if not report.nested)
 
 
 def _source_of(model: Any, settings: Any) -> Source | None:

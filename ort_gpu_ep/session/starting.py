@@ -410,6 +410,11 @@ def _after_fork() -> None:
     _turns.clear()
 
 
+def beside_runs(work: Callable[[], None]) -> None:
+    """Does this in the background, after what other sessions find out."""
+    _queue.add(work)
+
+
 _queue = Background()
 """One session after the other: two searches at a time would disturb each other."""
 if hasattr(os, "register_at_fork"):

@@ -329,14 +329,14 @@ def literal(value: float) -> str:
     if np.isinf(number):
         return "inf_f32()" if number > 0 else "(-inf_f32())"
     text = repr(float(number))
-    return f"{text}f" if value >= 0 else f"({text}f)"
+    return f"({text}f)" if text[0] == "-" else f"{text}f"       # -0.0 too: a minus may stand before it
 
 
 def literal_f64(value: float) -> str:
     """A WGSL f64 literal, or an expression where there is none."""
     if math.isnan(value) or math.isinf(value):
         return f"f64({literal(value)})"
-    return f"{value!r}lf" if value >= 0 else f"({value!r}lf)"
+    return f"({value!r}lf)" if f"{value!r}"[0] == "-" else f"{value!r}lf"
 
 
 def _optional(name: str, given: bool) -> str:

@@ -55,6 +55,29 @@ fn sample(o: u32, size: u32, out: u32, scale: f32, start: f32, width: f32, cente
 
 fn place(first: i32, tap: u32, size: u32, stride: u32) -> u32 { return u32(clamp(first + i32(tap), 0, i32(size) - 1)) * stride; }
 
+#default WHOLE = 0
+#if WHOLE
+// WHOLE (left out: no): x and y are bytes, and KIND is 1. Rounded as ONNX Runtime rounds them: 1, products are added from the first on,
+// and the sum loses its fraction; 2, in steps of 2^-10 for each of two axes.
+fn whole(base: u32, s0: Sample, s1: Sample, s2: Sample) -> y_t {
+    var sum = 0.0;
+    var steps = 0;
+    for (var a = 0u; a < TAPS0; a++) {
+        for (var b = 0u; b < TAPS1; b++) {
+            for (var c = 0u; c < TAPS2; c++) {
+                let v = x_at(base + place(s0.first, a, IN0, STRIDE0) + place(s1.first, b, IN1, STRIDE1) + place(s2.first, c, IN2, STRIDE2));
+                let weight = apart_f32(apart_f32(s2.weights[c] * s1.weights[b]) * s0.weights[a]);
+                sum = apart_f32(sum + apart_f32(weight * f32(v)));
+                let far = vec2<i32>(i32(s1.weights.y * 1024.0), i32(s2.weights.y * 1024.0));
+                steps += select(1024 - far.x, far.x, b == 1u) * select(1024 - far.y, far.y, c == 1u) * i32(v);
+            }
+        }
+    }
+    if (WHOLE == 2u) { return y_t(steps / 1048576); }
+    return y_t(sum);
+}
+
+#end
 fn element(i: u32) -> y_t {
     var s0 = Sample(0, vec4<f32>(1.0), false);
     var s1 = s0;
@@ -67,6 +90,9 @@ fn element(i: u32) -> y_t {
     if (KIND == 0u) {
         return x_at(base + u32(s0.first) * STRIDE0 + u32(s1.first) * STRIDE1 + u32(s2.first) * STRIDE2);
     }
+#if WHOLE
+    return whole(base, s0, s1, s2);
+#else
     var sum = 0.0;
     for (var a = 0u; a < TAPS0; a++) {
         let p0 = base + place(s0.first, a, IN0, STRIDE0);
@@ -80,4 +106,5 @@ fn element(i: u32) -> y_t {
         sum += s0.weights[a] * plane;
     }
     return y_t(sum);
+#end
 }

@@ -31,6 +31,39 @@ fn around(o: u32, size: u32, out: u32, scale: f32, start: f32, width: f32, cente
 
 fn place(at: i32, size: u32, stride: u32) -> u32 { return u32(clamp(at, 0, i32(size) - 1)) * stride; }
 
+#default WHOLE = 0
+#if WHOLE
+// WHOLE (left out: no): x and y are unsigned bytes, whose weights are steps of 2^-22; each line is a byte, too, as in ONNX Runtime.
+// What lies beyond the border counts with the outermost elements.
+fn steps(at: i32, s: Around, size: u32, factor: f32) -> i32 {
+    var total = 0.0;
+    if (counts(at, size)) { total = weight(at, s.center, factor); }
+    if (!EXCLUDE_OUTSIDE && at == 0) {
+        for (var k = s.first; k < 0; k++) { total += weight(k, s.center, factor); }
+    }
+    if (!EXCLUDE_OUTSIDE && at == i32(size) - 1) {
+        for (var k = i32(size); k < s.first + i32(s.count); k++) { total += weight(k, s.center, factor); }
+    }
+    let part = total * divide_f32(1.0, s.sum).x * 4194304.0;
+    return i32(sign(part) * floor(abs(part) + 0.5));
+}
+
+fn byte_of(sum: i32) -> i32 { return clamp(sum >> 22u, 0, 255); }
+
+fn element(i: u32) -> y_t {
+    let s1 = around(i / STEP1 % OUT1, IN1, OUT1, SCALE1, START1, WIDTH1, CENTER1, WIDE1, FACTOR1, TAPS1);
+    let s2 = around(i / STEP2 % OUT2, IN2, OUT2, SCALE2, START2, WIDTH2, CENTER2, WIDE2, FACTOR2, TAPS2);
+    var sum = 2097152;
+    for (var y = max(s1.first, 0); y < min(s1.first + i32(s1.count), i32(IN1)); y++) {
+        var line = 2097152;
+        for (var x = max(s2.first, 0); x < min(s2.first + i32(s2.count), i32(IN2)); x++) {
+            line += steps(x, s2, IN2, FACTOR2) * i32(x_at(kept(i) + u32(y) * STRIDE1 + u32(x) * STRIDE2));
+        }
+        sum += steps(y, s1, IN1, FACTOR1) * byte_of(line);
+    }
+    return y_t(byte_of(sum));
+}
+#else
 fn element(i: u32) -> y_t {
     let s0 = around(i / STEP0 % OUT0, IN0, OUT0, SCALE0, START0, WIDTH0, CENTER0, WIDE0, FACTOR0, TAPS0);
     let s1 = around(i / STEP1 % OUT1, IN1, OUT1, SCALE1, START1, WIDTH1, CENTER1, WIDE1, FACTOR1, TAPS1);
@@ -56,3 +89,4 @@ fn element(i: u32) -> y_t {
     }
     return sum / s0.sum;
 }
+#end

@@ -11,10 +11,10 @@ import onnx
 import onnxruntime
 import pytest
 
-from ort_gpu_ep.cli.compare import cpu_run
 from ort_gpu_ep.comparison.float64 import Float64
 from ort_gpu_ep.comparison.values import difference, judged
 from ort_gpu_ep.errors import ModelError
+from ort_gpu_ep.plugin.verification import cpu_run
 from tests.cli.test_cli import call, parsed
 from tests.unit.graphs import model_of
 

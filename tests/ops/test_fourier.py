@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper, parser
 
-from ort_gpu_ep.errors import Code
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.health.conformance import INEXACT, cases
 from tests.daily import part
 from tests.direct import run_direct
-from tests.ops.single_node import Array, assert_agree, check_decline, check_node, model_of, node_model, normal
+from tests.ops.single_node import Array, assert_agree, check_decline, check_node, model_of, node_model, normal, on_cpu
 
 
 def parts(numbers: Array) -> Array:
@@ -142,3 +142,45 @@ def test_windows(name: str, periodic: int) -> None:
         angle = 2 * np.pi * np.arange(size) / (size if periodic else size - 1)
         one, two, three = WINDOW_FACTORS[name]
         np.testing.assert_allclose(got, 2 * (one - two * np.cos(angle) + three * np.cos(2 * angle)), atol=2e-7)
+
+
+def stft(x: Array, step: int, n: int, window: Array | None, onesided: bool) -> Array:
+    """In float64."""
+    signal = x.astype(np.float64) if x.ndim == 2 else x[..., 0].astype(np.float64) + (1j * x[..., 1].astype(np.float64) if x.shape[2] == 2 else 0)
+    frames = np.stack([signal[:, k:k + n] for k in range(0, signal.shape[1] - n + 1, step)], 1)
+    spectra = np.fft.fft(frames * (1 if window is None else window.astype(np.float64)))
+    return parts(spectra[..., :n // 2 + 1] if onesided else spectra)
+
+
+@pytest.mark.parametrize(("shape", "step", "n"), [
+    ((2, 64, 1), 8, 16), ((2, 64), 8, 16), ((3, 101, 1), 7, 33), ((1, 64, 1), 64, 64), ((2, 65, 2), 5, 24), ((1, 1999, 1), 160, 400), ((2, 9, 1), 1, 1)],
+    ids=str)
+@pytest.mark.parametrize("onesided", [0, 1])
+@pytest.mark.parametrize("with_window", [False, True])
+def test_stft(shape: tuple[int, ...], step: int, n: int, onesided: int, with_window: bool) -> None:
+    """Against float64, onnxruntime's CPU too; sizes fixed and open, the window a constant and given in the run."""
+    x, window = normal(*shape), normal(n) if with_window else None
+    wanted = stft(x, step, n, window, bool(onesided))
+    for known in ((1, 2, 3), (1, 3)):
+        model, feeds = node_model("STFT", (x, np.array(step), window, np.array(n)), 17, known, onesided=onesided)
+        assert_agree(on_cpu(model, feeds)[0], wanted, 1e-4)     # of 400 numbers, onnxruntime's CPU is off by 4e-5
+        for every_size_open in (False, True):
+            assert_agree(run_direct(model, feeds, every_size_open=every_size_open)[0], wanted, 2e-6)
+
+
+def test_stft_in_float16_and_with_the_windows_length() -> None:
+    x, window = normal(2, 64, 1), np.hanning(16).astype("f")
+    check_node("STFT", (x, np.array(8), window), 17, known=(1,), wanted=[stft(x, 8, 16, window, True)], tolerance=2e-6)
+    half = x.astype("e")
+    check_node("STFT", (half, np.array(8), window.astype("e")), 17, known=(1,), tolerance=1e-3,
+               wanted=[stft(half, 8, 16, window.astype("e"), True).astype("e")])
+
+
+@pytest.mark.parametrize(("shape", "step", "n", "window", "code"), [
+    ((2, 64, 3), 8, 16, None, Code.RANK), ((2, 10, 1), 8, 16, None, Code.ATTRIBUTE), ((2, 64, 1), 0, 16, None, Code.ATTRIBUTE),
+    ((2, 64, 1), 8, 0, None, Code.ATTRIBUTE)])
+def test_what_stft_declines(shape: tuple[int, ...], step: int, n: int, window: Array | None, code: Code) -> None:
+    model, feeds = node_model("STFT", (normal(*shape), np.array(step), window, np.array(n)), 17, (1, 2, 3))
+    with pytest.raises(UnsupportedNodeError) as caught:
+        run_direct(model, feeds)
+    assert caught.value.code is code

@@ -208,7 +208,7 @@ def test_the_choice_fills_a_large_gpu() -> None:
 
 
 DECLINES = [
-    ("Gemm", [(5, 7), (7, 3), (5, 3)], Code.OPSET, 6, np.float32), ("MatMul", [(5, 7), (7, 3)], Code.DTYPE, 13, np.float64),
+    ("Gemm", [(5, 7), (7, 3), (5, 3)], Code.OPSET, 6, np.float32), ("MatMul", [(5, 7), (7, 3)], Code.DTYPE, 13, np.int32),
     ("MatMul", [(5, 7), (7, 3)], Code.DTYPE, 13, np.int32), ("Gemm", [(5, 7), (7, 3), (3,)], Code.DTYPE, 13, np.int64),
 ]
 

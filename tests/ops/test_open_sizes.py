@@ -64,6 +64,27 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], Sequence[tuple[int, ...]]]] =
         "d = Mul(h, factor) k = Slice(s, axis, two, axis) t = Concat<axis=0>(k, d) z = Resize<mode=\"nearest\">(x, none, none, t) }",
         {"none": np.zeros(0, "f"), "scales": np.array([1, 1, 2, 1.5], "f"), "two": np.array([2]), "four": np.array([4]), "axis": np.array([0]),
          "factor": np.array([3, 2])}, [(2, 4, 6), (3, 8, 10), (2, 20, 14)]),
+    "resize to a length that an axis has already": (
+        "(float[N, 3, H, W] x) => (a, b, c, d, e) { s = Shape(x) k = Slice(s, zero, two, zero) t = Concat<axis=0>(k, grid) "
+        "a = Resize<mode=\"linear\">(x, none, none, t) b = Resize<mode=\"cubic\", coordinate_transformation_mode=\"align_corners\">(x, none, none, t) "
+        "c = Resize<mode=\"nearest\">(x, none, none, t) d = Resize<mode=\"linear\", antialias=1>(x, none, none, t) "
+        "e = Resize<mode=\"linear\", coordinate_transformation_mode=\"pytorch_half_pixel\">(x, none, none, t) }",
+        {"none": np.zeros(0, "f"), "two": np.array([2]), "zero": np.array([0]), "grid": np.array([5, 7])},
+        [(2, 4, 6), (2, 5, 6), (3, 5, 7), (2, 20, 7)]),
+    "resize by a scale that fits": (
+        "(float[N, 3, H, W] x) => (y, z) { y = Resize<mode=\"linear\", coordinate_transformation_mode=\"align_corners\">(x, none, twice) "
+        "z = Resize<mode=\"linear\", coordinate_transformation_mode=\"align_corners\">(x, none, half) }",
+        {"none": np.zeros(0, "f"), "twice": np.array([1, 1, 2, 2], "f"), "half": np.array([1, 1, 2, 1.5], "f")},
+        [(2, 4, 6), (3, 5, 8), (2, 20, 14)]),
+    "resize that keeps the aspect": (
+        "(float[N, 3, H, W] x) => (y, z) { y = Resize<mode=\"linear\", axes=[2, 3], keep_aspect_ratio_policy=\"not_larger\">(x, none, none, grid) "
+        "z = Resize<mode=\"nearest\", axes=[2, 3], keep_aspect_ratio_policy=\"not_smaller\">(x, none, none, grid) }",
+        {"none": np.zeros(0, "f"), "grid": np.array([6, 8])}, [(2, 4, 6), (3, 8, 10), (2, 20, 14), (2, 6, 8)]),
+    "padded to whole windows": (
+        "(float[N, H, W] x) => (y) { s = Shape<start=1>(x) m = Mod(s, four) d = Sub(four, m) r = Mod(d, four) "
+        "b = Slice(r, last, first, along, last) e = Slice(b, last, first, along, last) p = Concat<axis=0>(none, e) y = Pad(x, p) }",
+        {"four": np.array([4]), "last": np.array([-1]), "first": np.array([-(1 << 62)]), "along": np.array([0]), "none": np.zeros(4, np.int64)},
+        [(2, 5, 7), (3, 6, 9), (2, 13, 30)]),
     "order": (
         "(float[N, L] x) => (float[N, 3] y, int64[N, 3] i, float[N, L] z) { y, i = TopK(x, three) z = CumSum(x, one) }",
         {"three": np.array([3]), "one": np.array(1)}, [(2, 5), (3, 17), (2, 64), (3, 900)]),
@@ -117,7 +138,8 @@ def feeds_of(model: onnx.ModelProto, sizes: tuple[int, ...]) -> dict[str, np.nda
 
 
 def model_of(text: str, constants: dict[str, np.ndarray]) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {23 if "Rotary" in text else 20 if "Gelu" in text else 17}]> g {text}')
+    opset = 23 if "Rotary" in text else 20 if any(new in text for new in ("Gelu", "antialias", "keep_aspect")) else 17
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> g {text}')
     for name, array in constants.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     return model

@@ -9,7 +9,8 @@ import pytest
 
 from ort_gpu_ep.errors import Code
 from tests.daily import part
-from tests.ops.single_node import Array, check_decline, check_node, normal
+from tests.direct import run_direct
+from tests.ops.single_node import Array, check_decline, check_node, node_model, normal, on_cpu
 
 COORDINATES = ("half_pixel", "asymmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn", "align_corners", "half_pixel_symmetric")
 ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
@@ -91,6 +92,61 @@ def test_nearest_of_integers(dtype: Any) -> None:
     check(x, scales=(1, 1, 1.7, 2))
 
 
+def bytes_of(dtype: Any, *shape: int) -> Array:
+    """Random ones, with a part in which all are alike: a sum that is off by an ulp there loses a whole step."""
+    limits = np.iinfo(dtype)
+    x = np.random.default_rng([5, *shape]).integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    x[..., : shape[-1] // 2] = x.reshape(-1)[0]
+    return x
+
+
+def check_bytes(x: Array, scales: Any = None, sizes: Any = None, opset: int = 19, **attributes: Any) -> None:
+    """Bit by bit against onnxruntime's CPU, with sizes that are fixed and open."""
+    inputs = [x, None, None if scales is None else np.array(scales, np.float32), *([] if sizes is None else [np.array(sizes, np.int64)])]
+    model, feeds = node_model("Resize", inputs, opset, [2, 3], **attributes)
+    for every_size_open in (False, True):
+        np.testing.assert_array_equal(run_direct(model, feeds, every_size_open=every_size_open)[0], on_cpu(model, feeds)[0])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_linear_of_bytes(dtype: Any, coordinates: str) -> None:
+    for old, new in SIZES[1:]:
+        check_bytes(bytes_of(dtype, 1, 2, *old), sizes=(1, 2, *new), mode="linear", coordinate_transformation_mode=coordinates)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize(("shape", "scales"), [
+    ((1, 3, 11, 13), (1, 1, 1, 2.3)), ((1, 3, 11, 13), (1, 1, 0.6, 1)), ((11, 13), (1.7, 0.45)), ((3, 11, 13), (1, 1.7, 2)), ((3, 5, 7), (2, 1.7, 2)),
+    ((1, 2, 3, 5, 7), (1, 1, 2, 1.7, 2)), ((2, 11, 13, 3), (1, 1.7, 2.3, 1)), ((2, 11, 13, 3), (1, 1.7, 1, 1)), ((2, 11, 13, 3), (1, 0.5, 0.3, 1))], ids=str)
+def test_linear_of_bytes_along_other_axes(dtype: Any, shape: tuple[int, ...], scales: tuple[float, ...]) -> None:
+    check_bytes(bytes_of(dtype, *shape), scales, mode="linear")
+
+
+def test_older_forms_of_bytes() -> None:
+    for op, opset in (("Upsample", 9), ("Resize", 10)):
+        check_node(op, [bytes_of(np.uint8, 1, 2, 7, 9), np.array((1, 1, 1.7, 2.3), np.float32)], opset, known=[1], mode="linear")
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 11, 13), (1, 11, 13, 2)], ids=str)
+def test_regions_of_bytes(shape: tuple[int, ...]) -> None:
+    """tf_crop_and_resize, with a region that reaches beyond the image."""
+    x, last = bytes_of(np.uint8, *shape), shape[1] == 2
+    roi = [0, 0, 0.1, -0.3, 1, 1, 1.2, 0.8] if last else [0, 0.1, -0.3, 0, 1, 1.2, 0.8, 1]
+    sizes = np.array((1, 2, 7, 9) if last else (1, 7, 9, 2))
+    check_node("Resize", [x, np.array(roi, np.float32), None, sizes], 19, known=[1, 2, 3], mode="linear", extrapolation_value=77.0,
+               coordinate_transformation_mode="tf_crop_and_resize")
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("exclude", [0, 1])
+@pytest.mark.parametrize(("shape", "scales"), [
+    ((1, 3, 23, 37), (1, 1, 0.6, 0.45)), ((1, 3, 23, 37), (1, 1, 1.7, 2.3)), ((1, 3, 23, 37), (1, 1, 1, 0.3)), ((23, 37), (0.3, 1)),
+    ((1, 23, 37, 3), (1, 0.4, 1.3, 1)), ((23, 37), (0.11, 0.9))], ids=str)
+def test_antialias_of_bytes(mode: str, exclude: int, shape: tuple[int, ...], scales: tuple[float, ...]) -> None:
+    check_bytes(bytes_of(np.uint8, *shape), scales, mode=mode, antialias=1, exclude_outside=exclude)
+
+
 @pytest.mark.parametrize(("dtype", "high"), [(np.int64, 1 << 62), (np.bool_, 2)])
 def test_nearest_of_types_that_onnx_runtime_lacks(dtype: Any, high: int) -> None:
     x = np.random.default_rng(7).integers(0, high, (1, 1, 5, 7)).astype(dtype)
@@ -130,7 +186,10 @@ X, FOUR = normal(1, 1, 5, 7), np.array((1, 1, 2, 2), np.float32)
     (Code.ATTRIBUTE, "Resize", [X, None, FOUR ** np.float32(0.6)], 18, [2], {"coordinate_transformation_mode": "align_corners"}),
     (Code.ATTRIBUTE, "Resize", [X, None, FOUR[:3]], 18, [2], {}),
     (Code.RANK, "Resize", [X, None, 2 * FOUR], 18, [2], {}),
-    (Code.DTYPE, "Resize", [X.astype(np.uint8), None, FOUR], 18, [2], {"mode": "linear"}),
+    (Code.DTYPE, "Resize", [X.astype(np.uint8), None, FOUR], 18, [2], {"mode": "cubic"}),
+    (Code.DTYPE, "Resize", [X.astype(np.int8), None, FOUR], 18, [2], {"mode": "linear", "antialias": 1}),
+    (Code.DTYPE, "Resize", [X.astype(np.int32), None, FOUR], 18, [2], {"mode": "linear"}),
+    (Code.RANK, "Resize", [X.astype(np.uint8), None, FOUR[::-1].copy()], 18, [2], {"mode": "linear"}),
     (Code.DTYPE, "Resize", [X.astype(np.float64), None, FOUR], 18, [2], {}),
 ])
 def test_declines(code: Code, op: str, inputs: Any, opset: int, known: Any, attributes: dict[str, Any]) -> None:

@@ -11,8 +11,13 @@ import pytest
 from onnx import helper
 
 from ort_gpu_ep import InferenceSession
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from tests.direct import run_direct
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ops.selection import MANY
+from ort_gpu_ep.runtime.program import Program
+from tests.direct import opened, run_direct, run_program
 from tests.ops.single_node import Array, assert_same, node_model, on_cpu
 
 RNG = np.random.default_rng(17)
@@ -135,6 +140,21 @@ def test_non_max_suppression(batches: int, classes: int, size: int, most: int, c
         check("NonMaxSuppression", inputs, 11, center_point_box=centered)
         if size < 100:
             check("NonMaxSuppression", inputs, 11, every_size_open=True, center_point_box=centered)
+
+
+@pytest.mark.parametrize("most", [MANY, MANY + 1, 2**31 - 1, 2**62, 2**63 - 1])
+def test_as_many_boxes_as_there_are(most: int) -> None:
+    """What exporters write for no limit: an open number of boxes gives the size of the output then, in one plan for all of them."""
+    def case(size: int) -> Any:
+        inputs = (boxes_of(2, size), RNG.random((2, 3, size)).astype("f"), np.array([most]), np.array([0.3], "f"))
+        return node_model("NonMaxSuppression", inputs, 11, known=(2, 3))
+
+    program = Program(opened(from_onnx(case(9)[0])), Config(), Gpu.open(Config()))
+    for size in (9, 1, 80, 300):
+        model, feeds = case(size)
+        assert_same(run_program(program, feeds), on_cpu(model, feeds))
+    assert program.planned == 1
+    program.close()
 
 
 def test_corners_in_any_order_and_boxes_without_area() -> None:

@@ -12,7 +12,7 @@ import models
 from models.inputs import make_inputs, model_inputs
 from ort_gpu_ep.partitioner import Costs
 from ort_gpu_ep.placement.candidates import CUT, Candidates
-from ort_gpu_ep.placement.proof import cpu_costs
+from ort_gpu_ep.placement.proof import node_profile
 from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.plugin import register
 from tests.unit.graphs import model_of
@@ -32,7 +32,7 @@ def shown(model: bytes, costs: Costs) -> Any:
 def test_every_node_that_the_provider_is_shown_was_measured(name: str) -> None:
     built = models.build(name)
     model, feeds = built.SerializeToString(), make_inputs(model_inputs(built))
-    found = cpu_costs(Source(model), None, {}, feeds, 0.25)
+    found = node_profile(Source(model), None, {}, feeds).scaled(0.25)
     assert sum(found.values()) == pytest.approx(0.25)
     report = shown(model, Costs(cpu_s=found))
     assert report.measured == len(report.nodes) > 0
@@ -46,7 +46,7 @@ def test_a_body_counts_as_its_if() -> None:
             "else_branch = e () => (float[64, 64] q) { q = Neg(x) } > y = Softmax(b) }")
     model = model_of(text).SerializeToString()
     feeds = {"x": np.random.default_rng(1).standard_normal((64, 64)).astype("f"), "c": np.array(True)}
-    found = cpu_costs(Source(model), None, {}, feeds, 1.0)
+    found = node_profile(Source(model), None, {}, feeds).seconds
     assert sorted(op for _, op in found) == ["Exp", "If", "Softmax"]
 
 
@@ -56,8 +56,8 @@ def test_the_user_s_options_come_back(tmp_path: Any, monkeypatch: pytest.MonkeyP
     settings.intra_op_num_threads = 1
     model = model_of("(float[4] x) => (y) { y = Exp(x) }").SerializeToString()
     with pytest.raises(ValueError, match="missing"):
-        cpu_costs(Source(model), settings, {}, {}, 1.0)
-    assert cpu_costs(Source(model), settings, {}, {"x": np.ones(4, "f")}, 1.0)
+        node_profile(Source(model), settings, {}, {})
+    assert node_profile(Source(model), settings, {}, {"x": np.ones(4, "f")}).seconds
     assert not settings.enable_profiling
     assert settings.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     assert not list(tmp_path.iterdir())

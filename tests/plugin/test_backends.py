@@ -124,13 +124,14 @@ def test_a_third_backend_is_one_module(third: list[NumpyBackend]) -> None:
 
 
 @pytest.mark.parametrize("blamed", [True, False])
-def test_a_program_says_whether_its_error_is_the_adapters(third: list[NumpyBackend], blamed: bool) -> None:
+def test_a_program_says_whether_its_error_is_what_it_did_there(third: list[NumpyBackend], blamed: bool) -> None:
     opened = open_session(DOUBLE)
     (backend,) = third
     backend.made[0].error, backend.made[0].blamed = DeviceError("on purpose"), blamed
     for _ in range(3):
         np.testing.assert_array_equal(opened.run(x=X)[0], X + X)        # by the CPU
-    assert backend.adapter.circuit.state == ("open" if blamed else "closed")
+    assert opened.state.partitions[0].circuit.state == ("open" if blamed else "closed")
+    assert backend.adapter.circuit.state == "closed"
 
 
 def test_a_program_that_cannot_run_is_left_alone(third: list[NumpyBackend]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+import ort_gpu_ep
 from ort_gpu_ep import plugin
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import (
@@ -28,10 +29,11 @@ from ort_gpu_ep.errors import (
 )
 from ort_gpu_ep.kernels.records import RECORDS
 from ort_gpu_ep.partitioner import costs
-from ort_gpu_ep.plugin import local, provider
+from ort_gpu_ep.plugin import local, ort_sessions, plain, provider
 from ort_gpu_ep.plugin.explain import explanation
 from ort_gpu_ep.runtime.program import Program
 from tests.plugin.cases import assert_close, info, make_model, node, open_session, raises, reference
+from tests.unit.graphs import model_of
 
 pytestmark = pytest.mark.usefixtures("long_pauses")
 
@@ -191,7 +193,8 @@ def test_compute_falls_back(
     assert opened.state.errors[0] is error
     assert error.__traceback__ is None
     monkeypatch.undo()
-    opened.state.gpu.circuit.reset()   # type: ignore[union-attr]
+    assert opened.state.gpu.circuit.is_closed   # type: ignore[union-attr]
+    opened.state.partitions[0].circuit.reset()
     assert_close(opened.run(x=x), reference(mlp, x=x))
     assert (opened.state.partitions[0].runs, opened.state.partitions[0].fallbacks) == (4, 3)
 
@@ -349,3 +352,74 @@ def test_images_that_a_pooling_empties_end_no_process(pool: str, isolation: str)
     """onnxruntime's own optimised kernel divides by zero there, which ends the process: the partition is left to another one."""
     done = subprocess.run([sys.executable, "-c", EMPTIED, pool, isolation], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "InvalidArgument\n16.0\n"), done.stderr
+
+
+LEFT = """
+import sys
+import numpy as np
+import onnxruntime
+from onnx import parser
+import ort_gpu_ep
+onnxruntime.set_default_logger_severity(4)
+models = {
+    "alone": "{ a = GlobalAveragePool(x) b = MaxPool<kernel_shape = [2, 2]>(a) y = Relu(b) }",
+    "dilated": '{ a = Relu(x) b = MaxPool<kernel_shape = [2, 2], auto_pad = "SAME_UPPER", dilations = [2, 2]>(a) y = Relu(b) }',
+    "body": "{ a = GlobalAveragePool(x) y = If(c) <then_branch = t () => (u) { q = AveragePool<kernel_shape = [2, 2]>(a) u = Relu(q) }, "
+            "else_branch = e () => (v) { v = Neg(a) }> }"}
+x = np.ones((1, 16, 1, 1), "f")
+for name, text in models.items():
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17]> g (float[N, 16, H, W] x, bool[1] c) => (float[N, 16, P, Q] y) {text}')
+    options = {"placement": "gpu", **dict(option.split("=") for option in sys.argv[1:])}
+    session = ort_gpu_ep.InferenceSession(model.SerializeToString(), provider_options=options)
+    left = [n.op for report in session.explain().reports for n in report.nodes if n.device == "cpu"]
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    binding.bind_cpu_input("c", np.array([True]))
+    binding.bind_output("y")
+    session.run_with_iobinding(binding)
+    session.set_providers(["WgpuExecutionProvider", "CPUExecutionProvider"], [options, {}])
+    shapes = [session.run(None, {"x": x, "c": np.array([True])})[0].shape, binding.copy_outputs_to_cpu()[0].shape]
+    print(name, "MaxPool" in left or "AveragePool" in left, *shapes)
+"""
+
+
+@pytest.mark.parametrize("options", [["strict=1"], ["isolation=process"]])
+def test_images_that_a_pooling_of_the_cpu_empties_end_no_process(options: list[str]) -> None:
+    """Nodes that no partition has are in the user's own session."""
+    done = subprocess.run([sys.executable, "-c", LEFT, *options], capture_output=True, text=True, timeout=300)
+    want = "".join(f"{name} True (1, 16, 0, 0) (1, 16, 0, 0)\n" for name in ("alone", "dilated", "body"))
+    assert (done.returncode, done.stdout) == (0, want), done.stderr
+
+
+def made_with(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The optimisers that each session of onnxruntime's class is made without, from now on."""
+    found, init = list[Any](), plain.OrtSession.__init__
+
+    def told(self: Any, *arguments: Any, **named: Any) -> None:
+        found.append(sorted(named.get("disabled_optimizers") or ()))
+        init(self, *arguments, **named)
+
+    monkeypatch.setattr(plain.OrtSession, "__init__", told)
+    monkeypatch.setattr(ort_sessions, "_init", told)
+    return found
+
+
+POOLED = "{ a = Relu(x) y = AveragePool<kernel_shape = [2, 2]>(a) }"
+
+
+@pytest.mark.parametrize(("shape", "without"), [("N, 16, 8, 8", [[], []]), ("N, 16, H, W", [[], ["NchwcTransformer"]])])
+def test_the_cpu_keeps_its_fast_pooling_where_no_run_can_empty_it(shape: str, without: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second session is the fallback's; a pooling on the GPU costs the user's own session nothing."""
+    model = model_of(f"(float[{shape}] x) => (float[N, 16, P, Q] y) {POOLED}")
+    found, x = made_with(monkeypatch), np.ones((1, 16, 8, 8), "f")
+    monkeypatch.setattr(Program, "run", raises(DeviceError("x")))
+    session = ort_gpu_ep.InferenceSession(model.SerializeToString(), provider_options={"placement": "gpu"})
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], x[..., 1:, 1:])
+    assert found == without
+
+
+def test_optimisers_that_a_program_does_without_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("(float[N, 16, H, W] x) => (float[N, 16, P, Q] y) { a = GlobalAveragePool(x) y = MaxPool<kernel_shape = [2, 2]>(a) }")
+    found = made_with(monkeypatch)
+    ort_gpu_ep.InferenceSession(model.SerializeToString(), provider_options={"placement": "gpu"}, disabled_optimizers=["MatMulAddFusion"])
+    assert found == [["MatMulAddFusion"], ["MatMulAddFusion", "NchwcTransformer"]]

@@ -80,7 +80,8 @@ class Soak:
             Gpu._circuits.pop((opened._state.gpu.info.index, drill), None)
 
     def run(self, opened: Any, kind: int, rng: np.random.Generator) -> None:
-        opened._state.gpu.circuit.reset()   # otherwise most runs would go to the CPU at once
+        for circuit in (opened._state.gpu.circuit, *(partition.circuit for partition in opened._state.partitions)):
+            circuit.reset()     # otherwise most runs would go to the CPU at once
         x = rng.normal(size=(int(rng.integers(1, 4)) * 8, 16)).astype("f")
         (got,), (want,) = opened.run(None, {"x": x}), self._cpu[kind].run(None, {"x": x})
         with self._lock:

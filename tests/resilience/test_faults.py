@@ -35,7 +35,8 @@ def test_each_fault_is_answered_by_the_cpu(kind: str, rng: np.random.Generator) 
     assert isinstance(gpu, FaultyGpu)
     assert gpu.injected[kind] == 1
     assert any(ERRORS[kind].__name__ in event for event in opened.explain().events)
-    assert gpu.circuit.state == ("open" if kind in ("lost", "hang", "corrupt") else "closed")
+    assert gpu.circuit.state == ("open" if kind in ("lost", "hang") else "closed")
+    assert opened._state.partitions[0].circuit.state == ("open" if kind == "corrupt" else "closed")
     assert bool(gpu.lost) == (kind in ("lost", "hang"))
     assert opened.stats()["fallbacks"] >= 1
 
@@ -84,18 +85,20 @@ def test_what_the_cpu_has_no_kernel_for_is_not_verified_and_says_so(isolation: s
     assert opened.stats()["fallbacks"] == 0
 
 
-def test_the_gpu_is_used_again_after_the_probe(rng: np.random.Generator) -> None:
-    opened = session(model(), faults="corrupt@1;seed=3")
+def test_what_was_wrong_is_tried_again_later_and_compared(rng: np.random.Generator) -> None:
+    opened = session(model(), faults="corrupt@1;seed=3", verify=1000)
     x = rng.normal(size=(3, 16)).astype("f")
     opened.run(None, {"x": x})
     gpu = opened._state.gpu
     assert isinstance(gpu, FaultyGpu)
     opened.run(None, {"x": x})
     assert gpu.runs == 1
-    gpu.circuit._clock = lambda: 1e12
-    gpu.circuit._start = lambda work: work()
+    (partition,) = opened._state.partitions
+    partition.circuit._clock = lambda: 1e12
+    assert partition.verify_due(((), ()))
     assert_close(opened.run(None, {"x": x}), reference(model(), x=x))
     assert gpu.runs == 2
+    assert partition.circuit.state == "closed"
 
 
 def test_a_new_session_gets_a_new_device_after_a_loss(rng: np.random.Generator) -> None:

@@ -101,14 +101,14 @@ def test_what_the_cpu_does_before_the_gpu_could_answer_is_not_raced(
 def test_a_gpu_that_has_every_node_and_is_plainly_faster_needs_no_profiles(
         gpu_s: float, clear: bool, auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the CPU's nodes and of the GPU's kernels are for a cut. No candidate is raced twice."""
-    races, asked, profiled = timed(cpu=2.0, gpu=gpu_s), list[bool](), list[float]()
-    monkeypatch.setattr(proof, "cpu_costs", lambda *given: profiled.append(given[-1]) or {})    # type: ignore[func-returns-value]
+    races, asked, profiled = timed(cpu=2.0, gpu=gpu_s), list[bool](), list[bool]()
+    monkeypatch.setattr(proof, "node_profile", lambda *given: profiled.append(True) or proof.NodeProfile({}, {}))    # type: ignore[func-returns-value]
     session, want = auto(mlp), on_the_cpu(mlp, {"x": x})
     made = session._runner.chooser
     made.prover.software = False
     made._profile = lambda whole: asked.append(whole) or GUESSED
     assert_close(session.run(None, {"x": x}), want)
-    assert (asked, profiled) == (([False], []) if clear else ([False, True], [2.0]))
+    assert (asked, profiled) == (([False], []) if clear else ([False, True], [True]))
     assert [set(race) for race in races] == [{"cpu", "gpu"}]
     ((_, decision),) = session.explain().decisions
     assert (decision.source, decision.candidate) == ("measured", "gpu" if gpu_s < 2.0 else "cpu")

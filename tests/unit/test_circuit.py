@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ort_gpu_ep.device.circuit import FIRST_PAUSE_S, LONGEST_AFTER_KILL_S, LONGEST_PAUSE_S, PATIENCE, Circuit
+from ort_gpu_ep.device.circuit import FIRST_PAUSE_S, LONGEST_AFTER_KILL_S, LONGEST_PAUSE_S, PATIENCE, SUSPICION_S, Circuit
 
 
 class Bench:
@@ -87,6 +87,68 @@ def test_a_run_s_own_failure_needs_several_in_a_row(bench: Bench) -> None:
         bench.circuit.succeeded()
     for _ in range(PATIENCE):
         bench.circuit.failed("memory", at_once=False)
+    assert not bench.circuit.allows()
+
+
+def test_behind_a_pause_one_failure_is_enough(bench: Bench) -> None:
+    """Until something was right."""
+    bench.circuit.failed("wrong", at_once=True)
+    bench.now = FIRST_PAUSE_S
+    bench.circuit.allows()
+    bench.probe()
+    bench.circuit.failed("memory", at_once=False)
+    assert bench.circuit.state == "open"
+    bench.now += 2 * FIRST_PAUSE_S
+    bench.circuit.allows()
+    bench.probe()
+    bench.circuit.succeeded()
+    bench.circuit.failed("memory", at_once=False)
+    assert bench.circuit.is_closed
+
+
+def test_without_a_probe_it_is_tried_again_when_the_pause_is_over(bench: Bench) -> None:
+    circuit = Circuit(None, lambda: bench.now)
+    circuit.failed("wrong", at_once=True)
+    assert (circuit.allows(), circuit.state) == (False, "open")
+    bench.now = FIRST_PAUSE_S
+    assert (circuit.allows(), circuit.state) == (True, "closed")
+
+
+def test_a_suspicion_is_probed_and_stops_no_run(bench: Bench) -> None:
+    for _ in range(3):
+        bench.circuit.suspect("a text does not compile")
+    assert (bench.circuit.is_closed, len(bench.waiting)) == (True, 1)
+    bench.probe()
+    bench.circuit.suspect("another does not")
+    assert (bench.circuit.is_closed, bench.waiting) == (True, []), "one probe says enough for a while"
+    bench.now, bench.healthy = FIRST_PAUSE_S, False
+    bench.circuit.suspect("another does not")
+    assert bench.circuit.is_closed
+    bench.probe()
+    assert bench.circuit.state == "open"
+
+
+def test_a_device_that_is_lost_while_a_suspicion_is_probed(bench: Bench) -> None:
+    """A probe that began before does not close what was opened meanwhile."""
+    bench.circuit.suspect("wrong", "model")
+    bench.circuit.failed("lost", at_once=True)
+    bench.probe()
+    assert bench.circuit.state == "open"
+    bench.now = FIRST_PAUSE_S
+    bench.circuit.allows()
+    bench.probe()
+    assert bench.circuit.is_closed
+
+
+def test_wrong_results_of_two_models_are_the_adapters(bench: Bench) -> None:
+    for now in (0.0, 1.0):
+        bench.now = now
+        bench.circuit.suspect("wrong", "one")
+    bench.now = SUSPICION_S + 2.0
+    bench.circuit.suspect("wrong", "other")
+    assert bench.circuit.is_closed, "that was long ago"
+    bench.now += 1.0
+    bench.circuit.suspect("wrong", "one")
     assert not bench.circuit.allows()
 
 

@@ -139,9 +139,9 @@ def test_what_the_reference_rejects_is_a_decline_with_both_reasons() -> None:
 NO_FLAGS = frozenset((
     "axis", "batch_axis", "batch_dims", "block_size", "blocksize", "broadcast", "chunk_size", "detect_negative", "detect_positive",
     "dtype", "group", "hidden_size", "is_test", "k", "kv_num_heads", "left_window_size", "num_groups", "num_heads", "num_outputs",
-    "offset_group", "output_datatype", "output_dtype", "output_sequence", "p", "periodic", "precision", "q_num_heads",
-    "qk_matmul_output_mode", "right_window_size", "rotary_embedding_dim", "saturate", "seed", "size", "softmax_precision", "spatial",
-    "stash_type", "time_axis", "to", "training_mode"))
+    "offset_group", "output_datatype", "output_dtype", "output_height", "output_sequence", "output_width", "p", "periodic",
+    "precision", "q_num_heads", "qk_matmul_output_mode", "right_window_size", "rotary_embedding_dim", "sampling_ratio", "saturate",
+    "seed", "size", "softmax_precision", "spatial", "stash_type", "time_axis", "to", "training_mode"))
 """Numbers; what rows themselves read as 0 or other than 0; what only old versions of an op have."""
 
 

@@ -166,7 +166,7 @@ def lone_implementations(trees: dict[str, ast.Module]) -> dict[tuple[str, str], 
     return found
 
 
-TIED = {("plugin.state", "Compiled"), ("plugin.plain", "Shortcut"), ("isolation.remote", "Member")}
+TIED = {("plugin.state", "Compiled"), ("isolation.remote", "Member")}
 """Protocols that still hide a circle. One that is gone is taken out here; none is added."""
 
 

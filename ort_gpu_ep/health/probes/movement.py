@@ -73,3 +73,28 @@ def topk(trial: Trial) -> str:
         agree(f"TopK {k} of {n}: indices", indices, order)
         agree(f"TopK {k} of {n}: values", values, np.take_along_axis(x, order, 1))
     return f"{2 * len(shapes)} shapes"
+
+
+@probe("resized bytes", "kernels", disables=("resize.wgsl", "resize_antialias.wgsl"))
+def resized_bytes(trial: Trial) -> str:
+    """Twice as large, in both layouts, and half as large with antialias: by weights of whole eighths, so that the bytes are known."""
+    x = trial.integers(0, 256, 1, 2, 10, 12).astype(np.uint8)
+    rows, columns = (np.minimum(np.arange(size)[:, None] // 2 + [0, 1], size // 2 - 1) for size in (20, 24))
+    weights = [np.where(np.arange(size)[:, None] % 2 == 0, [1.0, 0.0], 0.5) for size in (20, 24)]
+    wide = sum(weights[0][:, a][:, None] * weights[1][:, b] * x[:, :, rows[:, a]][..., columns[:, b]] for a in (0, 1) for b in (0, 1))
+    scales = np.array([1, 1, 2, 2], np.float32)
+    asymmetric = "asymmetric"
+    got = trial.node("Resize", 19, [x, None, None], {2: scales}, mode="linear", coordinate_transformation_mode=asymmetric)[0]
+    agree("planes", got, np.floor(wide), 0.0)
+    last = trial.node(
+        "Resize", 19, [np.ascontiguousarray(x.transpose(0, 2, 3, 1)), None, None], {2: scales[[0, 2, 3, 1]]}, mode="linear",
+        coordinate_transformation_mode=asymmetric)[0]
+    agree("channels last", last, np.floor(wide).transpose(0, 2, 3, 1), 0.0)
+    small = x.astype(np.int64)
+    for axis in (3, 2):
+        size = small.shape[axis]
+        taps = [small.take(np.clip(np.arange(0, size, 2) + k, 0, size - 1), axis) for k in (-1, 0, 1, 2)]
+        small = (taps[0] + 3 * taps[1] + 3 * taps[2] + taps[3] + 4) // 8
+    half = trial.node("Resize", 19, [x, None, None], {2: np.array([1, 1, 0.5, 0.5], np.float32)}, mode="linear", antialias=1)[0]
+    agree("antialias", half, small, 0.0)
+    return "3 forms"

@@ -1,4 +1,4 @@
-"""Probes of ONNX Runtime's transformer ops, against numpy, since ONNX's reference does not define them."""
+"""Probes of ONNX Runtime's own ops, most of them of transformers, against numpy, since ONNX's reference does not define them."""
 
 from __future__ import annotations
 
@@ -183,3 +183,22 @@ def _attended(queries: Array, keys: Array, values: Array) -> Array:
     powers = np.exp(np.einsum("hd,hkd->hk", queries, keys) / math.sqrt(queries.shape[-1]))
     found: Array = np.einsum("hk,hkd->hd", powers / powers.sum(-1, keepdims=True), values)
     return found
+
+
+@probe("crops", "kernels", disables=("crop_and_resize.wgsl",))
+def crops(trial: Trial) -> str:
+    """CropAndResize of a region within an image and of one across its border, against a plane, which is linear between its elements."""
+    height, width = 9, 13
+    slope = trial.normal(2)
+    plane = (np.arange(height)[:, None] * slope[0] + np.arange(width) * slope[1]).astype(np.float32)
+    x = np.stack([np.stack([plane, -plane]), np.stack([2 * plane, plane + 1])])
+    rois, batch, size = np.array([[0.1, 0.2, 0.9, 0.7], [-0.5, 0.5, 0.5, 1.25]], np.float32), np.array([1, 0], np.int32), (5, 4)
+    got, = trial.node(
+        "CropAndResize", 1, [x, rois, batch, None], {3: np.array(size, np.int32)}, domain=DOMAIN, extrapolation_value=-7.5)
+    for region, (y0, x0, y1, x1) in enumerate(rois.astype(np.float64)):
+        y, across = np.linspace(y0, y1, size[0])[:, None] * (height - 1), np.linspace(x0, x1, size[1]) * (width - 1)
+        inside = (y >= 0) & (y <= height - 1) & (across >= 0) & (across <= width - 1)
+        value = y * slope[0] + across * slope[1]
+        want = np.stack([2 * value, value + 1] if batch[region] else [value, -value])
+        agree(f"region {region}", got[region], np.where(inside, want, -7.5), 1e-4)
+    return "2 regions"
