@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"index.md": ROOT / "README.md", **{f"{name}.md": ROOT / f"{name}.md" for name in (
     "CHANGELOG", "CONTRIBUTING", "GOVERNANCE", "CODE_OF_CONDUCT", "SUPPORT", "SECURITY")}}
 
+NOT_SEARCHED = ("CHANGELOG.md", "decisions/", "benchmarks-log.md", "modules.md")
+
 MIN_WORDS = 8
 """Of an entry of the reference: a name and a sentence."""
 
@@ -24,7 +26,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links to files that are no pages (sources, tests) become their text."""
+    """Links to files that are no pages (sources, tests) become their text. History is left out of the search: it names everything."""
+    if page.file.src_uri.startswith(NOT_SEARCHED):
+        page.meta["search"] = {"exclude": True}
+
     def link(match: re.Match[str]) -> str:
         text, target = match.groups()
         if re.match(r"[a-z]+:|#", target):

@@ -235,6 +235,17 @@ def test_issues_ask_for_the_report() -> None:
         assert "ort-gpu-ep doctor --report report.zip" in template.read_text("utf-8")
 
 
+def test_the_changelog_is_short_and_in_the_usual_form() -> None:
+    """The first release is told in a screen or so; each later version has what Keep a Changelog knows."""
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    *later, first = re.findall(r"^## \[([\d.]+|Unreleased)\](.*?)(?=^## |\Z)", text, re.M | re.S)
+    assert first[0] == "0.1.0"
+    assert len(first[1].splitlines()) <= 60
+    assert re.findall(r"^### (.+)$", first[1], re.M) == ["Added", "Limits"]
+    kinds = {kind for _, version in later for kind in re.findall(r"^### (.+)$", version, re.M)}
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
 def test_there_is_a_form_for_each_kind_of_issue() -> None:
     forms = {p.stem: yaml_keys(p.read_text("utf-8")) for p in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")}
     assert set(forms) >= {"wrong-result", "slow", "adapter", "question", "bug"}
