@@ -37,10 +37,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         place = (Path("/", page.file.src_uri).parent / target.partition("#")[0])
         known = {f"/{f.src_uri}" for f in files}
         path = "/" + "/".join(_normal(place.parts[1:]))
-        if path in known:
-            return match.group()
+        top = "../" * page.file.src_uri.count("/")
+        if path in known:       # also from docs/ to a page that lies above it
+            return f"[{text}]({top}{path[1:]}{target[len(target.partition('#')[0]):]})"
         if path == "/README.md":
-            return f"[{text}]({'../' * page.file.src_uri.count('/')}index.md)"
+            return f"[{text}]({top}index.md)"
         return f"[{text}]({target}index.md)" if f"{path}/index.md" in known else text
     return re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", link, markdown)
 
