@@ -54,6 +54,7 @@ class DispatchTimes:
         self._before_ns = 0.0       # what began earlier is not of these runs
         self._read_ns: dict[object, float] = {}
         self._runs: list[_Run] = []
+        self.latest: tuple[int, int, int] | None = None     # thread, beginning and end of the run that was noted last
         self._left = MAX_DISPATCHES
 
     def start(self) -> bool:
@@ -85,6 +86,7 @@ class DispatchTimes:
             if not 0 < len(new) <= self._left:      # none: the CPU answered
                 return
             self._left -= len(new)
+            self.latest = threading.get_ident(), begin_ns, end_ns
             self._read_ns[context] = max(begin for _, _, begin, _ in new)
             labels = [(_labels_of(owner)[step], begin, end) for owner, step, begin, end in new]
             self._runs.append(_Run(name, begin_ns, end_ns, [(label, begin, end) for label, begin, end in labels if label is not None]))

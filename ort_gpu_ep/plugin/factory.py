@@ -16,7 +16,6 @@ from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, key_value_pairs, 
 from ort_gpu_ep.plugin.backends import open_backend
 from ort_gpu_ep.plugin.control_flow import add_control_flow
 from ort_gpu_ep.plugin.given import GivenInitializers
-from ort_gpu_ep.plugin.incompatibility import DEVICE, incompatibility
 from ort_gpu_ep.plugin.offers import Hardware, choice, metadata
 from ort_gpu_ep.plugin.plain import COMPILES
 from ort_gpu_ep.plugin.provider import Provider, Shared
@@ -29,7 +28,7 @@ adapters: tuple[AdapterInfo, ...] = ()
 """What is offered from the next registration on: set by registration.py, which knows whether anybody asked to see them."""
 
 _HARDWARE_VENDOR_ID = 0x57475055   # "WGPU"
-_NO_GPU = _HARDWARE_VENDOR_ID, 0
+_VIRTUAL_GPU = _HARDWARE_VENDOR_ID, 0
 """The ids of a virtual GPU, which stands for the one that a session chooses."""
 _DEVICE_MEMORY, _DEVICE_ALLOCATOR = 0, 0
 _WEBGPU_OPTIONS = frozenset((
@@ -73,7 +72,7 @@ class Factory(Table):
         gpus = [devices[i] for i in range(count) if api.HardwareDevice_Type(devices[i]) == GPU_DEVICE]
         self.offered = 0
         if not adapters and room:
-            self._offer(gpus[0] if gpus else self._hardware.make(*_NO_GPU, VENDOR), {}, out)
+            self._offer(gpus[0] if gpus else self._hardware.make(*_VIRTUAL_GPU, VENDOR), {}, out)
         for info in adapters[:room]:
             self._offer(self._hardware.find(info, gpus), metadata(info, adapters), out)
         offered[0] = self.offered
@@ -92,11 +91,13 @@ class Factory(Table):
 
     def get_hardware_device_incompatibility_details(self, hardware: Any, details: Any) -> None:
         """The doctor's verdict, as far as it is known; what speaks against other hardware than GPUs."""
+        from ort_gpu_ep.plugin.incompatibility import NO_GPU, incompatibility  # few ask
+
         if api.HardwareDevice_Type(hardware) == GPU_DEVICE:
             ids = api.HardwareDevice_VendorId(hardware), api.HardwareDevice_DeviceId(hardware)
-            reason, notes = incompatibility(resolve(), None if ids == _NO_GPU else ids)
+            reason, notes = incompatibility(resolve(), None if ids == _VIRTUAL_GPU else ids)
         else:
-            reason, notes = DEVICE, "this is no GPU: the provider runs on GPUs, and ONNX Runtime has others for the rest"
+            reason, notes = NO_GPU
         if notes:
             api.DeviceEpIncompatibilityDetails_SetDetails(details, reason, 0, c_text(notes))
 

@@ -13,6 +13,8 @@ from ort_gpu_ep.kernels.registry import ADAPTER
 NONE, DRIVER, DEVICE, MISSING = 0, 1 << 0, 1 << 1, 1 << 2
 """OrtDeviceEpIncompatibilityReason: driver, device, a missing dependency."""
 
+NO_GPU = DEVICE, "this is no GPU: the provider runs on GPUs, and ONNX Runtime has others for the rest"
+
 
 def incompatibility(config: Config, ids: tuple[int, int] | None) -> tuple[int, str]:
     """(reason, notes) for a GPU by its vendor and device id; None: for the one that a session chooses by itself.

@@ -126,6 +126,8 @@ EP_API = {
     "CreateScanKernel": Slot(47, "sppo"),
     "CreateProfilingEvent": Slot(65, "siiipqqppzo", 25),
     "ReleaseProfilingEvent": Slot(66, "vp", 25),
+    "ProfilingEvent_GetTimestampUs": Slot(69, "spp", 25),
+    "ProfilingEvent_GetDurationUs": Slot(70, "spp", 25),
     "ProfilingEventsContainer_AddEvents": Slot(72, "sppz", 25),
 }
 
@@ -134,9 +136,10 @@ EP_API = {
 
 _COMPILED = "there are no compiled models (EPContext): kernels and weights belong to an adapter and its driver, and are kept in the cache"
 _STREAMS = "WebGPU has one queue, in order, and a session's runs need no other: IsStreamAware says no"
-_CAPTURE = "runs are recorded ahead without it: one that repeats the last one's sizes and buffers is submitted as it was recorded"
+_CAPTURE = "runs are recorded ahead without it, and a replay would take no inputs: see [graph capture](#graph-capture)"
+_SEE_CAPTURE = "see IsGraphCaptureEnabled"
 _DECLARED = "an operator of our own comes with the model, as a function (packed-weights.md), and onnxruntime declares all others"
-_EVENTS = "it would be called for every node, the CPU's too: a partition notes its runs by itself, on the clock of StartProfiling"
+_EVENTS = "it would be called for every node, the CPU's too; StopEvent, which tells the same, is taken out again after a few"
 _NOT_LENT = "WebGPU lends no memory and no semaphores of other APIs"
 
 EP_FACTORY = {
@@ -181,13 +184,13 @@ EP = {
     "Sync": Slot(14, "sa", 25),
     "CreateProfiler": Slot(15, "sao", 25),
     "IsGraphCaptureEnabled": Slot(16, "", 26, _CAPTURE),
-    "IsGraphCaptured": Slot(17, "", 26, _CAPTURE),
-    "ReplayGraph": Slot(18, "", 26, _CAPTURE),
-    "GetGraphCaptureNodeAssignmentPolicy": Slot(19, "", 26, _CAPTURE),
+    "IsGraphCaptured": Slot(17, "", 26, _SEE_CAPTURE),
+    "ReplayGraph": Slot(18, "", 26, _SEE_CAPTURE),
+    "GetGraphCaptureNodeAssignmentPolicy": Slot(19, "", 26, _SEE_CAPTURE),
     "GetAvailableResource": Slot(20, "sap", 26),
     "OnSessionInitializationEnd": Slot(21, "sa", 27),
     "GetDefaultMemoryDevice": Slot(22, "sao", 27),
-    "ReleaseCapturedGraph": Slot(23, "", 27, _CAPTURE),
+    "ReleaseCapturedGraph": Slot(23, "", 27, _SEE_CAPTURE),
     "GetWeightlessSupport": Slot(24, "", 29, _COMPILED),
     "GetEpContextDataCallbackSupport": Slot(25, "", 31, _COMPILED),
 }
@@ -235,7 +238,7 @@ PROFILER = {
     "Release": Slot(0, "va", 25),
     "StartProfiling": Slot(1, "saq", 25),
     "StartEvent": Slot(2, "", 25, _EVENTS),
-    "StopEvent": Slot(3, "", 25, "see StartEvent"),
+    "StopEvent": Slot(3, "saqp", 25),
     "EndProfiling": Slot(4, "sap", 25),
 }
 

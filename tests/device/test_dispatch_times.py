@@ -98,6 +98,7 @@ def test_a_drift_moves_no_dispatch_out_of_its_run(host: Host) -> None:
 
 def test_what_ran_earlier_is_no_part_of_a_run(host: Host) -> None:
     host.run([], 1000, 1000)
+    host.run([], 1000, 1000, Owner("program"))
     times = host.times()
     first = host.run([times], 1000, 1000)
     times.note("program", "the CPU answered", host.now)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -149,6 +151,31 @@ def test_the_times_are_the_gpus(rng: np.random.Generator, two_partitions: bytes,
         assert event["dur"] == -(-(end - begin) // 1e3)
     starts, begins = [e["ts"] for e in kernels[1:]], [begin / 1e3 for begin, _ in seen[1:]]     # of one run
     assert abs((starts[1] - starts[0]) - (begins[1] - begins[0])) <= 1
+
+
+def test_a_call_that_comes_late_moves_no_kernel_out_of_its_node(
+    rng: np.random.Generator, two_partitions: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread has the interpreter when onnxruntime tells how long ago the profile began."""
+    from ort_gpu_ep.plugin import profiler
+
+    late = SimpleNamespace(perf_counter_ns=lambda: time.perf_counter_ns() + 3_000_000_000)
+    monkeypatch.setattr(profiler, "time", late)
+    opened = _profiled(two_partitions, tmp_path)
+    calls = list[int]()
+    plain = Profiler.stop_event
+    monkeypatch.setattr(Profiler, "stop_event", lambda self, *arguments: calls.append(1) or plain(self, *arguments))
+    for _ in range(4):
+        opened.run(x=_square(rng))
+    before = len(calls)
+    for _ in range(4):
+        opened.run(x=_square(rng))
+    assert 0 < before == len(calls), "onnxruntime goes on asking"
+    events = _events(opened)
+    spans = {op: [(e["ts"], e["ts"] + e["dur"]) for e in events if e["cat"] == "Node" and e["args"]["op_name"] == op]
+             for op in {e["args"]["op_name"] for e in events if e["cat"] == "Kernel"}}
+    for e in (e for e in events if e["cat"] == "Kernel"):
+        assert any(begin <= e["ts"] and e["ts"] + e["dur"] <= end for begin, end in spans[e["args"]["op_name"]]), (e, spans)
 
 
 def test_profiles_of_two_sessions_share_the_stopwatch(rng: np.random.Generator, two_partitions: bytes, tmp_path: Path) -> None:
