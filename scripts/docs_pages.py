@@ -10,8 +10,10 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {"index.md": ROOT / "README.md", "CHANGELOG.md": ROOT / "CHANGELOG.md", "CONTRIBUTING.md": ROOT / "CONTRIBUTING.md",
-         "SECURITY.md": ROOT / "SECURITY.md"}
+PAGES = {"index.md": ROOT / "README.md", **{f"{name}.md": ROOT / f"{name}.md" for name in (
+    "CHANGELOG", "CONTRIBUTING", "GOVERNANCE", "CODE_OF_CONDUCT", "SUPPORT", "SECURITY")}}
+
+NOT_SEARCHED = ("CHANGELOG.md", "decisions/", "benchmarks-log.md", "modules.md")
 
 MIN_WORDS = 8
 """Of an entry of the reference: a name and a sentence."""
@@ -24,7 +26,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links to files that are no pages (sources, tests) become their text."""
+    """Links to files that are no pages (sources, tests) become their text. History is left out of the search: it names everything."""
+    if page.file.src_uri.startswith(NOT_SEARCHED):
+        page.meta["search"] = {"exclude": True}
+
     def link(match: re.Match[str]) -> str:
         text, target = match.groups()
         if re.match(r"[a-z]+:|#", target):
@@ -32,10 +37,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         place = (Path("/", page.file.src_uri).parent / target.partition("#")[0])
         known = {f"/{f.src_uri}" for f in files}
         path = "/" + "/".join(_normal(place.parts[1:]))
-        if path in known:
-            return match.group()
+        top = "../" * page.file.src_uri.count("/")
+        if path in known:       # also from docs/ to a page that lies above it
+            return f"[{text}]({top}{path[1:]}{target[len(target.partition('#')[0]):]})"
         if path == "/README.md":
-            return f"[{text}]({'../' * page.file.src_uri.count('/')}index.md)"
+            return f"[{text}]({top}index.md)"
         return f"[{text}]({target}index.md)" if f"{path}/index.md" in known else text
     return re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", link, markdown)
 

@@ -174,13 +174,14 @@ def _cases() -> str:
 
 def documents() -> dict[Path, str]:
     """What the files should hold."""
-    operators, readme, status = text(), ROOT / "README.md", ROOT / "docs" / "status.md"
+    operators, readme = text(), ROOT / "README.md"
     count = re.search(r"^(\d+) of the", operators, re.M)
     assert count is not None
-    counted = re.sub(r"\*\*\d+ operators\*\*", f"**{count.group(1)} operators**", readme.read_text("utf-8"))
+    counted = {path: path.read_text("utf-8") for path in (readme, ROOT / "docs" / "status.md", ROOT / "docs" / "benchmarks.md")}
+    counted[readme] = re.sub(r"\*\*\d+ operators\*\*", f"**{count.group(1)} operators**", counted[readme])
     cases = _cases()
-    counted, stated = (re.sub(r"Of ONNX's [\d,]+ node cases [\d,]+ pass", cases, t) for t in (counted, status.read_text("utf-8")))
-    return {ROOT / "docs" / "OPERATORS.md": operators, readme: counted, status: stated,
+    return {ROOT / "docs" / "OPERATORS.md": operators,
+            **{path: re.sub(r"Of ONNX's [\d,]+ node cases [\d,]+ pass", cases, t) for path, t in counted.items()},
             **_with_table("doctor.md", PROBES_HEAD, probes()), **_with_table("provider-api.md", API_HEAD, provider_api())}
 
 

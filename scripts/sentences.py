@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LEFT_OUT = ("OPERATORS.md", "commands.md", "api.md")      # generated
+LEFT_OUT = ("OPERATORS.md", "modules.md", "commands.md", "api.md")      # generated
 MIN_WORDS = 6
 
 

@@ -21,13 +21,18 @@ from rich.cells import cell_len
 
 from ort_gpu_ep.cli import COMMANDS, command
 from ort_gpu_ep.config import OPTIONS
+from ort_gpu_ep.health import tested
 from ort_gpu_ep.kernels.registry import KNOWN_OPSET
-from scripts import build_wheel, gen_operators, record_commands
+from ort_gpu_ep.shim import build
+from scripts import build_wheel, gen_modules, gen_operators, record_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
-DOCUMENTS = sorted([*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")), *(ROOT / "docs").rglob("*.md")])
+BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+WHICH = (ROOT / "docs" / "which-provider.md").read_text("utf-8")
+DOCUMENTS = sorted([*(ROOT / f"{name}.md" for name in (
+    "README", "CHANGELOG", "CONTRIBUTING", "GOVERNANCE", "CODE_OF_CONDUCT", "SUPPORT", "SECURITY")), *(ROOT / "docs").rglob("*.md")])
 
 
 @pytest.mark.skipif(onnx.defs.onnx_opset_version() < KNOWN_OPSET, reason="this onnx is older than the opsets that the rows know")
@@ -65,7 +70,44 @@ def test_the_count_of_node_cases_is_the_recorded_one() -> None:
     passed, cases = (f"{n:,}" for n in (sum(line.split()[1] == "PASS" for line in lines), len(lines)))
     assert f"Of ONNX's {cases} node cases {passed} pass" in README
     assert f"Of ONNX's {cases} node cases {passed} pass" in (ROOT / "docs" / "status.md").read_text("utf-8")
-    assert f"| {passed} of {cases} pass, 0 fail;" in (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    assert f"Of ONNX's {cases} node cases {passed} pass" in BENCHMARKS
+
+
+def test_the_benchmarks_begin_with_a_screen_of_summary() -> None:
+    """Date, hardware and versions, the command, and at most 50 lines with its one table."""
+    summary = BENCHMARKS.partition("## Correctness")[0]
+    assert len(summary.splitlines()) <= 50
+    assert len(re.findall(r"^\|---", summary, re.M)) == 1
+    for needed in ("NVIDIA H200", "driver 580.", "2026-", "onnxruntime 1.", "python -m benchmarks.peers"):
+        assert needed in summary
+
+
+def table(text: str, head: str) -> list[list[str]]:
+    """The cells of each row of the table whose head begins with `head`."""
+    lines = text[text.index(f"| {head} |"):].partition("\n\n")[0].splitlines()
+    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines if not line.startswith("|---")]
+
+
+def test_the_times_beside_other_providers_were_measured() -> None:
+    """Each number of the table is one of the benchmarks' or of decision 21."""
+    sources = BENCHMARKS + "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("benchmarks-log.md", "decisions/0021-matrix-units.md"))
+    measured = set(re.findall(r"[\d,]*\d(?:\.\d+)?", sources))
+    rows = table(WHICH, "task")[1:]
+    assert len(rows) > 10
+    for row in rows:
+        numbers = re.findall(r"[\d,]*\d(?:\.\d+)?", re.sub("float16|TF32", "", " ".join(row[1:7])))
+        assert numbers, row
+        assert set(numbers) <= measured, row
+
+
+def test_the_table_of_support_is_true_to_the_records() -> None:
+    """What health/tested.json has is called tested; no other pair of versions is. The systems are those that the native file is compiled for."""
+    head, *rows = table(WHICH, "onnxruntime")
+    known = {(".".join(e["onnxruntime"].split(".")[:2]), f"Python {e['python']}") for e in tested.shipped()}
+    assert {(row[0], python) for row in rows for python, cell in zip(head, row, strict=True)
+            if re.fullmatch(r"Python 3\.\d+", python) and cell.startswith("tested")} == known
+    systems = [row[0].partition(" (")[0].lower().replace(" ", "-").replace("x86-64", "x86_64") for row in table(WHICH, "system")[1:]]
+    assert sorted(systems) == sorted(build.ZIG_TARGETS)
 
 
 def test_readme_says_the_wheels_size() -> None:
@@ -95,7 +137,7 @@ BANNED = (
 (a warm one), apart (separate), a row (an op's registration), a word (an error flag), what something goes by (depends on).
 """
 
-_NOT_FOR_USERS = ("CHANGELOG.md", "ARCHITECTURE.md", "OPERATORS.md")     # history; a map of the code; generated from docstrings
+_NOT_FOR_USERS = ("CHANGELOG.md", "ARCHITECTURE.md", "modules.md", "OPERATORS.md")     # history; maps of the code; generated from docstrings
 
 
 def _prose(text: str) -> str:
@@ -140,9 +182,8 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_picture_shows_what_the_benchmarks_say() -> None:
     """Latency in blocks of runs, of the newest table with other providers, and its errors."""
-    benchmarks = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
     for row in json.loads((ROOT / "docs" / "peers.json").read_text("utf-8"))["rows"]:
-        line = next(line for line in benchmarks.splitlines() if line.startswith(f"| {row['model']}"))
+        line = next(line for line in BENCHMARKS.splitlines() if line.startswith(f"| {row['model']}"))
         cells = [cell.strip(" *") for cell in line.split("|")]
         assert [float(cell.split(" / ")[0]) for cell in cells[2:5]] == [row["cpu_ms"], row["webgpu_ms"], row["auto_ms"]]
         assert float(cells[7]) == row["relative_l2"]
@@ -194,6 +235,34 @@ def test_issues_ask_for_the_report() -> None:
         assert "ort-gpu-ep doctor --report report.zip" in template.read_text("utf-8")
 
 
+def test_the_changelog_is_short_and_in_the_usual_form() -> None:
+    """The first release is told in a screen or so; each later version has what Keep a Changelog knows."""
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    *later, first = re.findall(r"^## \[([\d.]+|Unreleased)\](.*?)(?=^## |\Z)", text, re.M | re.S)
+    assert first[0] == "0.1.0"
+    assert len(first[1].splitlines()) <= 60
+    assert re.findall(r"^### (.+)$", first[1], re.M) == ["Added", "Limits"]
+    kinds = {kind for _, version in later for kind in re.findall(r"^### (.+)$", version, re.M)}
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_there_is_a_form_for_each_kind_of_issue() -> None:
+    forms = {p.stem: yaml_keys(p.read_text("utf-8")) for p in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")}
+    assert set(forms) >= {"wrong-result", "slow", "adapter", "question", "bug"}
+    assert all(keys >= {"name", "description", "body"} for keys in forms.values())
+
+
+def yaml_keys(text: str) -> set[str]:
+    """Of the outermost mapping."""
+    return set(re.findall(r"^([a-z-]+):", text, re.M))
+
+
+def test_the_citation_says_the_version() -> None:
+    keys = dict(re.findall(r"^([a-z-]+): (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.M))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert (keys["version"], keys["license"]) == (project["version"], project["license"])
+
+
 def test_help_of_the_recorder_writes_nothing() -> None:
     document = ROOT / "docs" / "commands.md"
     before = document.stat().st_mtime_ns
@@ -219,21 +288,65 @@ def test_named_files_exist(document: Path) -> None:
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
-def test_architecture_lists_every_module() -> None:
-    """Each row of the table of modules names the modules of its folder: all of them, and no other."""
-    rows = re.findall(r"^\| `(ort_gpu_ep/\w*/?)` \|[^|]*\|(.*)\|$", ARCHITECTURE, re.M)
-    assert len(rows) > 5
-    for folder, listing in rows:
-        if folder == "ort_gpu_ep/ops/":     # listed in OPERATORS.md, row by row
-            continue
-        there = {p.name for p in (ROOT / folder).glob("*.py")} - {"__init__.py", "__main__.py"}
-        assert set(re.findall(r"`([\w-]+\.py)`", listing)) == there, folder
+def test_the_page_of_modules_is_up_to_date() -> None:
+    assert gen_modules.PAGE.read_text("utf-8") == gen_modules.text(), "run `python scripts/gen_modules.py`"
+
+
+def test_every_module_says_what_it_is() -> None:
+    """In the first sentence of its docstring: the page of modules has nothing else."""
+    rows = re.findall(r"^1\. `([\w./-]+)`(.*)$", gen_modules.text(), re.M)
+    modules = [p for p in (ROOT / "ort_gpu_ep").glob("*/*.py") if p.name not in ("__init__.py", "__main__.py")]
+    assert {p.name for p in modules} <= {name for name, _ in rows}
+    assert [name for name, about in rows if not about.strip()] == []
+
+
+def test_architecture_lists_every_folder() -> None:
     folders = {f"ort_gpu_ep/{p.name}/" for p in (ROOT / "ort_gpu_ep").iterdir() if (p / "__init__.py").is_file()}
-    assert {folder for folder, _ in rows} == folders | {"ort_gpu_ep/"}
+    assert set(re.findall(r"^\| `(ort_gpu_ep/\w*/?)` \|[^|]*\|$", ARCHITECTURE, re.M)) == folders | {"ort_gpu_ep/"}
+
+
+def test_an_order_of_reading_names_files_that_exist() -> None:
+    with pytest.raises(ValueError, match="do not exist: \\['gone'\\]"):
+        gen_modules.files(ROOT / "ort_gpu_ep" / "weights", "formats gone")
+    assert [p.name for p in gen_modules.files(ROOT / "ort_gpu_ep" / "weights", "functions")] == ["functions.py", "formats.py"]
 
 
 def test_architecture_is_short() -> None:
     assert len(ARCHITECTURE.splitlines()) <= 145
+
+
+def test_the_examples_of_an_operator_are_the_sources() -> None:
+    """Each block of Python or WGSL, piece by piece, is in the file that the last text before it names."""
+    text = (ROOT / "docs" / "adding-an-op.md").read_text("utf-8")
+    blocks = re.findall(r"`(ort_gpu_ep/[\w/.]+)`(?:(?!`ort_gpu_ep/|```).)*?```(?:python|wgsl)\n(.*?)```", text, re.S)
+    assert len(blocks) == text.count("```python") + text.count("```wgsl") > 4
+    for path, code in blocks:
+        for piece in code.strip().split("\n\n\n"):
+            lines = [line.strip() for line in piece.splitlines()] if piece.startswith(("elementwise", "_schema")) else [piece]
+            assert [each for each in lines if each not in (ROOT / path).read_text("utf-8")] == [], path
+
+
+def anchor(heading: str) -> str:
+    """As GitHub and mkdocs make it."""
+    return re.sub(r" +", "-", re.sub(r"[^\w -]", "", heading.lower()))
+
+
+def test_the_words_of_the_glossary_are_linked() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    words = {anchor(heading) for heading in re.findall(r"^## (.+)$", glossary, re.M)}
+    assert len(words) >= 15
+    linked = {word for d in DOCUMENTS for word in re.findall(r"\(glossary\.md#([\w-]+)\)", d.read_text("utf-8"))}
+    assert linked == words
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def test_links_lead_to_headings(document: Path) -> None:
+    text = document.read_text("utf-8")
+    for target, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", text):
+        page = (document.parent / target).resolve() if target else document
+        if page.suffix == ".md":
+            headings = {anchor(h) for h in re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.M)}
+            assert heading in headings, f"{target}#{heading}"
 
 
 def test_the_four_ways_lead_somewhere() -> None:
