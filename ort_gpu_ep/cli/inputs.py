@@ -12,12 +12,10 @@ import numpy as np
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.inputs.feeds import array_in, dtype_of
-from ort_gpu_ep.inputs.guess import Guess, guess, structure_of, symbols_of
+from ort_gpu_ep.inputs.guess import symbols_of
 from ort_gpu_ep.scoring.images import SUFFIXES, prepared, preprocessing
 from ort_gpu_ep.scoring.model import Value
-
-MOST_NBYTES = 200 << 20
-"""Of a model file that guessed sizes are tried on: a larger one takes longer to load than a wrong guess is worth."""
+from ort_gpu_ep.session.random_inputs import random_inputs
 
 
 def feeds(
@@ -39,30 +37,12 @@ def feeds(
     if both is not None:
         raise ModelError(f"--input {both} and --shape {both}: the input has a shape already; give one of them")
     arrays = {name: _given(there[name], text, fixed) for name, text in given.items()}
-    found = guess(
-        list(there.values()), structure_of(model), arrays, fixed,
-        {name: _shape(there[name], text) for name, text in shapes.items()}, seed, _tries(model, there.values(), given, shapes, sizes))
+    with shared.waiting("looking for sizes that the model takes"):
+        found = random_inputs(
+            list(there.values()), model, arrays, fixed, {name: _shape(there[name], text) for name, text in shapes.items()}, seed)
     if found.guessed:
         shared.err.print(found.line(seed))
-    if found.refused:
-        raise ModelError(refusal(model, found))
     return dict(found.feeds)
-
-
-def refusal(model: Path, found: Guess) -> str:
-    """What is said of a model that does not run on the inputs that were guessed."""
-    return (f"{model.name} does not run on guessed inputs. Give inputs or sizes: --input NAME=FILE, --dim SYMBOL=SIZE, --shape NAME=AxB. "
-            f"onnxruntime says of the first guess: {found.refused}")
-
-
-def _tries(model: Path, values: Iterable[Any], given: Mapping[str, str], shapes: Mapping[str, str], sizes: Mapping[str, str]) -> Any:
-    """What runs the model on the CPU with a guess; None where no size is guessed, or the model is large."""
-    left = [d for v in values if v.name not in given and v.name not in shapes for d in v.shape if not (isinstance(d, int) and d >= 0)]
-    if all(isinstance(d, str) and d in sizes for d in left) or model.stat().st_size > MOST_NBYTES:
-        return None
-    with shared.waiting("looking for sizes that the model takes"):
-        plain = shared.cpu_session(model)
-    return lambda feeds: plain.run(None, dict(feeds))
 
 
 def _given(value: Any, text: str, sizes: Mapping[str, int]) -> Any:

@@ -132,7 +132,8 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 def _say_error(error: Exception) -> None:
     """Its further lines are indented: none of them looks like one that a command begins."""
-    err.print(Text.assemble((type(error).__name__, "red"), ": ", lines(str(error).replace("\n", "\n  "))))
+    text = "\n".join((str(error), *getattr(error, "__notes__", ())))
+    err.print(Text.assemble((type(error).__name__, "red"), ": ", lines(text.replace("\n", "\n  "))))
 
 
 def lines(text: str) -> Text:

@@ -18,6 +18,7 @@ from onnxruntime import OrtValue
 from ort_gpu_ep import plugin, private
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.errors import AdapterError, ConfigError, DeviceHangError, DeviceLostError
+from ort_gpu_ep.ir.refused import conversion, remedy
 from ort_gpu_ep.placement import CPU
 from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.source import Source, not_written, with_profiler, write_optimized
@@ -87,7 +88,11 @@ class InferenceSession(plugin.PlainSession):
         self._before = frozenset((*vars(self), "_before"))
         if sess_options is not None and not isinstance(sess_options, onnxruntime.SessionOptions):
             super().__init__(path_or_bytes, sess_options)      # raises what onnxruntime raises for it
-        self._open_any(providers, provider_options)
+        try:
+            self._open_any(providers, provider_options)
+        except Exception as error:
+            _add_note(error, lambda said: remedy(path_or_bytes, said))
+            raise
 
     def _open_any(self, providers: Any, provider_options: Any) -> None:
         """Opens with the providers of the arguments, else with those of the session options, else with the GPU and the CPU."""
@@ -227,22 +232,26 @@ class InferenceSession(plugin.PlainSession):
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
         """As in onnxruntime. If the GPU fails, the CPU answers from the same inputs; with strict=1 the failure is raised."""
-        if self._runner is not None:
-            if not any(isinstance(v, OrtValue) and not _is_on_cpu(v) for v in input_feed.values()):
-                return self._runner.run(output_names, input_feed, run_options)
-            self._runner.bind()
-        elif (start := self._start) is not None:
-            if not any(isinstance(v, OrtValue) and not _is_on_cpu(v) for v in input_feed.values()):
-                return start.run(output_names, input_feed, run_options)
-            start.wait(hurry=True)
-            return self.run(output_names, input_feed, run_options)
-        if self._state is not None:
-            self._state.begin_run()
         try:
-            return super().run(output_names, input_feed, run_options)
+            if self._runner is not None:
+                if not any(isinstance(v, OrtValue) and not _is_on_cpu(v) for v in input_feed.values()):
+                    return self._runner.run(output_names, input_feed, run_options)
+                self._runner.bind()
+            elif (start := self._start) is not None:
+                if not any(isinstance(v, OrtValue) and not _is_on_cpu(v) for v in input_feed.values()):
+                    return start.run(output_names, input_feed, run_options)
+                start.wait(hurry=True)
+                return self.run(output_names, input_feed, run_options)
+            if self._state is not None:
+                self._state.begin_run()
+            try:
+                return super().run(output_names, input_feed, run_options)
+            except Exception as error:
+                plugin.fall_back_or_raise(self._state, error)
+                return self._cpu_session().run(output_names, input_feed, run_options)
         except Exception as error:
-            plugin.fall_back_or_raise(self._state, error)
-            return self._cpu_session().run(output_names, input_feed, run_options)
+            _add_note(error, conversion)
+            raise
 
     def run_async(self, output_names: Any, input_feed: Any, callback: Any, user_data: Any, run_options: Any = None) -> None:
         """As in onnxruntime, in a thread of its own that calls `run`."""
@@ -383,7 +392,7 @@ class InferenceSession(plugin.PlainSession):
         if self._runner is not None or self._asked is not None:
             session = self._on_gpu()
             state = session._state
-        feeds = self._guessed() if inputs is None else inputs
+        feeds = self.random_inputs() if inputs is None else inputs
         path = self._arguments[0]
         name = os.path.basename(path) if isinstance(path, (str, os.PathLike)) else "model"
         config = state.config if state is not None and state.config is not None else resolve(session._options)
@@ -418,16 +427,25 @@ class InferenceSession(plugin.PlainSession):
         config = resolve(self._options)
         if self._options is None or config.isolation == "process":
             raise ConfigError(f"tune: this session has no GPU of this process; give it {EP_NAME} by name, with isolation=none.")
-        feeds, gpu = self._guessed() if inputs is None else inputs, open_gpu(config, everything)
+        feeds, gpu = self.random_inputs() if inputs is None else inputs, open_gpu(config, everything)
         found = tune(self._on_gpu, feeds, gpu, config, BUDGET_S if budget_s is None else budget_s, fresh, (), progress)
         self.set_providers(*self._asked_for)
         return found
 
-    def _guessed(self) -> dict[str, Any]:
-        """Inputs of sizes and values that the model's structure allows. Raises ModelError."""
-        from ort_gpu_ep.inputs.guess import guess, structure_of
+    def random_inputs(
+        self, seed: int = 0, sizes: Mapping[str, int] | None = None, given: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """An array for each input, so that `session.run(None, session.random_inputs())` runs any model.
 
-        return dict(guess(self.get_inputs(), structure_of(self._arguments[0])).feeds)
+        Floats are normal; integers are indices of the table that they look up, or 0 and 1; masks are 1. Of the sizes that the model leaves
+        open, those are taken that onnxruntime's CPU runs, of up to 12 sets that are tried; a model of more than 200 MiB is not tried.
+
+        seed: of the numbers. sizes: of open dimensions, by their symbols. given: arrays that are taken as they are, by input. Raises
+        ModelError for an input that nothing can be made up for, and for a model that refuses all sizes tried.
+        """
+        from ort_gpu_ep.session.random_inputs import random_inputs
+
+        return dict(random_inputs(self.get_inputs(), self._arguments[0], given or {}, sizes or {}, {}, seed).feeds)
 
     def _on_gpu(self) -> InferenceSession:
         """The same model with all nodes on the GPU, whatever this session has chosen."""
@@ -595,3 +613,9 @@ def _raise_cause(error: Exception, states: list[plugin.SessionState]) -> None:
     nobodys = taken_by_nobody(error, (report for state in states for report in state.reports))
     if nobodys:
         raise NoProviderError(nobodys) from error
+
+
+def _add_note(error: Exception, sentence: Callable[[str], str]) -> None:
+    """Adds what to do to an exception of onnxruntime's, once: its traceback shows it."""
+    if type(error).__module__.startswith("onnxruntime") and not hasattr(error, "__notes__") and (note := sentence(str(error))):
+        error.add_note(note)

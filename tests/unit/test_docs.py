@@ -170,10 +170,20 @@ def test_readme_is_short() -> None:
     assert len(README.split()) <= 700
 
 
-def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("signature", [
+    "(float[2, 3] x) => (float[2, 3] y) { y = Relu(x) }",
+    "(float[batch, 3, height, width] x) => (y) <float[4, 3, 3, 3] w = {W}> { y = Conv(x, w) }",
+    "(int64[B, S] ids, int64[B, S] mask, float[B, S, 4] x) => (y) <float[9, 4] t = {T}> { e = Gather(t, ids) s = Add(e, x) m = Cast<to=1>(mask) "
+    "u = Unsqueeze(m, two) y = Mul(s, u) }",
+], ids=["fixed", "open sizes", "three inputs"])
+def test_the_readmes_python_runs(signature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     code = re.search(r"```python\n(.*?)```", README, re.S)
     assert code is not None
-    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> m (float[2, 3] x) => (float[2, 3] y) { y = Relu(x) }')
+    numbers = {"W": 108, "T": 36}
+    for name, count in numbers.items():
+        signature = signature.replace(f"{{{name}}}", "{" + ", ".join(["0.5"] * count) + "}")
+    signature = signature.replace("<float[9, 4]", "<int64[1] two = {2}, float[9, 4]")
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> m {signature}')
     onnx.save(model, tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     exec(compile(code[1], "README.md", "exec"), {})
