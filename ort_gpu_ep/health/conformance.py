@@ -23,6 +23,9 @@ STATUSES = ("PASS", "FOLDED", "UNSUPPORTED", "FAIL", "EXCLUDED", "NOT_RUN")
 UNSUPPORTED: a row declines a node, with code and reason. EXCLUDED: onnxruntime itself rejects the model, or of INEXACT.
 """
 
+BY_VALUE = "(a value of the run decides)"
+"""Ends the reason of a node that was claimed, and declined by a run."""
+
 _FURTHER = "its expected values are further from the exact ones than it tolerates"
 INEXACT = {
     "test_dft_inverse": _FURTHER, "test_dft_inverse_opset19": _FURTHER,
@@ -101,7 +104,7 @@ def _run_case(case: Any, session_class: Any, options: dict[str, str]) -> Outcome
         problem = _compare(session, inputs, wanted, case)
         by_value = re.search(r"UnsupportedNodeError: ([A-Z_]+): (.*)", problem)
         if by_value:        # what decides whether a node is taken came with the run; without `strict` the CPU answers it
-            return Outcome(case.name, "UNSUPPORTED", by_value[1], by_value[2])
+            return Outcome(case.name, "UNSUPPORTED", by_value[1], f"{by_value[2]} {BY_VALUE}")
         if problem:
             return Outcome(case.name, "FAIL", "", problem)
     return Outcome(case.name, "PASS" if any(r.partitions for r in session.explain().reports) else "FOLDED")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, floor, prod
+from math import ceil, floor, isfinite, prod
 
 import numpy as np
 
@@ -255,6 +255,10 @@ def resize(node: BoundNode) -> Kernel:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Resize with exclude_outside in mode {kind!r}")
     if smooth and (kind not in REACH or coordinates == "tf_crop_and_resize"):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Resize with antialias in mode {kind!r}, {coordinates}; taken: {', '.join(REACH)}")
+    outside = float(node.attr("extrapolation_value")) if coordinates == "tf_crop_and_resize" else 0.0
+    if not (isfinite(outside) and isfinite(node.attr("cubic_coeff_a"))):        # asked before what only a run may tell
+        numbers = f"extrapolation_value {outside}, cubic_coeff_a {node.attr('cubic_coeff_a')}"
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Resize with {numbers}; taken: finite numbers")
     rank = node.input(0).rank
     axes = tuple(node.attr("axes") or range(rank))
     normal_axes(node, axes, rank)
@@ -265,7 +269,6 @@ def resize(node: BoundNode) -> Kernel:
     found = _by_scales(node, scales.floats(), axes) if scales else _by_sizes(node, sizes.ints() if sizes else (), axes)
     if coordinates == "tf_crop_and_resize":
         found = _with_region(node, found, axes)
-    outside = float(node.attr("extrapolation_value"))
     consts: dict[str, Const] = {
         "CUBIC_A": float(node.attr("cubic_coeff_a")), "EXCLUDE_OUTSIDE": bool(node.attr("exclude_outside")),
         "OUTSIDE": outside if node.input(0).dtype in FLOATS else int(outside)}

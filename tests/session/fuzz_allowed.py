@@ -146,3 +146,12 @@ DIFFERENCES: Mapping[str, Callable[[FuzzModel, str], bool]] = {
 def allowed(model: FuzzModel, defect: str) -> str:
     """Name of the difference that a defect is; empty where it is a defect."""
     return next((name for name, fits in DIFFERENCES.items() if fits(model, defect)), "")
+
+
+_TOLD_BY_RUNS = re.compile(r"Resize of \d axes; taken|over no elements has no value|: Dropout in training mode|is not a whole number")
+"""Declines of what a claim can't know: values of inputs, and that a size is 0."""
+
+
+def told_by_run(message: str) -> bool:
+    """Whether a node that was claimed ran on the CPU for what only a run tells."""
+    return bool(_TOLD_BY_RUNS.search(message))

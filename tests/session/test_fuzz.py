@@ -13,7 +13,7 @@ import pytest
 
 import ort_gpu_ep
 from tests.plugin.cases import info, make_model, node
-from tests.session.fuzz import START_S, Answer, Tally, defects, different, patience_s, run
+from tests.session.fuzz import START_S, Answer, Tally, defects, different, not_run, patience_s, run
 from tests.session.fuzz_allowed import DIFFERENCES, allowed
 from tests.session.fuzz_models import FuzzModel
 from tests.session.situations import situation
@@ -29,6 +29,7 @@ def test_fuzzed_models_end_as_on_the_cpu(seeds: range) -> None:
     """A tenth of a second of CPU time each, and ten seconds to make the models they start as."""
     tally = run(seeds, START_S)       # however busy the machine is
     assert not tally.wrong
+    assert not tally.unclaimed, "what the claim counts for the GPU runs there"
     assert tally.models == len(seeds)
     assert tally.counts["on_gpu"] > len(seeds) / 3
     assert tally.counts["raised"] > len(seeds) / 10
@@ -38,6 +39,7 @@ def test_quantized_models_end_as_on_the_cpu() -> None:
     """Of each family some: `python -m tests.session.fuzz --quantized --count 2000` runs more."""
     tally = run(range(QUANTIZED_SEEDS), START_S, "--quantized")
     assert not tally.wrong
+    assert not tally.unclaimed
     assert tally.counts["on_gpu"] > QUANTIZED_SEEDS * 0.8
 
 
@@ -60,6 +62,18 @@ def test_differences_are_seen() -> None:
     assert defects(model, [answered], [raised]) == ["run 0: Fail: no instead of [('float32', (2, 3))]"]
     assert defects(model, [raised], [answered])
     assert not defects(model, [raised], [raised, raised])
+
+
+def test_what_is_claimed_and_answered_by_the_cpu_is_seen() -> None:
+    model = make_model([node("Relu", "x", "y")], [info("x", ["N"])], ["y"])
+    session = ort_gpu_ep.InferenceSession(model, provider_options={"placement": "gpu"})
+    assert not not_run(session)
+    session._state.record("fallback", "p", "UnsupportedNodeError: LIMIT: binds 68 buffers")
+    session._state.record("fallback", "p", "UnsupportedNodeError: RANK: Resize->Y: Resize of 4 axes; taken: at most 3")
+    assert not_run(session) == ["UnsupportedNodeError: LIMIT: binds 68 buffers"]
+    tally = Tally()
+    tally.add(7, {"found": [], "known": [], "on_gpu": 1, "refused": False, "raised": 0, "fallbacks": 1, "unclaimed": not_run(session)})
+    assert tally.unclaimed == [7]
 
 
 def test_few_steps_of_a_byte_are_no_defect() -> None:

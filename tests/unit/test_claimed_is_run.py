@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ort_gpu_ep.config import Config
@@ -60,3 +62,14 @@ def test_integers_without_the_feature_are_pairs_of_words() -> None:
     graph = graph_of(ARANGE % "chosen = Max (places, one)")
     assert on_cpu(graph, Limits()) == set()
     assert plans(graph, {"B": 3, "N": 5}, Limits()) == 1
+
+
+@pytest.mark.parametrize("attribute", ["extrapolation_value = inf", "cubic_coeff_a = nan"])
+def test_an_attribute_is_asked_before_what_only_a_run_tells(attribute: str) -> None:
+    """Regions and sizes come with the run; that no kernel takes the attribute is known before."""
+    graph = graph_of("(float[1, 1, 4, 4] x, float[8] region, int64[4] sizes) => (y) { y = Resize <coordinate_transformation_mode = "
+                     '"tf_crop_and_resize", mode = "cubic"> (x, region, , sizes) }')
+    name, number = attribute.split(" = ")
+    odd = replace(graph.nodes[0], attributes={**graph.nodes[0].attributes, name: float(number)})
+    assert on_cpu(graph, Limits()) == set()
+    assert on_cpu(graph.with_nodes((odd,)), Limits()) == {"Resize"}
