@@ -121,10 +121,6 @@ class Held:
         """Whether it may be deleted or replaced."""
         return self._descriptor is not None
 
-    def release(self) -> None:
-        """Holds no descriptor any more."""
-        self._descriptor = None
-
     def check(self) -> None:
         """Raises ChangedError where it is not what it was, OSError where it is gone."""
         self._check(self._descriptor.file.fileno() if self._descriptor is not None else self.path, self._descriptor is not None)

@@ -73,11 +73,6 @@ class Source:
         """Of its files; of bytes, their number, and their files'."""
         return sum(held.identity.nbytes for held in self._files()) + (len(self._model) if isinstance(self._model, bytes) else 0)
 
-    def release(self) -> None:
-        """Nobody is expected to read it again: the files are held open no more, and have to stay where they are."""
-        for held in self._files():
-            held.release()
-
     def session(self, settings: Any, names: list[str], options: list[dict[str, str]], kwargs: Mapping[str, Any]) -> Any:
         """A session of the model. Raises what onnxruntime raises, and ModelError."""
         kind = PlainSession if EP_NAME in names else ort_session      # without callbacks of ours, Ctrl-C needs no care: half a microsecond
