@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -121,10 +122,6 @@ class Held:
         """Whether it may be deleted or replaced."""
         return self._descriptor is not None
 
-    def release(self) -> None:
-        """Holds no descriptor any more."""
-        self._descriptor = None
-
     def check(self) -> None:
         """Raises ChangedError where it is not what it was, OSError where it is gone."""
         self._check(self._descriptor.file.fileno() if self._descriptor is not None else self.path, self._descriptor is not None)
@@ -178,9 +175,29 @@ def content(file: BinaryIO) -> bytes:
     return bytes(data[:read_at(file, memoryview(data), 0)])
 
 
-def chunks(file: BinaryIO, nbytes: int = 1 << 20) -> Iterator[memoryview]:
-    """All of a file in parts, each valid until the next one is asked for: the whole would be one more copy of all weights in memory."""
+def blocks(file: BinaryIO, nbytes: int = 1 << 20) -> Iterator[tuple[int, memoryview]]:
+    """A file's blocks of so many bytes, with their places, each valid until the next one is asked for: the whole would be one more copy of
+    all weights in memory. Without those that the file system has no bytes of: the file of a terabyte may take none on the disk.
+    """
     part, at = memoryview(bytearray(nbytes)), 0
-    while count := read_at(file, part, at):
-        yield part[:count]
+    while (at := _next_data(file, at) // nbytes * nbytes) >= 0 and (count := read_at(file, part, at)):
+        yield at, part[:count]
         at += count
+
+
+def _next_data(file: BinaryIO, at: int) -> int:
+    """Where bytes are that the file system has, from a place on; negative where there are none any more."""
+    if sys.platform == "win32":
+        return at
+    try:
+        return os.lseek(file.fileno(), at, os.SEEK_DATA)
+    except OSError as error:
+        return -1 if error.errno == errno.ENXIO else at     # not all file systems know
+
+
+def copy(file: BinaryIO, into: BinaryIO) -> None:
+    """All of a file, whose holes stay such."""
+    for at, part in blocks(file):
+        into.seek(at)
+        into.write(part)
+    into.truncate(os.fstat(file.fileno()).st_size)

@@ -21,6 +21,9 @@ from ort_gpu_ep.ir.types import BY_ONNX, TensorType
 if TYPE_CHECKING:
     import onnx
 
+MAX_NBYTES = 1 << 31
+"""Of a protobuf message."""
+
 
 def locations(data: bytes | mmap.mmap) -> list[str]:
     """What the tensors of a model call the files of their content, each once. None for what is no ONNX model."""
@@ -128,6 +131,8 @@ def _content(tensor: onnx.TensorProto, folder: str, model: str) -> bytes:
     if dtype is None or min(tensor.dims, default=0) < 0:
         raise ModelError(f"{what}: type {tensor.data_type} and sizes {list(tensor.dims)}; expected numbers, and sizes of 0 or more")
     nbytes = TensorType(dtype, tuple(tensor.dims)).nbytes
+    if nbytes >= MAX_NBYTES:
+        raise ModelError(f"{what}: {nbytes} bytes; a model in memory has less than {MAX_NBYTES} in a tensor")
     if not all(text.isascii() and text.isdecimal() for text in (offset, length)) or int(length) not in (0, nbytes):
         raise ModelError(f"{what}: offset {offset!r} and length {length!r}; expected whole numbers, and {nbytes} bytes")
     with open_location(location, folder, model) as file:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 import onnxruntime
 
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.files import ChangedError, Held, chunks, content, most_held, open_regular
+from ort_gpu_ep.files import ChangedError, Held, blocks, content, copy, most_held, open_regular
 from ort_gpu_ep.ir import external
 from ort_gpu_ep.ir.model_file import op_types
 from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, PlainSession, ort_session
@@ -58,7 +58,8 @@ class Source:
                 digest.update(self._model)
             else:
                 with self._reading() as file:
-                    for part in chunks(file):
+                    for at, part in blocks(file):
+                        digest.update(at.to_bytes(8, "little"))
                         digest.update(part)
             for location, held in self._external.items():
                 digest.update(f"{location} {held.identity.kept()}".encode("utf-8", "surrogateescape"))
@@ -75,11 +76,6 @@ class Source:
     def nbytes(self) -> int:
         """Of its files; of bytes, their number, and their files'."""
         return sum(held.identity.nbytes for held in self._files()) + (len(self._model) if isinstance(self._model, bytes) else 0)
-
-    def release(self) -> None:
-        """Nobody is expected to read it again: the files are held open no more, and have to stay where they are."""
-        for held in self._files():
-            held.release()
 
     def session(self, settings: Any, names: list[str], options: list[dict[str, str]], kwargs: Mapping[str, Any]) -> Any:
         """A session of the model. Raises what onnxruntime raises, and ModelError."""
@@ -163,7 +159,7 @@ class Source:
         numbers = {location: str(number) for number, location in enumerate(self._external)}
         for location, number in numbers.items():
             with self._external[location].opened() as file, _new(folder, number) as into:
-                into.writelines(chunks(file))
+                copy(file, into)
         name = "model" + (os.path.splitext(self._path)[1] or ".onnx")
         with _new(folder, name) as into, self._reading() if self._path else io.BytesIO() as own:
             if isinstance(self._model, bytes):
@@ -171,7 +167,7 @@ class Source:
             elif numbers:
                 into.write(external.relocated(content(own), numbers))
             else:
-                into.writelines(chunks(own))
+                copy(own, into)
         return os.path.join(folder, name)
 
 

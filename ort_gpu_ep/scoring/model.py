@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import ModelError, ScoringError
+from ort_gpu_ep.files import blocks
 from ort_gpu_ep.ir import external
 
 _KINDS = "fiub"
@@ -92,8 +93,10 @@ def _hash(path: str, data: bytes, weights: Sequence[str]) -> str:
     digest = hashlib.sha256(data)
     for location in weights:
         with external.open_location(location, os.path.dirname(os.path.abspath(path)) if path else os.getcwd(), path) as file:
-            while part := file.read(1 << 22):
-                digest.update(part)
+            for at, part in blocks(file):
+                if np.frombuffer(part, np.uint8).any():     # a hole in the file is zeros elsewhere
+                    digest.update(at.to_bytes(8, "little"))
+                    digest.update(part)
     return digest.hexdigest()
 
 

@@ -177,8 +177,6 @@ class InferenceSession(plugin.PlainSession):
             self.__class__ = _SessionByGuesses
         elif type(self) is InferenceSession and (state is None or not state.partitions):
             self.__class__ = _SessionOnCpu
-            if source is not None:
-                source.release()
 
     def _created(
         self, names: list[str] | None, options: list[dict[str, Any]] | None, costs: Costs | None, threads: int = 0,
@@ -541,8 +539,6 @@ class InferenceSession(plugin.PlainSession):
             self._runner, self._asked = runner, None
         elif type(self) is InferenceSession:
             self.__class__ = _SessionOnCpu
-        if runner is None and self._source is not None:
-            self._source.release()
         self._start = None
 
     def _become(self, candidate: Candidate) -> None:

@@ -105,13 +105,13 @@ def test_offsets_and_lengths_are_checked_as_onnxruntime_does(told: dict[str, str
     np.testing.assert_allclose(x @ numpy_helper.to_array(external.load(path).graph.initializer[0]), want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dims", [(1 << 40, 1 << 20), (1 << 62, 1 << 62), (-1, 4), (0, 5)], ids=str)
+@pytest.mark.parametrize("dims", [(1 << 20,), (1 << 40, 1 << 20), (1 << 62, 1 << 62), (-1, 4), (0, 5)], ids=str)
 def test_sizes_without_bytes_take_no_memory(dims: tuple[int, ...], folder: Path) -> None:
     model = model_with(apart("w", dims))
     if 0 in dims:
         assert external.load(_written(folder, model)).graph.initializer[0].raw_data == b""
         return
-    with pytest.raises(ModelError, match=r"expected numbers, and sizes|the file has 512"):
+    with pytest.raises(ModelError, match=r"expected numbers, and sizes|the file has 512|less than 2147483648 in a tensor"):
         external.load(_written(folder, model))
 
 
