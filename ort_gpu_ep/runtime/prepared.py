@@ -18,7 +18,6 @@ from ort_gpu_ep.device.index_check import NBYTES, Word
 from ort_gpu_ep.device.pipelines import pipeline, pipelines
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.kernels.records import turns_of
 from ort_gpu_ep.runtime.binding import Bound, bind_group, bound_of
 from ort_gpu_ep.runtime.context import PlanContext
 from ort_gpu_ep.runtime.error_words import Words
@@ -121,7 +120,6 @@ class Prepared:
         compiled = compiled or pipelines(self.gpu, [*steps, *more], context.config.checked_shaders, context.composer, context.note)
         context.noted()
         self._pipelines = compiled[:len(steps)]
-        self._turns = [turns_of(step.kernel) if isinstance(step, Dispatch) else 0 for step in plan.steps]
         self._of_parts: dict[tuple[str, tuple[int, int, int]], Any] = {}
         self._is_warm = self.is_specialized or not self.gpu.info.is_software
         numbers = [*range(len(plan.steps)), *(k for k, _ in plan.halved)]
@@ -427,7 +425,7 @@ class Prepared:
             else:
                 assert workgroups is not None, "a dispatch has workgroups"
                 whole, where = self._pipelines[numbers[index]], None if offset is None else start + offset
-                turns = prod(workgroups) * self._turns[index]
+                turns = prod(workgroups) * step.turns
                 since += turns
                 if since <= most:
                     found.append(((whole, groups[index], workgroups, where),))

@@ -70,6 +70,7 @@ class Dispatch:
     groups: workgroups in x, y and z; of a number that varies (count, 1, 1), not yet folded into what an adapter allows.
     awaited: places that it binds and does not read, behind all others: the barrier in front of it then serves the steps after it that
     do read them (barriers.py).
+    turns: of the loops of one workgroup (kernels.records.turns_of), for the sizes that the plan was made for, to estimate its time by.
     """
 
     label: str
@@ -78,6 +79,7 @@ class Dispatch:
     groups: tuple[int, int, int]
     level: int
     awaited: tuple[Place, ...] = ()
+    turns: int = 0
 
     @property
     def bindings(self) -> dict[str, tuple[TensorType, bool]]:

@@ -16,6 +16,7 @@ from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic, largest, plain
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
 from ort_gpu_ep.kernels.lowering import HostValues, facts_of, runs_once, walk
+from ort_gpu_ep.kernels.records import turns_of
 from ort_gpu_ep.kernels.registry import BoundNode, Counted, Decline, Limits, Lowering, UnknownValueError, part_count, parts, tensors_of
 from ort_gpu_ep.scheduler.barriers import share_barriers
 from ort_gpu_ep.scheduler.lifetime import assign_slots, slots_apart
@@ -141,7 +142,7 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
         if part is None and first.size != written_type.size and kernel.groups == 0:
             raise InternalError(f"{node.label}: kernel {kernel.shader} writes {first}, its value is {written_type}")
         label = f"{node.label}/{kernel.shader.removesuffix('.wgsl')}"
-        dispatch = Dispatch(label, kernel, tensors, groups, 0)
+        dispatch = Dispatch(label, kernel, tensors, groups, 0, turns=turns_of(kernel))
         if (decodes_once or lowering.runs_once(kernel)) and _may_run_once(draft, dispatch, names):
             _run_once(draft, dispatch, names, decodes_once or any(target in lowering.dense for _, target in kernel.writes or ()))
             draft.inverses += _inverses(draft, bound, lowering, temps)
