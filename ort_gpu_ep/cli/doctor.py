@@ -20,11 +20,10 @@ from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.health import bundle, tested, verdicts
 from ort_gpu_ep.health.enumeration import look_again
 from ort_gpu_ep.health.examination import Device, Outcome, examine
-from ort_gpu_ep.health.open_adapter import reasons, workarounds_for
 from ort_gpu_ep.health.probe import PROBES
-from ort_gpu_ep.health.quirks import load, shipped
+from ort_gpu_ep.health.quirks import Quirk, fitting, reasons
+from ort_gpu_ep.health.quirks import known as known_quirks
 from ort_gpu_ep.health.verdicts import DEGRADED, HEALTHY, UNUSABLE, Verdict
-from ort_gpu_ep.health.workarounds import Workaround
 from ort_gpu_ep.webgpu import dawn_builds, dxc
 from ort_gpu_ep.webgpu.missing import no_adapter
 
@@ -47,7 +46,7 @@ def doctor(
     import ort_gpu_ep.health.probes  # noqa: F401  fills the table
 
     config = resolve(shared.pairs(option, "--option"))
-    quirks = (*shipped(), *(load(config.quirks) if config.quirks else ()))
+    quirks = known_quirks(config)
     found, trouble = _adapters(config)
     if not found:
         if json:
@@ -62,7 +61,7 @@ def doctor(
     verdict = verdicts.verdict_of(outcomes, "quick" if quick else "full")
     _remember(config, chosen, verdict, outcomes)
     whole = verdicts.with_quirks(verdict, reasons(quirks, chosen))
-    known = workarounds_for(quirks, chosen)
+    known = fitting(quirks, chosen)
     data = _data(found, chosen, device, outcomes, whole, known)
     if report is not None and report.suffix.lower() == ".zip":
         bundle.write(report, data)
@@ -107,14 +106,16 @@ def _remember(config: Config, chosen: AdapterInfo, verdict: Verdict, outcomes: l
 
 
 def _data(
-    found: list[AdapterInfo], chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict, known: list[Workaround],
+    found: list[AdapterInfo], chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict, known: list[Quirk],
 ) -> dict[str, Any]:
     return {
         "versions": _versions(), "adapters": [a.as_dict() for a in found], "chosen": chosen.as_dict(), "features": list(device.features),
         "limits": device.limits, "lacks": dxc.lost(chosen.backend), "probes": [o.as_dict() for o in outcomes], "health": verdict.health,
         "healthy": verdict.health == HEALTHY,
         "disabled": [{"what": what, "why": why} for what, why in verdict.disabled],
-        "workarounds": [{"what": w.name, "value": w.value, "why": w.why} for w in known]}
+        "workarounds": [{"what": name, "value": value, "why": q.why} for q in known for name, value in q.workarounds],
+        "known_faults": [{"what": q.what, "bug": q.bug, "disables": list(q.disables), "workarounds": dict(q.workarounds), "probe": q.probe,
+                          "update": q.update} for q in known]}
 
 
 def _versions() -> dict[str, str]:
@@ -141,7 +142,7 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / (1 << 20):,.0f} MiB"
 
 
-def _print(chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict, known: list[Workaround]) -> None:
+def _print(chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict, known: list[Quirk]) -> None:
     shared.out.print(f"chosen: {chosen.name}; features: {', '.join(device.features) or 'none'}")
     if lost := dxc.lost(chosen.backend):
         shared.out.print(lost)
@@ -158,5 +159,5 @@ def _print(chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict
     shared.out.print(tested.about(chosen))
     for what, why in verdict.disabled:
         shared.out.print(f"not used from now on: {what}: {why}")
-    for workaround in known:
-        shared.out.print(f"workaround: {workaround}")
+    for quirk in known:
+        shared.out.print(shared.lines(str(quirk)))

@@ -63,7 +63,8 @@ def _type(raw: Adapter) -> str:
 
 def _info(index: int, raw: Adapter) -> AdapterInfo:
     name, kind = (raw.name, _type(raw)) if _held_to is None else (f"{raw.name} as {_held_to.name}", "integrated")
-    return AdapterInfo(index, name, kind, _BACKENDS[raw.info.backendType], raw.description, raw.info.vendorID, raw.info.deviceID)
+    return AdapterInfo(index, name, kind, _BACKENDS[raw.info.backendType], raw.description, raw.info.vendorID, raw.info.deviceID,
+                       family=raw.driver_name)
 
 
 def choose(wanted: str) -> tuple[AdapterInfo, Adapter]:

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from ort_gpu_ep.config import Config
@@ -109,6 +109,7 @@ class Gpu(Buffers):
     """One adapter's device. Thread-safe; `open` gives every caller of the same adapter the same one.
 
     workarounds: of its driver (health/workarounds.py), in use since it was opened. submit_each: one submit for each dispatch.
+    rewritings: what is done to each shader's text before it is compiled (shaders/rewriting.py). compiling: held while a pipeline is made.
     trusted: shader files that need no bounds checks here (health/open_adapter.py).
     """
 
@@ -124,6 +125,8 @@ class Gpu(Buffers):
         self.uses = Uses(not info.is_software)
         self.workarounds: tuple[Any, ...] = ()
         self.submit_each = False
+        self.rewritings: frozenset[str] = frozenset()
+        self.compiling: AbstractContextManager[object] = nullcontext()
         self.trusted: frozenset[str] = frozenset()
         self.lost = ""
         self.reported = False       # whether the circuit knows of the loss

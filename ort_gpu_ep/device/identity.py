@@ -23,13 +23,17 @@ _SUCCESS = 0
 
 @dataclass(frozen=True, slots=True)
 class PhysicalDevice:
-    """A device as the Vulkan loader lists it. uuid: of the device, with dashes. pci: `0000:65:00.0`, empty where it has none."""
+    """A device as the Vulkan loader lists it. uuid: of the device, with dashes. pci: `0000:65:00.0`, empty where it has none.
+
+    driver_number: driverVersion, as its maker packs it.
+    """
 
     name: str
     vendor_id: int
     device_id: int
     uuid: str
     pci: str
+    driver_number: int = 0
 
 
 class _ApplicationInfo(ctypes.Structure):
@@ -94,7 +98,7 @@ def _device(loader: Any, handle: ctypes.c_void_p) -> PhysicalDevice:
     loader.vkGetPhysicalDeviceProperties2(handle, ctypes.byref(found))
     address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.{pci.function:x}" if has_pci else ""
     return PhysicalDevice(found.name.decode("utf-8", "replace"), found.vendor_id, found.device_id,
-                          str(uuid.UUID(bytes=bytes(identity.device_uuid))), address)
+                          str(uuid.UUID(bytes=bytes(identity.device_uuid))), address, found.driver)
 
 
 def _has_pci(loader: Any, handle: ctypes.c_void_p) -> bool:
@@ -106,7 +110,7 @@ def _has_pci(loader: Any, handle: ctypes.c_void_p) -> bool:
 
 
 def identified(adapters: Sequence[AdapterInfo], devices: Sequence[PhysicalDevice]) -> list[AdapterInfo]:
-    """The adapters with their UUIDs and PCI addresses.
+    """The adapters with their UUIDs, PCI addresses and the numbers of their drivers.
 
     Equal GPUs are told apart by their order, which is the loader's in both lists; where one list has more of a kind than the other,
     that says nothing, and they stay unknown.
@@ -120,5 +124,6 @@ def identified(adapters: Sequence[AdapterInfo], devices: Sequence[PhysicalDevice
         equal = [a.index for a in adapters if a.backend == "Vulkan" and (a.name, a.vendor_id, a.device_id) == key]
         same = [d for d in devices if (d.name, d.vendor_id, d.device_id) == key]
         device = same[equal.index(info.index)] if len(same) == len(equal) else None
-        found.append(info if device is None else replace(info, pci=device.pci, uuid=device.uuid))
+        found.append(info if device is None else replace(
+            info, pci=device.pci, uuid=device.uuid, driver_number=device.driver_number))
     return found

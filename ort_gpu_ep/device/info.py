@@ -18,6 +18,8 @@ class AdapterInfo:
     """An adapter, for people and for caches. type: discrete, integrated, software or unknown.
 
     pci: its address on the bus, `0000:65:00.0`; uuid: of the device, for NVIDIA's that of nvidia-smi. Empty where the system does not tell.
+    family: the driver's name, as Vulkan has it (`radv`, `NVIDIA`, `Intel open-source Mesa driver`, `llvmpipe`), empty with other backends.
+    driver_number: Vulkan's driverVersion, which each maker packs in its own way; 0 where it was not asked for.
     """
 
     index: int
@@ -29,6 +31,8 @@ class AdapterInfo:
     device_id: int
     pci: str = field(default="", compare=False)      # a session's adapter was not asked for them unless it was chosen by them
     uuid: str = field(default="", compare=False)
+    family: str = field(default="", compare=False)
+    driver_number: int = field(default=0, compare=False)
 
     @property
     def is_software(self) -> bool:

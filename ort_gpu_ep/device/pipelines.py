@@ -81,7 +81,26 @@ def bind_group_layout(gpu: Gpu, written: tuple[bool, ...], varies: bool = False,
 
 def compiled(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, checked: bool) -> Any:
     """The pipeline of a text. shader: the file that it is made of. Raises ShaderError."""
-    return gpu.pipeline((source, checked, bound[2]), lambda: _compile(gpu, label, shader, source, bound, checked))
+    text = worked_around(gpu, label, source)
+
+    def make() -> Any:
+        with gpu.compiling:
+            return _compile(gpu, label, shader, text, bound, checked)
+
+    return gpu.pipeline((text, checked, bound[2]), make)
+
+
+def worked_around(gpu: Gpu, label: str, source: str) -> str:
+    """The text as this driver gets it: the same where it has no fault that needs another one. Raises ShaderError."""
+    if not gpu.rewritings:
+        return source
+    from ort_gpu_ep.shaders.rewriting import rewritten  # few adapters need it
+
+    try:
+        return rewritten(source, gpu.rewritings)
+    except ValueError as error:
+        raise ShaderError(f"{label}: its text can't be rewritten for the known faults of {gpu.info.name} "
+                          f"({', '.join(sorted(gpu.rewritings))}): {error}") from error
 
 
 def rolled(shader: str, source: str) -> str:

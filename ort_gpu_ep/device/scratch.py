@@ -8,7 +8,7 @@ import numpy as np
 
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
-from ort_gpu_ep.device.pipelines import bind_group_layout
+from ort_gpu_ep.device.pipelines import bind_group_layout, worked_around
 from ort_gpu_ep.errors import ShaderError
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.webgpu import native
@@ -23,7 +23,7 @@ def run_wgsl(gpu: Gpu, label: str, source: str, inputs: Sequence[Array], output:
     Raises: ShaderError, DeviceError.
     """
     written = (*(False for _ in inputs), True)
-    layout = bind_group_layout(gpu, written)
+    layout, source = bind_group_layout(gpu, written), worked_around(gpu, label, source)
     try:
         pipeline = gpu.device.create_compute_pipeline(
             label, gpu.device.create_pipeline_layout(layout), gpu.device.create_shader_module(label, source))

@@ -25,7 +25,7 @@ from ort_gpu_ep.webgpu.loader_paths import manifests
 
 log = logging.getLogger("ort_gpu_ep")
 
-FORMAT = 3
+FORMAT = 4
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 86400.0
 """For how long drivers that failed are not loaded; it doubles with each failure that follows, up to the longest."""

@@ -17,9 +17,10 @@ from ort_gpu_ep.drills.faults import maker
 from ort_gpu_ep.errors import UnfitAdapterError
 from ort_gpu_ep.health import markers, verdicts
 from ort_gpu_ep.health.enumeration import look
-from ort_gpu_ep.health.quirks import Quirk, load, shipped
+from ort_gpu_ep.health.quirks import known as known_quirks
+from ort_gpu_ep.health.quirks import reasons, workarounds_for
 from ort_gpu_ep.health.verdicts import Late, Verdict
-from ort_gpu_ep.health.workarounds import SUBMIT_EACH, Workaround, lowered, with_workarounds
+from ort_gpu_ep.health.workarounds import apply, lowered, with_workarounds
 from ort_gpu_ep.kernels import profile, tuned
 from ort_gpu_ep.kernels.cost_parameters import Figures, figures_for
 from ort_gpu_ep.kernels.target import SHOWN_FEATURES, UNTUNED
@@ -60,9 +61,10 @@ def open_gpu(config: Config, uses: Uses | None = None) -> Gpu:
     process has asked for are enough; it is `everything` where it has asked for none.
     Raises: AdapterError, UnfitAdapterError, ConfigError (a broken quirks file).
     """
-    look(config)
+    seen = look(config)
     info, _ = choose(config.adapter)
-    quirks = (*shipped(), *(load(config.quirks) if config.quirks else ()))
+    info = next((other for other in seen if other == info), info)       # which knows the driver's number
+    quirks = known_quirks(config)
     with _lock:
         verdict = Verdict(probed=False) if config.health == "off" else _verdict_once(info, config.cache_path, uses)
         if why := verdicts.with_quirks(verdict, reasons(quirks, info)).unfit:
@@ -79,11 +81,11 @@ def open_gpu(config: Config, uses: Uses | None = None) -> Gpu:
         if disabled != gpu.limits.disabled or new or features != gpu.limits.features:
             gpu.limits = replace(lowered(gpu.limits, new), disabled=disabled, features=features)
             gpu.workarounds = (*gpu.workarounds, *new)
-            gpu.submit_each = gpu.submit_each or any(w.name == SUBMIT_EACH for w in new)
+            apply(gpu, new)
             for what, why in disabled:
                 log.warning("%s: %s is not used: %s", info.name, what, why)
             for workaround in new:
-                log.warning("%s: workaround %s", info.name, workaround)
+                log.info("%s: workaround %s", info.name, workaround)
         if gpu.limits.tuned is UNTUNED:     # once for a device
             gpu.limits = replace(
                 gpu.limits, tuned=tuned.read(config.cache_path, tuning_key(info)).tuned, figures=_figures(info, config.cache_path))
@@ -99,11 +101,6 @@ def _figures(info: AdapterInfo, cache_path: str) -> Figures:
 def tuning_key(info: AdapterInfo) -> str:
     """Names what was measured of forms of kernels."""
     return verdicts.key_of(info, tuned.kernel_hash())
-
-
-def workarounds_for(quirks: tuple[Quirk, ...], info: AdapterInfo) -> list[Workaround]:
-    """The workarounds of the quirks that fit an adapter."""
-    return [Workaround(name, value, f"known fault: {q.what} ({q.bug})") for q in quirks if q.fits(info) for name, value in q.workarounds]
 
 
 def _verdict_once(info: AdapterInfo, cache_path: str, uses: Uses | None = None) -> Verdict:
@@ -123,11 +120,6 @@ def _verdict_once(info: AdapterInfo, cache_path: str, uses: Uses | None = None) 
         if not known.unfit:
             markers.leave(cache_path, key)
     return known
-
-
-def reasons(quirks: tuple[Quirk, ...], info: AdapterInfo) -> list[tuple[str, str]]:
-    """(what, why) of the quirks that fit an adapter."""
-    return [(what, f"known fault: {q.what} ({q.bug})") for q in quirks if q.fits(info) for what in q.disables]
 
 
 def _verdict(info: AdapterInfo, key: str, cache_path: str, uses: Uses = everything) -> Verdict:

@@ -2,68 +2,132 @@
 
 A file is a JSON list; an entry is
 
-    {"what": "...", "vendor": "0x10de", "device": "0x2330", "driver": ">=535,<545", "backend": "Vulkan",
-     "disables": ["softmax.wgsl"], "workarounds": {"fusion": "0"}, "bug": "https://...", "probe": "softmax"}
+    {"what": "...", "vendor": "0x10de", "device": "0x2330, 0x2340-0x234f", "family": "NVIDIA", "driver": ">=535,<545", "backend": "Vulkan",
+     "system": "Linux >=6.1", "disables": ["softmax.wgsl"], "workarounds": {"fusion": "0"}, "bug": "https://...", "probe": "softmax",
+     "update": "driver 545"}
 
-vendor, device, driver, backend are optional and all that are given must fit. driver: comparisons with the first dotted number
-in the driver's description. disables: shader files, device features, registry.PACKED, INLINED, WORKGROUP or ADAPTER. workarounds: see
-workarounds.py. An entry has at least one of the two.
+vendor, device, family, driver, backend, system are optional and all that are given must fit. device: PCI ids and ranges of them. family: a
+part of the driver's name as Vulkan has it (AdapterInfo.family), in any case. driver: comparisons with the driver's version
+(device/driver_version.py). system: Linux, macOS or Windows, and comparisons with its version. disables: shader files, device features,
+registry.PACKED, INLINED, WORKGROUP or ADAPTER. workarounds: see workarounds.py. probe: the one that sees the fault. An entry has at least
+one of these three. update: what to update to, for people.
 """
 
 from __future__ import annotations
 
 import json
 import operator
+import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device.driver_version import version_of
 from ort_gpu_ep.device.info import FEATURES, AdapterInfo
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health import workarounds
+from ort_gpu_ep.health.workarounds import Workaround
 from ort_gpu_ep.kernels.records import RECORDS
 from ort_gpu_ep.kernels.registry import ADAPTER, INLINED, PACKED, WORKGROUP
 from ort_gpu_ep.kernels.target import SHOWN_FEATURES
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
-_KEYS: dict[str, type] = {"what": str, "vendor": str, "device": str, "driver": str, "backend": str, "disables": list, "workarounds": dict,
-         "bug": str, "probe": str}
-_NEEDED = ("what", "bug", "probe")
+_KEYS: dict[str, type] = {"what": str, "vendor": str, "device": str, "family": str, "driver": str, "backend": str, "system": str,
+                          "disables": list, "workarounds": dict, "bug": str, "probe": str, "update": str}
+_NEEDED = ("what", "bug")
+_ONE_OF = ("disables", "workarounds", "probe")
+_SYSTEMS = ("Linux", "macOS", "Windows")
+
+Bounds = tuple[tuple[str, tuple[int, ...]], ...]
+"""(comparison, version) pairs, all of which must hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quirk:
-    """One fault of some adapters. driver: (comparison, version) pairs; vendor, device: -1 for any."""
+    """One fault of some adapters. vendor: -1 for any. devices: first and last id of each range, none for any. driver, versions: of the
+    driver and of the system.
+    """
 
     what: str
     disables: tuple[str, ...]
     bug: str
-    probe: str
+    probe: str = ""
     workarounds: tuple[tuple[str, int], ...] = ()
     vendor: int = -1
-    device: int = -1
-    driver: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    devices: tuple[tuple[int, int], ...] = ()
+    family: str = ""
+    driver: Bounds = ()
     backend: str = ""
+    system: str = ""
+    versions: Bounds = ()
+    update: str = ""
 
     def fits(self, info: AdapterInfo) -> bool:
-        version = version_of(info.driver)
-        return (self.vendor in (-1, info.vendor_id) and self.device in (-1, info.device_id) and self.backend in ("", info.backend)
-                and (not self.driver or bool(version)) and all(_COMPARE[sign](version, bound) for sign, bound in self.driver))
+        return (self.vendor in (-1, info.vendor_id) and self.backend in ("", info.backend) and self.family.lower() in info.family.lower()
+                and (not self.devices or any(first <= info.device_id <= last for first, last in self.devices))
+                and self._fits_system() and (not self.driver or _within(version_of(info), self.driver)))
+
+    def _fits_system(self) -> bool:
+        name, version = this_system()
+        return not self.system or (self.system == name and _within(version, self.versions))
+
+    @property
+    def why(self) -> str:
+        return f"known fault: {self.what} ({self.bug})"
+
+    def __str__(self) -> str:
+        """What it is, what is done about it, and what to update."""
+        done = [f"not used: {', '.join(self.disables)}"] if self.disables else []
+        done += [f"workaround: {', '.join(name if value == 1 else f'{name}={value}' for name, value in self.workarounds)}"] * bool(
+            self.workarounds)
+        done += [f"probe '{self.probe}' looks for it"] if self.probe else []
+        done += [f"update to {self.update}"] if self.update else []
+        return "; ".join([self.why, *done])
 
 
-def version_of(text: str) -> tuple[int, ...]:
-    """The first dotted number in a driver's description, () where there is none: `Mesa 22.3.6 (LLVM 15.0.6)` -> (22, 3, 6)."""
-    found = re.search(r"\d+(?:\.\d+)+", text)
-    return tuple(int(p) for p in found.group().split(".")) if found else ()
+def _within(version: tuple[int, ...], bounds: Bounds) -> bool:
+    """Whether a version is known and within all of these bounds."""
+    return bool(version or not bounds) and all(_COMPARE[sign](version, bound) for sign, bound in bounds)
 
 
+@cache
+def this_system() -> tuple[str, tuple[int, ...]]:
+    """Linux, macOS, Windows, or what Python calls it; and its version, of Linux the kernel's."""
+    name = {"Darwin": "macOS"}.get(platform.system(), platform.system())
+    text = {"macOS": platform.mac_ver()[0], "Windows": platform.version()}.get(name, platform.release())
+    number = re.match(r"\d+(?:\.\d+)*", text)
+    return name, tuple(int(part) for part in number[0].split(".")) if number else ()
+
+
+def known(config: Config) -> tuple[Quirk, ...]:
+    """The package's quirks and those of the user's file. Raises ConfigError."""
+    return (*shipped(), *(load(config.quirks) if config.quirks else ()))
+
+
+def fitting(quirks: Iterable[Quirk], info: AdapterInfo) -> list[Quirk]:
+    return [quirk for quirk in quirks if quirk.fits(info)]
+
+
+def workarounds_for(quirks: Iterable[Quirk], info: AdapterInfo) -> list[Workaround]:
+    """The workarounds of the quirks that fit an adapter."""
+    return [Workaround(name, value, q.why) for q in fitting(quirks, info) for name, value in q.workarounds]
+
+
+def reasons(quirks: Iterable[Quirk], info: AdapterInfo) -> list[tuple[str, str]]:
+    """(what, why) of the quirks that fit an adapter."""
+    return [(what, q.why) for q in fitting(quirks, info) for what in q.disables]
+
+
+@cache
 def shipped() -> tuple[Quirk, ...]:
-    """The quirks that come with the package."""
-    return parse((files("ort_gpu_ep.health") / "quirks.json").read_text("utf-8"), "quirks.json")
+    """The quirks that come with the package. Their names are not looked up, which would import every probe: a test does."""
+    return parse((files("ort_gpu_ep.health") / "quirks.json").read_text("utf-8"), "quirks.json", names=False)
 
 
 def load(path: str) -> tuple[Quirk, ...]:
@@ -75,8 +139,8 @@ def load(path: str) -> tuple[Quirk, ...]:
     return parse(text, path)
 
 
-def parse(text: str, where: str) -> tuple[Quirk, ...]:
-    """The quirks of a file's text. Raises ConfigError, naming file and line of the first error."""
+def parse(text: str, where: str, names: bool = True) -> tuple[Quirk, ...]:
+    """The quirks of a file's text. names: look up what entries name. Raises ConfigError, naming file and line of the first error."""
     decoder, found = json.JSONDecoder(), []
     at = _skip(text, 0)
     if text[at:at + 1] != "[":
@@ -87,7 +151,7 @@ def parse(text: str, where: str) -> tuple[Quirk, ...]:
             entry, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             raise _wrong(where, text, getattr(error, "pos", at), getattr(error, "msg", str(error)), "JSON") from error
-        found.append(_quirk(entry, where, text, at))
+        found.append(_quirk(entry, where, text, at, names))
         at = _skip(text, end)
         if text[at:at + 1] == ",":
             at = _skip(text, at + 1)
@@ -107,7 +171,7 @@ def _wrong(where: str, text: str, at: int, got: str, expected: str) -> ConfigErr
     return ConfigError(f"quirks file {where}, line {line}: {got}; expected {expected}. No entry of this file is applied.")
 
 
-def _quirk(entry: Any, where: str, text: str, at: int) -> Quirk:
+def _quirk(entry: Any, where: str, text: str, at: int, names: bool) -> Quirk:
     if not isinstance(entry, dict):
         raise _wrong(where, text, at, f"got {type(entry).__name__}", "an object with " + ", ".join(_KEYS))
     for key, value in entry.items():
@@ -117,20 +181,22 @@ def _quirk(entry: Any, where: str, text: str, at: int) -> Quirk:
         if not isinstance(value, _KEYS[key]):
             raise _wrong(where, text, place, f"got {key} {value!r}", f"a {_KEYS[key].__name__}")
     missing = [key for key in _NEEDED if not entry.get(key)]
-    if not entry.get("disables") and not entry.get("workarounds"):
-        missing.insert(1, "disables or workarounds")
+    if not any(entry.get(key) for key in _ONE_OF):
+        missing.append(" or ".join(_ONE_OF))
     if missing:
-        raise _wrong(where, text, at, f"an entry without {', '.join(missing)}", f"{', '.join(_NEEDED)}, and disables or workarounds")
-    known = known_targets()
-    for target in entry.get("disables", ()):
-        if target not in known:
+        raise _wrong(where, text, at, f"an entry without {', '.join(missing)}", f"{', '.join(_NEEDED)}, and {' or '.join(_ONE_OF)}")
+    for target in entry.get("disables", ()) if names else ():
+        if target not in known_targets():
             raise _wrong(where, text, text.find('"disables"', at), f"got {target!r} in disables", "a shader file, a feature, or one of "
                          f"{ADAPTER!r}, {INLINED!r}, {PACKED!r}, {WORKGROUP!r}")
-    if entry["probe"] not in probe_names():
+    if names and entry.get("probe") and entry["probe"] not in probe_names():
         raise _wrong(where, text, text.find('"probe"', at), f"got probe {entry['probe']!r}", "a name that `ort-gpu-ep doctor` prints")
-    vendor, device = (_number(entry, key, where, text, at) for key in ("vendor", "device"))
-    return Quirk(entry["what"], tuple(entry.get("disables", ())), entry["bug"], entry["probe"], _workarounds(entry, where, text, at),
-                 vendor, device, _range(entry, where, text, at), entry.get("backend", ""))
+    system, versions = _system(entry, where, text, at)
+    return Quirk(
+        entry["what"], tuple(entry.get("disables", ())), entry["bug"], entry.get("probe", ""), _workarounds(entry, where, text, at),
+        _number(entry["vendor"], "vendor", where, text, at) if "vendor" in entry else -1, _devices(entry, where, text, at),
+        entry.get("family", ""), _bounds(entry.get("driver", ""), "driver", where, text, at), entry.get("backend", ""), system, versions,
+        entry.get("update", ""))
 
 
 def _workarounds(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[tuple[str, int], ...]:
@@ -144,21 +210,34 @@ def _workarounds(entry: dict[str, Any], where: str, text: str, at: int) -> tuple
     return tuple((name, int(value)) for name, value in entry.get("workarounds", {}).items())
 
 
-def _number(entry: dict[str, Any], key: str, where: str, text: str, at: int) -> int:
-    if key not in entry:
-        return -1
+def _number(value: str, key: str, where: str, text: str, at: int) -> int:
     try:
-        return int(entry[key], 16)
+        return int(value, 16)
     except ValueError:
-        raise _wrong(where, text, text.find(f'"{key}"', at), f"got {key} {entry[key]!r}", "a hexadecimal PCI id such as '0x10de'") from None
+        raise _wrong(where, text, text.find(f'"{key}"', at), f"got {key} {value!r}", "a hexadecimal PCI id such as '0x10de'") from None
 
 
-def _range(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _devices(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[tuple[int, int], ...]:
     found = []
-    for part in filter(None, (p.strip() for p in entry.get("driver", "").split(","))):
+    for part in filter(None, (p.strip() for p in entry.get("device", "").split(","))):
+        first, _, last = part.partition("-")
+        found.append((_number(first, "device", where, text, at), _number(last or first, "device", where, text, at)))
+    return tuple(found)
+
+
+def _system(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[str, Bounds]:
+    name, _, versions = entry.get("system", "").partition(" ")
+    if name and name not in _SYSTEMS:
+        raise _wrong(where, text, text.find('"system"', at), f"got system {name!r}", f"one of {', '.join(_SYSTEMS)}")
+    return name, _bounds(versions, "system", where, text, at)
+
+
+def _bounds(comparisons: str, key: str, where: str, text: str, at: int) -> Bounds:
+    found = []
+    for part in filter(None, (p.strip() for p in comparisons.split(","))):
         match = re.fullmatch(r"(<=|>=|==|<|>)\s*(\d+(?:\.\d+)*)", part)
         if match is None:
-            raise _wrong(where, text, text.find('"driver"', at), f"got driver {part!r}", "comparisons such as '>=535,<545'")
+            raise _wrong(where, text, text.find(f'"{key}"', at), f"got {key} {part!r}", "comparisons such as '>=535,<545'")
         found.append((match[1], tuple(int(p) for p in match[2].split("."))))
     return tuple(found)
 

@@ -1,13 +1,17 @@
-"""Workarounds of a known fault: safer options, lower limits, one submit for each dispatch."""
+"""Workarounds of a known fault: safer options, lower limits, other texts of shaders, submits and pipelines one by one."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.kernels.registry import Limits
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device import Gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,15 @@ CAPS = ("max_binding_nbytes", "max_buffer_nbytes", "max_buffers_per_stage", "max
         "max_groups_per_dimension", "max_loop_iterations")
 """Limits that may be lowered."""
 
-SUBMIT_EACH = "submit_each"
+SUBMIT_EACH, COMPILE_ALONE = "submit_each", "compile_alone"
 
-VALUES: dict[str, str] = {"checked_shaders": "1", "fusion": "0", SUBMIT_EACH: "1"}
+REWRITINGS = ("counted_subgroups", "exchanged_stores", "plain_dots", "opaque_divisors", "compared_below_one", "sign_bits", "scalar_bounds")
+"""Other texts of shaders, by their names in shaders/rewriting.py, which is imported where an adapter needs one."""
+
+VALUES: dict[str, str] = {"fusion": "0", **dict.fromkeys(("checked_shaders", SUBMIT_EACH, COMPILE_ALONE, *REWRITINGS), "1")}
 """Where only one value makes things safer. The others take a whole number of at least 1."""
 
-NAMES = (*OPTIONS, *CAPS, SUBMIT_EACH)
+NAMES = (*OPTIONS, *CAPS, SUBMIT_EACH, COMPILE_ALONE, *REWRITINGS)
 
 
 def expected(name: str) -> str:
@@ -72,3 +79,12 @@ def lowered(limits: Limits, found: Iterable[Workaround]) -> Limits:
         if w.name in CAPS:
             changes[w.name] = min(changes.get(w.name, getattr(limits, w.name)), w.value)
     return replace(limits, **changes)
+
+
+def apply(gpu: Gpu, found: Iterable[Workaround]) -> None:
+    """What a device does for its workarounds by itself, beside limits and options."""
+    names = {w.name for w in found}
+    gpu.submit_each = gpu.submit_each or SUBMIT_EACH in names
+    gpu.rewritings |= names.intersection(REWRITINGS)
+    if COMPILE_ALONE in names:
+        gpu.compiling = threading.Lock()

@@ -70,13 +70,17 @@ def _suffer(fault: str) -> None:
 def _probe(pipe: Any, job: dict[str, Any], fault: str, target: str) -> None:
     import ort_gpu_ep.health.probes  # noqa: F401  fills the table
     from ort_gpu_ep.config import Config
-    from ort_gpu_ep.device import Gpu
+    from ort_gpu_ep.device import Gpu, adapters
     from ort_gpu_ep.health.probe import PROBES
+    from ort_gpu_ep.health.quirks import shipped, workarounds_for
+    from ort_gpu_ep.health.workarounds import apply
 
     _say(pipe, {"touches": "drivers"})
     if target == "enumerate":
         _suffer(fault)
     gpu = Gpu.open(Config(adapter=str(job["adapter"])))
+    here = adapters()[gpu.info.index]
+    apply(gpu, workarounds_for(shipped(), here))        # a probe sees what sessions get
     _say(pipe, {"features": sorted(gpu.limits.features), "limits": limits_of(gpu)})
     for name in job["probes"]:
         _say(pipe, {"start": name})

@@ -42,11 +42,9 @@ def incompatibility(config: Config, ids: tuple[int, int] | None) -> tuple[int, s
 
 def _of(config: Config, info: AdapterInfo) -> tuple[int, str]:
     from ort_gpu_ep.health import verdicts
-    from ort_gpu_ep.health.open_adapter import reasons
-    from ort_gpu_ep.health.quirks import load, shipped
+    from ort_gpu_ep.health.quirks import known, reasons
 
-    quirks = (*shipped(), *(load(config.quirks) if config.quirks else ()))
     verdict = verdicts.read(config.cache_path, verdicts.key_of(info)) or verdicts.Verdict(probed=False)
-    disabled: Sequence[tuple[str, str]] = verdicts.with_quirks(verdict, reasons(quirks, info)).disabled
+    disabled: Sequence[tuple[str, str]] = verdicts.with_quirks(verdict, reasons(known(config), info)).disabled
     notes = "; ".join(f"{what} is not used: {why}" for what, why in disabled)
     return (DRIVER if any(what == ADAPTER for what, _ in disabled) else NONE), notes

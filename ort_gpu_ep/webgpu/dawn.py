@@ -144,6 +144,10 @@ class Dawn(WgpuNative):
         ctypes.CDLL(self._build.path).wgpuAdapterPropertiesSubgroupMatrixConfigsFreeMembers(found)
         return names
 
+    def driver_name(self, vendor: str, description: str) -> str:
+        """Vulkan's name of the driver: Dawn's description begins with it."""
+        return description.partition(": ")[0] if ": " in description else ""
+
     def extend_limits(self, limits: Any) -> Any:
         return None
 

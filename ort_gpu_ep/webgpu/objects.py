@@ -237,7 +237,7 @@ class Adapter(Object):
     configurations: of its matrix units, as Limits has them.
     """
 
-    __slots__ = ("_extended", "configurations", "description", "features", "info", "limits", "name")
+    __slots__ = ("_extended", "configurations", "description", "driver_name", "features", "info", "limits", "name")
     _release = lib.wgpuAdapterRelease
 
     def __init__(self, handle: Any) -> None:
@@ -249,6 +249,7 @@ class Adapter(Object):
             if status != lib.WGPUStatus_Success:
                 raise RuntimeError(f"{NAME} does not tell what an adapter is (status {status})")
         self.name, self.description = text_of(self.info.device), text_of(self.info.description)
+        self.driver_name = own.driver_name(text_of(self.info.vendor), self.description)
         lib.wgpuAdapterInfoFreeMembers(self.info[0])
         self.features = frozenset(name for name, number in own.features.items() if lib.wgpuAdapterHasFeature(handle, number))
         self.configurations = own.configurations(handle) if "subgroup-matrix" in self.features else ()

@@ -64,6 +64,10 @@ class WgpuNative:
         """Of an adapter's matrix units, as Limits.configurations."""
         return ()
 
+    def driver_name(self, vendor: str, description: str) -> str:
+        """Vulkan's name of the driver: wgpu-native has it where WebGPU has the vendor."""
+        return vendor
+
     def extend_limits(self, limits: Any) -> Any:
         """Chains to a WGPULimits that is to be filled. Returns what must live as long."""
         native = ffi.new("WGPUNativeLimits *")

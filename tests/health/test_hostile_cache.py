@@ -71,7 +71,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "verdict": {"format": verdicts.FORMAT, "disabled": [["softmax.wgsl", "why"]], "depth": "full", "strikes": 1, "probed": True, "trusted": ["pool"], "shown": [],
                 "unchecked": ["pool.wgsl"], "doubtful": ["matvec"], "late": [["pool", ["MaxPool", "resize.wgsl"]]]},
     "drivers": {"format": enumeration.FORMAT, "adapters": [{"index": 0, "name": "n", "type": "discrete", "backend": "Vulkan", "driver": "d", "vendor_id": 1,
-                                           "device_id": 2, "pci": "0000:01:00.0", "uuid": ""}], "trouble": "", "failures": 0, "until_s": 0.0},
+                                           "device_id": 2, "pci": "0000:01:00.0", "uuid": "", "family": "radv", "driver_number": 1}], "trouble": "", "failures": 0, "until_s": 0.0},
     "profile": {"format": profile.FORMAT, "profile": GUESSED.as_dict()},
     "decisions": {"format": 3, "candidate": "gpu", "sizes": [[[["x", [4, 4]]], 16.0]], "runs": {"gpu": {"busy": [[0, 1e-3, 5]]}}, "floors": [0],
                   "grows": {"gpu": 0.5}, "times": {"cpu_s": [[0, "Relu", 1e-3]], "shapes": {"x": [4, 4]}}},

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from typer.testing import CliRunner
 import ort_gpu_ep
 from ort_gpu_ep.cli import app
 from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import pipelines
 from ort_gpu_ep.errors import ConfigError, UnsupportedNodeError
 from ort_gpu_ep.health import workarounds
 from ort_gpu_ep.health.quirks import parse
@@ -22,6 +26,7 @@ from ort_gpu_ep.health.workarounds import NAMES, Workaround, lowered, with_worka
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.shaders.composer import folded
 from ort_gpu_ep.webgpu import native
+from ort_gpu_ep.webgpu.objects import Device
 from tests.unit.graphs import model_of
 
 ENTRY: dict[str, Any] = {"what": "it hangs", "bug": "https://example.org/2", "probe": "softmax"}
@@ -154,7 +159,44 @@ def test_errors_name_the_line(found: Any, message: str) -> None:
 
 
 def test_doctor_shows_them(tmp_path: Path) -> None:
-    (tmp_path / "q.json").write_text(json.dumps([{**ENTRY, "workarounds": {"submit_each": "1"}}]))
+    (tmp_path / "q.json").write_text(json.dumps([{**ENTRY, "workarounds": {"submit_each": "1"}, "update": "Mesa 99"}]))
     done = CliRunner().invoke(app, ["doctor", "--quick", "--json", "-o", f"quirks={tmp_path / 'q.json'}", "-o", f"cache_dir={tmp_path}"])
-    assert json.loads(done.stdout)["workarounds"] == [
-        {"what": "submit_each", "value": 1, "why": "known fault: it hangs (https://example.org/2)"}]
+    told = json.loads(done.stdout)
+    assert {"what": "submit_each", "value": 1, "why": "known fault: it hangs (https://example.org/2)"} in told["workarounds"]
+    assert told["known_faults"][-1] == {
+        "what": "it hangs", "bug": ENTRY["bug"], "disables": [], "workarounds": {"submit_each": 1}, "probe": "softmax", "update": "Mesa 99"}
+
+
+def test_a_fault_is_told_with_what_was_done() -> None:
+    (quirk,) = parse(json.dumps([{**ENTRY, "disables": ["subgroup"], "workarounds": {"submit_each": "1", "verify": "2"}, "update": "Mesa 99"}]), "f")
+    assert str(quirk) == ("known fault: it hangs (https://example.org/2); not used: subgroup; workaround: submit_each, verify=2; "
+                          "probe 'softmax' looks for it; update to Mesa 99")
+
+
+def test_a_driver_that_loses_signs(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unary minus is lost where a text has one; with the workaround none has."""
+    compiled = native.trusted_module, Device.create_shader_module
+    monkeypatch.setattr(native, "trusted_module", lambda device, label, code: compiled[0](device, label, re.sub(r"-(?=[a-z])", "", code)))
+    monkeypatch.setattr(Device, "create_shader_module", lambda self, label, code: compiled[1](self, label, re.sub(r"-(?=[a-z])", "", code)))
+    assert "sign_bits" in opened({"sign_bits": "1"})._state.gpu.rewritings
+    with pytest.raises(AssertionError, match="Not equal"):
+        opened({})
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_pipelines_are_made_one_at_a_time(alone: bool, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that make a pipeline meet there, unless only one may be there."""
+    gpu = opened({"compile_alone": "1"} if alone else {})._state.gpu
+    meeting = threading.Barrier(2, timeout=1.0)
+
+    def meet(*anything: object) -> Exception | threading.Barrier:
+        try:
+            meeting.wait()
+        except threading.BrokenBarrierError as error:
+            return error
+        return meeting
+
+    monkeypatch.setattr(pipelines, "_compile", meet)
+    with ThreadPoolExecutor(2) as pool:
+        met = list(pool.map(lambda text: pipelines.compiled(gpu, "a kernel", "softmax.wgsl", text, ((True,), False, 0), True), ("one", "two")))
+    assert [pipeline is meeting for pipeline in met] == [not alone] * 2
