@@ -14,6 +14,9 @@ OrtSession: Any = _collection.InferenceSession
 
 OrtBinding: Any = _collection.IOBinding
 
+_EMPTY_MODEL = b"\x08\x08:\x03\x12\x01gB\x04\n\x00\x10\x11"
+"""A ModelProto of IR version 8 and opset 17, whose graph has a name and nothing else."""
+
 HOLDERS: tuple[Any, ...] = (onnxruntime, _collection)
 """The modules in which its class of sessions is looked for: a patch puts another one into both."""
 
@@ -55,6 +58,13 @@ def first_settings_of(session: Any) -> Any:
     return session._sess_options_initial
 
 
+def copied_settings(settings: Any) -> Any:
+    """A SessionOptions of its own, as these are, by a C++ session that is made of no model. It does not keep providers, nor
+    libraries of custom operators.
+    """
+    return _binary.InferenceSession(settings, _EMPTY_MODEL, False, False).session_options
+
+
 def check_inputs(session: Any, names: list[str]) -> None:
     """Raises what onnxruntime raises where required inputs are missing."""
     session._validate_input(names)
@@ -81,4 +91,5 @@ def missing(session: Any) -> list[str]:
     return sorted([
         *(f"InferenceSession.{name}" for name in BEHIND | ASKED if not hasattr(session, name)),
         *(f"IOBinding.{name}" for name in ("_iobinding",) if not hasattr(binding, name)),
+        *(f"SessionOptions of a {name}" for name in ("session_options",) if not hasattr(_binary.InferenceSession, name)),
         *(f"onnxruntime_inference_collection.{name}" for name in ("check_and_normalize_provider_args",) if not hasattr(_collection, name))])

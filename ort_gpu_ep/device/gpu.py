@@ -301,6 +301,17 @@ class Gpu(Buffers):
             except GPUError as error:
                 raise self.failure(error, f"a copy of {nbytes} B") from error
 
+    def clear(self, target: Buffer, nbytes: int) -> None:
+        """Sets the first bytes, a multiple of 4, to 0."""
+        with self._lock:
+            self.check_alive()
+            try:
+                encoder = self.device.create_command_encoder("clear")
+                native.clear_buffer(encoder, target.native, nbytes)
+                self.enqueue(native.finish(encoder))
+            except GPUError as error:
+                raise self.failure(error, f"zeros in {nbytes} B") from error
+
     def execute(self, command_buffers: list[Any]) -> None:
         """Adds one run of a partition. All of it but its end is submitted where that takes long: so that the GPU begins meanwhile, or so
         that each part has the time in which a GPU is to answer.

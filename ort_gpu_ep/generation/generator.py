@@ -7,6 +7,7 @@ what the host has read: a token crosses and no logits, and the GPU does not wait
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,46 +23,56 @@ from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError, InputError, ModelError
 from ort_gpu_ep.generation.growing import Growing, GrowingStep, growing_step_of
 from ort_gpu_ep.generation.model_file import without_weights
+from ort_gpu_ep.generation.positions import positions_of
 from ort_gpu_ep.generation.sampling import Draw, Sampler, draw_of
-from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, SHARES, Step, step_of
+from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, NOTHING, SHARES, Step, checked, has_nan, step_of
+from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.plugin import VENDOR_ID, Turns, download_later, fill
 from ort_gpu_ep.processes.interrupts import uninterrupted
 from ort_gpu_ep.session.bound_runs import Runs, state_of
-from ort_gpu_ep.session.opening import EXTERNAL_FOLDER
+from ort_gpu_ep.session.opening import EXTERNAL_FOLDER, own_settings
 from ort_gpu_ep.session.session import InferenceSession
 
 AHEAD = 2
 """Steps that are submitted before the token of the first of them is read."""
 
 DEFAULT_LENGTH = 2048
-"""Tokens of prompt and answer together."""
+"""Tokens of prompt and answer together, where the model's tables of positions have room for them."""
+
+SAMPLERS = 4
+"""Values of top_k whose sessions are kept."""
+
+DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+"""Of operators that onnxruntime has without a library."""
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 
 
 class Generator:
-    """A decoder, opened to generate; one generation at a time.
+    """A decoder, opened to generate; one generation at a time, where caches do not grow.
 
     model: path, bytes or ModelProto of a decoder as onnxruntime-genai's model builder writes it, or optimum (its caches grow). max_length:
-    tokens of prompt and answer together, for which caches that do not grow have room from the beginning. provider_options: as
-    InferenceSession's; by default placement=gpu.
+    tokens of prompt and answer together, for which caches that do not grow have room from the beginning; None: 2048, or as many as the
+    model's tables of positions have. provider_options: as InferenceSession's; by default placement=gpu. sess_options: copied, and so not
+    changed, unless the model has operators of a library, which no copy knows.
+
+    All methods may be called by several threads. A generation whose caches another one has taken raises InputError before a further token.
 
     Raises:
-        ModelError: the model is no such decoder. ConfigError: an option.
+        ModelError: the model is no such decoder. ConfigError: an option, or a max_length beyond the model's tables of positions.
     """
 
     def __init__(
-        self, model: Model, *, max_length: int = DEFAULT_LENGTH, provider_options: Mapping[str, Any] | None = None,
-        sess_options: Any = None,
+        self, model: Model, *, max_length: int | None = None, provider_options: Mapping[str, Any] | None = None, sess_options: Any = None,
     ) -> None:
-        if max_length < 2:
-            raise ConfigError(f"generate: max_length: got {max_length}, expected 2 tokens or more")
         loaded, folder = _loaded(model)
-        self.max_length, self._turn = max_length, 0
+        self.max_length = _length(max_length, positions_of(loaded))
+        self._turn, self._lock = 0, threading.RLock()
+        settings = sess_options if {n.domain for n in loaded.graph.node} - DOMAINS else own_settings(sess_options)
         growing = None if any(n.op_type == SHARES for n in loaded.graph.node) else growing_step_of(loaded)
-        step = growing or step_of(loaded, max_length)
-        settings = sess_options if sess_options is not None else onnxruntime.SessionOptions()
+        step = growing or step_of(loaded, self.max_length)
         if folder:
+            settings = settings if settings is not None else onnxruntime.SessionOptions()
             settings.add_session_config_entry(EXTERNAL_FOLDER, folder)
         self._options = {"placement": "gpu", "specialize": "off", **(provider_options or {})}     # one plan: tokens come evenly
         self.session = InferenceSession(step.model.SerializeToString(), settings, provider_options=self._options)
@@ -71,7 +82,7 @@ class Generator:
         if not isinstance(self.vocabulary, int):
             raise ModelError("generate: the model leaves the number of logits open; write it into the shape of output 'logits'")
         self._kind = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[self._logits_info().type]
-        self._samplers = dict[int, Sampler]()
+        self._samplers = Memo[Sampler](SAMPLERS)
         self._failed = False
         self._ids = step.kinds[IDS] if isinstance(step, GrowingStep) else step.ids
         self._growing = Growing(self.session, step, self._device[:2]) if isinstance(step, GrowingStep) else None
@@ -89,7 +100,8 @@ class Generator:
         self._tokens = [self._value(np.zeros((1, 1), self._step.ids)) for _ in range(2)]
         self._lengths = [self._value(np.zeros((1, 1), np.int64)) for _ in range(2)]
         self._logits = self._value(np.zeros((1, 1, self.vocabulary), self._kind))
-        self._draws, self._drawn = [self._value(np.zeros(3, np.float32)) for _ in range(2)], dict[int, Turns | None]()
+        self._draws = [self._value(np.zeros(3, np.float32)) for _ in range(2)]
+        self._drawn: tuple[Sampler, Turns | None] | None = None      # of the generation that goes on
         self._runs = Runs(self.session, [self._bound(place) for place in range(2)])
 
     def generate(
@@ -100,11 +112,13 @@ class Generator:
 
         ids: the prompt, [S] or [1, S]. max_new_tokens: at most so many; None: as max_length allows. temperature: 0 takes the most likely
         token; else logits are divided by it and a token is drawn by `seed`, among the `top_k` most likely ones (0: all), of these the
-        fewest that have `top_p` of the probability. A generation ends the one before it.
+        fewest that have `top_p` of the probability; infinity draws among them alike. A logit of -inf is never drawn, one of inf counts as
+        a very large one. A generation ends the one before it, in whichever thread; those whose caches grow go on beside each other.
 
         Raises:
-            InputError: an empty prompt, or no room for one token behind it. ConfigError: a parameter. IndexOutOfRangeError: a token that
-            the vocabulary does not have (on the CPU: what onnxruntime raises).
+            InputError: an empty prompt, or no room for one token behind it; while it goes on, another generation has begun, or logits have
+            NaN, or are all -inf. ConfigError: a parameter. IndexOutOfRangeError: a token that the vocabulary does not have (on the CPU:
+            what onnxruntime raises).
         """
         prompt = np.asarray(ids)
         prompt = prompt.reshape(1, -1) if prompt.ndim == 1 else prompt
@@ -118,21 +132,21 @@ class Generator:
         count = room if max_new_tokens is None else min(room, max_new_tokens)
         if count < 0:
             raise ConfigError(f"generate: max_new_tokens: got {max_new_tokens}, expected 0 or more")
-        self._turn += 1
-        if self._failed:
-            self._prepare(self._step)
-            self._failed = False
         given = prompt.astype(self._ids)
         if self._growing is not None:
             choose = None if draw is None else partial(self._drawn_of, draw)
             return self._growing.tokens(given, count, choose, frozenset(stop))
-        return self._tokens_of(given, count, draw, frozenset(stop), self._turn)
+        with self._lock:
+            self._turn += 1
+            if self._failed:
+                self._prepare(self._step)
+                self._failed = False
+            return self._tokens_of(given, count, draw, frozenset(stop), self._turn)
 
     def _sampler(self, draw: Draw) -> Sampler:
         count = min(draw.top_k or self.vocabulary, self.vocabulary)
-        if count not in self._samplers:
-            self._samplers[count] = Sampler(self.vocabulary, count, self._kind, self._ids, self._options)
-        return self._samplers[count]
+        found = self._samplers.get(count)
+        return found or self._samplers.put(count, Sampler(self.vocabulary, count, self._kind, self._ids, self._options))
 
     def _drawn_of(self, draw: Draw, logits: Any) -> int:
         return self._sampler(draw).token(logits, draw.next())
@@ -140,32 +154,41 @@ class Generator:
     def _tokens_of(
         self, prompt: npt.NDArray[Any], count: int, draw: Draw | None, stop: frozenset[int], turn: int,
     ) -> Iterator[int]:
-        waiting, submitted = deque[Callable[[], int]](), 0
+        waiting, submitted, ahead = deque[Callable[[], int]](), 0, AHEAD if self._device[0] == "gpu" else 1
         try:
             try:
-                for _ in range(count):
-                    while submitted < count and len(waiting) < AHEAD:
-                        if turn != self._turn:
-                            raise InputError(
-                                "generate: another generation has begun with this Generator, whose caches it needs; use one each")
-                        uninterrupted(self._advance, waiting, prompt, submitted, draw)
+                for index in range(count):
+                    while submitted < count and len(waiting) < ahead:
+                        uninterrupted(self._advance, waiting, prompt, submitted, draw, turn)
                         submitted += 1
-                    token = uninterrupted(_oldest, waiting)
+                    token = checked(uninterrupted(_oldest, waiting), prompt.shape[1] + index)
                     yield token
                     if token in stop:
                         return
+            except Exception as error:
+                try:
+                    uninterrupted(_drain, waiting)
+                except Exception as behind:         # steps behind the one that failed
+                    error.add_note(f"the step behind it: {type(behind).__name__}: {behind}")
+                raise
             finally:
                 uninterrupted(_drain, waiting)      # the device writes what these read
         except Exception:       # a token that the vocabulary lacks, a lost device: caches that no later generation may read
-            self._failed = True
+            with self._lock:
+                self._failed = self._failed or turn == self._turn
             raise
 
-    def _advance(self, waiting: deque[Callable[[], int]], prompt: npt.NDArray[Any], index: int, draw: Draw | None) -> None:
+    def _advance(
+        self, waiting: deque[Callable[[], int]], prompt: npt.NDArray[Any], index: int, draw: Draw | None, turn: int,
+    ) -> None:
         """Submits the step of token `index`, and its readback: a step without one would write where the next generation has begun."""
-        self._submit(prompt, index)
-        if draw is not None:
-            self._choose(draw, index % 2)
-        waiting.append(self._token(index % 2))
+        with self._lock:
+            if turn != self._turn:
+                raise InputError("generate: another generation has begun with this Generator, whose caches it needs; use one each")
+            self._submit(prompt, index)
+            if draw is not None:
+                self._choose(draw, index % 2)
+            waiting.append(self._token(index % 2))
 
     def _submit(self, prompt: npt.NDArray[Any], index: int) -> None:
         """The step that gives token `index` of the answer, into place index % 2."""
@@ -185,9 +208,9 @@ class Generator:
     def _choose(self, draw: Draw, place: int) -> None:
         """Puts a random token in place of the most likely one."""
         sampler, numbers = self._sampler(draw), draw.next()
-        if id(sampler) not in self._drawn:
-            self._drawn[id(sampler)] = sampler.turns(self._logits, self._draws, self._tokens)
-        turns = self._drawn[id(sampler)]
+        if self._drawn is None or self._drawn[0] is not sampler:
+            self._drawn = sampler, sampler.turns(self._logits, self._draws, self._tokens)
+        turns = self._drawn[1]
         if turns is not None:
             self._set(self._draws[place], numbers)
         if turns is None or not turns.run(place):
@@ -195,10 +218,13 @@ class Generator:
             self._set(self._tokens[place], np.array([[token]], self._step.ids))
 
     def _token(self, place: int) -> Callable[[], int]:
-        """Waits for the token of a step that has been submitted."""
+        """Waits for the token of a step that has been submitted. What is on the host is read now: another generation may write there."""
         value = self._tokens[place]
         wait = download_later([value])
-        return (lambda: int(value.numpy().item())) if wait is None else lambda: int(np.frombuffer(wait()[0], self._step.ids)[0])
+        if wait is not None:
+            return lambda: int(np.frombuffer(wait()[0], self._step.ids)[0])
+        token = NOTHING if has_nan(self._logits) else int(value.numpy().item())
+        return lambda: token
 
     def _bound(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Inputs and outputs of the steps that read the token of this place."""
@@ -219,6 +245,17 @@ class Generator:
             fill(value, np.ascontiguousarray(array), waits=False)
         else:
             value.update_inplace(array)
+
+
+def _length(asked: int | None, positions: tuple[int, str] | None) -> int:
+    """Tokens of prompt and answer together. positions: see positions_of. Raises ConfigError."""
+    most, table = positions if positions is not None else (None, "")
+    length = asked if asked is not None else DEFAULT_LENGTH if most is None else min(DEFAULT_LENGTH, most)
+    if length < 2:
+        raise ConfigError(f"generate: max_length: got {length}, expected 2 tokens or more")
+    if most is not None and length > most:
+        raise ConfigError(f"generate: max_length: got {length}, expected at most {most}, the positions of the model's table {table!r}")
+    return length
 
 
 def _oldest(waiting: deque[Callable[[], int]]) -> int:

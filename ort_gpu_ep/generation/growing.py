@@ -16,7 +16,8 @@ import onnx
 from onnx import helper
 
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.generation.step import GIVEN_LOGITS, IDS, LOGITS, MASK, NEXT, POSITIONS, last_token
+from ort_gpu_ep.generation.step import GIVEN_LOGITS, IDS, LOGITS, MASK, NEXT, NOTHING, POSITIONS, checked, has_nan, last_token
+from ort_gpu_ep.session.bound_runs import state_of
 
 BRANCH = "use_cache_branch"
 """An input of merged decoders: whether there is a cache."""
@@ -88,14 +89,15 @@ class Growing:
     """Steps of a session of such a decoder. device: where the caches are, as bind_output takes it."""
 
     def __init__(self, session: Any, step: GrowingStep, device: Sequence[Any]) -> None:
-        self._session, self._empty, self._kinds, self._device = session, step.empty, step.kinds, device
+        self._session, self._empty, self._kinds, self._device = session, step.empty, step.kinds, tuple(device)
+        self._on_cpu = state_of(session) is None
 
     def tokens(self, prompt: npt.NDArray[Any], count: int, choose: Choose, stop: frozenset[int]) -> Iterator[int]:
         caches: Mapping[str, Any] | None = None
         given, total = prompt, prompt.shape[1]
         for _ in range(count):
             token, caches = self._step(given, total, caches, choose)
-            yield token
+            yield checked(token, total)
             if token in stop:
                 return
             given, total = np.array([[token]], prompt.dtype), total + 1
@@ -113,13 +115,15 @@ class Growing:
                 binding.bind_cpu_input(name, self._empty[name])
             else:
                 binding.bind_ortvalue_input(name, caches[name])
-        if choose is None:
-            binding.bind_output(NEXT, "cpu")
-        else:
-            binding.bind_output(LOGITS, *self._device)
-        for name in self._empty:
-            binding.bind_output(_present(name), *self._device)
+        places = {NEXT: ("cpu",)} if choose is None else {}
+        places |= {LOGITS: self._device} if choose is not None or self._on_cpu else {}
+        places |= {_present(name): self._device for name in self._empty}
+        for name, place in places.items():
+            binding.bind_output(name, *place)
         self._session.run_with_iobinding(binding)
-        found, *presents = binding.get_outputs()
-        token = int(found.numpy().item()) if choose is None else choose(found)
-        return token, dict(zip(self._empty, presents, strict=True))
+        found = dict(zip(places, binding.get_outputs(), strict=True))
+        if LOGITS in found and has_nan(found[LOGITS]):
+            token = NOTHING
+        else:
+            token = int(found[NEXT].numpy().item()) if choose is None else choose(found[LOGITS])
+        return token, {name: found[_present(name)] for name in self._empty}

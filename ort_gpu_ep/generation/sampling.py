@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.generation.step import LOGITS, NEXT
+from ort_gpu_ep.generation.step import LOGITS, NEXT, NOTHING
 from ort_gpu_ep.plugin import BoundRun, Turns
 from ort_gpu_ep.session.bound_runs import state_of
 from ort_gpu_ep.session.session import InferenceSession
@@ -26,7 +27,10 @@ DRAW = "sampling.draw"
 """An input: 1 / temperature, top_p, a random number in [0, 1)."""
 
 _STEEPEST = 1e30
-"""At most 1 / temperature: 0 times it is still 0."""
+"""At most 1 / temperature, so that 0 times it is still 0; and one share of this at least is top_p, which float32 does not make 0."""
+
+_MOST = np.float32(1.7e38)
+"""Half of the largest float32: the difference of two such numbers is one, too."""
 
 _ROW = 512
 """Powers that are summed by one workgroup, where there are several times as many."""
@@ -43,15 +47,19 @@ class Draw:
 
     def next(self) -> npt.NDArray[np.float32]:
         """DRAW for one more token."""
-        return np.array([min(1 / self.temperature, _STEEPEST), self.top_p, self.rng.random()], np.float32)
+        return np.array([min(1 / self.temperature, _STEEPEST), max(self.top_p, 1 / _STEEPEST), self.rng.random()], np.float32)
 
 
 def draw_of(temperature: float, top_k: int, top_p: float, seed: int | None) -> Draw | None:
     """None: the most likely token. Raises ConfigError."""
+    try:
+        temperature, top_k, top_p, rng = float(temperature), index(top_k), float(top_p), np.random.default_rng(seed)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"generate: got temperature={temperature!r}, top_k={top_k!r}, top_p={top_p!r}, seed={seed!r}: {error}") from error
     if not temperature >= 0 or top_k < 0 or not 0 < top_p <= 1:
         raise ConfigError(
             f"generate: got temperature={temperature}, top_k={top_k}, top_p={top_p}; expected temperature >= 0, top_k >= 0, 0 < top_p <= 1")
-    return None if temperature == 0 or top_k == 1 else Draw(temperature, top_k, top_p, np.random.default_rng(seed))
+    return None if temperature == 0 or top_k == 1 else Draw(temperature, top_k, top_p, rng)
 
 
 class Sampler:
@@ -87,33 +95,40 @@ class _Nodes:
 
     def __call__(self, op: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
         """inputs: names, or arrays that become constants. Returns the name of the output, or the names."""
-        names = [given if isinstance(given, str) else self._hold(given) for given in inputs]
+        names = [given if isinstance(given, str) else self.hold(given) for given in inputs]
         made = [f"{op}{len(self.nodes)}.{k}" for k in range(outputs)]
         self.nodes.append(helper.make_node(op, names, made, **attributes))
         return made[0] if outputs == 1 else made
 
-    def _hold(self, value: Any) -> str:
+    def hold(self, value: Any) -> str:
         name = f"constant{len(self.held)}"
         self.held.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
 
 def _model(vocabulary: int, count: int, kind: int, ids: int) -> onnx.ModelProto:
-    """LOGITS [1, 1, vocabulary] and DRAW -> NEXT [1, 1]."""
+    """LOGITS [1, 1, vocabulary] and DRAW -> NEXT [1, 1]; NOTHING where the largest logit is NaN or -inf: no token is likely then.
+
+    Infinite logits count as _MOST, so that their differences are numbers; the power of -inf is 0 at any temperature.
+    """
     op = _Nodes()
     logits = op("Cast", op("Reshape", LOGITS, np.array([vocabulary])), to=TensorProto.FLOAT)
     values, order = op("TopK", logits, np.array([count]), outputs=2)
     steepness, share, chance = op("Split", DRAW, np.array([1, 1, 1]), outputs=3)
-    zero, one, end = np.array([0]), np.array([1]), np.array([np.iinfo(np.int64).max])
-    powers = op("Exp", op("Mul", op("Sub", values, op("Slice", values, zero, one)), steepness))
+    zero, one, end, none = np.array([0]), np.array([1]), np.array([np.iinfo(np.int64).max]), np.zeros(1, np.float32)
+    lowest, first = np.array([-np.inf], np.float32), op("Clip", op("Slice", values, zero, one), -_MOST, _MOST)
+    powers = op("Exp", op("Mul", op("Sub", op("Clip", values, -_MOST, _MOST), first), steepness))
+    powers = op("Where", op("Greater", values, lowest), powers, none)
     powers, sums = _summed(op, powers, count)
     likely = op("Less", op("Sub", sums, powers), op("Mul", op("Slice", sums, np.array([-1]), end), share))
-    most = op("ReduceMax", op("Where", likely, sums, np.zeros(1, np.float32)), axes=[0])
+    most = op("ReduceMax", op("Where", likely, sums, none), axes=[0])
     passed = op("And", op("LessOrEqual", sums, op("Mul", most, chance)), likely)
     picked = op("ReduceSum", op("Cast", passed, to=TensorProto.INT32), zero)
     last = op("Sub", op("ReduceSum", op("Cast", likely, to=TensorProto.INT32), zero), np.ones(1, np.int32))
     token = op("Gather", order, op("Min", picked, last))        # the last one where rounding has passed them all
-    op.nodes.append(helper.make_node("Cast", [op("Reshape", token, np.array([1, 1]))], [NEXT], to=ids))
+    token = op("Where", op("Less", last, np.zeros(1, np.int32)), np.array([NOTHING]), token)
+    token = token if ids == TensorProto.INT64 else op("Cast", token, to=ids)
+    op.nodes.append(helper.make_node("Reshape", [token, op.hold(np.array([1, 1]))], [NEXT]))
     graph = helper.make_graph(
         op.nodes, "sampling",
         [helper.make_tensor_value_info(LOGITS, kind, [1, 1, vocabulary]), helper.make_tensor_value_info(DRAW, TensorProto.FLOAT, [3])],

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ort_gpu_ep.errors import ModelError
+from ort_gpu_ep.errors import InputError, ModelError
 
 IDS, LENGTH, NEXT, NEXT_LENGTH, LOGITS = "input_ids", "generation.length", "generation.next", "generation.next_length", "generation.logits"
 """Inputs and outputs of a step besides its caches: tokens [1, S]; how many tokens there are with these [1, 1]; the most likely next token
 [1, 1]; length + 1; logits [1, 1, vocabulary] of the last token."""
+
+NOTHING = -1
+"""In place of a token, where logits leave none to choose."""
 
 MASK, POSITIONS, GIVEN_LOGITS = "attention_mask", "position_ids", "logits"
 SHARES, _DOMAIN, _PAST = "GroupQueryAttention", "com.microsoft", (3, 4)
@@ -96,7 +100,7 @@ def _head(
     return int(width) // shares
 
 
-def _constant(graph: onnx.GraphProto, name: str, value: object, dtype: type = np.int64) -> str:
+def _constant(graph: onnx.GraphProto, name: str, value: object, dtype: Any = np.int64) -> str:
     graph.initializer.append(numpy_helper.from_array(np.asarray(value, dtype), f"generation.{name}"))
     return f"generation.{name}"
 
@@ -125,9 +129,30 @@ def _around(graph: onnx.GraphProto, inputs: dict[str, onnx.ValueInfoProto], rows
 
 
 def last_token(graph: onnx.GraphProto, ids: int) -> Sequence[onnx.NodeProto]:
-    """Nodes that give LOGITS of the last token, and NEXT."""
-    return [*_last_logits(graph), helper.make_node("ArgMax", [LOGITS], ["generation.best"], axis=-1, keepdims=0),
-            helper.make_node("Cast", ["generation.best"], [NEXT], to=ids)]
+    """Nodes that give LOGITS of the last token, and NEXT: NOTHING where the logit that is chosen is NaN or -inf, so that no token is."""
+    kind = next(o for o in graph.output if o.name == GIVEN_LOGITS).type.tensor_type.elem_type
+    lowest = _constant(graph, "lowest", -np.inf, helper.tensor_dtype_to_np_dtype(kind))
+    made, token = helper.make_node, NEXT if ids == TensorProto.INT64 else "generation.chosen"
+    return [*_last_logits(graph), made("Reshape", [LOGITS, _constant(graph, "row", [1, -1])], ["generation.logits_row"]),
+            made("ArgMax", ["generation.logits_row"], ["generation.best"], axis=1),
+            made("ReduceMax", ["generation.logits_row"], ["generation.highest"]),
+            made("Greater", ["generation.highest", lowest], ["generation.is_one"]),
+            made("Where", ["generation.is_one", "generation.best", _constant(graph, "nothing", NOTHING)], [token]),
+            *([made("Cast", [token], [NEXT], to=ids)] if token != NEXT else [])]
+
+
+def checked(token: int, behind: int) -> int:
+    """A token that was chosen. behind: how many tokens came before it. Raises InputError for NOTHING."""
+    if token == NOTHING:
+        raise InputError(
+            f"generate: no token can be chosen behind {behind} tokens: the model's logits have NaN there, or are all -inf. Look at the "
+            "prompt's tokens, and try precision=float32, or a model of float32")
+    return token
+
+
+def has_nan(logits: Any) -> bool:
+    """Whether logits in host memory, an OrtValue, have NaN: onnxruntime's ArgMax and TopK may not see it, those of a device do."""
+    return logits.device_name() == "cpu" and bool(np.isnan(logits.numpy()).any())
 
 
 def _last_logits(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:

@@ -84,7 +84,8 @@ class BoundRun(Run):
 
     def record_ahead(self) -> bool:
         """While the host waits: records the next run. Whether that was to be done."""
-        return self._bound is not None and self._bound.record_ahead()
+        bound = self._bound
+        return bound is not None and bound.record_ahead()
 
     def _resolve(self) -> bool:
         """Finds out where the values are, which may be elsewhere than before. Returns whether runs can go on from there."""

@@ -8,6 +8,7 @@ such inputs anew before each run.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -84,10 +85,13 @@ class CheckedBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no ty
 
 
 class IOBinding(CheckedBinding):
-    """onnxruntime's, for sessions that call `run_past`, or else `refresh`, before each run."""
+    """onnxruntime's, for sessions that call `run_past`, or else `refresh`, before each run, and hold `lock` meanwhile: runs of one binding
+    wait for each other.
+    """
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
+        self.lock = threading.RLock()
         self._session = behind(session)         # onnxruntime keeps it, too, since 1.31
         self._dtypes = {i.name: TENSORS.get(i.type) for i in session.get_inputs()}
         self._elsewhere: dict[str, Bind] = {}

@@ -338,7 +338,10 @@ class Memory:
         return storage
 
     def _fill(self, storage: Storage, address: int, pieces: list[Piece], state: SessionState | None) -> None:
-        """The content of a range into a storage of its size: by copies on the GPU if all parts allow that, else through the host."""
+        """The content of a range into a storage of its size: by copies on the GPU if all parts allow that, else through the host.
+
+        What nobody has written is 0, as in what a program makes in host memory: a cache's rows may be read before they are written.
+        """
         gpu, nbytes = storage.gpu, storage.nbytes
         assert gpu is not None
         parts = []
@@ -347,6 +350,8 @@ class Memory:
             parts.append((piece.storage, piece.offset + start - piece.start, start - address, stop - start))
         words = all(at % 4 == 0 and to % 4 == 0 and (n % 4 == 0 or to + n == nbytes) for _, at, to, n in parts)
         if words and all(source.gpu is gpu for source, _, _, _ in parts):
+            if sum(n for _, _, _, n in parts) < nbytes:
+                gpu.clear(storage.buffer, (nbytes + 3) & ~3)   # type: ignore[arg-type]
             for source, at, to, n in parts:
                 gpu.copy(source.buffer, at, storage.buffer, to, n)   # type: ignore[arg-type]
             storage.words = tuple({word for source, _, _, _ in parts for word in source.words})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ort_gpu_ep.plugin.io_binding import IOBinding, check_output, refresh, take_over
+from ort_gpu_ep.plugin.io_binding import IOBinding, check_output, take_over
 from ort_gpu_ep.plugin.state import capture
 from ort_gpu_ep.private import OrtSession as OrtSession
 from ort_gpu_ep.private import behind
@@ -79,13 +79,17 @@ class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no type
 
 
 def _run_bound(session: Any, iobinding: Any, run_options: Any) -> None:
-    direct = session.direct if run_options is None and isinstance(iobinding, IOBinding) else None
-    if direct is not None and iobinding.run_past(behind(session), direct):
+    if not isinstance(iobinding, IOBinding):
+        OrtSession.run_with_iobinding(session, iobinding, run_options)
         return
-    refresh(iobinding)
-    OrtSession.run_with_iobinding(session, iobinding, run_options)
-    if direct is not None:
-        direct.bound_passed()
+    with iobinding.lock:
+        direct = session.direct if run_options is None else None
+        if direct is not None and iobinding.run_past(behind(session), direct):
+            return
+        iobinding.refresh()
+        OrtSession.run_with_iobinding(session, iobinding, run_options)
+        if direct is not None:
+            direct.bound_passed()
 
 
 def _refreshes(session: Any) -> bool:

@@ -18,6 +18,7 @@ from ort_gpu_ep.plugin import CPU_PROVIDER, EP_NAME, too_old
 from ort_gpu_ep.plugin.memory import FORKED, memory
 from ort_gpu_ep.plugin.plain import COMPILES, NOT_COMPILED
 from ort_gpu_ep.plugin.state import say_once
+from ort_gpu_ep.private import copied_settings
 from ort_gpu_ep.processes import known as processes
 from ort_gpu_ep.processes.interrupts import load
 from ort_gpu_ep.session.early import known_verdict, unfit
@@ -257,6 +258,20 @@ def threads_beside_search(settings: Any) -> int:
         said = settings.intra_op_num_threads
     said = said or not settings.use_per_session_threads or any(entry(settings, n) for n in THREAD_ENTRIES)
     return 0 if said or settings.execution_mode != ExecutionMode.ORT_SEQUENTIAL else threads
+
+
+def own_settings(settings: Any) -> Any:
+    """A copy of SessionOptions (new ones for None), without providers and libraries of custom operators, which onnxruntime copies not."""
+    if settings is None:
+        return SessionOptions()
+    with settings_lock:
+        profiling, settings.enable_profiling = settings.enable_profiling, False      # what is made for the copy would begin a file
+        try:
+            made = copied_settings(settings)
+        finally:
+            settings.enable_profiling = profiling
+    made.enable_profiling = profiling
+    return made
 
 
 @contextmanager

@@ -299,8 +299,9 @@ class InferenceSession(plugin.PlainSession):
         mine = private.behind(self)
         bound = private.bound_session(iobinding, mine)
         if bound is not mine and bound in self._fronts:       # onnxruntime.IOBinding(session), before another candidate was chosen
-            uninterrupted(refresh, iobinding)
-            uninterrupted(bound.run_with_iobinding, private.behind_binding(iobinding), run_options)
+            with getattr(iobinding, "lock", None) or nullcontext():
+                uninterrupted(refresh, iobinding)
+                uninterrupted(bound.run_with_iobinding, private.behind_binding(iobinding), run_options)
             return
         if self._state is not None:
             self._state.begin_run()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from ort_gpu_ep.training.step import WEIGHT, TrainingStep
 
 log = logging.getLogger("ort_gpu_ep")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 ATTEMPTS = 3
@@ -32,6 +35,16 @@ ATTEMPTS = 3
 TIMED_STEPS = 5
 
 clock = time.perf_counter
+
+
+def whole(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concatenate[Engine, P], T]:
+    """A method that goes on to its end before another thread's begins."""
+    @wraps(method)
+    def alone(self: Engine, /, *arguments: P.args, **named: P.kwargs) -> T:
+        with self.lock:
+            return method(self, *arguments, **named)
+
+    return alone
 
 
 class Loss:
@@ -47,8 +60,9 @@ class Loss:
         self._read = math.nan
 
     def __float__(self) -> float:
-        if self._engine is not None:
-            self._engine.fetch(self)
+        engine = self._engine
+        if engine is not None:
+            engine.fetch(self)
         return self._read
 
     def settle(self, number: float) -> None:
@@ -71,10 +85,13 @@ class Engine:
     """A step that is run again and again. at: the number of the next step. renewals: devices that were given up.
 
     placement: where it runs, "gpu" or "cpu"; `why` says how that was decided. moves: how often it changed under other people's load.
+    lock: held by what must be whole, so that several threads may use one.
     """
 
-    def __init__(self, step: TrainingStep, options: Mapping[str, Any], carried: Mapping[str, Array], at: int) -> None:
-        self.step, self.options = step, dict(options)
+    def __init__(
+        self, step: TrainingStep, options: Mapping[str, Any], carried: Mapping[str, Array], at: int, lock: threading.RLock | None = None,
+    ) -> None:
+        self.step, self.options, self.lock = step, dict(options), lock or threading.RLock()
         self.asked = str(self.options.setdefault("placement", "auto"))
         self.why = "as asked"
         self.renewals = self.moves = 0
@@ -121,6 +138,7 @@ class Engine:
             self._mover, self._other = Mover(times, resolve(self.options)), sides[slower]
         return sides[faster]
 
+    @whole
     def place(self) -> None:
         """With `auto`, times a step on both sides anew, as both are busy now, and goes on where it is faster, the state included."""
         if self.asked != "auto":
@@ -150,6 +168,7 @@ class Engine:
 
     # ---- steps
 
+    @whole
     def has_room(self, sizes: Mapping[str, int]) -> bool:
         """Whether a data set of arrays of these bytes is to be kept where the steps are. On the CPU they take it from where it is."""
         if not self.resident.on_gpu:
@@ -157,6 +176,7 @@ class Engine:
         self._keep(self._source, self.resident.no_room(sizes))
         return not self._why_not
 
+    @whole
     def hold(self, arrays: Mapping[str, Array]) -> DataSet | None:
         """Keeps a data set where the steps are, in the place of the one before, if it is another; None, where that fails."""
         if self._source is None or not self._source.holds(arrays):
@@ -183,6 +203,7 @@ class Engine:
             return ""
         return f"the device holds the data set, {self._source.nbytes / 2**20:,.1f} MiB: of a batch only the samples' numbers go there"
 
+    @whole
     def run(self, batch: Batch) -> Loss:
         """One step. If it raises, the state is the one before it. Losses that nobody has read since LOSSES steps are read: their places
         are needed again.
@@ -200,6 +221,7 @@ class Engine:
             self.snapshot()
         return loss
 
+    @whole
     def send_for(self, losses: Sequence[Loss]) -> None:
         """Losses of the last LOSSES steps are on their way to the host from now on: steps may follow before they are read."""
         def send() -> None:
@@ -209,11 +231,14 @@ class Engine:
 
         self.surely(send)
 
+    @whole
     def fetch(self, last: Loss) -> None:
         """Reads a loss, and those before it that somebody holds: it waits for the device once.
 
         Raises: TrainingError, if one is not finite: the state is then the last good one.
         """
+        if last.value is None:      # another thread has read it
+            return
         held, start = [*(loss for loss in self._held() if loss.step < last.step), last], clock()
         unread, numbers = self._numbers(held)
         if self._mover is not None:
@@ -242,12 +267,14 @@ class Engine:
 
         return self.surely(read)
 
+    @whole
     def read(self) -> dict[str, Array]:
         """The state on the host."""
         if self._mover is not None:
             self._mover.forget()        # the steps on their way are waited for here, and reading is no step
         return self.surely(lambda: self.resident.read())
 
+    @whole
     def write(self, carried: Mapping[str, Array], at: int) -> None:
         """Another state, of which step `at` is the next."""
         self._settle_losses()
@@ -272,6 +299,7 @@ class Engine:
 
     # ---- when it fails
 
+    @whole
     def surely(self, action: Callable[[], T]) -> T:
         """Something that a device does, again on a new one if it fails. Raises what is not a device's failure, and the last one."""
         for _ in range(ATTEMPTS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,6 +75,9 @@ class Trainer:
 
     The first batch fixes the sizes. Smaller ones are padded with samples that weigh nothing.
 
+    All methods may be called by several threads: each step, batch of an evaluation, and reading or writing of the state is whole. Two fits
+    at once take turns, step by step.
+
     Raises: TrainingError and ModelError, as make_training_step; ConfigError for options.
     """
 
@@ -84,7 +88,7 @@ class Trainer:
     ) -> None:
         check_optimizer(optimizer)
         _check_precision(dict(options or {}))
-        self._model = external.load(model)
+        self._model, self._lock = external.load(model), threading.RLock()
         self.optimizer, self.seed, self.options = optimizer, seed, dict(options or {})
         self._request = Request(source.prepared(self._model), loss_of(loss), trainable, output, batch_norm, dropout,
                                 frozen=frozen, accumulate=accumulate)
@@ -203,12 +207,13 @@ class Trainer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """A checkpoint (safetensors): parameters, state, the number of steps. Going on from it equals never having stopped."""
-        carried = self._state()
+        with self._lock:
+            carried, steps, epochs = self._state(), self.steps, self.epochs
         if not carried:
             raise TrainingError("save: there is nothing to save before the first step")
         checkpoint.write(path, carried, {
             "format": "ort_gpu_ep.training", "model": self._digest(), "optimizer": str(self.optimizer), "loss": self._request.loss.name,
-            "step": str(self.steps), "epochs": str(self.epochs), "seed": str(self.seed)})
+            "step": str(steps), "epochs": str(epochs), "seed": str(self.seed)})
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Goes on from a checkpoint of this model. Raises TrainingError for another model's, and for other weights or optimizer state."""
@@ -218,12 +223,13 @@ class Trainer:
                 raise TrainingError(f"checkpoint {os.fspath(path)}: it is of another {what} ({metadata.get(what)}, expected {own})")
         step, epochs = (checkpoint.number(path, metadata, key) for key in ("step", "epochs"))
         seed = checkpoint.number(path, metadata, "seed", -_MOST_SEED, _MOST_SEED)
-        if self._engine is not None:
-            _check_same(path, tensors, self._engine.step.carried)
-            self._engine.write(tensors, step)
-        else:
-            self._pending = (tensors, step)
-        self.epochs, self.seed, self._renewed = epochs, seed, -1
+        with self._lock:
+            if self._engine is not None:
+                _check_same(path, tensors, self._engine.step.carried)
+                self._engine.write(tensors, step)
+            else:
+                self._pending = (tensors, step)
+            self.epochs, self.seed, self._renewed = epochs, seed, -1
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """The user's model with the weights as they are now."""
@@ -320,10 +326,11 @@ class Trainer:
 
     def _stepped(self, engine: Engine, batch: data.Batch) -> Loss:
         """A step on a batch, to which the optimizer's numbers come."""
-        batch.feeds[HYPER] = numbers(self.optimizer, engine.step.accumulate, engine.at)
-        if SEED in engine.step.feeds:
-            batch.feeds[SEED] = seed_of(self.seed, engine.at)
-        return uninterrupted(self._run, engine, batch)
+        with self._lock:
+            batch.feeds[HYPER] = numbers(self.optimizer, engine.step.accumulate, engine.at)
+            if SEED in engine.step.feeds:
+                batch.feeds[SEED] = seed_of(self.seed, engine.at)
+            return uninterrupted(self._run, engine, batch)
 
     def _run(self, engine: Engine, batch: data.Batch) -> Loss:
         """A step, before which the optimizer may change what is carried."""
@@ -339,15 +346,18 @@ class Trainer:
 
     def _opened(self, inputs: Mapping[str, Array]) -> Engine:
         """The engine, made for these sizes if there is none yet; for batches of a size that the model fixes, if these are smaller."""
-        if self._engine is not None:
-            return self._engine
+        with self._lock:
+            return self._engine or self._made(inputs)
+
+    def _made(self, inputs: Mapping[str, Array]) -> Engine:
+        """The engine, for the first time."""
         shapes = {n: (max(len(a), self._fixed or 0), *a.shape[1:]) for n, a in inputs.items()}
         step = training_step(replace(self._request, shapes=shapes), self.optimizer)
         carried, at = step.carried, 0
         if self._pending is not None:
             carried, at = self._pending
             _check_same("that was loaded", carried, step.carried)
-        self._engine, self._pending = Engine(step, self.options, carried, at), None
+        self._engine, self._pending = Engine(step, self.options, carried, at, self._lock), None
         return self._engine
 
     def _batch(self, engine: Engine) -> int:
@@ -391,9 +401,10 @@ class Trainer:
         return engine.surely(run)
 
     def _state(self) -> dict[str, Array]:
-        if self._engine is not None:
-            return self._engine.read()
-        return dict(self._pending[0]) if self._pending is not None else {}
+        with self._lock:
+            if self._engine is not None:
+                return self._engine.read()
+            return dict(self._pending[0]) if self._pending is not None else {}
 
     def _digest(self) -> str:
         """Of the model's graph without its weights, and of which are trained."""

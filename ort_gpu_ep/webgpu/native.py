@@ -93,6 +93,10 @@ def copy_buffer(encoder: Any, source: Any, source_offset: int, target: Any, targ
     checked.wgpuCommandEncoderCopyBufferToBuffer(encoder.handle, source, source_offset, target, target_offset, nbytes)
 
 
+def clear_buffer(encoder: Any, target: Any, nbytes: int) -> None:
+    checked.wgpuCommandEncoderClearBuffer(encoder.handle, target, 0, nbytes)
+
+
 def finish(encoder: Any) -> Any:
     """encoder.finish(), as a command buffer that may be dropped without being submitted."""
     command_buffer = encoder.finish()

@@ -31,4 +31,19 @@ for _ in range(2):
         tokens.append(int(generator.get_next_tokens()[0]))
     found["tokens"].append(tokens)
     found["copies"].append({kind: count - before[kind] for kind, count in COPIES.as_dict().items()})
+
+
+def talked() -> list[int]:
+    """A conversation: an answer, to which more is appended. genai does not feed the answer's last token before what comes then."""
+    settings = genai.GeneratorParams(model)
+    settings.set_search_options(max_length=80)
+    generator = genai.Generator(model, settings)
+    for text in ("Once upon a time", " and then", " so"):
+        generator.append_tokens(genai.Tokenizer(model).encode(text))
+        for _ in range(6):
+            generator.generate_next_token()
+    return [int(token) for token in generator.get_sequence(0)]
+
+
+found["talk"] = talked()        # behind others, whose memory it gets
 print(json.dumps(found))

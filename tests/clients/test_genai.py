@@ -33,6 +33,7 @@ def test_the_tokens_of_the_cpu(sizes: dict[str, Any], tmp_path: Path) -> None:
     assert len(wanted["tokens"][0]) == STEPS + 1
     ours, stand_in = ran(tmp_path, "WgpuExecutionProvider", "ours", **sizes), ran(tmp_path, "WebGPU", "WebGpuExecutionProvider", **sizes)
     assert ours["tokens"] == stand_in["tokens"] == wanted["tokens"]
+    assert ours["talk"] == stand_in["talk"] == wanted["talk"]
     assert (wanted["device"], ours["device"], stand_in["device"]) == ("CPU", "CPU", "WebGPU")
     for copies in stand_in["copies"]:
         assert (copies["host_to_device"], copies["device_to_host"], copies["device_to_device"]) == (2 * STEPS, STEPS, 0)

@@ -72,7 +72,7 @@ def test_a_random_token_crosses_without_its_logits() -> None:
         after = made.session.stats()
         moved.append(after["device_to_host_nbytes"] - before["device_to_host_nbytes"])
     assert moved == [9 * 8] * 3
-    assert all(s.session.stats()["device_to_host_nbytes"] == 0 for s in made._samplers.values())
+    assert all(s.session.stats()["device_to_host_nbytes"] == 0 for s in made._samplers._answers.values())
 
 
 @pytest.mark.parametrize("options", [{"isolation": "process"}, {"placement": "cpu"}])

@@ -104,6 +104,14 @@ def test_batches_of_unequal_lengths(when: tuple[list[int], int, int | None], cau
     check(given, lengths)
 
 
+@pytest.mark.parametrize("when", [([12, 7, 9], 12, None), ([12, 7, 9], 1, 11), ([16, 5, 3], 1, 15)], ids=str)
+def test_rows_of_a_cache_that_grows_are_zero_behind_a_batchs_tokens(when: tuple[list[int], int, int | None]) -> None:
+    """As onnxruntime's CPU leaves them, whatever the cache before had there. Those of a prompt's padding are its padding's."""
+    made, feeds = model(*when, rotary=16)
+    for mine, its in zip(run_direct(made, feeds)[1:], on_cpu(made, feeds)[1:], strict=True):
+        np.testing.assert_allclose(mine, its, rtol=2e-6, atol=2e-6)
+
+
 def test_position_ids() -> None:
     for when in (PROMPT, STEP, CHUNK):
         lengths, sequence, past = when

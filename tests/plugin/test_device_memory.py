@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import helper
 
 from ort_gpu_ep import plugin
 from ort_gpu_ep.device import Gpu
@@ -183,3 +184,65 @@ def test_sessions_give_everything_back(mlp: bytes, rng: np.random.Generator) -> 
         other.run(x=rng.normal(size=(5, 16)).astype("f"))
         other.session = None
     assert held() == before
+
+
+def used(opened: Any, shape: tuple[int, ...]) -> None:
+    """Memory of this size that was written, and is free now."""
+    values = [device_value(opened, np.full(shape, np.nan, "f")) for _ in range(12)]
+    for value in values:
+        binding = opened.session.io_binding()
+        binding.bind_ortvalue_input("x", value)
+        binding.bind_output("y")
+        opened.session.run_with_iobinding(binding)
+
+
+def new_value(shape: tuple[int, ...]) -> Any:
+    return onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "gpu", 0, plugin.VENDOR_ID)
+
+
+def test_what_nobody_wrote_is_zero(doubling: bytes) -> None:
+    """Whatever the memory held before: a program may read rows of a cache before they are written."""
+    opened, shape = open_session(doubling), (7, 16)
+    used(opened, shape)
+    new = new_value(shape)
+    binding = opened.session.io_binding()
+    binding.bind_ortvalue_input("x", new)
+    binding.bind_ortvalue_output("y", copy := new_value(shape))
+    opened.session.run_with_iobinding(binding)
+    for value in (new, copy):
+        np.testing.assert_array_equal(value.numpy(), np.zeros(shape, "f"))
+
+
+def test_a_conversation_that_leaves_out_a_row_of_its_cache_is_answered_as_by_the_cpu(doubling: bytes, rng: np.random.Generator) -> None:
+    """As onnxruntime-genai's are: it appends to an answer whose last token it has not fed."""
+    heads, groups, size, rows = 4, 2, 16, 24
+    cache = ["B", groups, "past", size]
+    model = make_model(
+        [helper.make_node("GroupQueryAttention", ["q", "", "", "pk", "pv", "l", "t"], ["y", "nk", "nv"], domain="com.microsoft", num_heads=heads,
+                          kv_num_heads=groups)],
+        [info("q", [1, "s", (heads + 2 * groups) * size]), info("pk", cache), info("pv", cache), info("l", [1], 6), info("t", [1], 6)],
+        [info("y", [1, "s", heads * size]), info("nk", cache), info("nv", cache)])
+    steps = [(rng.standard_normal((1, s, (heads + 2 * groups) * size)).astype("f"), total) for s, total in ((3, 3), (1, 4), (2, 7), (1, 8))]
+    opened = open_session(doubling)      # as long as it is open, its device has the memory
+    used(opened, (groups * rows, size))
+
+    def answers(session: Any, caches: dict[str, Any]) -> list[Any]:
+        found = []
+        for q, total in steps:
+            binding = session.io_binding()
+            for name, array in (("q", q), ("l", np.array([total - 1], "i4")), ("t", np.array([total], "i4"))):
+                binding.bind_cpu_input(name, array)
+            binding.bind_output("y")
+            for past, present in (("pk", "nk"), ("pv", "nv")):
+                binding.bind_ortvalue_input(past, caches[past])
+                binding.bind_ortvalue_output(present, caches[past])
+            session.run_with_iobinding(binding)
+            found.append(binding.copy_outputs_to_cpu()[0])
+        return [*found, *(np.array(c.numpy()) for c in caches.values())]
+
+    shape = (1, groups, rows, size)
+    theirs = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    zeros = {n: np.zeros(shape, "f") for n in ("pk", "pv")}
+    wanted = answers(theirs, {n: onnxruntime.OrtValue.ortvalue_from_numpy(a) for n, a in zeros.items()})
+    for got, want in zip(answers(open_session(model).session, {n: new_value(shape) for n in ("pk", "pv")}), wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)

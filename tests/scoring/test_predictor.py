@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,12 @@ def test_a_predictor_of_bytes_on_the_adapter(data: Data) -> None:
         Predictor(b"nonsense", adapter="cpu")
     with pytest.raises(ScoringError, match="the batch: columns x=z: no column 'z'"):
         Predictor(data.model.read_bytes(), adapter="cpu", columns={"x": "z"})({"x": data.x})
+
+
+@pytest.mark.parametrize("adapter", ["0", "cpu"])
+def test_a_predictor_in_several_threads(data: Data, adapter: str) -> None:
+    predict = Predictor(str(data.model), adapter=adapter)
+    with ThreadPoolExecutor(4) as threads:
+        parts = [slice(k % 5, k % 5 + 1 + k % 7) for k in range(24)]
+        for part, found in zip(parts, threads.map(lambda p: predict({"x": data.x[p]}), parts), strict=True):
+            np.testing.assert_allclose(np.stack(found.column("y").to_pylist()), data.answer[part], atol=1e-4)

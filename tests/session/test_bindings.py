@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -320,3 +321,34 @@ def test_a_state_on_the_device_whatever_happens_between_runs(
         np.testing.assert_array_equal(value.numpy(), content)
     assert sum(quick) > 20, f"{sum(quick)} of {len(quick)}"
     assert len(unrelated) <= 1
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["one each", "one for all"])
+def test_bindings_in_several_threads(opened: Any, mlp: bytes, rng: np.random.Generator, shared: bool) -> None:
+    """Runs of one binding wait for each other. Those of several go on beside each other, each with its own values."""
+    session, xs = opened(mlp), rng.standard_normal((3, 5, 16)).astype("f")
+    made, found = [session.io_binding() for _ in xs], list[Any]()
+    if shared:
+        made, xs = made[:1] * 3, np.broadcast_to(xs[:1], xs.shape)
+    wanted = [on_the_cpu(mlp, {"x": x}, ["y"])[0] for x in xs]
+    for binding, x in zip(made, xs, strict=True):
+        binding.bind_cpu_input("x", x.copy())
+        binding.bind_output("y")
+
+    def work(k: int) -> None:
+        try:
+            for _ in range(12):
+                session.run_with_iobinding(made[k])
+                if not shared:
+                    np.testing.assert_allclose(made[k].copy_outputs_to_cpu()[0], wanted[k], rtol=2e-5, atol=2e-5)
+        except BaseException as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not found
+    for binding, y in zip(made, wanted, strict=True):
+        np.testing.assert_allclose(binding.copy_outputs_to_cpu()[0], y, rtol=2e-5, atol=2e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -556,3 +557,54 @@ def test_what_explain_says() -> None:
     assert "2 weights of 72 elements are trained" in text
     assert "the last Softmax (softmax) is part of the loss" in text
     assert "in one partition" in text or "partition 0" in text
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_several_threads_train_one_model_step_by_step(side: str) -> None:
+    """As many steps give the same bits, from whichever thread they come, while others evaluate, save and read."""
+    x, y = points(16)
+    wanted, t, found = trainer(side), trainer(side), list[Any]()
+    before = wanted.predict(x)
+    for _ in range(24):
+        wanted.step(x, y)
+
+    def work(*actions: Any) -> None:
+        try:
+            for k in range(12):
+                for action in actions:
+                    action(k)
+        except Exception as error:
+            found.append(error)
+
+    losses = list[Any]()
+    threads = [threading.Thread(target=work, args=actions) for actions in (
+        [lambda _: losses.append(t.step(x, y))], [lambda _: float(t.step(x, y))], [lambda _: found.append(t.predict(x))],
+        [lambda k: t.parameters() if k % 2 else t.summary(), lambda _: [float(loss) for loss in list(losses)]])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not [error for error in found if isinstance(error, Exception)]
+    assert t.steps == 24
+    assert bits(t) == bits(wanted)
+    assert len(found) == 12
+    assert all(np.isfinite(p).all() and p.shape == before.shape for p in found)
+
+
+def test_fits_in_two_threads_take_turns(rng: np.random.Generator) -> None:
+    (x, y), t = points(32), trainer()
+    found = list[Any]()
+
+    def work(k: int) -> None:
+        try:
+            found.append(t.fit(x[k::2], y[k::2], epochs=3, batch=8)[-1]["loss"])
+        except Exception as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(isinstance(loss, float) and np.isfinite(loss) for loss in found), found
+    assert t.steps == 2 * 3 * 2
