@@ -11,7 +11,7 @@ from ort_gpu_ep.drills.faults import after_run
 from ort_gpu_ep.errors import DeviceLostError
 from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.verdicts import code_hash, key_of
-from ort_gpu_ep.health.workarounds import with_workarounds
+from ort_gpu_ep.health.workarounds import REWRITINGS, with_workarounds
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.kernels.profile import Profile, guessed_for
 from ort_gpu_ep.plugin.memory import memory
@@ -48,7 +48,8 @@ class LocalBackend:
         self.adapter = self.device = gpu
         own, self._cache_path = self.settled(config), config.cache_path
         self.allowance = Allowance(own.memory_limit_mb << 20, own.hang_timeout_ms / 1e3)
-        self.notices: Sequence[str] = [f"workaround {workaround}" for workaround in gpu.workarounds]
+        # a rewritten text computes the same, about as fast: `doctor` tells of those
+        self.notices: Sequence[str] = [f"workaround {workaround}" for workaround in gpu.workarounds if workaround.name not in REWRITINGS]
 
     @property
     def known_plans(self) -> KnownPlans:
