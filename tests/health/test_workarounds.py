@@ -124,7 +124,9 @@ def test_a_grid_in_two_dimensions(count: int, grid: tuple[int, int, int]) -> Non
 def test_each_dispatch_is_submitted_alone(opened: Opened) -> None:
     session = opened({"submit_each": "1"})
     dispatches = plan(session).dispatches
-    assert session.submits == [dispatches + 1] * 3     # and the readback
+    first, *later = session.submits
+    assert later == [dispatches + 1] * 2       # and the readback
+    assert first == dispatches + 1 + 2         # memory of values that a program may read is zeroed where it is new
     assert opened({}).submits == [1] * 3
 
 
