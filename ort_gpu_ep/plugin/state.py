@@ -141,11 +141,6 @@ class SessionState:
         self.unwanted_optimizers = set[str]()
         self._said: set[tuple[str, str]] = set()
 
-    def inherit(self, before: SessionState) -> None:
-        """Takes over what happened to a session from the state that it had before: its events come first."""
-        said = {(event.kind, event.message) for event in self.events}
-        self.events.extendleft(event for event in reversed(list(before.events)) if (event.kind, event.message) not in said)
-
     def begin_run(self) -> None:
         """The session begins a run; what is copied from now on belongs to it. (A callback by ONNX Runtime's OnRunStart takes 7 us.)"""
         self.runs += 1

@@ -69,8 +69,7 @@ class Refinement:
                 return
             found = self._refined(feeds)
             with self._lock:
-                if found.state is not None and not self._cancelled and not ending() and _placed(found.state) > _placed(state):
-                    found.state.inherit(state)
+                if not self._cancelled and not ending() and _placed(found.state) > _placed(state):
                     self._become(found)
         except Exception as error:      # an op of the user's own that a profile does not run, no room for a file: it goes on as it is
             log.info("placement: nodes that guesses left to the CPU stay there: %s: %s", type(error).__name__, error)
