@@ -14,6 +14,11 @@ OrtSession: Any = _collection.InferenceSession
 
 OrtBinding: Any = _collection.IOBinding
 
+OrtValue: Any = _collection.OrtValue
+
+device_name: Any = OrtValue.device_name
+"""onnxruntime's own answer, also where values.py has put another one in its place: "cpu", and "cuda" for any GPU."""
+
 _EMPTY_MODEL = b"\x08\x08:\x03\x12\x01gB\x04\n\x00\x10\x11"
 """A ModelProto of IR version 8 and opset 17, whose graph has a name and nothing else."""
 

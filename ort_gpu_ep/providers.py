@@ -8,6 +8,7 @@ STAND_IN_NAME = "WebGpuExecutionProvider"
 devices of providers that it knows by name only."""
 
 CPU_PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
 
 VENDOR_ID = 0
 """Of our device memory: "no vendor", so that `bind_output(name, "gpu")` and its like find it without being told one."""

@@ -11,9 +11,9 @@ import onnxruntime
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.providers import CPU_PROVIDER
+from ort_gpu_ep.providers import CPU_PROVIDER, CUDA_PROVIDER
 
-WEBGPU, CUDA = "onnxruntime_ep_webgpu", "CUDAExecutionProvider"
+WEBGPU = "onnxruntime_ep_webgpu"
 
 
 def peer(name: str, model: str) -> Any:
@@ -21,9 +21,9 @@ def peer(name: str, model: str) -> Any:
     if name == "cpu":
         return shared.cpu_session(model)
     if name == "cuda":
-        if CUDA not in onnxruntime.get_available_providers():
+        if CUDA_PROVIDER not in onnxruntime.get_available_providers():
             raise ConfigError("cuda: this onnxruntime has no CUDAExecutionProvider; install onnxruntime-gpu and CUDA")
-        return onnxruntime.InferenceSession(model, shared.quiet(), providers=[CUDA, CPU_PROVIDER])
+        return onnxruntime.InferenceSession(model, shared.quiet(), providers=[CUDA_PROVIDER, CPU_PROVIDER])
     return _webgpu(model)
 
 

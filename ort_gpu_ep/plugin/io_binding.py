@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ort_gpu_ep.private import OrtBinding, OrtSession, OrtValueVector, behind
+from ort_gpu_ep.private import OrtBinding, OrtSession, OrtValueVector, behind, device_name
 from ort_gpu_ep.providers import EP_NAME, STAND_IN_NAME
 
 TENSORS = {f"tensor({name})": np.dtype(numpy) for name, numpy in (
@@ -132,7 +132,7 @@ class IOBinding(CheckedBinding):
             if kind == STRING_TENSOR:
                 self._check_strings(name, kind)
             self._read[name] = _place_of(ortvalue)
-            self._bind(name, ortvalue.device_name() == "cpu", TENSORS.get(kind), bind)
+            self._bind(name, device_name(ortvalue) == "cpu", TENSORS.get(kind), bind)
         else:
             self._bind(name, self._wants_host_memory.get(name), None, bind)
         self._give(name, ortvalue if is_tensor else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from ort_gpu_ep.plugin import values
 from ort_gpu_ep.plugin.io_binding import IOBinding, check_output, take_over
 from ort_gpu_ep.plugin.state import capture
 from ort_gpu_ep.private import OrtSession as OrtSession
@@ -98,3 +99,4 @@ def _refreshes(session: Any) -> bool:
 
 
 take_over(_refreshes)
+values.take_over()

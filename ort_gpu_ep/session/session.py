@@ -586,7 +586,7 @@ def _source_of(model: Any, settings: Any) -> Source | None:
 
 
 def _is_on_cpu(value: Any) -> bool:
-    return not value.is_tensor() or value.device_name().lower() == "cpu"
+    return not value.is_tensor() or private.device_name(value) == "cpu"
 
 
 def _weakly(method: Any) -> Any:

@@ -98,7 +98,7 @@ def test_rows_are_repeated(model: Path) -> None:
 def test_peers_that_are_not_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, peers.WEBGPU, None)
     assert "pip install onnxruntime-ep-webgpu" in rejected("bench", model, "--runs", 3, "--against", "webgpu", *GPU).replace("\n", " ")
-    if peers.CUDA not in onnxruntime.get_available_providers():
+    if peers.CUDA_PROVIDER not in onnxruntime.get_available_providers():
         assert "onnxruntime-gpu" in rejected("bench", model, "--runs", 3, "--against", "cuda", *GPU).replace("\n", " ")
     assert call("bench", model, "--against", "abacus").returncode == 2
 

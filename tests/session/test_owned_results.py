@@ -161,3 +161,49 @@ def test_outputs_that_are_no_dense_tensors(
         for one, other in zip(got, want, strict=True):
             for ours, theirs in zip(content(one), content(other), strict=True):
                 np.testing.assert_allclose(ours, theirs, rtol=2e-5)
+
+
+def on_device(session: Any, x: Array) -> list[Any]:
+    """Values in the device's memory, made in each way; the last one has no elements."""
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    binding.bind_output("y", "gpu")
+    session.run_with_iobinding(binding)
+    new, value = onnxruntime.OrtValue.ortvalue_from_shape_and_type, onnxruntime.OrtValue.ortvalue_from_numpy
+    own = getattr(session, "create_ortvalue_from_shape_and_type", new)
+    return [*binding.get_outputs(), value(x, "gpu"), new([2, 3], np.float32, "gpu"), own([2, 3], np.float32, "gpu"), value(x[:0], "gpu")]
+
+
+def test_a_value_on_the_device_says_so_and_no_library_takes_its_address(auto: Callable[..., Any], mlp: bytes, x: Array) -> None:
+    """onnxruntime takes any GPU for CUDA, and torch would use the address."""
+    session = auto(mlp, placement="gpu")
+    takers: list[Callable[[Any], object]] = [np.from_dlpack, lambda v: v.__dlpack__(), lambda v: v.__dlpack_device__(), onnxruntime.OrtValue.from_dlpack]
+    if has_torch():
+        takers += [import_module("torch").from_dlpack, import_module("torch").as_tensor]
+    for value in on_device(session, x):
+        assert value.device_name() == "gpu"
+        assert np.asarray(value).shape == tuple(value.shape())
+        for take in takers:
+            with pytest.raises(BufferError, match=r"value\.numpy\(\), or bind the output to 'cpu'"):
+                take(value)
+        again = onnxruntime.OrtValue.ortvalue_from_numpy(value.numpy(), value.device_name())        # the name is one that onnxruntime takes
+        np.testing.assert_array_equal(again.numpy(), value.numpy())
+
+
+def test_libraries_share_values_in_host_memory(opened: Callable[..., Any], mlp: bytes, x: Array) -> None:
+    """Both ways by DLPack, without a copy: what is written on one side is there on the other, and in the next run."""
+    session, given = opened(mlp), x.copy()
+    value = onnxruntime.OrtValue.from_dlpack(given)
+    assert value.data_ptr() == given.ctypes.data
+    assert (value.device_name(), tuple(value.__dlpack_device__())) == ("cpu", (1, 0))
+    assert np.from_dlpack(value).ctypes.data == value.data_ptr()
+    if has_torch():
+        torch = import_module("torch")
+        seen = torch.from_dlpack(value)
+        assert seen.data_ptr() == value.data_ptr()
+        assert onnxruntime.OrtValue.from_dlpack(seen).data_ptr() == value.data_ptr()
+    for k in range(6):
+        given[:] = x * (k + 1)
+        got = session.run_with_ort_values(["y"], {"x": value})[0]
+        np.testing.assert_allclose(np.from_dlpack(got), on_the_cpu(mlp, {"x": given}, ["y"])[0], rtol=2e-5, atol=2e-5)
+        assert np.from_dlpack(got).ctypes.data == got.data_ptr()
