@@ -286,18 +286,18 @@ OTHERS: dict[str, Callable[[str, Path], str]] = {
     "explain": explain, "score": score, "compress": compress, "train": train, "generate": generate, "exec": by_exec}
 
 
-def wanted(path: str) -> tuple[bool, Any]:
-    """Whether onnxruntime alone opens the model, and what it answers."""
+def wanted(path: str) -> tuple[type[Exception] | None, Any]:
+    """What onnxruntime alone raises for the model, if anything, and what it answers."""
     import onnxruntime
 
     try:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        return True, session.run(None, FEEDS)[0] if [i.name for i in session.get_inputs()] == ["x"] else None
-    except Exception:
-        return False, None
+        return None, session.run(None, FEEDS)[0] if [i.name for i in session.get_inputs()] == ["x"] else None
+    except Exception as error:      # also a UnicodeDecodeError, for a message that quotes a name
+        return type(error), None
 
 
-def tried(way: str, path: str, out: Path, plain: tuple[bool, Any]) -> tuple[str, str]:
+def tried(way: str, path: str, out: Path, plain: tuple[type[Exception] | None, Any]) -> tuple[str, str]:
     """(what happened, what is wrong with it)."""
     import onnxruntime
 
@@ -305,16 +305,15 @@ def tried(way: str, path: str, out: Path, plain: tuple[bool, Any]) -> tuple[str,
 
     refusals = (GpuEpError, *(getattr(onnxruntime.capi.onnxruntime_pybind11_state, name) for name in (
         "Fail", "InvalidGraph", "InvalidArgument", "InvalidProtobuf", "NoSuchFile", "NotImplemented", "RuntimeException")))
-    opens, want = plain
+    raises, want = plain
     try:
         said = run_session(path, SESSIONS[way], want) if way in SESSIONS else OTHERS[way](path, out)
     except refusals as error:
-        return f"refused: {type(error).__name__}: {error}"[:300], f"onnxruntime opens it: {type(error).__name__}: {error}"[:300] if way in (*SESSIONS, "exec") and opens else ""
+        return f"refused: {type(error).__name__}: {error}"[:300], f"onnxruntime opens it: {type(error).__name__}: {error}"[:300] if way in (*SESSIONS, "exec") and raises is None else ""
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
-        same = not opens and way in (*SESSIONS, "exec", "explain", "score") and type(error).__module__ != "builtins"
-        return f"refused: {said}"[:300], "" if same or ("system error" in said.lower() and not opens) else said[:300]
-    return said, "" if opens or way not in (*SESSIONS, "exec") else "onnxruntime refuses it"
+        return f"refused: {said}"[:300], "" if type(error) is raises and way in (*SESSIONS, "exec", "explain") else said[:300]
+    return said, "" if raises is None or way not in (*SESSIONS, "exec") else "onnxruntime refuses it"
 
 
 def work(base: Path, ways: Sequence[str]) -> None:
