@@ -43,7 +43,7 @@ class Machine:
     def __init__(self, model: Model, options: Mapping[str, Any], timeout_s: float) -> None:
         self.notes: list[str] = []
         self._model, self._options, self._timeout_s = model, dict(options), timeout_s
-        self._prefix = f"ortgpuep-{os.getpid()}"
+        self._prefix = f"ortgpuep-{os.getpid()}-{next(_names)}"        # of this run: a process may have several
 
     def slots(self, wanted: Sequence[str]) -> list[Slot]:
         found = self._named([text for text in wanted if text != AUTO_CPU])

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,22 @@ def test_two_workers_on_the_adapter_share_the_rows(data: Data, tmp_path: Path) -
     assert seen
     assert seen[-1].rows == ROWS
     json.dumps(report.as_dict())
+
+
+def test_runs_in_several_threads(data: Data, tmp_path: Path) -> None:
+    """Each is whole; two at one output are refused but for one."""
+    def run(name: str) -> Any:
+        try:
+            return score(data.model, data.file, tmp_path / name, adapters="cpu", batch=64, key="id").scored
+        except ScoringError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as threads:
+        first, second, *same = threads.map(run, ["a.parquet", "b.parquet", "c.parquet", "c.parquet"])
+    assert (first, second) == (ROWS, ROWS)
+    assert sorted(map(type, same), key=str) == [int, str]
+    for name in "abc":
+        check_rows(tmp_path / f"{name}.parquet", data)
 
 
 def after(monkeypatch: pytest.MonkeyPatch, answers: int, act: Any) -> None:
