@@ -196,10 +196,10 @@ class BoundRun(Run):
             from ort_gpu_ep.runtime.ends import Ends  # only here: these load wgpu-native
             from ort_gpu_ep.runtime.recording import Recording
 
+            before, self._recording = self._recording if is_of_plan else None, None        # where this fails, the next run looks again
             inputs, outputs = self._tensors(gpu, filled, wanted)
-            before = self._recording.ends if self._recording is not None and is_of_plan else None
-            if before is None or (before.inputs, before.outputs) != (inputs, outputs):
-                self._recording = Recording(prepared, Ends(inputs, outputs))
+            is_same = before is not None and (before.ends.inputs, before.ends.outputs) == (inputs, outputs)
+            self._recording = before if is_same else Recording(prepared, Ends(inputs, outputs))
         self._filled = filled
         return self._recording
 

@@ -24,19 +24,21 @@ from ort_gpu_ep.webgpu.library import GPUError, ffi, lib
 class Ends:
     """Buffers that are given.
 
-    inputs, outputs: tensors on the device. before, behind: commands that bring the inputs there, and the outputs away. stay: the outputs
-    stay there. A word of the run's own then says whether an index was out of range; else the plan's is read with the outputs.
+    inputs, outputs: tensors on the device; none while whoever gives them keeps their memory. before, behind: commands that bring the inputs
+    there, and the outputs away. stay: the outputs stay there. A word of the run's own then says whether an index was out of range; else the
+    plan's is read with the outputs.
     """
 
-    __slots__ = ("before", "behind", "inputs", "outputs", "stay")
+    __slots__ = ("_memory", "before", "behind", "inputs", "outputs", "stay")
 
     def __init__(self, inputs: list[Tensor], outputs: list[Tensor], stay: bool = True) -> None:
         self.inputs, self.outputs, self.stay = inputs, outputs, stay
         self.before, self.behind = list[BufferCopy](), list[BufferCopy]()
+        self._memory = [tensor.buffer.forgotten for tensor in (*inputs, *outputs)]
 
     def are_there(self) -> bool:
         """Whether the memory of all tensors has not gone back to the driver."""
-        return all(tensor.buffer.forgotten.alive for tensor in (*self.inputs, *self.outputs))
+        return all(memory.alive for memory in self._memory)
 
 
 class HostEnds(Ends):

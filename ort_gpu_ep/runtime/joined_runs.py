@@ -25,9 +25,9 @@ from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError, forget_frames
 from ort_gpu_ep.runtime.commands import Command, Part, encode, in_rows
 from ort_gpu_ep.runtime.context import PlanContext
-from ort_gpu_ep.runtime.ends import HostEnds, nbytes_of
+from ort_gpu_ep.runtime.ends import nbytes_of
 from ort_gpu_ep.runtime.prepared import Prepared
-from ort_gpu_ep.runtime.recording import Recording, host_ends
+from ort_gpu_ep.runtime.recording import HostRun
 from ort_gpu_ep.scheduler.barriers import unsettled
 from ort_gpu_ep.scheduler.template import Filled, Template
 from ort_gpu_ep.webgpu import native
@@ -62,30 +62,29 @@ TRIAL = 32
 _EMPTY = "@compute @workgroup_size(1) fn main() {}"
 
 
-class GroupedRun(Recording[HostEnds]):
-    """One run of those that are submitted together. ready: its inputs are written."""
+class GroupedRun(HostRun):
+    """One run of those that are submitted together. It has no commands of its own to record ahead. ready: its inputs are written."""
 
     __slots__ = ("group", "ready")
+    joined = True
 
     def __init__(self, group: RunGroup, prepared: Prepared, filled: Filled) -> None:
-        super().__init__(prepared, host_ends(prepared, filled))
+        super().__init__(prepared, filled)
         self.group, self.ready = group, False
 
-    def steps(self, filled: Filled) -> list[tuple[Command, ...]]:
+    def steps(self) -> list[tuple[Command, ...]]:
         """Of each step, what it records. Under the context's lock. Raises DeviceError."""
         prepared, inputs, outputs = self.prepared, self.ends.inputs, self.ends.outputs
-        return prepared.commands(prepared.current(filled), prepared.bind(inputs, outputs), inputs, outputs)
+        return prepared.commands(prepared.current(self.filled), prepared.bind(inputs, outputs), inputs, outputs)
 
-    def submitted(self) -> int | None:
-        """The submission's index, once there is one. None where there will be none, and nothing was done. Raises DeviceError."""
-        return self.group.coalescer.submitted(self)
+    def submit(self, afresh: bool = False) -> int | None:
+        """The submission's index, once there is one. None where there will be none, and nothing was done; afresh there is none."""
+        return None if afresh else self.group.coalescer.submitted(self)
 
-    def done(self) -> None:
-        """The results are there."""
+    def arrive(self) -> None:
         self.group.coalescer.done(self.group)
 
     def leave(self, whole: bool) -> None:
-        """Its run is over. whole: it came to an end."""
         if self.ends.large is not None and not whole:
             self.ends.large.give_up()        # the others may submit what names it
         self.group.coalescer.leave(self, whole)
@@ -109,7 +108,7 @@ class RunGroup:
         try:
             for prepared in sets:
                 self.runs.append(GroupedRun(self, prepared, filled))
-            self._commands = [run.steps(filled) for run in self.runs]
+            self._commands = [run.steps() for run in self.runs]
         except BaseException:
             for run in self.runs:
                 run.ends.free()
@@ -339,10 +338,10 @@ class Contention:
         self._measured, self._asked, self._closed = measured, False, False
 
     @staticmethod
-    def of(prepared: Prepared, filled: Filled) -> Contention | None:
-        """None where runs are never submitted together."""
+    def of(prepared: Prepared, filled: Filled, under_way: int = CONTENDED) -> Contention | None:
+        """None where so few are under way at the same time, or runs are never submitted together."""
         option = prepared.context.config.join_runs
-        if option == "0" or prepared.template.varies or (option == "auto" and prepared.gpu.info.is_software):
+        if under_way < CONTENDED or option == "0" or prepared.template.varies or (option == "auto" and prepared.gpu.info.is_software):
             return None
         return Contention(prepared, filled, option == "auto")
 

@@ -261,6 +261,8 @@ class Prepared:
         self.version += 1
         self._inner.clear()
         self._groups.clear()
+        for shape in self._shapes.values():
+            shape.last = None
 
     def _shape(self, filled: Filled) -> _Shape:
         """What is kept of these sizes, their parameters and constants on the device."""

@@ -67,7 +67,7 @@ class Recording(Generic[AnyEnds]):
             (timer, version, _), gpu = self._parts[0], self.prepared.gpu
             if timer is not gpu.timer or version != self.prepared.version or self.prepared.closed:
                 return False
-            if self._destroyed != gpu.destroyed and not self.ends.are_there():
+            if (self._destroyed != gpu.destroyed or not self.ends.inputs) and not self.ends.are_there():
                 return False
             self._ahead = self._parts[0], self._encoded(self._parts[1])
             return True
@@ -86,6 +86,38 @@ class Recording(Generic[AnyEnds]):
                       lambda: f"a recording of\n{prepared.template.plan}\n"), word
 
 
-def host_ends(prepared: Prepared, filled: Filled) -> HostEnds:
-    """For one run of a plan with these sizes. Raises DeviceError."""
-    return HostEnds(prepared.gpu, filled, prepared.words, prepared.rounded(filled))
+class HostRun(Recording[HostEnds]):
+    """A run with host memory, which is submitted by itself. joined: with others instead (joined_runs.py), which have a say in each step.
+
+    Raises DeviceError where the device has no room for it.
+    """
+
+    __slots__ = ("filled",)
+    joined = False
+
+    def __init__(self, prepared: Prepared, filled: Filled) -> None:
+        super().__init__(prepared, HostEnds(prepared.gpu, filled, prepared.words, prepared.rounded(filled)))
+        self.filled = filled
+
+    def submit(self, afresh: bool = False) -> int | None:
+        """Submits it and asks for its outputs; its inputs are written. Gives the submission's index, None where the plan is gone meanwhile.
+
+        afresh: with the word cleared and no other run of the plan in between: what is noted in it then is this run's own.
+        """
+        prepared, ends = self.prepared, self.ends
+        with prepared.context.lock:
+            if prepared.closed:
+                return None
+            prepared.used()
+            commands, _ = self.commands(prepared.current(self.filled))
+            if afresh and ends.words is not None:
+                ends.words.clear()
+            if afresh and ends.large is not None:
+                ends.large.keep()
+            return prepared.gpu.run(commands, ends.mappings)
+
+    def arrive(self) -> None:
+        """The results of a joined run are there."""
+
+    def leave(self, whole: bool) -> None:
+        """A joined run is over. whole: it came to an end."""

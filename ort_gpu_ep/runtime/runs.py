@@ -8,6 +8,7 @@ from typing import Any
 from ort_gpu_ep.device.index_check import Word
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.runtime.ends import Ends
+from ort_gpu_ep.runtime.joined_runs import Contention
 from ort_gpu_ep.runtime.prepared import Prepared
 from ort_gpu_ep.runtime.recording import Recording
 from ort_gpu_ep.runtime.steady import Steady
@@ -41,7 +42,10 @@ class Runs:
         if not prepared.is_warm:
             prepared.warm_up_all(inputs, outputs)
         recording = self._recording(shape, inputs, outputs)
+        ends = recording.ends
+        ends.inputs, ends.outputs = inputs, outputs
         word = recording.enqueue(shape)
+        ends.inputs, ends.outputs = [], []      # whoever gives them keeps their memory
         before, shape.last = shape.last, recording
         self._next = None
         if before is not None:
@@ -74,7 +78,7 @@ class Runs:
         """What further runs of these sizes go by, with memory of their own."""
         steady = self.steadies.get(filled.numbers)
         if steady is None:
-            steady = self.steadies[filled.numbers] = Steady(self.prepared, filled)
+            steady = self.steadies[filled.numbers] = Steady(self.prepared, filled, Contention.of)
             if len(self.steadies) > MAX_STEADY:
                 self.steadies.popitem(last=False)[1].close()
         self.steadies.move_to_end(filled.numbers)

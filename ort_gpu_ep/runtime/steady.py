@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from ort_gpu_ep.errors import InputError, OutOfDeviceMemoryError
-from ort_gpu_ep.runtime.ends import HostEnds, brought, nbytes_of
-from ort_gpu_ep.runtime.joined_runs import CONTENDED, Contention, GroupedRun
+from ort_gpu_ep.runtime.ends import brought, nbytes_of
 from ort_gpu_ep.runtime.prepared import Prepared
-from ort_gpu_ep.runtime.recording import Recording, host_ends
+from ort_gpu_ep.runtime.recording import HostRun
 from ort_gpu_ep.scheduler.template import Filled
 from ort_gpu_ep.webgpu import native, waiting
 
@@ -27,19 +26,33 @@ MAX_IN_FLIGHT_NBYTES = 256 << 20
 """What the inputs, outputs and staging buffers of all runs of one set of sizes take at most; there is one in any case."""
 
 
-class Steady:
-    """Runs of a plan with one set of sizes. Thread-safe. sent: the types in which inputs go to the device."""
+class Joining(Protocol):
+    """A policy of submission: runs of several threads together, see joined_runs.py."""
 
-    def __init__(self, prepared: Prepared, filled: Filled) -> None:
+    def run(self, under_way: int) -> HostRun | None:
+        """What a run that begins has with others, None where it goes by itself. under_way: runs that do."""
+
+    def close(self) -> None:
+        """There will be no further run."""
+
+
+class Steady:
+    """Runs of a plan with one set of sizes. Thread-safe. sent: the types in which inputs go to the device.
+
+    joins: gives the policy where so many runs are under way at the same time, None where they are few.
+    """
+
+    def __init__(self, prepared: Prepared, filled: Filled, joins: Callable[[Prepared, Filled, int], Joining | None]) -> None:
         self.prepared, self.filled, self._gpu = prepared, filled, prepared.gpu
         rounded = prepared.rounded(filled)
         self.sent = brought(filled.inputs, rounded)
         self._input_nbytes, self._output_nbytes = sum(t.nbytes for t in self.sent), sum(t.nbytes for t in filled.outputs)
         self._run_nbytes = nbytes_of(prepared.gpu, self.sent, filled.outputs, rounded)
         self._made, self._closed = 0, False
-        self._idle: list[Recording[HostEnds]] = []
+        self._idle: list[HostRun] = []
         self._pace = None if prepared.gpu.info.is_software else waiting.Pace()      # software computes with the core that would poll
-        self.contention: Contention | None = None       # since so many runs were under way
+        self._joins = joins
+        self.contention: Joining | None = None      # since several runs were under way
         self._lock = threading.Lock()
 
     @staticmethod
@@ -66,29 +79,28 @@ class Steady:
             self._give_back(own, whole)
         return done
 
-    def _run(self, own: Recording[HostEnds], sources: Sequence[Any], targets: Sequence[Any]) -> bool:
+    def _run(self, own: HostRun, sources: Sequence[Any], targets: Sequence[Any]) -> bool:
         gpu, ends, begin_s = self._gpu, own.ends, time.perf_counter()
         ends.upload(sources)
         sent_s = time.perf_counter()
-        submission = self._submit(own)
+        submission = own.submit()
         if submission is None:
             return False
         submitted_s = time.perf_counter()
         pace = self._pace
-        if not isinstance(own, GroupedRun):
-            own.record_ahead()
+        own.record_ahead()
         if pace is not None:
             pace.rest(submitted_s)
         native.wait(gpu, submission, ends.arrival)
         waited_s = time.perf_counter() - submitted_s
         if pace is not None:
             pace.note(waited_s)
-        if isinstance(own, GroupedRun):
-            own.done()
+        if own.joined:
+            own.arrive()
         try:
             ends.read(targets)
         except InputError:
-            again = self._submit(own, afresh=True) if not isinstance(own, GroupedRun) else None
+            again = own.submit(afresh=True)
             if again is None:
                 raise
             native.wait(gpu, again, ends.arrival)
@@ -97,26 +109,7 @@ class Steady:
             (len(sources), self._input_nbytes, sent_s - begin_s), (len(targets), self._output_nbytes, sent_s, waited_s))
         return True
 
-    def _submit(self, own: Recording[HostEnds], afresh: bool = False) -> int | None:
-        """Submits a run and asks for its outputs. None where the plan is gone meanwhile.
-
-        afresh: with the word cleared and no other run of the plan in between: what is noted in it then is this run's own.
-        """
-        if isinstance(own, GroupedRun):
-            return own.submitted()
-        prepared, gpu, ends = self.prepared, self._gpu, own.ends
-        with prepared.context.lock:
-            if prepared.closed or self._closed:
-                return None
-            prepared.used()
-            commands, _ = own.commands(prepared.current(self.filled))
-            if afresh and ends.words is not None:
-                ends.words.clear()
-            if afresh and ends.large is not None:
-                ends.large.keep()
-            return gpu.run(commands, ends.mappings)
-
-    def _take(self) -> Recording[HostEnds] | None:
+    def _take(self) -> HostRun | None:
         contention = self.contention
         if contention is not None:
             grouped = contention.run(self._made - len(self._idle))
@@ -131,18 +124,18 @@ class Steady:
             if self._closed or self.prepared.closed or (self._made and not few):
                 return None
             self._made += 1
-            if self._made == CONTENDED and self.contention is None:
-                self.contention = Contention.of(self.prepared, self.filled)
+            if self.contention is None:
+                self.contention = self._joins(self.prepared, self.filled, self._made)
         try:
-            return Recording(self.prepared, host_ends(self.prepared, self.filled))
+            return HostRun(self.prepared, self.filled)
         except OutOfDeviceMemoryError:
             with self._lock:
                 self._made -= 1
             return None
 
-    def _give_back(self, own: Recording[HostEnds], whole: bool) -> None:
+    def _give_back(self, own: HostRun, whole: bool) -> None:
         """whole: its run came to an end, so that it can have another one."""
-        if isinstance(own, GroupedRun):
+        if own.joined:
             own.leave(whole)
             return
         with self._lock:

@@ -222,7 +222,7 @@ def test_a_closed_plan_lets_nobody_wait(branches: bytes, rng: np.random.Generato
     steady.close()
     waiting.join(300)
     assert found == [None]
-    assert runs[0].submitted() is None
+    assert runs[0].submit() is None
     for run in runs:
         run.leave(True)
     assert running._all == 0

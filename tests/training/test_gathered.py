@@ -12,7 +12,7 @@ import pytest
 
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import TrainingError
-from ort_gpu_ep.runtime import prepared
+from ort_gpu_ep.runtime import prepared, recording
 from ort_gpu_ep.training import SGD, Progress, Trainer, gathered, resident
 from tests.training import references
 from tests.training.test_step import conv_bn, dropout_model
@@ -81,9 +81,9 @@ def test_in_the_steady_state_no_bind_group_is_made(monkeypatch: pytest.MonkeyPat
     x, y = points(50)
     t = trainer()
     t.fit(x, y, batch=8, epochs=4)
-    made, encode = list[str](), prepared.encode
+    made, encode = list[str](), recording.encode
     monkeypatch.setattr(prepared, "bind_group", lambda *a, **k: made.append("group"))
-    monkeypatch.setattr(prepared, "encode", lambda *a, **k: made.append("recording") or encode(*a, **k))
+    monkeypatch.setattr(recording, "encode", lambda *a, **k: made.append("recording") or encode(*a, **k))
     t._engine.journal.since = time.perf_counter() + 1e6
     t.fit(x, y, batch=8, epochs=3)
     assert "group" not in made
