@@ -115,6 +115,7 @@ class RemoteGpu:
                     self._discard()
             if self._process is None:
                 self._start()
+                self.circuit.passed()       # as behind `_replace`, which would end this worker for another one
 
     def _start(self) -> None:
         """Starts a worker with all programs, but for those that can't be compiled. Hold `_starting`, and not the lock: a start may hang."""

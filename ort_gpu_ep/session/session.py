@@ -471,7 +471,7 @@ class InferenceSession(plugin.PlainSession):
             name = key_of(model if isinstance(model, bytes) else os.fspath(model), tuning_key(gpu.info), settings, {})
             if name in tuned.read(config.cache_path, tuning_key(gpu.info)).models:
                 return
-            found = tune(self._on_gpu, self._on_gpu()._guessed(), gpu, config, models=[name])
+            found = tune(self._on_gpu, self._on_gpu().random_inputs(), gpu, config, models=[name])
             log.info("tuned in %.1f s: %d of %d kernels have another form", found.seconds, found.changed, len(found.choices))
         except Exception as error:      # an untuned model is slower, not wrong
             log.warning("tune=1: not tuned, %s: %s", type(error).__name__, error)

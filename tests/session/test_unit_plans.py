@@ -345,8 +345,8 @@ def test_the_process_ends_meanwhile() -> None:
     """Not before what is being compiled, and with no more than that."""
     script = """
 import time
-from ort_gpu_ep.runtime import background, context, unit_plans
-from ort_gpu_ep.device import pipelines
+from ort_gpu_ep.device import background, pipelines
+from ort_gpu_ep.runtime import context, unit_plans
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.ops import matrix_units
 from ort_gpu_ep.plugin import local

@@ -29,6 +29,17 @@ def quantization(trial: Trial) -> str:
     return "uint8 and int8"
 
 
+@probe("quantization in float16", "kernels", disables=("quantize_halves.wgsl",))
+def halves(trial: Trial) -> str:
+    """QuantizeLinear by channel whose quotient is rounded to float16. A quotient that is rounded once agrees with one of float32 rounded again."""
+    for _ in range(trial.rounds):
+        x, scale = (10 * trial.normal(7, 13)).astype(np.float16), (abs(trial.normal(13)) + np.float32(0.1)).astype(np.float16)
+        zeros = trial.integers(0, 100, 13).astype(np.uint8)
+        got = trial.node("QuantizeLinear", 23, [x, scale, zeros], axis=1)[0]
+        agree("QuantizeLinear", got, np.clip(np.rint((x / scale).astype(np.float64)) + zeros, 0, 255))
+    return "uint8"
+
+
 @probe("dynamic quantization", "kernels", disables=("quantize_range.wgsl", "quantize_parameter.wgsl", "quantize.wgsl"))
 def dynamic(trial: Trial) -> str:
     """The scale and zero point of tensors around a part's size."""
