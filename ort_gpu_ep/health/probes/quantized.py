@@ -31,7 +31,7 @@ def quantization(trial: Trial) -> str:
 
 @probe("quantization in float16", "kernels", disables=("quantize_halves.wgsl",))
 def halves(trial: Trial) -> str:
-    """QuantizeLinear by channel whose quotient is rounded to float16. A quotient that is rounded once agrees with one of float32 rounded again."""
+    """QuantizeLinear by channel whose quotient is rounded to float16: rounding that of float32 once more gives the same."""
     for _ in range(trial.rounds):
         x, scale = (10 * trial.normal(7, 13)).astype(np.float16), (abs(trial.normal(13)) + np.float32(0.1)).astype(np.float16)
         zeros = trial.integers(0, 100, 13).astype(np.uint8)
