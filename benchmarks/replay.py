@@ -298,7 +298,7 @@ def compare(
         folders = [folder_of(version, Path(temporary, side)) for version, side in ((old, "old"), (new, "new"))]
         outputs = [Path(temporary, f"{k}.json") for k in range(2)]
         processes = [
-            subprocess.Popen([sys.executable, __file__, "dump", str(output), "--select", select], cwd=folder,
+            subprocess.Popen([sys.executable, _program(folder), "dump", str(output), "--select", select], cwd=folder,
                              env={**os.environ, "PYTHONPATH": str(folder)})
             for folder, output in zip(folders, outputs, strict=True)]
         ended = [process.wait() for process in processes]
@@ -309,6 +309,12 @@ def compare(
     _told(changed, before, after)
     _show(changed, (before, after), texts | others, shown)
     print(f"{len(changed)} of {sum(map(len, after.values()))} lists of kernels differ")
+
+
+def _program(folder: Path) -> str:
+    """The version's own, which knows its package; this one for a folder that holds a package alone."""
+    own = folder / "benchmarks" / "replay.py"
+    return str(own if own.is_file() else __file__)
 
 
 def _show(changed: list[tuple[str, str]], sides: tuple[Kernels, Kernels], texts: Mapping[str, str], most: int) -> None:
