@@ -174,7 +174,8 @@ class Options:
     """scale: of scores. cap: 0 for none. empty_is_zero, nan_is_zero: a query without a key gets 0, and so does one whose powers are NaN.
     lengths: the input with the tokens of each batch, of which the longest has `total`; first: they have no tokens before this step.
     window: keys that a query sees at most, 0: any. sink: the input with a score for each head that stands for no key; smooth: such a
-    score of 0. before: without lengths, keys before the first query's own.
+    score of 0. before: without lengths, keys before the first query's own. least: a number of an added mask up to this one hides a key, as
+    minus infinity does; 0.0: no finite number does.
     """
 
     scale: float
@@ -189,6 +190,7 @@ class Options:
     smooth: bool = False
     before: int = 0
     nan_is_zero: bool = False
+    least: float = 0.0
 
     def consts(self) -> dict[str, Const]:
         sink = 1 if self.sink is not None else 2 if self.smooth else 0
@@ -219,7 +221,7 @@ def attend(
     consts: dict[str, Const] = {
         "BATCH": batch, "HEADS": heads, "SQ": queries, "SK": problem.keys, "GROUP": heads // int(k.shape[1]),
         **q.consts("Q"), **k.consts("K"), **v.consts("V"), **Heads(-1, (0, 0, 0, 0), y_strides).consts("Y"),
-        "SEQUENCE": queries, **options.consts(), **mask_consts(mask, (batch, heads, queries, problem.keys))}
+        "SEQUENCE": queries, **options.consts(), **mask_consts(mask, (batch, heads, queries, problem.keys), options.least)}
     limits, features, words, rounded = node.target.limits, tuple[str, ...](), tuple[str, ...](), tuple[Rounded, ...]()
     if isinstance(form, UnitForm):
         shader, per_group, features = attention_units.SHADER, form.queries, attention_units.FEATURES
@@ -263,8 +265,8 @@ def _chunk(form: Form, dv: int, most: int) -> tuple[int, int]:
     return chunk, fixed + chunk * vector
 
 
-def mask_consts(mask: Mask, scores: Shape) -> dict[str, Const]:
-    """How the shader reads a mask that broadcasts to the scores. Raises UnsupportedNodeError."""
+def mask_consts(mask: Mask, scores: Shape, least: float = 0.0) -> dict[str, Const]:
+    """How the shader reads a mask that broadcasts to the scores. least: of Options. Raises UnsupportedNodeError."""
     if mask is None:
         return {"MASK": 0}
     operand = mask[1]
@@ -274,7 +276,9 @@ def mask_consts(mask: Mask, scores: Shape) -> dict[str, Const]:
         raise UnsupportedNodeError(Code.RANK, f"attention with mask {operand.name!r} {operand.type} over scores {list(scores)}")
     strides = broadcast_strides(operand.shape, scores)
     places = {f"MASK_{axis}": stride for axis, stride in zip("BHQK", strides, strict=True)}
-    return {"MASK": 2 if operand.dtype is BOOL else 1, "MASK_KEYS": scores[3], **places}
+    if operand.dtype is BOOL or not least:
+        return {"MASK": 2 if operand.dtype is BOOL else 1, "MASK_KEYS": scores[3], **places}
+    return {"MASK": 3, "LEAST": least, "MASK_KEYS": scores[3], **places}
 
 
 @op("Attention", domain="ort_gpu_ep", dtypes={}, bindings="q k v mask? -> y", epilogue=True)

@@ -11,7 +11,7 @@ from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Operand, op
 from ort_gpu_ep.ops import shared_cache
 from ort_gpu_ep.ops.attention import Heads, Options
 from ort_gpu_ep.ops.composed import Composed, Part
-from ort_gpu_ep.ops.heads import BY_KEY, COUNTS, ENDS, ENDS_AND_STARTS, SCORES, Assembly, Padding, assembled, contiguous, split
+from ort_gpu_ep.ops.heads import BY_KEY, COUNTS, ENDS, ENDS_AND_STARTS, SCORES, Assembly, Padding, assembled, contiguous, least, split
 
 BYTES = (UINT8, INT8)
 BIAS, MASK = 3, 5
@@ -50,7 +50,7 @@ def attention(node: BoundNode) -> Lowering:
     made, before = Assembly(node, dtype), past[0].shape[2] if past[0] else 0
     options = Options(
         q.shape[3] ** -0.5 if scale is None else float(scale), bool(node.attr("is_causal")), float(node.attr("softcap") or 0.0), True,
-        before=before)
+        before=before, least=least(dtype))
     window = tuple(-1 if (w := node.attr(name)) is None else int(w) for name in ("left_window_size", "right_window_size"))
     width = v.shape[3]
     queries = made.rows("queries", q)
@@ -115,7 +115,7 @@ def multi_head_attention(node: BoundNode) -> Lowering:
     more_keys = options.causal and bool(k.shape[2] > q.shape[2])     # of which ONNX Runtime's CPU lets the last query see all
     mask, options = made.mask(scores, bias, padding, float(node.attr("mask_filter_value")), options, last_sees_all=more_keys)
     out = made.attend((queries, keys, values), v.shape[3], mask, options, True)
-    raw = made.scores(queries, keys, mask, options, 2, True) if node.wants(SCORES) else None
+    raw = made.scores(queries, keys, mask, options, 2) if node.wants(SCORES) else None
     return made.lowering((out, *(TensorType(dtype, (*h.shape[:2], scores[3], h.shape[3])) for h in (k, v)), raw))
 
 

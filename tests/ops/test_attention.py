@@ -81,20 +81,30 @@ def test_masks(shape: tuple[int, ...], kind: str) -> None:
         check(q, k, v, mask, exact(q, k, v, mask))
 
 
-def test_a_mask_of_the_lowest_numbers_alone_leaves_the_mean_of_all() -> None:
-    """As exporters mask padded queries: no NaN may come of it."""
-    q, k, v = random((1, 2, 9, 16), (1, 2, 37, 16), (1, 2, 37, 16))
-    mask = np.full((9, 37), np.finfo(np.float32).min)
-    check(q / 8, k / 8, v, mask, np.broadcast_to(v.mean(2, keepdims=True), q.shape).astype("f"))
-
-
-def test_a_query_that_sees_nothing_gets_zeros_by_onnx() -> None:
-    q, k, v = random((1, 2, 9, 16), (1, 2, 37, 16), (1, 2, 37, 16))
+@pytest.mark.parametrize(("hidden", "kind"), [
+    (None, "float32"), (-np.inf, "float32"), (np.finfo("f4").min, "float32"), (np.finfo("f2").min, "float16")], ids=str)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_a_query_that_sees_nothing_gets_zeros_by_onnx(hidden: float | None, kind: str, batch: int, causal: int) -> None:
+    """Exporters write the lowest number of the type for what is not seen: it hides a key as False and minus infinity do."""
+    q, k, v = (a.astype(kind) for a in random((batch, 2, 9, 16), (batch, 2, 37, 16), (batch, 2, 37, 16)))
     seen = np.ones((9, 37), bool)
     seen[4] = False
-    want = exact(q, k, v)
-    want[:, :, 4] = 0
-    check(q, k, v, seen, want)
+    seen[5, :6] = False
+    mask = seen if hidden is None else np.where(seen, 0.5, hidden).astype(kind)
+    seen = seen & (not causal or np.tril(seen))
+    want = exact(*(a.astype("f") for a in (q, k, v)), np.where(seen, 0.0, -np.inf))
+    want[:, :, ~seen.any(-1)] = 0
+    model, feeds = node_model("Attention", [q, k, v, mask], 23, is_causal=causal)
+    (got,) = run_direct(model, feeds)
+    assert_agree(got, want.astype(kind), TOLERANCE if kind == "float32" else 2e-3)
+
+
+def test_a_mask_of_numbers_above_the_lowest_leaves_the_mean_of_all() -> None:
+    """No NaN may come of it."""
+    q, k, v = random((1, 2, 9, 16), (1, 2, 37, 16), (1, 2, 37, 16))
+    mask = np.full((9, 37), np.nextafter(np.finfo(np.float32).min, np.float32(0)))
+    check(q / 8, k / 8, v, mask, np.broadcast_to(v.mean(2, keepdims=True), q.shape).astype("f"))
 
 
 def test_scores_far_beyond_exp() -> None:
