@@ -138,7 +138,8 @@ class Assembly:
             "BIAS": 0 if bias is None else 2 if bias[1].dtype is BOOL else 1, "BIAS_KEYS": shape[3] if same(full[3], 1) else full[3],
             **{f"BIAS_{axis}": step for axis, step in zip("BHQK", steps, strict=True)},
             "PADDING": padding.kind, "PADDING_B": padding.strides[0], "PADDING_Q": padding.strides[1], "PADDING_ROW": padding.row,
-            "FILTER": filtered, "FINITE": bool(options.least), "LEAST": options.least, "BEFORE": options.before, "CAUSAL": causal, "LEFT": left + 1, "RIGHT": right + 1}
+            "FILTER": filtered, "FINITE": bool(options.least), "LEAST": options.least, "BEFORE": options.before, "CAUSAL": causal,
+            "LEFT": left + 1, "RIGHT": right + 1}
         reads = {"bias": bias[0]} if bias else {}
         if padding.kind != NO_PADDING:
             reads["lengths" if padding.kind == COUNTS else "padding"] = padding.source
@@ -172,10 +173,10 @@ class Assembly:
         shape = (batch, count, rows, k.shape[2])
         out = TensorType(self.dtype, shape)
         wanted = {"SCALE", "CAPPED", "CAP", "CAUSAL", "BEFORE", "WINDOW"}
-        hidden = 0 if stage == 3 else 2 if options.least else 1
         consts: dict[str, Const] = {
-            "STAGE": min(stage, 2), "HIDDEN": hidden, "LEAST": options.least or least(self.dtype), "SQ": rows, "SK": shape[3], "WIDTH": width, "HEADS": count,
-            "GROUP": count // int(k.shape[1]), **q.consts("Q", 1), **k.consts("K", 1),
+            "STAGE": min(stage, 2), "HIDDEN": 0 if stage == 3 else 2 if options.least else 1,
+            "LEAST": options.least or least(self.dtype), "SQ": rows, "SK": shape[3],
+            "WIDTH": width, "HEADS": count, "GROUP": count // int(k.shape[1]), **q.consts("Q", 1), **k.consts("K", 1),
             **{n: v for n, v in options.consts().items() if n in wanted}, **mask_consts(mask, shape, options.least)}
         target: int | str = SCORES
         if stage == 3:
