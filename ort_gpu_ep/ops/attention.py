@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import numpy as np
+
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import BOOL, FLOAT32, FLOATS, DType, Shape, TensorType, names
@@ -203,6 +205,18 @@ class Options:
         return {name: at for name, at in (("lengths", self.lengths), ("sink", self.sink)) if at is not None}
 
 
+def least(dtype: DType) -> float:
+    """The lowest number of a type of floats, by which ONNX's Attention hides a key."""
+    return float(np.finfo(dtype.numpy).min)
+
+
+def factor_of(node: BoundNode, scale: float | None, width: int) -> float:
+    """Of scores: 1 / sqrt(elements of a head) where the node does not say. Raises UnsupportedNodeError for heads without elements."""
+    if width < 1:
+        raise UnsupportedNodeError(Code.LIMIT, f"{node.op} of heads without elements, which ONNX Runtime refuses")
+    return width ** -0.5 if scale is None else float(scale)
+
+
 def attend(
     node: BoundNode, q: Heads, k: Heads, v: Heads, mask: Mask, options: Options, out: TensorType, y_strides: tuple[int, int, int],
     target: int | str = 0,
@@ -212,10 +226,10 @@ def attend(
     if k.shape[3] != width or k.shape[2] != v.shape[2] or width % 4 or v.shape[3] % 4 or max(width, v.shape[3]) > MAX_HEAD:
         raise UnsupportedNodeError(
             Code.LIMIT, f"attention over heads of {width} and {v.shape[3]} elements; taken: multiples of 4 up to {MAX_HEAD}")
-    if heads % int(k.shape[1]) or v.shape[1] != k.shape[1] or k.shape[0] != batch or v.shape[0] != batch:
-        raise UnsupportedNodeError(Code.RANK, f"attention of {list(q.shape)} over keys {list(k.shape)} and values {list(v.shape)}")
     if 0 in k.shape or 0 in out.shape:
         raise UnsupportedNodeError(Code.LIMIT, f"attention of {list(q.shape)} over keys {list(k.shape)}: an empty tensor")
+    if heads % int(k.shape[1]) or v.shape[1] != k.shape[1] or k.shape[0] != batch or v.shape[0] != batch:
+        raise UnsupportedNodeError(Code.RANK, f"attention of {list(q.shape)} over keys {list(k.shape)} and values {list(v.shape)}")
     problem = Problem(batch, heads, queries, k.shape[2], width // 4, v.shape[3] // 4)
     form, choice = choose(problem, node.target, node.input(0).dtype)
     consts: dict[str, Const] = {
@@ -307,6 +321,7 @@ def fused_attention(node: BoundNode) -> Kernel:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"attention with its result transposed by {perm}")
     y_strides = (strides[0], strides[1] if rank == 4 else 0, strides[rank - 2])
     mask: Mask = (3, node.input(3)) if node.has(3) else None
-    empty = node.attr("empty")
-    options = Options(float(node.attr("scale")), bool(node.attr("causal")), empty_is_zero=empty > 0, nan_is_zero=empty > 1)
-    return attend(node, q, k, v, mask, options, TensorType(node.input(0).dtype, shape), y_strides)
+    empty, dtype = node.attr("empty"), node.input(0).dtype
+    options = Options(float(node.attr("scale")), bool(node.attr("causal")), empty_is_zero=empty > 0, nan_is_zero=empty > 1,
+                      least=least(dtype) if empty == 1 else 0.0)
+    return attend(node, q, k, v, mask, options, TensorType(dtype, shape), y_strides)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import same
 from ort_gpu_ep.ir.types import BOOL, FLOAT32, FLOATS, DType, Shape, TensorType
 from ort_gpu_ep.kernels.records import case, integers, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, broadcast, broadcast_strides, kernel
-from ort_gpu_ep.ops.attention import Heads, Mask, Options, attend, mask_consts
+from ort_gpu_ep.ops.attention import Heads, Mask, Options, attend, least, mask_consts
 from ort_gpu_ep.ops.reduce import rows_of
 
 _QUERIES, _KEYS = normal(2, 4, 5, 8), normal(2, 2, 7, 8)
@@ -215,11 +213,6 @@ def assembled(
         "assemble_heads.wgsl", [stored or out], consts=consts,
         reads={"x": new.source, **{n: at for n, at in given.items() if at is not None}}, writes={"y": target})
     return replace(built, optionals=tuple((name, at is not None) for name, at in given.items()))
-
-
-def least(dtype: DType) -> float:
-    """The lowest number of a type of floats."""
-    return float(np.finfo(dtype.numpy).min)
 
 
 def _lies_right(heads: Heads) -> bool:

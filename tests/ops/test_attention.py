@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from ort_gpu_ep.errors import Code
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
 from ort_gpu_ep.kernels.questions import apart
@@ -134,6 +134,16 @@ def test_attributes(attributes: dict[str, Any], shape: tuple[int, ...]) -> None:
     (Code.RANK, ((1, 5, 6), (1, 5, 6), (1, 5, 6)))], ids=str)
 def test_declines(code: Code, shapes: Any) -> None:
     check_decline(code, "Attention", random(*shapes), 23)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 3, 0), (1, 0, 3, 4), (1, 2, 0, 4)], ids=str)
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_heads_of_nothing_are_declined(shape: tuple[int, ...], scale: float | None) -> None:
+    """onnxruntime's CPU refuses them."""
+    model, feeds = node_model("Attention", random(*[shape] * 3), 23, **({"scale": scale} if scale else {}))
+    for every_size_open in (False, True):
+        with pytest.raises(UnsupportedNodeError):
+            run_direct(model, feeds, every_size_open=every_size_open)
 
 
 def exported(heads: int, scaled: str, masked: bool, folded: bool) -> tuple[onnx.ModelProto, dict[str, Array]]:
@@ -265,6 +275,15 @@ def test_as_new_exporters_write_it(name: str) -> None:
     assert not {"Softmax", "MatMul", "Where"} & {op for op, _ in ops}
     for every_size_open in (False, True):
         assert_agree(run_direct(model, feeds, fuse, every_size_open)[0], on_cpu(model, feeds)[0], TOLERANCE)
+
+
+def test_the_lowest_number_hides_a_key_of_onnxs_op_between_transpositions() -> None:
+    (name,) = (n for n, (_, _, text) in BY_EXPORTERS.items() if "a = Attention" in text and "mask" in text)
+    model, feeds = by_exporter(name)
+    feeds["mask"][1, 0, 3] = np.finfo("f4").min
+    (wanted,) = on_cpu(model, feeds)
+    assert not wanted[1, 3].any()
+    assert_agree(run_direct(model, feeds, fuse)[0], wanted, TOLERANCE)
 
 
 @pytest.mark.parametrize("form", some_forms(), ids=lambda f: f.name)
