@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import numpy as np
+
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import BOOL, FLOAT32, FLOATS, DType, Shape, TensorType, names
@@ -174,7 +176,8 @@ class Options:
     """scale: of scores. cap: 0 for none. empty_is_zero, nan_is_zero: a query without a key gets 0, and so does one whose powers are NaN.
     lengths: the input with the tokens of each batch, of which the longest has `total`; first: they have no tokens before this step.
     window: keys that a query sees at most, 0: any. sink: the input with a score for each head that stands for no key; smooth: such a
-    score of 0. before: without lengths, keys before the first query's own.
+    score of 0. before: without lengths, keys before the first query's own. least: a number of an added mask up to this one hides a key, as
+    minus infinity does; 0.0: no finite number does.
     """
 
     scale: float
@@ -189,6 +192,7 @@ class Options:
     smooth: bool = False
     before: int = 0
     nan_is_zero: bool = False
+    least: float = 0.0
 
     def consts(self) -> dict[str, Const]:
         sink = 1 if self.sink is not None else 2 if self.smooth else 0
@@ -201,6 +205,18 @@ class Options:
         return {name: at for name, at in (("lengths", self.lengths), ("sink", self.sink)) if at is not None}
 
 
+def least(dtype: DType) -> float:
+    """The lowest number of a type of floats, by which ONNX's Attention hides a key."""
+    return float(np.finfo(dtype.numpy).min)
+
+
+def factor_of(node: BoundNode, scale: float | None, width: int) -> float:
+    """Of scores: 1 / sqrt(elements of a head) where the node does not say. Raises UnsupportedNodeError for heads without elements."""
+    if width < 1:
+        raise UnsupportedNodeError(Code.LIMIT, f"{node.op} of heads without elements, which ONNX Runtime refuses")
+    return width ** -0.5 if scale is None else float(scale)
+
+
 def attend(
     node: BoundNode, q: Heads, k: Heads, v: Heads, mask: Mask, options: Options, out: TensorType, y_strides: tuple[int, int, int],
     target: int | str = 0,
@@ -210,16 +226,16 @@ def attend(
     if k.shape[3] != width or k.shape[2] != v.shape[2] or width % 4 or v.shape[3] % 4 or max(width, v.shape[3]) > MAX_HEAD:
         raise UnsupportedNodeError(
             Code.LIMIT, f"attention over heads of {width} and {v.shape[3]} elements; taken: multiples of 4 up to {MAX_HEAD}")
-    if heads % int(k.shape[1]) or v.shape[1] != k.shape[1] or k.shape[0] != batch or v.shape[0] != batch:
-        raise UnsupportedNodeError(Code.RANK, f"attention of {list(q.shape)} over keys {list(k.shape)} and values {list(v.shape)}")
     if 0 in k.shape or 0 in out.shape:
         raise UnsupportedNodeError(Code.LIMIT, f"attention of {list(q.shape)} over keys {list(k.shape)}: an empty tensor")
+    if heads % int(k.shape[1]) or v.shape[1] != k.shape[1] or k.shape[0] != batch or v.shape[0] != batch:
+        raise UnsupportedNodeError(Code.RANK, f"attention of {list(q.shape)} over keys {list(k.shape)} and values {list(v.shape)}")
     problem = Problem(batch, heads, queries, k.shape[2], width // 4, v.shape[3] // 4)
     form, choice = choose(problem, node.target, node.input(0).dtype)
     consts: dict[str, Const] = {
         "BATCH": batch, "HEADS": heads, "SQ": queries, "SK": problem.keys, "GROUP": heads // int(k.shape[1]),
         **q.consts("Q"), **k.consts("K"), **v.consts("V"), **Heads(-1, (0, 0, 0, 0), y_strides).consts("Y"),
-        "SEQUENCE": queries, **options.consts(), **mask_consts(mask, (batch, heads, queries, problem.keys))}
+        "SEQUENCE": queries, **options.consts(), **mask_consts(mask, (batch, heads, queries, problem.keys), options.least)}
     limits, features, words, rounded = node.target.limits, tuple[str, ...](), tuple[str, ...](), tuple[Rounded, ...]()
     if isinstance(form, UnitForm):
         shader, per_group, features = attention_units.SHADER, form.queries, attention_units.FEATURES
@@ -263,8 +279,8 @@ def _chunk(form: Form, dv: int, most: int) -> tuple[int, int]:
     return chunk, fixed + chunk * vector
 
 
-def mask_consts(mask: Mask, scores: Shape) -> dict[str, Const]:
-    """How the shader reads a mask that broadcasts to the scores. Raises UnsupportedNodeError."""
+def mask_consts(mask: Mask, scores: Shape, least: float = 0.0) -> dict[str, Const]:
+    """How the shader reads a mask that broadcasts to the scores. least: of Options. Raises UnsupportedNodeError."""
     if mask is None:
         return {"MASK": 0}
     operand = mask[1]
@@ -274,7 +290,9 @@ def mask_consts(mask: Mask, scores: Shape) -> dict[str, Const]:
         raise UnsupportedNodeError(Code.RANK, f"attention with mask {operand.name!r} {operand.type} over scores {list(scores)}")
     strides = broadcast_strides(operand.shape, scores)
     places = {f"MASK_{axis}": stride for axis, stride in zip("BHQK", strides, strict=True)}
-    return {"MASK": 2 if operand.dtype is BOOL else 1, "MASK_KEYS": scores[3], **places}
+    if operand.dtype is BOOL or not least:
+        return {"MASK": 2 if operand.dtype is BOOL else 1, "MASK_KEYS": scores[3], **places}
+    return {"MASK": 3, "LEAST": least, "MASK_KEYS": scores[3], **places}
 
 
 @op("Attention", domain="ort_gpu_ep", dtypes={}, bindings="q k v mask? -> y", epilogue=True)
@@ -303,6 +321,7 @@ def fused_attention(node: BoundNode) -> Kernel:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"attention with its result transposed by {perm}")
     y_strides = (strides[0], strides[1] if rank == 4 else 0, strides[rank - 2])
     mask: Mask = (3, node.input(3)) if node.has(3) else None
-    empty = node.attr("empty")
-    options = Options(float(node.attr("scale")), bool(node.attr("causal")), empty_is_zero=empty > 0, nan_is_zero=empty > 1)
-    return attend(node, q, k, v, mask, options, TensorType(node.input(0).dtype, shape), y_strides)
+    empty, dtype = node.attr("empty"), node.input(0).dtype
+    options = Options(float(node.attr("scale")), bool(node.attr("causal")), empty_is_zero=empty > 0, nan_is_zero=empty > 1,
+                      least=least(dtype) if empty == 1 else 0.0)
+    return attend(node, q, k, v, mask, options, TensorType(dtype, shape), y_strides)

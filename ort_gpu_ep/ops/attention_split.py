@@ -64,7 +64,8 @@ def split_attention(
     consts: dict[str, Const] = {
         "BATCH": batch, "HEADS": heads, "SQ": 1, "SEQUENCE": 1, "SK": tokens, "D4": d4, "GROUP": group, "SHARE": share, "KEYS": keys,
         "PARTS": parts, "SPLITS": splits, "LOADS": ceil_div(keys, LANES // d4), "ROUNDS": ceil_div(keys * share, LANES),
-        **q.consts("Q"), **k.consts("K"), **v.consts("V"), **options.consts(), **mask_consts(mask, (batch, heads, 1, tokens)),
+        **q.consts("Q"), **k.consts("K"), **v.consts("V"), **options.consts(),
+        **mask_consts(mask, (batch, heads, 1, tokens), options.least),
         "APPEND": newest is not None, **(newest.consts if newest else {})}
     sums = TensorType(FLOAT32, (batch, heads, splits, width))
     tops = TensorType(FLOAT32, (batch, heads, splits, 2))

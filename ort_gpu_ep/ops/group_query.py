@@ -12,7 +12,7 @@ from ort_gpu_ep.ir.types import FLOATS, INT32, Shape, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, InPlace, Kernel, Lowering, kernel, op
 from ort_gpu_ep.ops import window_cache
-from ort_gpu_ep.ops.attention import Heads, Options, attend
+from ort_gpu_ep.ops.attention import Heads, Options, attend, factor_of
 from ort_gpu_ep.ops.attention_split import Newest, fits, split_attention
 
 (QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS, TOTAL, COSINES, SINES, POSITIONS, BIAS, SINK, K_SCALE, V_SCALE, Q_NORM, K_NORM,
@@ -88,7 +88,7 @@ def group_query_attention(node: BoundNode) -> Lowering:
     scale, window = node.attr("scale"), int(node.attr("local_window_size"))
     causal = bool(node.attr("causal"))
     options = Options(
-        float(scale) if scale else float(step.size) ** -0.5, causal, float(node.attr("softcap") or 0.0), True, LENGTHS, step.total,
+        factor_of(node, scale or None, step.size), causal, float(node.attr("softcap") or 0.0), True, LENGTHS, step.total,
         step.first, max(window, 0) if causal else 0, SINK if node.has(SINK) else None, node.attr("smooth_softmax") == 1)
     mask = (BIAS, node.input(BIAS)) if node.has(BIAS) else None
     out, width = TensorType(dtype, (step.batch, step.sequence, step.heads * step.size)), step.heads * step.size

@@ -9,7 +9,7 @@ from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.types import BOOL, BY_ONNX, FLOATS, INT8, INT32, INT64, UINT8, DType, Shape, TensorType
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Operand, op
 from ort_gpu_ep.ops import shared_cache
-from ort_gpu_ep.ops.attention import Heads, Options
+from ort_gpu_ep.ops.attention import Heads, Options, factor_of, least
 from ort_gpu_ep.ops.composed import Composed, Part
 from ort_gpu_ep.ops.heads import BY_KEY, COUNTS, ENDS, ENDS_AND_STARTS, SCORES, Assembly, Padding, assembled, contiguous, split
 
@@ -49,8 +49,8 @@ def attention(node: BoundNode) -> Lowering:
             "ONNX Runtime's CPU all")
     made, before = Assembly(node, dtype), past[0].shape[2] if past[0] else 0
     options = Options(
-        q.shape[3] ** -0.5 if scale is None else float(scale), bool(node.attr("is_causal")), float(node.attr("softcap") or 0.0), True,
-        before=before)
+        factor_of(node, scale, q.shape[3]), bool(node.attr("is_causal")), float(node.attr("softcap") or 0.0), True,
+        before=before, least=least(dtype))
     window = tuple(-1 if (w := node.attr(name)) is None else int(w) for name in ("left_window_size", "right_window_size"))
     width = v.shape[3]
     queries = made.rows("queries", q)
@@ -109,13 +109,13 @@ def multi_head_attention(node: BoundNode) -> Lowering:
     keys = made.rows("present_key", k, past[0], firsts[1], 1 if node.wants(1) else None)
     values = made.rows("present_value", v, past[1], firsts[2], 2 if node.wants(2) else None)
     scores = (q.shape[0], q.shape[1], q.shape[2], keys.shape[2])
-    options = Options(float(scale) if scale else q.shape[3] ** -0.5, bool(node.attr("unidirectional")), before=before)
+    options = Options(factor_of(node, scale or None, q.shape[3]), bool(node.attr("unidirectional")), before=before)
     padding = _padding(node, node.input(4), 4, scores, before) if node.has(4) else None
     bias = (5, node.input(5)) if node.has(5) else None
     more_keys = options.causal and bool(k.shape[2] > q.shape[2])     # of which ONNX Runtime's CPU lets the last query see all
     mask, options = made.mask(scores, bias, padding, float(node.attr("mask_filter_value")), options, last_sees_all=more_keys)
     out = made.attend((queries, keys, values), v.shape[3], mask, options, True)
-    raw = made.scores(queries, keys, mask, options, 2, True) if node.wants(SCORES) else None
+    raw = made.scores(queries, keys, mask, options, 2) if node.wants(SCORES) else None
     return made.lowering((out, *(TensorType(dtype, (*h.shape[:2], scores[3], h.shape[3])) for h in (k, v)), raw))
 
 
@@ -240,7 +240,7 @@ def _attend(
     around, scale = Assembly(node, dtype), node.attr("scale")
     keys, values, before, present = _cached(node, around, (k, v), past)
     scores = (batch, count, rows, before + rows)
-    options = Options(float(scale) if scale else q.shape[3] ** -0.5, bool(node.attr("unidirectional")), before=before)
+    options = Options(factor_of(node, scale or None, q.shape[3]), bool(node.attr("unidirectional")), before=before)
     padded = _padding(node, node.input(padding), padding, scores, before) if node.has(padding) else None
     bias = (added, node.input(added)) if added is not None and node.has(added) else None
     mask, options = around.mask(scores, bias, padded, float(node.attr("mask_filter_value")), options)

@@ -96,6 +96,8 @@ def _of_onnx(found: Match, facts: Facts) -> Built | str:
         return "a cache, or a score as output"
     if any(t is None for t in types) or any(t.rank != 4 for t in types[:3]) or node.attributes.get("softcap"):     # type: ignore[union-attr]
         return f"{types}, expected rank 4, without softcap"
+    if 0 in types[0].shape:     # type: ignore[union-attr]
+        return "an empty tensor"
     if len(types) > 3 and types[3].shape[-1] != types[1].shape[2]:     # type: ignore[union-attr]
         return f"mask {types[3]} for keys {types[1]}"
     scale = node.attributes.get("scale")

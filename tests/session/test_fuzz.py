@@ -13,9 +13,24 @@ import pytest
 
 import ort_gpu_ep
 from tests.plugin.cases import info, make_model, node
-from tests.session.fuzz import START_S, Answer, Tally, defects, different, not_run, patience_s, run
+from tests.session.fuzz import (
+    START_S,
+    UNOPTIMISED,
+    Answer,
+    Tally,
+    answers,
+    cpu_session,
+    defects,
+    different,
+    not_run,
+    outcome,
+    patience_s,
+    plain_session,
+    run,
+)
 from tests.session.fuzz_allowed import DIFFERENCES, allowed
 from tests.session.fuzz_models import FuzzModel
+from tests.session.quantized_graphs import quantized_model
 from tests.session.situations import situation
 
 QUANTIZED_SEEDS = 16
@@ -87,6 +102,19 @@ def test_few_steps_of_a_byte_are_no_defect() -> None:
         assert bool(defects(model, [Answer([want.astype("f")])], [Answer([got * np.float32(0.5)])])) == found
     plain = FuzzModel(product, [], "", (), "normal")
     assert defects(plain, [Answer([want])], [Answer([want + np.eye(1, 100, dtype="u1")[0]])])
+
+
+def test_what_nodes_say_is_right_where_onnxruntimes_optimisations_round_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of this model's means lie between two bytes. Only whole answers of onnxruntime count: a wrong byte is a defect."""
+    seed = 940097
+    model = quantized_model(seed)
+    want = answers(model, cpu_session)[0]
+    assert defects(model, want, answers(model, plain_session)[0])
+    end = outcome(seed, model, want)
+    assert (end["found"], end["known"]) == ([], [UNOPTIMISED])
+    whole = ort_gpu_ep.InferenceSession.run
+    monkeypatch.setattr(ort_gpu_ep.InferenceSession, "run", lambda *args: [np.where(a == a.max(), a - 4, a) for a in whole(*args)])
+    assert outcome(seed, model, want)["found"]
 
 
 def test_a_model_that_takes_onnxruntime_long_may_take_ours_long() -> None:
