@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeAlias
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ort_gpu_ep.errors import AdapterError, GpuEpError, ModelError
+from ort_gpu_ep.ir.refused import add_remedy, remedy
 from ort_gpu_ep.providers import CPU_PROVIDER
 from ort_gpu_ep.terminal import printable
 
@@ -193,7 +194,11 @@ def cpu_session(model: Path | str) -> Any:
     """A plain session of onnxruntime's on its CPU provider."""
     import onnxruntime
 
-    return onnxruntime.InferenceSession(str(model), quiet(), providers=[CPU_PROVIDER])
+    try:
+        return onnxruntime.InferenceSession(str(model), quiet(), providers=[CPU_PROVIDER])
+    except Exception as error:
+        add_remedy(error, partial(remedy, model))
+        raise
 
 
 @contextmanager
