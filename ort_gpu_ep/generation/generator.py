@@ -287,10 +287,10 @@ def _loaded(model: Model) -> tuple[onnx.ModelProto, str]:
         return copied, ""
     try:
         if isinstance(model, bytes):
-            found = onnx.load_model_from_string(model)
-            if not found.HasField("graph"):
+            loaded = onnx.load_model_from_string(model)
+            if not loaded.HasField("graph"):
                 raise ValueError("it has no graph")
-            return found, ""
+            return loaded, ""
         return without_weights(os.fspath(model))
     except Exception as error:
         name = "bytes" if isinstance(model, bytes) else os.fspath(model)
