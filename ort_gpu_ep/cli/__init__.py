@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {
     "run": "Run MODEL and print its outputs and where each node ran. Inputs that you don't give are random.",
-    "explain": "Show where each node of MODEL runs and why, the partitions, the bytes that are copied, and the memory. Does not run MODEL.",
+    "explain": "Show where each node of MODEL runs and why, the partitions, the bytes copied, and the memory. Does not run it on the GPU.",
     "bench": "Measure the latency of MODEL (median and p95 of whole runs), split into host, upload, GPU and readback.",
     "tune": "Measure which kernels are the fastest for MODEL on this adapter, and store the result for later sessions.",
     "calibrate": "Show how long runs, transfers and kernels take on the adapter. Measured the first time, then stored.",

@@ -63,7 +63,7 @@ def bench(
     shared.check_gpu(session)
     if batch:
         _check_sizes(session, shared.pairs(dims, "--dim"))
-    values = inputs_of(session, model, *given)
+    values = inputs_of(session.get_inputs(), model, *given)
     if batch or threads:
         sizes, counts = (throughput.numbers(text, flag) for text, flag in ((batch, "--batch"), (threads, "--threads")))
         _throughput(model, session, options, values, sizes, counts or [1], runs, against, plot, json)
@@ -126,7 +126,7 @@ def _under_load(
 ) -> None:
     """The other measurement: each candidate idle and under load. given: what feeds() takes."""
     candidates = under_load.sessions(str(model), options)
-    values = inputs_of(candidates["cpu"], model, *given)
+    values = inputs_of(candidates["cpu"].get_inputs(), model, *given)
     info, sampler = under_load.sampler_of(options)
     levels = [level for level in under_load.LEVELS if level == under_load.IDLE or level in wanted or "all" in wanted]
     rows = under_load.measure(candidates, values, info, sampler, levels, runs, tell=lambda level: shared.err.print(f"measuring: {level}"))

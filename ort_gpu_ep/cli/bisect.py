@@ -40,7 +40,7 @@ def bisect(
     options = {"placement": "gpu", **shared.pairs(option, "--option")}
     session = shared.open_session(model, options)
     shared.check_gpu(session)
-    values = inputs_of(session, model, inputs, dims, shapes, seed)
+    values = inputs_of(session.get_inputs(), model, inputs, dims, shapes, seed)
     del session
     with tempfile.TemporaryDirectory() as scratch, shared.progress("bisecting", quiet=json) as tell:
         gpu, cpu = _runs(Path(scratch), options)

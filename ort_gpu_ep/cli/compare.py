@@ -46,7 +46,7 @@ def compare(
 ) -> None:
     """Compare MODEL's outputs on two providers; if they differ, float64 decides. Exit code 0 if the first is right, else 1."""
     plain = shared.cpu_session(model)
-    values = inputs_of(plain, model, inputs, dims, shapes, seed)
+    values = inputs_of(plain.get_inputs(), model, inputs, dims, shapes, seed)
     names = [o.name for o in plain.get_outputs()]
     runs = {side: _run(side, model, shared.pairs(option, "--option")) for side in dict.fromkeys(between)}
     with shared.waiting(f"running {between[0]} and {between[1]}"):

@@ -1,23 +1,25 @@
-"""ort-gpu-ep explain: which node goes where and why, without running the model."""
+"""ort-gpu-ep explain: which node goes where and why, at the sizes that other commands run with, without running the model there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from ort_gpu_ep.cli import shared
-from ort_gpu_ep.cli.inputs import sizes_of
+from ort_gpu_ep.cli.inputs import feeds, sizes_of
 from ort_gpu_ep.cli.page import page_of
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.health.open_adapter import tuning_key
+from ort_gpu_ep.inputs.guess import NoGuessError, inputs_of, with_sizes
 from ort_gpu_ep.kernels import tuned
 from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.plugin.explain import ON, Explanation, why_of
@@ -49,7 +51,10 @@ _KEYS: dict[Order, Callable[[Any], Any]] = {
 def explain(
     model: shared.ModelArgument,
     option: shared.OptionOption = None,
+    inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
+    shapes: shared.ShapeOption = None,
+    seed: shared.SeedOption = 0,
     nodes: Annotated[bool | None, typer.Option("--nodes/--no-nodes", help="A line for each node (default: of up to 40).")] = None,
     group: Annotated[By | None, typer.Option("--group", help="Print a line for each group of nodes instead.")] = None,
     only: Annotated[Device | None, typer.Option("--only", help="Only the nodes on this device.")] = None,
@@ -59,9 +64,9 @@ taken: what each form is estimated to take, and what `tune` measured.")] = None,
     html: Annotated[Path | None, shared.file_to_write("--html", "Write an HTML page with the graph.", (".html", ".htm"))] = None,
     json: shared.JsonOption = False,
 ) -> None:
-    """Show where each node of MODEL runs and why, the partitions, the bytes that are copied, and the memory. Does not run MODEL."""
+    """Show where each node of MODEL runs and why, the partitions, the bytes copied, and the memory. Does not run it on the GPU."""
     options = shared.pairs(option, "--option")
-    session = shared.open_session(model, options, sizes=sizes_of(dims, model))
+    session = _sized_session(model, options, (inputs, dims, shapes, seed))
     explained = session.explain()
     count = sum(len(report.nodes) for report in explained.reports)
     if html is not None:
@@ -85,6 +90,22 @@ taken: what each form is estimated to take, and what `tune` measured.")] = None,
         shared.out.print(f"--nodes lists all {count} nodes, --only cpu those on the CPU, --html FILE draws them")
     if html is not None:
         shared.out.print(f"written: {html}", soft_wrap=True)
+
+
+def _sized_session(model: Path, options: Mapping[str, str], given: tuple[Any, ...]) -> Any:
+    """The model with the sizes that run, bench and compare give it. given: what feeds() takes."""
+    shared.check_file(model)
+    declared = inputs_of(model)
+    values: Sequence[Any] = shared.cpu_session(model).get_inputs() if declared is None else declared
+    try:
+        sizes = {name: np.shape(array) for name, array in feeds(values, model, *given).items()}
+    except NoGuessError as error:       # what runs nothing needs no inputs
+        shared.err.print(f"sizes stay open: {error}")
+        return shared.open_session(model, options, sizes=sizes_of(given[1]))
+    pairs = [pair for value in values for pair in zip(value.shape, sizes[value.name], strict=False)]
+    unnamed = any(not isinstance(dim, (int, str)) for dim, _ in pairs)
+    return shared.open_session(model, options, sizes={dim: size for dim, size in pairs if isinstance(dim, str)},
+                               data=with_sizes(model, sizes) if unnamed else None)
 
 
 def _kernels(explained: Explanation, name: str, config: Config) -> list[dict[str, Any]]:

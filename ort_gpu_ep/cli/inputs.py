@@ -12,22 +12,21 @@ import numpy as np
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.inputs.feeds import array_in, dtype_of
-from ort_gpu_ep.inputs.guess import symbols_of
 from ort_gpu_ep.scoring.images import SUFFIXES, prepared, preprocessing
 from ort_gpu_ep.scoring.model import Value
 from ort_gpu_ep.session.random_inputs import random_inputs
 
 
 def feeds(
-    session: Any, model: Path, inputs: shared.Texts, dims: shared.Texts, shape_texts: shared.Texts, seed: int,
+    values: Sequence[Any], model: Path, inputs: shared.Texts, dims: shared.Texts, shape_texts: shared.Texts, seed: int,
 ) -> dict[str, Any]:
     """An array for each input, by the options --input, --dim and --shape; what they leave open is guessed, and printed on stderr.
 
-    Raises ModelError for a text without `=`, a name that the model does not have, a shape that does not fit, another file, and where the
-    model refuses all guesses.
+    values: the model's inputs, as `session.get_inputs()` gives them. Raises ModelError for a text without `=`, a name that the model does
+    not have, a shape that does not fit, another file, and where the model refuses all guesses.
     """
     given, sizes, shapes = shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shape_texts, "--shape")
-    there = {value.name: value for value in session.get_inputs()}
+    there = {value.name: value for value in values}
     symbols = list(dict.fromkeys(d for value in there.values() for d in value.shape if isinstance(d, str)))
     _known(given, list(there), "--input", "input")
     _known(shapes, list(there), "--shape", "input")
@@ -112,11 +111,8 @@ def _known(given: Iterable[str], there: Sequence[str], what: str, kind: str) -> 
                              (f". Did you mean {near[0]!r}?" if near else ""))
 
 
-def sizes_of(dims: shared.Texts, model: Path | None = None) -> dict[str, int]:
-    """Symbol -> size, by --dim. model: a file that has to have these symbols. Raises ModelError."""
-    symbols = symbols_of(model) if model is not None and dims else None
-    if symbols is not None:
-        _known(shared.pairs(dims, "--dim"), symbols, "--dim", "named size")
+def sizes_of(dims: shared.Texts) -> dict[str, int]:
+    """Symbol -> size, by --dim. Raises ModelError."""
     return {name: _size(name, text) for name, text in shared.pairs(dims, "--dim").items()}
 
 

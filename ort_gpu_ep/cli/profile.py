@@ -35,7 +35,7 @@ def profile(
         pyplot()              # before anything is measured
     session = shared.open_session(model, {"placement": "gpu", **shared.pairs(option, "--option")})
     shared.check_gpu(session)
-    values = inputs_of(session, model, inputs, dims, shapes, seed)
+    values = inputs_of(session.get_inputs(), model, inputs, dims, shapes, seed)
     with shared.progress("profiling", quiet=json) as tell:
         found = session.profile(values, runs, tell)
     if trace is not None:

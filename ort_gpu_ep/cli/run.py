@@ -30,7 +30,7 @@ def run(
     session = shared.open_session(model, shared.pairs(option, "--option"))
     shared.check_gpu(session)
     loaded = time.perf_counter()
-    values = inputs_of(session, model, inputs, dims, shapes, seed)
+    values = inputs_of(session.get_inputs(), model, inputs, dims, shapes, seed)
     with shared.waiting("first run"):
         outputs = session.run(None, values)
     done = time.perf_counter()

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeAlias
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ort_gpu_ep.errors import AdapterError, GpuEpError, ModelError
+from ort_gpu_ep.ir.refused import add_remedy, remedy
 from ort_gpu_ep.providers import CPU_PROVIDER
 from ort_gpu_ep.terminal import printable
 
@@ -152,22 +153,33 @@ def pairs(texts: Texts, what: str) -> dict[str, str]:
     return found
 
 
-def open_session(model: Path, options: Mapping[str, str], tell: bool = True, sizes: Mapping[str, int] | None = None) -> Any:
+def open_session(
+    model: Path, options: Mapping[str, str], tell: bool = True, sizes: Mapping[str, int] | None = None, data: bytes | None = None,
+) -> Any:
     """The drop-in session of a model file, with onnxruntime's own warnings off (a partial assignment is no news here).
 
-    tell: says on a terminal that it goes on; not below another display. sizes: of open dimensions, which the session then has fixed.
+    tell: says on a terminal that it goes on; not below another display. sizes: of open dimensions, which the session then has fixed. data:
+    the model itself, where it is to be another one than the file's, whose external data it reads.
     """
-    if not model.is_file():
-        raise ModelError(f"{model}: {'a folder, expected a model file' if model.is_dir() else 'there is no such file'}")
+    check_file(model)
     with waiting(f"loading {model.name}: planning, compiling") if tell else nullcontext():
+        from ort_gpu_ep.session.opening import EXTERNAL_FOLDER
         from ort_gpu_ep.session.session import InferenceSession
 
         settings = quiet()
+        if data is not None:
+            settings.add_session_config_entry(EXTERNAL_FOLDER, str(model.absolute().parent))
         for symbol, size in (sizes or {}).items():
             settings.add_free_dimension_override_by_name(symbol, size)
-        session = InferenceSession(str(model), settings, provider_options={"unit_plans": "wait", **options})
+        session = InferenceSession(str(model) if data is None else data, settings, provider_options={"unit_plans": "wait", **options})
         session.wait_ready()        # what a command shows of its runs is of those that chose
         return session
+
+
+def check_file(model: Path) -> None:
+    """Raises ModelError where there is no file to open."""
+    if not model.is_file():
+        raise ModelError(f"{model}: {'a folder, expected a model file' if model.is_dir() else 'there is no such file'}")
 
 
 def waiting(what: str) -> Any:
@@ -193,7 +205,11 @@ def cpu_session(model: Path | str) -> Any:
     """A plain session of onnxruntime's on its CPU provider."""
     import onnxruntime
 
-    return onnxruntime.InferenceSession(str(model), quiet(), providers=[CPU_PROVIDER])
+    try:
+        return onnxruntime.InferenceSession(str(model), quiet(), providers=[CPU_PROVIDER])
+    except Exception as error:
+        add_remedy(error, partial(remedy, model))
+        raise
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def tune(
         raise ConfigError("tune needs a MODEL, --list or --forget")
     session = shared.open_session(model, {"placement": "gpu", **options})
     shared.check_gpu(session)
-    values = inputs_of(session, model, inputs, dims, shapes, seed)
+    values = inputs_of(session.get_inputs(), model, inputs, dims, shapes, seed)
     with shared.progress("tuning", quiet=json) as tell:
         found = session.tune(values, budget_s, fresh, tell)
     if json:

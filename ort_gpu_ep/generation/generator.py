@@ -26,6 +26,7 @@ from ort_gpu_ep.generation.model_file import without_weights
 from ort_gpu_ep.generation.positions import positions_of
 from ort_gpu_ep.generation.sampling import Draw, Sampler, draw_of
 from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, NOTHING, SHARES, Step, checked, has_nan, step_of
+from ort_gpu_ep.ir.refused import kind_of
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.plugin import VENDOR_ID, Turns, download_later, fill
 from ort_gpu_ep.processes.interrupts import uninterrupted
@@ -286,8 +287,11 @@ def _loaded(model: Model) -> tuple[onnx.ModelProto, str]:
         return copied, ""
     try:
         if isinstance(model, bytes):
-            return onnx.load_model_from_string(model), ""
+            loaded = onnx.load_model_from_string(model)
+            if not loaded.HasField("graph"):
+                raise ValueError("it has no graph")
+            return loaded, ""
         return without_weights(os.fspath(model))
     except Exception as error:
         name = "bytes" if isinstance(model, bytes) else os.fspath(model)
-        raise ModelError(f"generate: {name}: not a readable ONNX model ({error})") from error
+        raise ModelError(f"generate: {name}: not a readable ONNX model ({kind_of(model) or error})") from error

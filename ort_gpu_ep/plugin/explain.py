@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ort_gpu_ep.runtime.unit_plans import UnitPlan
 
 
-ON = {"gpu": "on the GPU", "host": "on the host, once per shape", "cpu": "on the CPU"}
+ON = {"gpu": "on the GPU", "host": "on the host (once per shape)", "cpu": "on the CPU"}
 """Where a node runs, in words."""
 
 GROUPS: dict[str, Callable[[NodeReport], str]] = {
@@ -175,7 +175,7 @@ class Explanation:
         return f"<div>{''.join(parts)}</div>"
 
     def __str__(self) -> str:
-        counted = f"{self.count('gpu')} on the GPU, {self.count('host')} computed once per shape, {self.count('cpu')} on the CPU"
+        counted = ", ".join(f"{self.count(device)} {where}" for device, where in ON.items())
         unseen = "none was shown to this provider; all are on onnxruntime's own"
         lines = [f"adapter: {self.adapter}", f"nodes: {counted if self.reports else unseen}"]
         lines += _decision_lines(self.decisions)

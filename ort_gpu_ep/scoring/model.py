@@ -15,6 +15,7 @@ import numpy as np
 from ort_gpu_ep.errors import ModelError, ScoringError
 from ort_gpu_ep.files import blocks
 from ort_gpu_ep.ir import external
+from ort_gpu_ep.ir.refused import kind_of
 
 _KINDS = "fiub"
 """Of numpy's types those that Arrow has, too: no strings, no bfloat16."""
@@ -71,10 +72,12 @@ def read_model(model: str | Path | bytes, outputs: Sequence[str] | None = None) 
     try:
         data = model if isinstance(model, bytes) else path.read_bytes()
         found = onnx.load_model_from_string(data)
+        if not found.HasField("graph"):
+            raise ValueError("it has no graph")
     except OSError as error:
         raise ModelError(f"model {path}: {error.strerror or error}") from error
     except Exception as error:      # protobuf's own, which moves between its versions
-        raise ModelError(f"model {path}: not an ONNX file ({error})") from error
+        raise ModelError(f"model {path}: not an ONNX file ({kind_of(data) or error})") from error
     constants = {t.name for t in found.graph.initializer}
     inputs = tuple(_value(v, path) for v in found.graph.input if v.name not in constants)
     given = {v.name: v for v in found.graph.output}

@@ -18,7 +18,7 @@ from onnxruntime import OrtValue
 from ort_gpu_ep import plugin, private
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.errors import AdapterError, ConfigError, DeviceHangError, DeviceLostError
-from ort_gpu_ep.ir.refused import conversion, remedy
+from ort_gpu_ep.ir.refused import add_remedy, conversion, remedy
 from ort_gpu_ep.placement import CPU
 from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.source import Source, not_written, with_profiler, write_optimized
@@ -91,7 +91,7 @@ class InferenceSession(plugin.PlainSession):
         try:
             self._open_any(providers, provider_options)
         except Exception as error:
-            _add_note(error, lambda said: remedy(path_or_bytes, said))
+            add_remedy(error, lambda said: remedy(path_or_bytes, said))
             raise
 
     def _open_any(self, providers: Any, provider_options: Any) -> None:
@@ -176,7 +176,7 @@ class InferenceSession(plugin.PlainSession):
             self._refinement = Refinement(source, settings, names, options or [], kwargs, _weakly(self._become))
             self.__class__ = _SessionByGuesses
         elif type(self) is InferenceSession and (state is None or not state.partitions):
-            self.__class__ = _SessionOnCpu
+            self.__class__ = _NewSessionOnCpu
 
     def _created(
         self, names: list[str] | None, options: list[dict[str, Any]] | None, costs: Costs | None, threads: int = 0,
@@ -224,7 +224,7 @@ class InferenceSession(plugin.PlainSession):
         for name in asked_providers(providers, None, None)[0] if providers else ():
             if name not in there and name not in onnxruntime.get_all_providers():
                 raise RuntimeError(f"Unknown Provider Type: {name}. There are: {', '.join(dict.fromkeys(there))}.")
-        if type(self) in (_SessionOnCpu, _SessionByGuesses):
+        if type(self) in (_SessionOnCpu, _NewSessionOnCpu, _SessionByGuesses):
             self.__class__ = InferenceSession
         self._open_any(providers, provider_options)
 
@@ -248,7 +248,7 @@ class InferenceSession(plugin.PlainSession):
                 plugin.fall_back_or_raise(self._state, error)
                 return self._cpu_session().run(output_names, input_feed, run_options)
         except Exception as error:
-            _add_note(error, conversion)
+            add_remedy(error, lambda said: conversion(said, input_feed))
             raise
 
     def run_async(self, output_names: Any, input_feed: Any, callback: Any, user_data: Any, run_options: Any = None) -> None:
@@ -558,6 +558,20 @@ class _SessionOnCpu(InferenceSession):
     run_with_ort_values = plugin.OrtSession.run_with_ort_values
 
 
+class _NewSessionOnCpu(_SessionOnCpu):
+    """One before its first run: what most programs get wrong, they get wrong there."""
+
+    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
+        try:
+            answer = super().run(output_names, input_feed, run_options)
+        except Exception as error:
+            add_remedy(error, lambda said: conversion(said, input_feed))
+            raise
+        if type(self) is _NewSessionOnCpu:
+            self.__class__ = _SessionOnCpu
+        return answer
+
+
 class _SessionByGuesses(InferenceSession):
     """A session with placement=gpu before its first run, which shows the sizes that were guessed."""
 
@@ -610,9 +624,3 @@ def _raise_cause(error: Exception, states: list[plugin.SessionState]) -> None:
     nobodys = taken_by_nobody(error, (report for state in states for report in state.reports))
     if nobodys:
         raise NoProviderError(nobodys) from error
-
-
-def _add_note(error: Exception, sentence: Callable[[str], str]) -> None:
-    """Adds what to do to an exception of onnxruntime's, once: its traceback shows it."""
-    if type(error).__module__.startswith("onnxruntime") and not hasattr(error, "__notes__") and (note := sentence(str(error))):
-        error.add_note(note)
