@@ -1,15 +1,17 @@
-"""What Python does around the GPU, counted: calls and modules of opening a model, planning it, and a steady run. No GPU is needed.
+"""What Python does around the GPU, counted: calls and modules of opening a model, planning and running it. No GPU is needed.
 
     python -m benchmarks.host_calls show [NAME ...]         this folder: counts, milliseconds, memory
     python -m benchmarks.host_calls update                  writes host_calls.json, what later commits are compared with
     python -m benchmarks.host_calls check                   exit code 1 where this folder calls more than that
     python -m benchmarks.host_calls compare OLD [NEW]       two commits, or folders with the package
 
-opening: a session with placement=gpu in a new process, once the caches on disk are filled. planning: the plan of the model's graph.
-run: of many alike the one with the fewest calls. calls: of Python functions in the package, on the thread that runs, but while it waits for
-the GPU (no generator, comprehension or lambda: Python versions differ in these); all: of any Python or C function there. ms: without
-counting. kept: memory blocks that are there afterwards. peak KiB: of Python's memory on the way. Counts repeat from process to process;
-milliseconds are of this machine. Rows of ops are calls of opening: who adds some updates the file.
+opening new: a session with placement=gpu in a new process that finds nothing of the model on disk, opening known: what it left there.
+planning: the plan of the model's graph. first run: of such a session. run, binding: with arrays, and with an IO binding of arrays and a
+value on the device. verdict: the adapter, of which it is known whether it can be trusted. token: one that a small decoder generates. step:
+one of training lenet5, with its loss. Of many alike it is the one with the fewest calls. calls: of Python functions in the package, on the
+thread that runs, but while it waits for the GPU (no generator, comprehension or lambda: Python versions differ in these); all: of any
+Python or C function there. ms: without counting. kept: memory blocks that are there afterwards. peak KiB: of Python's memory on the way.
+Counts repeat from process to process; milliseconds are of this machine. Rows of ops are calls of opening: who adds some updates the file.
 """
 
 from __future__ import annotations
@@ -31,9 +33,15 @@ import typer
 
 RECORDED = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("mlp_16x3", "lenet5", "har_lstm")
-PHASES = ("opening", "planning", "run")
+MODELS = ("mlp_16x3", "lenet5", "har_lstm")
+WALKS = {"adapter": ("verdict",), "decoder": ("token",), "trainer": ("step",)}
+"""What is counted besides models, and its phases."""
+NAMES = (*WALKS, *MODELS)
+NEW, PHASES = "opening new", ("opening known", "planning", "first run", "run", "binding")
+"""Of a model."""
 RUNS, WARM_RUNS = 100, 40
+LENGTH = 256
+"""Of the decoder's caches: the first token and RUNS others by WARM_RUNS fit."""
 MORE = 1.05
 """Times as many calls as recorded are not told: where a thread finds work done already, it calls less."""
 WAITS = os.path.join("webgpu", "waiting.py")
@@ -119,7 +127,46 @@ MODES: Mapping[str, Callable[[str], Measured]] = {"counted": counted, "timed": t
 
 def _phases(name: str) -> Iterator[tuple[str, int, Callable[[], object]]]:
     """(phase, how often, what to do). What comes between two phases is nobody's."""
+    return {"adapter": _adapter, "decoder": _decoder, "trainer": _trainer}.get(name, lambda: _model(name))()
+
+
+def _adapter() -> Iterator[tuple[str, int, Callable[[], object]]]:
+    from ort_gpu_ep.config import resolve
+    from ort_gpu_ep.health.open_adapter import open_gpu
+
+    config = resolve({"placement": "gpu"})
+    yield "verdict", 1, lambda: open_gpu(config)
+
+
+def _decoder() -> Iterator[tuple[str, int, Callable[[], object]]]:
+    import numpy as np
+
+    from models.language import language_model
+    from ort_gpu_ep.generation import Generator
+
+    tokens = Generator(language_model(), max_length=LENGTH).generate(np.arange(1, 4), max_new_tokens=RUNS + 2 * WARM_RUNS)
+    for _ in range(WARM_RUNS):
+        next(tokens)
+    yield "token", RUNS, lambda: next(tokens)
+
+
+def _trainer() -> Iterator[tuple[str, int, Callable[[], object]]]:
+    import numpy as np
+
+    import models
+    from ort_gpu_ep.training import SGD, Trainer
+
+    trainer = Trainer(models.build("lenet5").SerializeToString(), loss="cross_entropy", optimizer=SGD(0.01), options={"placement": "gpu"})
+    random = np.random.default_rng(0)
+    batch = random.standard_normal((1, 1, 32, 32), np.float32), random.integers(0, 10, 1)
+    for _ in range(WARM_RUNS):
+        trainer.step(*batch)
+    yield "step", RUNS, lambda: float(trainer.step(*batch))
+
+
+def _model(name: str) -> Iterator[tuple[str, int, Callable[[], object]]]:
     import onnx
+    from onnxruntime import OrtValue
 
     from benchmarks import cases
 
@@ -131,7 +178,7 @@ def _phases(name: str) -> Iterator[tuple[str, int, Callable[[], object]]]:
 
         made.append(InferenceSession(model, cases.quiet(), provider_options={"placement": "gpu"}))
 
-    yield "opening", 1, open_session
+    yield "opening known", 1, open_session
     from ort_gpu_ep.ir.graph import from_onnx
     from ort_gpu_ep.ir.types import TensorType, dtype_of
     from ort_gpu_ep.kernels.target import DEFAULT_LIMITS
@@ -142,9 +189,17 @@ def _phases(name: str) -> Iterator[tuple[str, int, Callable[[], object]]]:
     types = [TensorType(dtype_of(feeds[n]), feeds[n].shape) for n in graph.inputs]
     yield "planning", 1, lambda: make_template(graph, types, DEFAULT_LIMITS, rewrite)
     session = made[0]
+    yield "first run", 1, lambda: session.run(None, feeds)
     for _ in range(WARM_RUNS):
         session.run(None, feeds)
     yield "run", RUNS, lambda: session.run(None, feeds)
+    binding, output = session.io_binding(), session.get_outputs()[0]
+    for input_name, array in feeds.items():
+        binding.bind_cpu_input(input_name, array)
+    binding.bind_ortvalue_output(output.name, OrtValue.ortvalue_from_numpy(session.run([output.name], feeds)[0], "gpu", 0))
+    for _ in range(WARM_RUNS):
+        session.run_with_iobinding(binding)
+    yield "binding", RUNS, lambda: session.run_with_iobinding(binding)
 
 
 def measured(names: tuple[str, ...], folder: Path = ROOT, modes: tuple[str, ...] = tuple(MODES)) -> dict[str, Measured]:
@@ -153,33 +208,40 @@ def measured(names: tuple[str, ...], folder: Path = ROOT, modes: tuple[str, ...]
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT))), "ORT_GPU_EP_CACHE_DIR": cache,
                        "PYTHONHASHSEED": "0"}
+
+        def one_way(mode: str, name: str) -> Measured:
+            done = subprocess.run([sys.executable, __file__, "one", mode, name], cwd=folder, env=environment, stdout=subprocess.PIPE,
+                                  text=True, check=True)
+            return dict(json.loads(done.stdout.splitlines()[-1]))
+
+        one_way("timed", "adapter")     # leaves the verdict, which is no model's
         for name in names:
-            merged: Measured = {phase: {} for phase in PHASES}
-            for mode in ("timed", *modes):      # the first process fills the caches
-                done = subprocess.run([sys.executable, __file__, "one", mode, name], cwd=folder, env=environment, stdout=subprocess.PIPE,
-                                      text=True, check=True)
-                for phase, values in json.loads(done.stdout.splitlines()[-1]).items():
-                    merged[phase] |= values
+            first = one_way("counted", name)
+            merged: Measured = {NEW: first["opening known"]} if name not in WALKS else {}
+            for mode in modes:
+                for phase, values in one_way(mode, name).items():
+                    merged.setdefault(phase, {}).update(values)
             found[name] = merged
     return found
 
 
-def increases(old: Mapping[str, Measured], new: Mapping[str, Measured], phases: tuple[str, ...] = PHASES) -> list[str]:
-    """Phases that call more than MORE times as much as before, in sentences."""
-    return [f"{name}, {phase}: {old[name][phase]['calls']:g} calls before, {new[name][phase]['calls']:g} now"
-            for name in new for phase in phases if name in old and new[name][phase]["calls"] > MORE * old[name][phase]["calls"]]
+def increases(old: Mapping[str, Measured], new: Mapping[str, Measured], apart_from: tuple[str, ...] = ()) -> list[str]:
+    """Phases that call more than MORE times as much as before, in sentences. apart_from: phases that may."""
+    return [f"{name}, {phase}: {old[name][phase]['calls']:g} calls before, {values['calls']:g} now"
+            for name, phases in new.items() for phase, values in phases.items()
+            if phase not in apart_from and phase in old.get(name, ()) and values["calls"] > MORE * old[name][phase]["calls"]]
 
 
 def _table(found: Mapping[str, Measured]) -> None:
     columns = ("calls", "all", "modules", "ms", "kept", "peak KiB")
-    print(f"{'':24}" + "".join(f"{c:>12}" for c in columns))
+    print(f"{'':26}" + "".join(f"{c:>12}" for c in columns))
     for name, phases in found.items():
         for phase, values in phases.items():
-            print(f"{name + ', ' + phase:24}" + "".join(f"{values.get(c, float('nan')):12,.1f}" for c in columns))
+            print(f"{name + ', ' + phase:26}" + "".join(f"{values.get(c, float('nan')):12,.1f}" for c in columns))
 
 
 app = typer.Typer(help=__doc__, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-Names = Annotated[list[str] | None, typer.Argument(help="Builders of models/.")]
+Names = Annotated[list[str] | None, typer.Argument(help="Builders of models/, adapter, decoder, trainer.")]
 
 
 @app.command()
