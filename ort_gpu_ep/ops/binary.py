@@ -135,7 +135,8 @@ _EVEN = (1 << 32) - 2
 
 
 def _float_power(y: float) -> str:
-    cheap = {0.0: "1.0", 1.0: "x", 2.0: "x * x", 3.0: "x * x * x", -1.0: "1.0 / x", 0.5: "select(sqrt(x), abs(x), is_inf_f32(x))"}
+    cheap = {0.0: "1.0", 1.0: "x", 2.0: "x * x", 3.0: "x * x * x", -1.0: "reciprocal_f32(x)",
+             0.5: "select(sqrt_f32(x), abs(x), is_inf_f32(x))"}
     return cheap.get(y) or f"pow_f32(x, {literal(y)})"
 
 
