@@ -270,11 +270,12 @@ def agree(what: str, got: Array, want: Array, tolerance: float = 2e-5) -> float:
         scale = np.max(np.abs(b[np.isfinite(b)]), initial=1e-30)
         error = np.where(same, 0.0, np.nan_to_num(np.abs(a - b) / scale, nan=np.inf, posinf=np.inf))
     worst = float(error.max())
-    if worst > (0.0 if exact else tolerance):
+    bound = 0.0 if exact else tolerance
+    if worst > bound:
         at = tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape))
         raise WrongResultError(
             f"{what}: element {list(at)} of {list(got.shape)}: got {got[at]}, expected {want[at]}; "
-            f"{int((error > tolerance).sum())} of {error.size} elements differ")
+            f"{int((error > bound).sum())} of {error.size} elements differ")
     return worst
 
 
