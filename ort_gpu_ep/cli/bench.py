@@ -50,8 +50,10 @@ def bench(
     _check_together(load=load, decode=decode, batch=batch, threads=threads, against=against, before=before)
     given = inputs, dims, shapes, seed
     earlier = _earlier(before) if before is not None else {}
-    if plot is not None:
-        pyplot()              # fails before anything is measured
+    if plot is not None:      # these fail before anything is measured
+        pyplot()
+    if against is not None:
+        peers.check(against)
     if load:
         _under_load(model, given, shared.pairs(option, "--option"), load, runs, plot, json)
         return

@@ -10,6 +10,8 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from ort_gpu_ep.files import whole
+
 DRIVER_VARIABLES = ("VK_", "MESA_", "LP_", "GALLIUM_", "RADV_", "ANV_", "NVK_", "WGPU_", "LIBGL_", "__GLX_", "__NV_")
 """Beginnings of the names of variables that drivers read."""
 
@@ -71,7 +73,7 @@ def write(path: Path, report: Mapping[str, object]) -> None:
     """report.json and README.txt in a zip file. Raises OSError."""
     system = {"system": platform.system(), "release": platform.release(), "machine": platform.machine()}
     text = json.dumps(redacted({**report, "system": system, "environment": environment(os.environ)}), indent=1)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+    with whole(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("report.json", text)
         file.writestr("README.txt", "What `ort-gpu-ep doctor` saw: adapters, driver, limits, the outcome of each probe, versions,\n"
                       "the kernel's release, and the variables that drivers read.\n"
