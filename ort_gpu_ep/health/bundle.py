@@ -7,8 +7,10 @@ import os
 import platform
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ort_gpu_ep.files import whole
 
@@ -67,6 +69,29 @@ def redacted(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [redacted(found) for found in value]
     return shortened(value) if isinstance(value, str) else value
+
+
+def summary(report: Mapping[str, Any]) -> list[str]:
+    """Ten lines for an issue, of what `doctor --json` prints; without anything that identifies the user or the machine."""
+    chosen, probes, limits = report.get("chosen"), report.get("probes", ()), report.get("limits")
+    counts = Counter(str(probe["status"]) for probe in probes)
+    failed = [f"{probe['name']} ({probe['status']}: {str(probe['seen']).partition(chr(10))[0]})"
+              for probe in probes if probe["status"] not in ("PASS", "UNSUPPORTED")]
+    faults = [entry["what"] for key in ("known_faults", "disabled") for entry in report.get(key, ())]
+    ours = {name: shortened(value) for name, value in sorted(os.environ.items()) if name.startswith("ORT_GPU_EP_")}
+    adapter = f"{chosen['name']} ({chosen['type']}), {chosen['backend']}, driver {chosen['driver']}" if chosen else report.get("reason", "")
+    lines = {
+        "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "adapter": adapter,
+        "other adapters": "; ".join(a["name"] for a in report["adapters"] if a["index"] != (chosen or a)["index"]),
+        "features": ", ".join(report.get("features", ())),
+        "limits": f"{limits['max_buffer_nbytes'] >> 20} MiB a buffer, {limits['max_binding_nbytes'] >> 20} MiB a binding" if limits else "",
+        "health": "; ".join(filter(None, (report["health"], ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))))),
+        "failed": "; ".join(failed), "known faults": "; ".join(faults)}
+    lines = {name: shortened(text).replace("\n", " ") for name, text in lines.items()}
+    lines["environment"] = " ".join(f"{name}={value}" for name, value in {**ours, **environment(os.environ)}.items())     # shortened, each
+    return [f"{name}: {text or 'none'}" for name, text in lines.items()]
 
 
 def write(path: Path, report: Mapping[str, object]) -> None:
