@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import stat
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from weakref import WeakValueDictionary
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
@@ -37,6 +38,38 @@ def new_file(path: Path) -> BinaryIO:
     """A file of the user's in place of what has its name, which is removed, and not followed where it is a link. Raises OSError."""
     path.unlink(missing_ok=True)
     return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=0o666)
+
+
+@contextmanager
+def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path to write a file at, which then takes the place of `path`: whole, or not at all. A link there is replaced, not followed; what
+    is no file (/dev/stdout) is written to.
+
+    Raises OSError with the file's name, how much of it had been written, and the reason.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        yield target
+        return
+    part = target.with_name(f"{target.stem[:80]}.{secrets.token_hex(4)}.part{target.suffix[:20]}")      # writers look at the suffix
+    try:
+        yield part
+        if target.exists() and not target.is_symlink():
+            os.chmod(part, stat.S_IMODE(target.stat().st_mode))
+        os.replace(part, target)
+    except OSError as error:
+        nbytes = f", after {part.stat().st_size:,} B" if part.exists() else ""
+        raise OSError(f"{os.fspath(path)} can't be written{nbytes}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_array(path: Path, array: Any) -> None:
+    """A .npy file. Raises OSError as `whole`."""
+    import numpy as np  # not for the start of a command
+
+    with whole(path) as part, open(part, "w+b") as file:      # into one that is not read, numpy writes past Python, and misses errors
+        np.save(file, array)
 
 
 def file_names(names: Sequence[str]) -> list[str]:

@@ -40,6 +40,7 @@ def doctor(
         "--report", "A .zip for a bug report, or a .json table of tested adapters, which gets a line: no names, no folders.",
         (".zip", ".json"))] = None,
     option: shared.OptionOption = None,
+    text: Annotated[bool, typer.Option("--text", help="Print ten lines to paste into an issue: no names, no folders.")] = False,
     json: shared.JsonOption = False,
 ) -> None:
     """Test the adapter and its driver, in separate processes. Exit code 0 healthy, 1 degraded, 2 unusable or no adapter."""
@@ -49,13 +50,16 @@ def doctor(
     quirks = known_quirks(config)
     found, trouble = _adapters(config)
     if not found:
+        nothing = {"adapters": [], "healthy": False, "health": UNUSABLE, "versions": _versions(), "reason": trouble}
         if json:
-            shared.print_json({"adapters": [], "healthy": False, "health": UNUSABLE, "versions": _versions(), "reason": trouble})
+            shared.print_json(nothing)
+        elif text:
+            _print_text(nothing)
         else:
             shared.out.print(shared.lines(trouble))
         raise typer.Exit(2)
     chosen, device = pick(found, config.adapter), Device()
-    if not json:
+    if not json and not text:
         _print_adapters(found)
     outcomes = _examine(chosen, quick, 1 if quick else rounds or (1 if chosen.is_software else 2), device)
     verdict = verdicts.verdict_of(outcomes, "quick" if quick else "full")
@@ -69,10 +73,17 @@ def doctor(
         tested.append(report, tested.entry(chosen, "doctor", Counter(o.status for o in outcomes)))
     if json:
         shared.print_json(data)
+    elif text:
+        _print_text(data)
     else:
         _print(chosen, device, outcomes, whole, known)
     unfinished = any(o.status == "NOT_RUN" for o in outcomes)
     raise typer.Exit(max(EXIT_CODES[whole.health], 1 if unfinished else 0))
+
+
+def _print_text(data: dict[str, Any]) -> None:
+    for line in bundle.summary(data):
+        shared.out.print(line, soft_wrap=True)
 
 
 def _adapters(config: Config) -> tuple[list[AdapterInfo], str]:
@@ -124,7 +135,8 @@ def _versions() -> dict[str, str]:
 
     import onnxruntime
 
-    found = {"python": sys.version.split()[0], "onnxruntime": onnxruntime.__version__, **{p: version(p) for p in ("onnx", "wgpu", "numpy")}}
+    found = {"ort-gpu-ep": sys.modules["ort_gpu_ep"].__version__, "python": sys.version.split()[0], "onnxruntime": onnxruntime.__version__,
+             **{p: version(p) for p in ("onnx", "wgpu", "numpy")}}
     chosen = resolve()
     return found | ({"webgpu": dawn_builds.find(chosen.webgpu_library).name} if chosen.webgpu == "dawn" else {})
 

@@ -18,6 +18,7 @@ from ort_gpu_ep.cli.page import page_of
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.errors import ModelError
+from ort_gpu_ep.files import whole
 from ort_gpu_ep.health.open_adapter import tuning_key
 from ort_gpu_ep.inputs.guess import NoGuessError, inputs_of, with_sizes
 from ort_gpu_ep.kernels import tuned
@@ -70,7 +71,8 @@ taken: what each form is estimated to take, and what `tune` measured.")] = None,
     explained = session.explain()
     count = sum(len(report.nodes) for report in explained.reports)
     if html is not None:
-        html.write_text(page_of(model.stem, explained), encoding="utf-8")
+        with whole(html) as part:
+            part.write_text(page_of(model.stem, explained), encoding="utf-8")
     kernels = _kernels(explained, kernel, resolve(options)) if kernel is not None else []
     if json:
         groups, shown = {"groups": _groups(explained, group)} if group else {}, {"kernels": kernels} if kernel is not None else {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.drills.generator import DUTY
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.files import whole
 
 if TYPE_CHECKING:
     from ort_gpu_ep.cli.throughput import Throughput
@@ -40,7 +41,8 @@ def _axes(path: Path, grid: str = "major", legend: bool = False) -> Iterator[Any
     if legend:
         axes.legend(loc="best")
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    with whole(path) as part:
+        figure.savefig(part, dpi=150)
     drawing.close(figure)
 
 

@@ -12,6 +12,7 @@ from ort_gpu_ep.cli import shared
 from ort_gpu_ep.cli.inputs import feeds as inputs_of
 from ort_gpu_ep.cli.page import page_of
 from ort_gpu_ep.cli.plot import plot_profile, pyplot
+from ort_gpu_ep.files import whole
 from ort_gpu_ep.profiling.trace import write_trace
 
 
@@ -43,7 +44,8 @@ def profile(
     if plot is not None:
         plot_profile(plot, found)
     if html is not None:
-        html.write_text(page_of(model.stem, replace(session.explain(), profile=found)), encoding="utf-8")
+        with whole(html) as part:
+            part.write_text(page_of(model.stem, replace(session.explain(), profile=found)), encoding="utf-8")
     if json:
         shared.print_json(found.as_dict())
         return

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.cli.inputs import feeds as inputs_of
-from ort_gpu_ep.files import file_names
+from ort_gpu_ep.files import file_names, write_array
 
 
 @shared.reports_errors
@@ -38,7 +38,7 @@ def run(
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
         for name, array in zip(file_names(names), outputs, strict=True):
-            np.save(save / f"{name}.npy", array)
+            write_array(save / f"{name}.npy", array)
     facts = [_facts(n, a) for n, a in zip(names, outputs, strict=True)]
     explained = session.explain()
     if json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -224,6 +225,14 @@ def progress(what: str, quiet: bool = False) -> Iterator[Callable[[str, float], 
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """With the version of its keys."""
-    json.dump({"schema": SCHEMA, **data}, sys.stdout, indent=1, default=str)
+    """With the version of its keys. What JSON has no numbers for is text: "NaN", "Infinity", "-Infinity"."""
+    json.dump(_finite({"schema": SCHEMA, **data}), sys.stdout, indent=1, default=str, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value

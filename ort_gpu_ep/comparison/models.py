@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from ort_gpu_ep.files import whole, write_array
+
 Array = np.ndarray[Any, Any]
 
 EXTERNAL_NBYTES = 1 << 30
@@ -80,7 +82,11 @@ def save(model: onnx.ModelProto, path: Path) -> None:
     """Raises OSError."""
     large = sum(len(i.raw_data) for i in model.graph.initializer) > EXTERNAL_NBYTES
     path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(model, path, save_as_external_data=large, location=f"{path.name}.data" if large else None)
+    if large:       # the file beside it is written first, by its name
+        onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
+        return
+    with whole(path) as part:
+        onnx.save(model, part)
 
 
 def save_case(model: onnx.ModelProto, feeds: Mapping[str, Array], folder: Path) -> list[str]:
@@ -89,6 +95,6 @@ def save_case(model: onnx.ModelProto, feeds: Mapping[str, Array], folder: Path) 
     given = []
     for index, (name, array) in enumerate(feeds.items()):
         path = folder / f"input{index}.npy"
-        np.save(path, array)
+        write_array(path, array)
         given.append(f"{name}={path}")
     return given

@@ -27,6 +27,7 @@ _KINDS: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, r
      "(optimum-cli export onnx)"),
     (rb"GGUF", "it is a GGUF file of llama.cpp; get the model as ONNX (onnxruntime-genai's model builder reads GGUF)"),
     (rb".{4}TFL3", "it is a TensorFlow Lite model: convert it with `python -m tf2onnx.convert --tflite FILE --output model.onnx`"),
+    (rb".{4}ORTM", "it is a model in ORT format: give the .onnx file that it was made from"),
     (rb"\x89HDF", "it is a Keras or HDF5 file: convert the model with tf2onnx"),
     (rb"\x1f\x8b", "it is compressed with gzip: unpack it first (gunzip)"),
     (rb"\s*[\[{]", "it is a JSON or text file, not a model"),

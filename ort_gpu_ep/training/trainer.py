@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError, TrainingError
+from ort_gpu_ep.files import whole
 from ort_gpu_ep.ir import external
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.processes.interrupts import uninterrupted
@@ -238,7 +239,8 @@ class Trainer:
         for tensor in tuned.graph.initializer:
             if tensor.name in values:
                 tensor.CopyFrom(numpy_helper.from_array(values[tensor.name], tensor.name))
-        onnx.save(tuned, os.fspath(path))
+        with whole(path) as part:
+            onnx.save(tuned, part)
 
     def named(self, x: data.Inputs) -> dict[str, Array]:
         """Samples as the model's inputs by name; of a model of one input it may have any name. Raises TrainingError."""

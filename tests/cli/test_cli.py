@@ -124,6 +124,21 @@ def test_run_json(model: Path) -> None:
     assert data["load_ms"] > 0
 
 
+def test_numbers_that_json_has_none_for_are_text(tmp_path: Path) -> None:
+    """Parsers of other languages refuse the bare words NaN and Infinity."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model_of("(float[4] x, float[4] z) => (float[4] a, float[4] b, float[4] c) { a = Div(x, z) b = Neg(a) c = Sub(a, a) }").SerializeToString())
+    done = call("run", path, "--input", "x=1", "--input", "z=0", "--json")
+    assert done.returncode == 0, done.stderr
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    outputs = json.loads(done.stdout, parse_constant=refuse)["outputs"]
+    assert [o["max"] for o in outputs] == ["Infinity", "-Infinity", "NaN"]
+    assert [float(o["max"]) for o in outputs[:2]] == [np.inf, -np.inf]
+
+
 def test_the_seed_decides_the_inputs(model: Path) -> None:
     first, again, other = (parsed("run", model, "--seed", s, "--json")["outputs"] for s in (1, 1, 2))
     assert first == again != other
