@@ -168,9 +168,7 @@ def _packed_product(rows: int, bits: int, k: int = 4096, n: int = 4096, block: i
 
 
 def case_names(select: str) -> list[str]:
-    names = [name for name, _ in replay.sources(select)]
-    if not select or re.match(r"\^?hot/", select) or "|" in select:
-        names += [name for name, _ in hot_graphs()]
+    names = [name for cases in (replay.sources(select), hot_graphs()) for name, _ in cases]
     return [name for name in names if re.search(select, name)]
 
 
@@ -204,7 +202,7 @@ def changed_since(commit: str) -> set[str]:
 def limits_of(told: Mapping[str, Any]) -> Limits:
     """Those of a session on this adapter after all probes have shown right results, not measured."""
     limits = told["limits"] | {"features": frozenset(told["limits"]["features"]) | SHOWN_FEATURES, "max_loop_iterations": 1 << 40}
-    return replace(DEFAULT_LIMITS, **limits, figures=figures_for(told["kind"], None))
+    return replace(DEFAULT_LIMITS, **limits, figures=figures_for(told["kind"], None, told["compiler"]))
 
 
 # ---- compiling
@@ -278,10 +276,8 @@ class Compiling:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
         self._errors.close()
 
     def line(self, limit_s: float) -> str:
@@ -428,9 +424,9 @@ def recorded() -> list[dict[str, Any]]:
 
 def record(found: Sequence[Mapping[str, Any]]) -> None:
     """Into compilers.json, which docs/adapters.md is written from: in place of what it has of the same drivers and families."""
-    old, new = recorded(), {one["place"] for one in found}
-    order = [f"{name}/{family}" for name, driver in DRIVERS.items() for family in driver.families]
-    lines = [json.dumps(one) for one in sorted([*(one for one in old if one["place"] not in new), *found], key=lambda one: order.index(one["place"]))]
+    by_place = {one["place"]: one for one in (*recorded(), *found)}
+    names = [f"{name}/{family}" for name, driver in DRIVERS.items() for family in driver.families]
+    lines = [json.dumps(by_place[name]) for name in names if name in by_place]
     RECORD.write_text("[\n" + ",\n".join(lines) + "\n]\n", "utf-8")
 
 

@@ -26,7 +26,7 @@ def main() -> None:
     info, raw = adapter.choose("")
     limits = adapter.limits_of(raw)
     told: dict[str, Any] = {name: getattr(limits, name) for name in LIMITS} | {"features": sorted(limits.features)}
-    say({"adapter": info.name, "kind": info.type, "driver": info.driver, "vendor": info.vendor_id, "family": info.family, "limits": told})
+    say({"adapter": info.name, "kind": info.type, "driver": info.driver, "compiler": info.compiler, "limits": told})
     device = adapter.request_device(info, raw)
     for line in sys.stdin:
         work, start = json.loads(line), time.perf_counter()
