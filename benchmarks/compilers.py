@@ -357,11 +357,12 @@ def adapter_of(place: Place, environment: Mapping[str, str]) -> dict[str, Any]:
 OUTCOMES = ("compiled", "refused", "crashed", "late")
 
 
-def summary(place: Place, told: Mapping[str, Any], rows: Sequence[Row], sample: int | None) -> dict[str, Any]:
+def summary(place: Place, told: Mapping[str, Any], rows: Sequence[Row], cases: int | None) -> dict[str, Any]:
+    """cases: of how many, where it was not all of them."""
     counts = {outcome: sum(row.outcome == outcome for row in rows) for outcome in OUTCOMES}
     done = [row for row in rows if row.outcome == "compiled"]
     return {"place": place.name, "gpu": place.gpu, "adapter": told["adapter"], "driver": told["driver"], "date": date.today().isoformat(),
-            "wgpu": version("wgpu"), "system": platform.machine(), "sample": sample, "texts": len({row.digest for row in rows}),
+            "wgpu": version("wgpu"), "system": platform.machine(), "cases": cases, "texts": len({row.digest for row in rows}),
             "pipelines": len(rows), **counts, "spilled": sum(bool(row.spills) for row in rows),
             "most_spills": max((row.spills or 0 for row in rows), default=0),
             "slowest_ms": round(max((row.ms for row in done), default=0.0)), "tells": any(row.spills is not None for row in done)}
@@ -447,6 +448,7 @@ def main(
         part = {*random.Random(seed).sample(names, min(sample or 0, len(names))), *(changed_since(changed) if changed else ())}
         names = [name for name in names if name in part]
     set_of = frozenset(names)
+    whole = sample is None and not (changed or select or trusted is not None)
     summaries: list[dict[str, Any]] = []
     rows: list[Row] = []
     texts: dict[Limits, dict[str, tuple[str, str]]] = {}
@@ -463,7 +465,7 @@ def main(
                 counted = iter(range(1, len(works) + 1))
                 own = compiled(place, environment, works, limit_s, partial(_progress, status, place.name, counted, len(works)))
             rows += own
-            summaries.append(summary(place, told, own, sample))
+            summaries.append(summary(place, told, own, None if whole else len(names)))
             console.print(f"{place.name}: {told['adapter']}, {told['driver']}: {len(works)} pipelines of {len(names)} cases")
     console.print(table(summaries))
     if any(row.spills for row in rows):
@@ -472,7 +474,6 @@ def main(
         write_json.write_text(json.dumps({"summaries": summaries, "rows": [asdict(row) for row in rows]}, indent=1), "utf-8")
     if write_record:
         record(summaries)
-    whole = sample is None and not (changed or select)
     other = unexpected(rows, whole, [place.name for place in chosen])
     for line in other:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -118,9 +118,8 @@ COMPILED = """
 ## Compiled by the drivers of other GPUs
 
 Nothing ran here. Mesa's drivers open GPUs that are faked by its drm-shims, and compile kernels as a session on such a GPU chooses and
-composes them, for the limits that the driver reports, without naga's checks and with them (`python -m benchmarks.compilers`; sample: of so
-many cases, by chance). Spilled: pipelines that keep registers in memory, which is slow, and the most of one. Slowest: CPU time of one
-pipeline. A driver of the maker's own may do otherwise.
+composes them, for the limits that the driver reports (`python -m benchmarks.compilers`). Spilled: pipelines that keep registers in
+memory, which is slow, and the most of one. Slowest: CPU time of one pipeline. A driver of the maker's own may do otherwise.
 """
 
 
@@ -171,7 +170,7 @@ def network_rows(entries: list[dict[str, Any]]) -> Iterator[str]:
 
 def compiler_rows(entries: list[dict[str, Any]]) -> Iterator[str]:
     yield from rows((*compilers.COLUMNS, "date"), [
-        (*compilers.cells(e), f"{e['date']}{', a sample' if e['sample'] is not None else ''}") for e in entries])
+        (*compilers.cells(e), f"{e['date']}, {'all' if e['cases'] is None else e['cases']} cases") for e in entries])
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ not='libc6|libc-bin'
 [ -n "$alone$source" ] || packages=$(apt --simulate --no-install-recommends install "$@" | sed -n 's/^Inst \([^ ]*\) .*/\1/p' | grep -Evx "$not" || true)
 [ -n "$packages" ] || packages=$*
 if [ -n "$source" ]; then
+    # shellcheck disable=SC2086  # a list of names
     (cd "$scratch/root" && apt --download-only source $packages >&2) || { say "could not download the source of: $packages"; exit 1; }
 else
     # shellcheck disable=SC2086  # a list of names
