@@ -260,6 +260,10 @@ Work = tuple[str, str, str, bool]
 """Hash, case, text, whether it is compiled without checks."""
 
 
+class UnopenedError(Exception):
+    """The driver of a place gives no adapter or no device."""
+
+
 class Compiling:
     """The process of a place. A context manager."""
 
@@ -313,7 +317,9 @@ class Compiling:
 
 
 def compiled(place: Place, environment: Mapping[str, str], works: Sequence[Work], limit_s: float, say: Any = lambda: None) -> list[Row]:
-    """A row for each text. A process that ends at one is followed by another that goes on behind it. say: called for each row."""
+    """A row for each text. A process that ends at one is followed by another that goes on behind it. say: called for each
+    row. Raises UnopenedError.
+    """
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -321,7 +327,7 @@ def compiled(place: Place, environment: Mapping[str, str], works: Sequence[Work]
         while len(rows) < len(works):
             with Compiling(place, environment, folder) as process:
                 if not process.told:
-                    raise RuntimeError(f"{place.name}: no adapter opens: {process.end()}")
+                    raise UnopenedError(process.end())
                 for digest, case, text, trusted in works[len(rows):]:
                     file.write_text(text, "utf-8")
                     shader = next((line[3:] for line in text.splitlines() if line.startswith("// ")), "")
@@ -345,10 +351,10 @@ def compiled(place: Place, environment: Mapping[str, str], works: Sequence[Work]
 
 
 def adapter_of(place: Place, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the process tells of the adapter. Raises RuntimeError."""
+    """What the process tells of the adapter. Raises UnopenedError."""
     with tempfile.TemporaryDirectory() as folder, Compiling(place, environment, Path(folder)) as process:
         if not process.told:
-            raise RuntimeError(f"{place.name}: no adapter opens: {process.end()}")
+            raise UnopenedError(process.end())
         return process.told
 
 
@@ -451,11 +457,16 @@ def main(
     whole = sample is None and not (changed or select or trusted is not None)
     summaries: list[dict[str, Any]] = []
     rows: list[Row] = []
+    unopened: list[str] = []
     texts: dict[Limits, dict[str, tuple[str, str]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         environment = layer.build(Path(folder))
         for place in chosen:
-            told = adapter_of(place, environment)
+            try:
+                told = adapter_of(place, environment)
+            except UnopenedError as error:
+                unopened.append(f"unopened {place.name}: {error}")
+                continue
             limits = limits_of(told)
             if limits not in texts:     # families of a maker often have the same
                 texts[limits] = composed(set_of, select, limits)
@@ -474,7 +485,7 @@ def main(
         write_json.write_text(json.dumps({"summaries": summaries, "rows": [asdict(row) for row in rows]}, indent=1), "utf-8")
     if write_record:
         record(summaries)
-    other = unexpected(rows, whole, [place.name for place in chosen])
+    other = unopened + unexpected(rows, whole, [one["place"] for one in summaries])
     for line in other:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(1 if other else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ MANIFEST = """{"file_format_version": "1.1.2", "layer": {"name": "%s", "type": "
 
 
 def build(folder: Path) -> dict[str, str]:
-    """Builds the layer in a folder, by $CC or cc. Returns the variables of a process that uses it; raises CalledProcessError."""
-    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-fvisibility=hidden", str(SOURCE),
+    """Builds the layer in a folder, by $CC or cc. Returns the variables of a process that uses it. Raises RuntimeError."""
+    compiler = os.environ.get("CC", "cc")
+    if shutil.which(compiler) is None:
+        raise RuntimeError(f"{SOURCE.name} needs a C compiler, and there is no {compiler}: install one (Debian: gcc), or name it by CC")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-fvisibility=hidden", str(SOURCE),
                     "-o", str(folder / "libvulkan_layer.so")], check=True)
     (folder / "layer.json").write_text(MANIFEST % NAME, "utf-8")
     return {"VK_INSTANCE_LAYERS": NAME, "VK_LAYER_PATH": str(folder)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +317,7 @@ def figures_of(roofs: Roofs, dispatch_s: float) -> Figures:
         _workgroup(roofs))
 
 
-COMPILERS: Mapping[str, Mapping[str, int]] = {
+COMPILERS: Mapping[str, Mapping[str, Any]] = {
     "amd": {"lane_registers": 256, "least_lanes": 32, "loads_ahead": True},
     "apple": {"registers": 53248, "lane_registers": 128, "least_lanes": 32, "loads_ahead": True},
     "arm": {"lane_registers": 64},
@@ -345,7 +346,7 @@ def figures_for(kind: str, measured: Figures | None, compiler: str = "") -> Figu
     """
     if kind == "software":
         return SOFTWARE_FIGURES
-    changes = COMPILERS.get(compiler, {"lane_registers": INTEGRATED_REGISTERS} if kind == "integrated" else {})
+    changes: Mapping[str, Any] = COMPILERS.get(compiler, {"lane_registers": INTEGRATED_REGISTERS} if kind == "integrated" else {})
     figures = measured or (figures_of(INTEGRATED_ROOFS, INTEGRATED_DISPATCH_S) if kind == "integrated" else DEFAULT_FIGURES)
     return replace(figures, **changes) if changes else figures
 

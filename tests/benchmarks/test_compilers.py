@@ -71,6 +71,18 @@ def test_what_a_text_did_is_in_its_row(environment: dict[str, str], text: str) -
     assert [one[outcome] for outcome in compilers.OUTCOMES] == [3, 1, 1, 1]
 
 
+def test_a_driver_that_opens_nothing_is_told_of(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    place = compilers.Place("none", "none", environment={"VK_DRIVER_FILES": "/dev/null", "VK_ICD_FILENAMES": "/dev/null"})
+    with pytest.raises(compilers.UnopenedError, match="exit code 1"):
+        compilers.adapter_of(place, environment)
+    monkeypatch.setattr(compilers, "places", lambda wanted: [place])
+    app = compilers.typer.Typer()
+    app.command()(compilers.main)
+    done = CliRunner().invoke(app, ["--select", SELECT])
+    assert done.exit_code == 1
+    assert "unopened none: exit code 1" in done.output
+
+
 def test_faults_are_those_that_no_line_expects(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     expected = tmp_path / "expected.txt"
     expected.write_text("# a remark\nspilled radv/.* product  # a reason\ncrashed nvk/172 gemm  # another\n")
