@@ -98,5 +98,5 @@ def _measured(gpu: Gpu, cache_path: str, key: str, progress: Progress | None, kn
     log.info("calibration of %s took %.1f s", gpu.info.name, time.perf_counter() - start)
     write(cache_path, key, profile)
     if known is None:
-        gpu.limits = replace(gpu.limits, figures=figures_for(gpu.info.type, profile.figures))   # as the next process that opens it
+        gpu.limits = replace(gpu.limits, figures=figures_for(gpu.info.type, profile.figures, gpu.info.compiler))
     return profile

@@ -95,7 +95,7 @@ def open_gpu(config: Config, uses: Uses | None = None) -> Gpu:
 def _figures(info: AdapterInfo, cache_path: str) -> Figures:
     """By the adapter's profile, where there is one with its roofs, and its type."""
     known = profile.read(cache_path, verdicts.key_of(info)) if not info.is_software else None
-    return figures_for(info.type, known.figures if known is not None else None)
+    return figures_for(info.type, known.figures if known is not None else None, info.compiler)
 
 
 def tuning_key(info: AdapterInfo) -> str:

@@ -22,7 +22,11 @@ MAX_HEAD = 256
 """Elements of a head: more do not fit into registers, even of four invocations."""
 
 KEYS = 4
-"""That an invocation takes at a time: 8 were slower on an H200."""
+"""That an invocation takes at a time, where its registers hold them: 8 were slower on an H200."""
+
+OTHER_REGISTERS = 48
+"""Of an invocation, besides its queries, its sums and what it loads: with so many the compilers of AMD, Intel, Apple and NVK spill nothing
+of the forms that are offered (benchmarks/compilers.py)."""
 
 
 def _loop_bound(k: KernelCall) -> int:
@@ -88,6 +92,7 @@ class Form:
     per_lane: int
     parts: int
     slices: int
+    keys: int = KEYS
 
     @property
     def workgroup_size(self) -> int:
@@ -95,17 +100,43 @@ class Form:
 
     @property
     def name(self) -> str:
-        return f"{self.per_lane} x {self.queries} queries, {self.parts} parts, {self.slices} slices"
+        fewer = "" if self.keys == KEYS else f", {self.keys} keys"
+        return f"{self.per_lane} x {self.queries} queries, {self.parts} parts, {self.slices} slices{fewer}"
 
 
-def forms_of(problem: Problem, target: Target) -> Iterator[Form]:
-    """All that the adapter allows and that may be worth it: full workgroups, as far as there are keys and registers for them."""
-    most = min(256, target.limits.max_invocations)
+def registers_of(problem: Problem, form: Form) -> int:
+    """Of an invocation: its queries and sums, and the keys' vectors, then the values', whose loads a compiler moves up."""
+    own, ahead = form.per_lane * (problem.dq + problem.dv), form.keys * max(problem.dq, problem.dv)
+    return 4 * (own + ahead) // form.parts + OTHER_REGISTERS
+
+
+def forms_of(problem: Problem, target: Target) -> list[Form]:
+    """All that the adapter allows and that may be worth it. Where its compiler loads ahead, those that fit into the registers of an
+    invocation, with as many keys at a time as do; if none does, those that come closest.
+    """
+    forms, most = list(_forms_of(problem, target)), target.figures.lane_registers
+    if not target.figures.loads_ahead:
+        return forms
+    fewer = [replace(form, keys=keys) for form in forms for keys in (KEYS, KEYS // 2, 1)]
+    fitting: dict[Form, Form] = {}
+    for form in fewer:
+        if registers_of(problem, form) <= most:
+            fitting.setdefault(replace(form, keys=KEYS), form)
+    if fitting:
+        return list(fitting.values())
+    least = min(registers_of(problem, form) for form in fewer)
+    return [form for form in fewer if registers_of(problem, form) == least]
+
+
+def _forms_of(problem: Problem, target: Target) -> Iterator[Form]:
+    """Full workgroups, as far as there are keys and registers for them; eight parts where four may not fit."""
+    most, by = min(256, target.limits.max_invocations), target.figures
     quads = target.limits.allow("attention.wgsl", "subgroup")
+    all_parts = (1, 2, 4, 8) if by.loads_ahead and by.least_lanes >= 8 else (1, 2, 4)
     count = 1
     while count < min(32, hint(problem.queries)):
         count *= 2
-    for parts in (1, 2, 4) if quads else (1,):
+    for parts in all_parts if quads else (1,):
         if problem.dq % parts or problem.dv % parts:
             continue
         for queries in [q for q in (8, 16, 32) if q <= count] or [count]:
@@ -131,14 +162,14 @@ def estimate_ns(problem: Problem, form: Form, target: Target) -> float:
     """
     by, units = target.figures, target.figures.units
     groups = hint(problem.batch) * hint(problem.heads) * -(-hint(problem.queries) // (form.queries * form.per_lane))
-    blocks = -(-hint(problem.keys) // (form.slices * KEYS))
+    blocks = -(-hint(problem.keys) // (form.slices * form.keys))
     vectors = (problem.dq + problem.dv) / form.parts
     addresses = max(1, 32 // (form.queries * form.parts))     # keys that a warp reads at once, each in a line of its own
-    apart = addresses ** by.attention_apart_power * (by.attention_parts_factor if form.parts == 4 and addresses > 1 else 1)
+    apart = addresses ** by.attention_apart_power * (by.attention_parts_factor if form.parts >= 4 and addresses > 1 else 1)
     arithmetic = by.attention_vector_clocks * vectors + by.attention_query_clocks
-    clocks = KEYS * (by.attention_load_clocks * vectors * apart + form.per_lane * arithmetic) * _registers_factor(by, form, vectors)
+    clocks = form.keys * (by.attention_load_clocks * vectors * apart + form.per_lane * arithmetic) * _registers_factor(by, form, vectors)
     waits = by.attention_wait_clocks + by.attention_query_wait_clocks * form.per_lane
-    waits = waits + (by.attention_parts_wait_clocks if form.parts == 4 else 0)
+    waits = waits + (by.attention_parts_wait_clocks if form.parts >= 4 else 0)
     waits *= by.attention_crowded_factor if groups > units else 1.0
     work = max(-(-groups // units) * max(1.0, form.workgroup_size / 32) * clocks, waits)
     joining = form.per_lane * (by.attention_join_clocks + by.attention_join_slice_clocks * form.slices) if form.slices > 1 else 0.0
@@ -266,7 +297,7 @@ def _shared(form: Form, problem: Problem, most: int) -> tuple[dict[str, Const], 
     """How attention.wgsl shares its work, and the bytes of workgroup memory."""
     dq, dv = problem.dq // form.parts, problem.dv // form.parts
     chunk, memory = _chunk(form, dv, most)
-    return {"DQ": dq, "DV": dv, "QL": form.queries, "RQ": form.per_lane, "RK": KEYS, "PARTS": form.parts, "SLICES": form.slices,
+    return {"DQ": dq, "DV": dv, "QL": form.queries, "RQ": form.per_lane, "RK": form.keys, "PARTS": form.parts, "SLICES": form.slices,
             "CHUNK": chunk}, memory
 
 

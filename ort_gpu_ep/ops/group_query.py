@@ -95,10 +95,11 @@ def group_query_attention(node: BoundNode) -> Lowering:
     y_strides = (step.sequence * width, step.size, width)
     put = _put(node, step, appended[::-1])
     if fits(node, queries, keys, values):
-        split, more = split_attention(queries, keys, values, mask, options, out, y_strides)
+        by = node.target.figures
+        split, more = split_attention(by, queries, keys, values, mask, options, out, y_strides)
         kernels, temps = [*kernels, *split], [*temps, *more]
         newest = _newest(node, step, tokens, turns, cache)
-        at_once, _ = split_attention(queries, keys, values, mask, options, out, y_strides, newest) if newest else ([], [])
+        at_once, _ = split_attention(by, queries, keys, values, mask, options, out, y_strides, newest) if newest else ([], [])
         changing = at_once if at_once and _bindings(at_once[0]) <= node.target.limits.max_buffers_per_stage else [*put, *split]
     else:
         kernels.append(attend(node, queries, keys, values, mask, options, out, y_strides))

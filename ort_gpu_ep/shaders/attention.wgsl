@@ -104,6 +104,9 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #if PARTS > 2
         s$(r)_$n += quadSwapY(s$(r)_$n);
 #end
+#if PARTS > 4
+        s$(r)_$n += subgroupShuffleXor(s$(r)_$n, 4u);
+#end
         s$(r)_$n = scored(s$(r)_$n, b, h, i$r, j + $(n)u);
         let sees$(r)_$n = sees(b, h, i$r, j + $(n)u, before);
         new$r = max(new$r, select(LOWEST, s$(r)_$n, sees$(r)_$n));

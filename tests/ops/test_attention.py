@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import figures_for
 from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops import attention
-from ort_gpu_ep.ops.attention import Form, Problem, forms_of
+from ort_gpu_ep.ops.attention import Form, Problem, forms_of, registers_of
 from ort_gpu_ep.partitioner.passes import fuse
 from tests.direct import run_direct
 from tests.ops.single_node import Array, assert_agree, check_decline, node_model, normal, on_cpu
@@ -55,7 +57,26 @@ def test_sizes(batch: int, heads: int, kv: int, queries: int, keys: int, width: 
 def some_forms() -> list[Form]:
     target = Target(Limits(frozenset(("subgroup",))))
     problems = (Problem(1, 2, 40, 70, 8, 8), Problem(1, 2, 1, 70, 8, 8), Problem(1, 2, 5, 70, 8, 8))
-    return list(dict.fromkeys(form for problem in problems for form in forms_of(problem, target)))[::4]
+    usual = list(dict.fromkeys(form for problem in problems for form in forms_of(problem, target)))[::4]
+    return [*usual, Form(8, 2, 2, 4, keys=2), Form(16, 1, 1, 4, keys=1), Form(8, 1, 4, 2, keys=1), Form(8, 2, 8, 2, keys=1), Form(4, 1, 8, 1)]
+
+
+@pytest.mark.parametrize("compiler", ["amd", "apple", "intel", "nvk", "qualcomm"])
+@pytest.mark.parametrize("problem", [Problem(1, 32, 1, 2048, 32, 32), Problem(1, 32, 128, 128, 32, 32), Problem(1, 12, 256, 256, 16, 16)])
+def test_forms_fit_into_the_registers_that_a_compiler_has(compiler: str, problem: Problem) -> None:
+    figures = figures_for("discrete", None, compiler)
+    target = Target(Limits(frozenset(("subgroup",)), max_invocations=1024, figures=figures))
+    forms = forms_of(problem, target)
+    assert forms
+    assert all(registers_of(problem, form) <= figures.lane_registers for form in forms)
+    own = forms_of(problem, Target(replace(target.limits, figures=figures_for("discrete", None, "nvidia"))))
+    assert {(form.keys, form.parts) for form in own} <= {(4, 1), (4, 2), (4, 4)}
+
+
+def test_where_no_form_fits_the_smallest_is_taken() -> None:
+    problem = Problem(1, 2, 9, 70, 64, 64)
+    target = Target(Limits(figures=figures_for("integrated", None, "intel")))      # without subgroups an invocation has a head alone
+    assert {(form.keys, form.per_lane, form.parts) for form in forms_of(problem, target)} == {(1, 1, 1)}
 
 
 @pytest.mark.parametrize("form", some_forms(), ids=lambda f: f.name)
