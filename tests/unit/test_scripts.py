@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts import changed
+from tests.patience import until
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = '''"""Two rows."""
@@ -71,6 +73,31 @@ def test_a_selection_of_nothing_is_told_and_ends_the_script(checkout: Path, argu
     done = run(checkout, *arguments)
     assert (done.returncode, done.stderr) == (5, f"test.sh: no test is selected by: {' '.join(arguments)}\n")
     assert (checkout / "build" / "set-up").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script for sh")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_the_quick_start_runs_ends_with_it(tmp_path: Path, number: int) -> None:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "quickstart.sh", tmp_path / "scripts")
+    head, mark, _ = (ROOT / "scripts" / "setup.sh").read_text("utf-8").partition("trap 'exit 130' HUP INT TERM\n")
+    (tmp_path / "scripts" / "setup.sh").write_text(f'{head}{mark}PATH="$PWD:$PATH"\n')
+    (tmp_path / "ort-gpu-ep").write_text("#!/bin/sh\necho pid $$\nexec sleep 600\n")
+    (tmp_path / "ort-gpu-ep").chmod(0o755)
+    with subprocess.Popen(["sh", tmp_path / "scripts" / "quickstart.sh"], stdout=subprocess.PIPE, text=True) as script:
+        assert script.stdout is not None
+        pid = next(int(line.split()[1]) for line in script.stdout if line.startswith("pid"))
+        script.send_signal(number)
+        assert script.wait(60) == 130
+        until(lambda: not is_there(pid))
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; one that nobody waited for has ended."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text("utf-8")
+    except OSError:
+        return False
 
 
 def test_the_ops_of_changed_lines() -> None:
