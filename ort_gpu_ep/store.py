@@ -33,6 +33,9 @@ MAX_NBYTES = 16 << 20
 _MAX_DIGITS = 20
 """Of an integer: those of 64 bits have no more, sign included."""
 
+_unwritable = set[Path]()
+"""Caches that can't be written to, which was said."""
+
 _said = set[tuple[Path, str]]()
 """Files that can't be used, and why, until they are written anew."""
 
@@ -54,8 +57,20 @@ def cache_folder() -> str:
     told = Path(NO_CACHE), why
     if told not in _said:
         _said.add(told)
-        log.info("there is no cache folder (%s): each process measures and compiles anew; ORT_GPU_EP_CACHE_DIR or HOME gives one", why)
+        log.warning("there is no cache folder (%s): %s", why, COST)
     return NO_CACHE
+
+
+COST = ("each process tests the adapter, measures, plans and composes shaders anew, which takes seconds; "
+        "ORT_GPU_EP_CACHE_DIR names another folder")
+
+
+def tell_unwritable(folder: Path, error: OSError) -> None:
+    """Once of a cache, whichever of its folders it is, and nothing else happens."""
+    root = folder.parent
+    if root not in _unwritable and root != Path(NO_CACHE):
+        _unwritable.add(root)
+        log.warning("cache folder %s can't be written: %s; %s", root, error, COST)
 
 
 def lock(file: IO[bytes], wait: bool = False) -> None:
@@ -152,8 +167,11 @@ def write(path: Path, format: int, data: Mapping[str, object]) -> bool:
         make_folder(path.parent)
         replace(path, text.encode())
         _said.difference_update([found for found in _said if found[0] == path])
-    except (OSError, ValueError) as error:
-        log.info("cache folder %s can't be written: %s; the next process has to measure again", path.parent, error)
+    except ValueError as error:
+        log.info("what belongs into %s is not kept: %s", path, error)
+        return False
+    except OSError as error:
+        tell_unwritable(path.parent, error)
         return False
     return True
 
@@ -192,12 +210,12 @@ class SealedFolder:
     """Answers on disk, a sealed file each. Thread-safe, also with other processes.
 
     suffix: of its files. format, most: of a file that is read or written, its format and the most bytes. room: of the folder, files and
-    bytes; it is looked at once in `look_every` writes. otherwise: what happens where it can't be written, for the log.
+    bytes; it is looked at once in `look_every` writes.
     """
 
-    def __init__(self, folder: Path, suffix: str, format: str, most: int, room: tuple[int, int], look_every: int, otherwise: str) -> None:
+    def __init__(self, folder: Path, suffix: str, format: str, most: int, room: tuple[int, int], look_every: int) -> None:
         self.folder, self._suffix, self._format, self._most = folder, suffix, format, most
-        self._room, self._look_every, self._otherwise = room, look_every, otherwise
+        self._room, self._look_every = room, look_every
         self._written, self._may_write = 0, True
 
     def get(self, key: str, read: Callable[[bytes], T], make: Callable[[], T], write: Callable[[T], bytes]) -> T:
@@ -232,7 +250,7 @@ class SealedFolder:
                     make_room(self.folder, *self._room)
         except OSError as error:
             self._may_write = False
-            log.info("cache folder %s can't be written: %s; %s", self.folder, error, self._otherwise)
+            tell_unwritable(self.folder, error)
 
 
 def make_room(folder: Path, files: int, nbytes: int) -> None:

@@ -57,7 +57,7 @@ def bench(
     earlier = _earlier(before) if before is not None else {}
     if plot is not None:      # these fail before anything is measured
         pyplot()
-    if against is not None:
+    if against is not None and not decode:
         peers.check(against)
     if load:
         _under_load(model, given, shared.pairs(option, "--option"), load, runs, plot, json)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeAlias
@@ -117,7 +119,8 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            command(*args, **kwargs)
+            with acknowledged():
+                command(*args, **kwargs)
         except (GpuEpError, ValueError, OSError) as error:
             _say_error(error)
             raise typer.Exit(1) from error
@@ -130,6 +133,36 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             err.print("interrupted")
             raise typer.Exit(INTERRUPTED) from None
     return wrapped
+
+
+@contextmanager
+def acknowledged() -> Iterator[None]:
+    """Says that a Ctrl-C has come while what goes on in C, as compiling a kernel, is not over: before, Python does not handle it."""
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    over = threading.Event()
+
+    def tell() -> None:
+        if signal.SIGINT in os.read(source, 1) and not over.wait(0.2):       # what is over sooner needs no word
+            sys.stderr.write("Ctrl-C: this ends when the kernel or run that goes on is over\n")
+            sys.stderr.flush()
+
+    thread = threading.Thread(target=tell, name="ort_gpu_ep-ctrl-c", daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        over.set()
+        with suppress(BlockingIOError):     # the pipe is full of other signals, which end the thread, too
+            os.write(sink, b"\0")
+        thread.join()
+        os.close(source)
+        os.close(sink)
 
 
 def _say_error(error: Exception) -> None:

@@ -51,7 +51,7 @@ class KnownPlans:
     def __init__(self, cache_path: str, code: str) -> None:
         self.folder, self._code = Path(cache_path) / "plans", code
         self._kept = store.SealedFolder(
-            self.folder, ".json", FORMAT, MAX_FILE_NBYTES, (MAX_FILES, MAX_NBYTES), LOOK_EVERY, "each process plans anew")
+            self.folder, ".json", FORMAT, MAX_FILE_NBYTES, (MAX_FILES, MAX_NBYTES), LOOK_EVERY)
 
     def template(
         self, graph: Graph, types: Sequence[TensorType], limits: Limits, values: Mapping[int, Array], about: Sequence[object],

@@ -144,6 +144,55 @@ def test_the_seed_decides_the_inputs(model: Path) -> None:
     assert first == again != other
 
 
+# ---- Ctrl-C
+
+HELD = """
+import sys
+from ort_gpu_ep.cli import shared
+from ort_gpu_ep.processes.interrupts import uninterrupted
+
+@shared.reports_errors
+def command():
+    uninterrupted(lambda: (print("begun", flush=True), sys.stdin.readline()))
+    print("never", flush=True)
+
+import typer
+app = typer.Typer(add_completion=False)
+app.command()(command)
+app()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_ctrl_c_is_acknowledged_while_what_holds_it_goes_on() -> None:
+    with subprocess.Popen([sys.executable, "-c", HELD], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == "Ctrl-C: this ends when the kernel or run that goes on is over\n"
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stderr.read() == "interrupted\n"
+        assert process.stdout.read() == ""
+        assert process.wait() == 130
+
+
+def test_the_wakeup_of_a_program_that_calls_a_command_is_given_back(model: Path) -> None:
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    before = signal.set_wakeup_fd(sink)
+    try:
+        assert call("inspect", model).returncode == 0
+        assert signal.set_wakeup_fd(sink) == sink
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(source)
+        os.close(sink)
+
+
 # ---- explain
 
 
