@@ -194,13 +194,13 @@ def _check_known(name: str, what: str) -> None:
 
 def _nearest_file() -> tuple[str, Mapping[str, str]]:
     try:
-        return _file_above(os.getcwd())
+        return file_above(os.getcwd())
     except OSError:     # the folder was deleted
         return "", {}
 
 
 @cache
-def _file_above(folder: str) -> tuple[str, Mapping[str, str]]:
+def file_above(folder: str) -> tuple[str, Mapping[str, str]]:
     """The nearest file with options, and these; read once in a process. Raises ConfigError for one with other content."""
     for place in (Path(folder), *Path(folder).parents):
         for name in FILES:

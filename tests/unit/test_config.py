@@ -101,7 +101,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def resolved(options: dict[str, object] | None = None) -> Config:
-    config._file_above.cache_clear()
+    config.file_above.cache_clear()
     return resolve(options)
 
 
