@@ -9,7 +9,7 @@ from ort_gpu_ep.ir.symbolic import same
 from ort_gpu_ep.ir.types import BOOL, FLOAT32, FLOATS, DType, Shape, TensorType
 from ort_gpu_ep.kernels.records import case, integers, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, broadcast, broadcast_strides, kernel
-from ort_gpu_ep.ops.attention import Heads, Mask, Options, attend, least, mask_consts
+from ort_gpu_ep.ops.attention import Heads, Mask, Options, attend, mask_consts
 from ort_gpu_ep.ops.reduce import rows_of
 
 _QUERIES, _KEYS = normal(2, 4, 5, 8), normal(2, 2, 7, 8)
@@ -115,11 +115,11 @@ class Assembly:
             return bias, replace(options, window=left + 1 if left >= 0 else 0)
         by_query = options.causal or left >= 0 or right >= 0
         causal: Const = 2 if last_sees_all and options.causal else options.causal
-        self._mask(scores, bias, padding or Padding(NO_PADDING, -1), filtered, options, (left, right, causal, by_query))
+        self._mask(scores, bias, padding or Padding(NO_PADDING, -1), filtered, options.before, (left, right, causal, by_query))
         return ("mask", Operand("mask", self.temps["mask"])), replace(options, causal=False, window=0)
 
     def _mask(
-        self, scores: Shape, bias: tuple[int, Operand] | None, padding: Padding, filtered: float, options: Options,
+        self, scores: Shape, bias: tuple[int, Operand] | None, padding: Padding, filtered: float, before: int,
         window: tuple[int, int, Const, bool],
     ) -> None:
         """The kernel that writes the temporary `mask`."""
@@ -136,8 +136,7 @@ class Assembly:
             "BIAS": 0 if bias is None else 2 if bias[1].dtype is BOOL else 1, "BIAS_KEYS": shape[3] if same(full[3], 1) else full[3],
             **{f"BIAS_{axis}": step for axis, step in zip("BHQK", steps, strict=True)},
             "PADDING": padding.kind, "PADDING_B": padding.strides[0], "PADDING_Q": padding.strides[1], "PADDING_ROW": padding.row,
-            "FILTER": filtered, "FINITE": bool(options.least), "LEAST": options.least, "BEFORE": options.before, "CAUSAL": causal,
-            "LEFT": left + 1, "RIGHT": right + 1}
+            "FILTER": filtered, "BEFORE": before, "CAUSAL": causal, "LEFT": left + 1, "RIGHT": right + 1}
         reads = {"bias": bias[0]} if bias else {}
         if padding.kind != NO_PADDING:
             reads["lengths" if padding.kind == COUNTS else "padding"] = padding.source
@@ -162,20 +161,16 @@ class Assembly:
         self.kernels.append(assembled(replace(stored, shape=(*seen, width)), None, None, TensorType(self.dtype, (*seen, width)), 0, out))
         return out
 
-    def scores(self, q: Heads, k: Heads, mask: Mask, options: Options, stage: int) -> TensorType:
-        """The scores as output SCORES: 0 as they are, 1 behind the cap, 2 with the mask, 3 behind softmax.
-
-        Where a query does not see a key, options.least is added to the score; without one, no score is below the lowest number.
-        """
+    def scores(self, q: Heads, k: Heads, mask: Mask, options: Options, stage: int, finite: bool = False) -> TensorType:
+        """The scores as output SCORES: 0 as they are, 1 behind the cap, 2 with the mask, 3 behind softmax. finite: never minus infinity."""
         batch, count, rows, width = q.shape
         shape = (batch, count, rows, k.shape[2])
         out = TensorType(self.dtype, shape)
         wanted = {"SCALE", "CAPPED", "CAP", "CAUSAL", "BEFORE", "WINDOW"}
         consts: dict[str, Const] = {
-            "STAGE": min(stage, 2), "HIDDEN": 0 if stage == 3 else 2 if options.least else 1,
-            "LEAST": options.least or least(self.dtype), "SQ": rows, "SK": shape[3],
-            "WIDTH": width, "HEADS": count, "GROUP": count // int(k.shape[1]), **q.consts("Q", 1), **k.consts("K", 1),
-            **{n: v for n, v in options.consts().items() if n in wanted}, **mask_consts(mask, shape, options.least)}
+            "STAGE": min(stage, 2), "FINITE": finite, "SQ": rows, "SK": shape[3], "WIDTH": width, "HEADS": count,
+            "GROUP": count // int(k.shape[1]), **q.consts("Q", 1), **k.consts("K", 1),
+            **{n: v for n, v in options.consts().items() if n in wanted}, **mask_consts(mask, shape, options.least if stage == 3 else 0.0)}
         target: int | str = SCORES
         if stage == 3:
             target = "scores"

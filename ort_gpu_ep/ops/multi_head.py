@@ -115,7 +115,7 @@ def multi_head_attention(node: BoundNode) -> Lowering:
     more_keys = options.causal and bool(k.shape[2] > q.shape[2])     # of which ONNX Runtime's CPU lets the last query see all
     mask, options = made.mask(scores, bias, padding, float(node.attr("mask_filter_value")), options, last_sees_all=more_keys)
     out = made.attend((queries, keys, values), v.shape[3], mask, options, True)
-    raw = made.scores(queries, keys, mask, options, 2) if node.wants(SCORES) else None
+    raw = made.scores(queries, keys, mask, options, 2, True) if node.wants(SCORES) else None
     return made.lowering((out, *(TensorType(dtype, (*h.shape[:2], scores[3], h.shape[3])) for h in (k, v)), raw))
 
 

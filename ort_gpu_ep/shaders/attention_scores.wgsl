@@ -1,20 +1,9 @@
-// y[b, h, i, j] = SCALE q k^T of query i and key j, as attention.wgsl has it at a stage: 0 the product, 1 behind the cap, 2 with the mask.
-// One invocation per element.
-// Expects: q, k, mask?, y; STAGE, HIDDEN (what a score is where a key is not seen: 0 minus infinity, 1 LEAST, which no score is below, 2 the score
-// plus LEAST, or LEAST where a mask has a finite number below it), LEAST (the lowest number of a type), SQ, SK (queries, keys), WIDTH (elements of a head), HEADS, GROUP (heads that share keys), offsets in
+// y[b, h, i, j] = SCALE q k^T of query i and key j, as attention.wgsl has it at a stage: 0 the product, 1 behind the cap, 2 with the mask (minus
+// infinity where a key is not seen, or the lowest number: FINITE). One invocation per element.
+// Expects: q, k, mask?, y; STAGE, FINITE, SQ, SK (queries, keys), WIDTH (elements of a head), HEADS, GROUP (heads that share keys), offsets in
 // elements <Q, K>_<B, H, S, FIRST>, and CAPPED, CAP, MASK, MASK_<B, H, Q, K>, MASK_KEYS, CAUSAL, BEFORE, WINDOW as attention.wgsl has them.
 // Source: ONNX Attention; MultiHeadAttention of ONNX Runtime.
-fn unseen(s: f32) -> f32 {
-#if HIDDEN == 0
-    return -inf_f32();
-#end
-#if HIDDEN == 1
-    return LEAST;
-#end
-#if HIDDEN == 2
-    return s + LEAST;
-#end
-}
+fn unseen() -> f32 { return select(-inf_f32(), -3.4028234663852886e38, FINITE); }
 
 fn element(i: u32) -> y_t {
     let j = i % SK;
@@ -33,25 +22,19 @@ fn element(i: u32) -> y_t {
     s += mask_at(b * MASK_B + h * MASK_H + row * MASK_Q + min(j, MASK_KEYS - 1u) * MASK_K);
 #end
 #if MASK == 2
-    if (!mask_at(b * MASK_B + h * MASK_H + row * MASK_Q + min(j, MASK_KEYS - 1u) * MASK_K)) { return unseen(s); }
-#end
-#if CAUSAL
-    if (j > row + BEFORE) { return unseen(s); }
-#end
-#if WINDOW
-    if (j + WINDOW <= row + BEFORE) { return unseen(s); }
+    if (!mask_at(b * MASK_B + h * MASK_H + row * MASK_Q + min(j, MASK_KEYS - 1u) * MASK_K)) { return unseen(); }
 #end
 #if MASK == 3
     let added = mask_at(b * MASK_B + h * MASK_H + row * MASK_Q + min(j, MASK_KEYS - 1u) * MASK_K);
-#if HIDDEN == 0
-    if (added <= LEAST) { return unseen(s); }
-#end
-    if (added < LEAST && !is_inf_f32(added)) { return LEAST; }
+    if (added <= LEAST) { return unseen(); }
     s += added;
 #end
+#if CAUSAL
+    if (j > row + BEFORE) { return unseen(); }
 #end
-#if HIDDEN == 1
-    s = max(s, LEAST);
+#if WINDOW
+    if (j + WINDOW <= row + BEFORE) { return unseen(); }
 #end
-    return s;
+#end
+    return select(s, max(s, unseen()), FINITE);
 }

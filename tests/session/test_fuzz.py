@@ -142,6 +142,11 @@ def test_values_decide_what_is_allowed() -> None:
     wrong = "1 of 1 int64 differ, 0 instead of 2 at (0,)"
     assert [allowed(models, f"run {n}: {wrong}") for n in range(2)] == ["", "large int64 in ReduceMax and ReduceMin"]
 
+    for mode, known in ((2, "scores of keys that are not seen in Attention"), (1, "")):
+        scores = FuzzModel(make_model([node("Attention", "q k v", "y p n s", qk_matmul_output_mode=mode)], ["q", "k", "v"], ["y", "s"]), [{}], "", (), "normal")
+        assert allowed(scores, f"run 0: 84 of 432 float32 differ, -inf instead of {np.finfo('f4').min} at (0, 0, 0, 13)") == known
+        assert not allowed(scores, "run 0: 84 of 432 float32 differ, -inf instead of -1.0 at (0, 0, 0, 13)")
+
     product = make_model([node("MatMul", "x", "y")], [info("x", [2, None])], ["y"])
     models = FuzzModel(product, [{"x": np.ones((2, size), "f")} for size in (1, 0)], "", (), "normal")
     assert [allowed(models, f"run {n}: 4 of 8 float32 differ, 0.0 instead of 1.25 at (1, 0)") for n in range(2)] == ["", "tensors without elements"]
