@@ -42,7 +42,7 @@ def microseconds(gpu: Gpu, graph: Graph, config: Config, rewrite: Rewrite | None
     try:
         program.run(tensors, lambda index, shape: outputs[index])
         prepared, = program.compiled.general
-        groups, timer = next(iter(prepared._bindings.values())), Timer(gpu)
+        groups, timer = prepared.bind(tensors, outputs), Timer(gpu)
 
         def once() -> float:
             encoder = gpu.device.create_command_encoder("gpu time")

@@ -29,13 +29,13 @@ ORDER = {
     "scheduler": "plan planner lifetime barriers template verify kept",
     "webgpu": "library declarations objects native waiting implementation wgpu_native dawn dawn_builds bounds missing loader_paths dxc",
     "device": "info adapter identity classes gpu buffers allowance tensor pipelines cache timing",
-    "runtime": "backend program plans context prologue binding prepared recording staging steady in_flight joined_runs bound later "
+    "runtime": "backend program plans runs recording ends context prologue binding prepared commands staging steady joined_runs "
                "error_words specialization unit_plans texts known_plans ahead",
     "load": "choose sampler source clocks",
     "drills": "faults generator busy",
     "shim": "build loops declarations",
     "plugin": "registration factory offers provider reader partitioning state compute fallback renewal memory known transfer direct "
-              "direct_binding bound plain io_binding control_flow backends local explain",
+              "bound plain io_binding control_flow backends local explain",
     "isolation": "process worker wire channel backend remote program",
     "health": "open_adapter enumeration drivers probe examination worker helper verdicts markers quirks workarounds",
     "calibration": "workloads measure roofs cache",

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
@@ -185,13 +186,8 @@ class Gpu(Buffers):
             self.check_alive()
             if waits:
                 self.flush()
-            whole = nbytes & ~3
             try:
-                if whole:
-                    native.write(self.device, buffer.native, offset_bytes, address, whole)
-                if nbytes - whole:
-                    tail = bytes(ffi.buffer(ffi.cast("char *", address + whole), nbytes - whole)).ljust(4, b"\0")
-                    native.write(self.device, buffer.native, offset_bytes + whole, native.address_of(tail), 4)
+                native.write(self.device, buffer.native, offset_bytes, address, nbytes)
             except GPUError as error:      # the driver found no memory to stage them in
                 raise self.failure(error, f"an upload of {nbytes} B") from error
             self.exchanged((1, nbytes, time.perf_counter() - start), None)
@@ -224,11 +220,38 @@ class Gpu(Buffers):
 
         An empty piece is left out. The GPU copies what comes next while `take` is at work. Raises what `take` does, too.
         """
-        under_way = deque[_Readback]()
+        self._read_back(pieces, deque(), _batches(pieces), take)
+
+    def read_later(self, pieces: Sequence[Piece], words: Sequence[index_check.Word] = ()) -> Callable[[], list[bytes]]:
+        """The content of small pieces behind all that is enqueued so far, which is submitted; what is submitted later may change them.
+
+        What this gives waits for it, and is called once. Raises DeviceError, both times, and then InputError where one of the words is set.
+        """
+        words = [word for word in words if not word.clean]
+        every, count = [*pieces, *(word.piece for word in words)], len(pieces)
+        under_way = deque([self._start_readback(every, *batch) for batch in _batches(every)])
+
+        def wait() -> list[bytes]:
+            found = [b""] * len(every)
+
+            def take(index: int, source: int) -> None:
+                found[index] = bytes(ffi.buffer(ffi.cast("char *", source), every[index][2]))
+            self._read_back(every, under_way, (), take)
+            index_check.check(words, [int.from_bytes(data, sys.byteorder) for data in found[count:]])
+            for word in words:
+                word.clean = True
+            return found[:count]
+        return wait
+
+    def _read_back(
+        self, pieces: Sequence[Piece], under_way: deque[_Readback], batches: Iterable[tuple[list[tuple[int, int]], int]],
+        take: Callable[[int, int], object],
+    ) -> None:
+        """Waits for readbacks that are under way, and for further ones, so many ahead."""
         begin = time.perf_counter()
         try:
-            for places, nbytes in _batches(pieces):
-                under_way.append(self._start_readback(pieces, places, nbytes))
+            for batch in batches:
+                under_way.append(self._start_readback(pieces, *batch))
                 if len(under_way) > READBACKS_AHEAD:
                     begin = self._end_readback(under_way[0], pieces, take, begin)
                     under_way.popleft()
@@ -329,7 +352,6 @@ class Gpu(Buffers):
         mappings: of each run, a staging buffer, and what its mapping reports to. Raises DeviceError.
         """
         with self._lock:
-            self.check_alive()
             try:
                 self.execute(command_buffers)
                 submission = self._submit([])
@@ -424,8 +446,8 @@ class Gpu(Buffers):
     # ---- work for the time in which the GPU is busy
 
     def on_wait(self, owner: Any) -> None:
-        """`owner.record_ahead()` will be called once, while the host waits for the GPU, and again as long as it returns true and the GPU is
-        at work.
+        """`owner.while_waiting()` will be called once, while the host waits for the GPU, and again as long as it returns true and the GPU
+        is at work.
         """
         with self._lock:
             self._idle.add(owner)
@@ -435,7 +457,7 @@ class Gpu(Buffers):
         with self._lock:
             owners, self._idle = list(self._idle), weakref.WeakSet()
         for owner in owners:
-            while owner.record_ahead() and not self.finished(None):
+            while owner.while_waiting() and not self.finished(None):
                 pass
 
     @property

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.generation.step import LOGITS, NEXT, NOTHING
-from ort_gpu_ep.plugin import BoundRun, Turns
+from ort_gpu_ep.plugin import Turns
 from ort_gpu_ep.session.bound_runs import state_of
 from ort_gpu_ep.session.session import InferenceSession
 
@@ -73,9 +73,8 @@ class Sampler:
 
     def turns(self, logits: Any, draws: Sequence[Any], tokens: Sequence[Any]) -> Turns | None:
         """Runs over values that stay on the device, in turn. None where onnxruntime is to do them: it wants values of this session."""
-        pairs = [({LOGITS: logits, DRAW: draw}, {NEXT: token}) for draw, token in zip(draws, tokens, strict=True)]
-        bound = [run for run in (BoundRun.of(self.session, state_of(self.session), *pair) for pair in pairs) if run is not None]
-        return Turns(bound) if len(bound) == len(pairs) else None
+        values = [({LOGITS: logits, DRAW: draw}, {NEXT: token}) for draw, token in zip(draws, tokens, strict=True)]
+        return Turns.of(self.session, state_of(self.session), values)
 
     def token(self, logits: Any, numbers: npt.NDArray[np.float32]) -> int:
         """One token, waited for. logits: an OrtValue of no session; numbers: of a Draw."""

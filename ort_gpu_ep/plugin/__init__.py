@@ -1,6 +1,6 @@
 """The ONNX Runtime plugin: registration, and the state of each session. The only package that uses the C ABI."""
 
-from ort_gpu_ep.plugin.bound import BoundRun, Turns, download_later, fill
+from ort_gpu_ep.plugin.bound import Turns, download_later, fill
 from ort_gpu_ep.plugin.direct import Direct
 from ort_gpu_ep.plugin.ort_sessions import exact_products, ort_session
 from ort_gpu_ep.plugin.plain import OrtSession, PlainSession
@@ -24,7 +24,6 @@ __all__ = [
     "CPU_PROVIDER",
     "EP_NAME",
     "VENDOR_ID",
-    "BoundRun",
     "Copies",
     "Direct",
     "Event",

@@ -12,8 +12,8 @@ import numpy as np
 
 from ort_gpu_ep import private
 from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.plugin.bound import BoundRun, only_partition
 from ort_gpu_ep.plugin.compute import Partition
-from ort_gpu_ep.plugin.direct_binding import BindingRun
 from ort_gpu_ep.plugin.state import COPIES, SessionState
 
 if TYPE_CHECKING:
@@ -129,9 +129,9 @@ class Direct:
             self._seen.pop(oldest, None)
             known.pop(oldest, None)
 
-    def bound_run(self, dtypes: Mapping[str, Any], given: Mapping[str, Any], wanted: Mapping[str, Any]) -> BindingRun | None:
-        """Runs with an IO binding, see BindingRun.of; None where ONNX Runtime is to make them."""
-        return BindingRun.of(self._partition, dtypes, given, wanted) if self._bound_runs >= RUNS_BEFORE else None
+    def bound_run(self, dtypes: Mapping[str, Any], given: Mapping[str, Any], wanted: Mapping[str, Any]) -> BoundRun | None:
+        """Runs with an IO binding, see BoundRun.of; None where ONNX Runtime is to make them."""
+        return BoundRun.of(self._partition, dtypes, given, wanted) if self._bound_runs >= RUNS_BEFORE else None
 
     def bound_passed(self) -> None:
         """ONNX Runtime has made a run with an IO binding."""
@@ -154,14 +154,3 @@ class Direct:
         values = self._partition.graph.values
         dtypes = [values[name].dtype for name in self._partition.graph.inputs]
         return tuple(TensorType(dtype, arrays[i].shape) for dtype, i in zip(dtypes, self._read, strict=True) if dtype is not None)
-
-
-def only_partition(session: Any, state: SessionState | None) -> Partition | None:
-    """The partition that takes a session's inputs and gives its outputs; None where runs need ONNX Runtime, too."""
-    if state is None or len(state.partitions) != 1 or state.config is None or state.config.verify:
-        return None
-    partition, options = state.partitions[0], private.settings_of(session)
-    if not isinstance(partition, Partition) or (options is not None and options.enable_profiling):
-        return None
-    inputs, outputs = {i.name for i in session.get_inputs()}, {o.name for o in session.get_outputs()}
-    return partition if outputs <= set(partition.graph.outputs) and set(partition.graph.inputs) <= inputs else None

@@ -99,7 +99,7 @@ class IOBinding(CheckedBinding):
         self._given: dict[str, Any] = {}        # by name: arrays and OrtValues as they are bound; None: what onnxruntime alone knows
         self._wanted: dict[str, Any] = {}       # by name, in onnxruntime's order: OrtValues, HOST; None: what onnxruntime alone knows
         self._fresh = set[str]()        # outputs that onnxruntime is to make on the host, and has not made since it was told so
-        self._run: Any = None        # direct_binding.py, for what is bound now
+        self._run: Any = None        # bound.py, for what is bound now
         self._is_answered = False               # the last run went past onnxruntime, which has none of its outputs
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:

@@ -44,6 +44,10 @@ RECENT_RUNS = 32
 """Runs of which the context remembers whether they needed a plan of their own."""
 
 
+class UnwantedError(Exception):
+    """Nobody wants the plan any more: the program or the process has ended, or the device is lost."""
+
+
 class PlanContext:
     """The graph, the weights and the options of one program; its plans, and the runs of these, are given it. It knows none of them.
 
@@ -77,6 +81,11 @@ class PlanContext:
     def is_wanted(self) -> bool:
         """Whether plans are made: neither the program nor the process has ended, and the device is there. Needs no lock."""
         return not (self.closed or self.gpu.lost or ending())
+
+    def check_wanted(self) -> None:
+        """Raises UnwantedError where they are not. Needs no lock."""
+        if not self.is_wanted:
+            raise UnwantedError
 
     @property
     def limits(self) -> Limits:

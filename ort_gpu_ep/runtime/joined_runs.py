@@ -23,10 +23,11 @@ from typing import Any
 from ort_gpu_ep.device import background
 from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError, forget_frames
+from ort_gpu_ep.runtime.commands import Command, Part, encode, in_rows
 from ort_gpu_ep.runtime.context import PlanContext
-from ort_gpu_ep.runtime.in_flight import InFlight, nbytes_of
+from ort_gpu_ep.runtime.ends import HostEnds, nbytes_of
 from ort_gpu_ep.runtime.prepared import Prepared
-from ort_gpu_ep.runtime.recording import Command, Part, encode, in_rows
+from ort_gpu_ep.runtime.recording import Recording, host_ends
 from ort_gpu_ep.scheduler.barriers import unsettled
 from ort_gpu_ep.scheduler.template import Filled, Template
 from ort_gpu_ep.webgpu import native
@@ -61,18 +62,18 @@ TRIAL = 32
 _EMPTY = "@compute @workgroup_size(1) fn main() {}"
 
 
-class GroupedRun(InFlight):
-    """What one run has to itself of those that are submitted together. ready: its inputs are written."""
+class GroupedRun(Recording[HostEnds]):
+    """One run of those that are submitted together. ready: its inputs are written."""
 
-    __slots__ = ("group", "prepared", "ready")
+    __slots__ = ("group", "ready")
 
     def __init__(self, group: RunGroup, prepared: Prepared, filled: Filled) -> None:
-        super().__init__(prepared, filled)
-        self.group, self.prepared, self.ready = group, prepared, False
+        super().__init__(prepared, host_ends(prepared, filled))
+        self.group, self.ready = group, False
 
-    def commands(self, filled: Filled) -> list[tuple[Command, ...]]:
+    def steps(self, filled: Filled) -> list[tuple[Command, ...]]:
         """Of each step, what it records. Under the context's lock. Raises DeviceError."""
-        prepared, inputs, outputs = self.prepared, self.inputs, self.outputs
+        prepared, inputs, outputs = self.prepared, self.ends.inputs, self.ends.outputs
         return prepared.commands(prepared.current(filled), prepared.bind(inputs, outputs), inputs, outputs)
 
     def submitted(self) -> int | None:
@@ -85,8 +86,8 @@ class GroupedRun(InFlight):
 
     def leave(self, whole: bool) -> None:
         """Its run is over. whole: it came to an end."""
-        if self.large is not None and not whole:
-            self.large.give_up()        # the others may submit what names it
+        if self.ends.large is not None and not whole:
+            self.ends.large.give_up()        # the others may submit what names it
         self.group.coalescer.leave(self, whole)
 
 
@@ -108,10 +109,10 @@ class RunGroup:
         try:
             for prepared in sets:
                 self.runs.append(GroupedRun(self, prepared, filled))
-            self._commands = [run.commands(filled) for run in self.runs]
+            self._commands = [run.steps(filled) for run in self.runs]
         except BaseException:
             for run in self.runs:
-                run.free(self._gpu)
+                run.ends.free()
             raise
         self.broken = False
         self.reset()
@@ -128,19 +129,19 @@ class RunGroup:
     def submit(self) -> int:
         """Submits those that are taken. Returns the submission's index. Under the context's lock. Raises DeviceError."""
         gpu, runs = self._gpu, self.runs[:self.taken]
-        parts = [*(upload for run in runs for upload in run.uploads), *self._parts(self.taken)]
-        commands = encode(gpu, self, self._label, parts, [copy for run in runs for copy in run.copies],
+        parts = [*(upload for run in runs for upload in run.ends.before), *self._parts(self.taken)]
+        commands = encode(gpu, self, self._label, parts, [copy for run in runs for copy in run.ends.behind],
                           lambda: f"{self.taken} runs together of\n{runs[0].prepared.template.plan}\n")
-        return gpu.run(commands, [mapping for run in runs for mapping in run.mappings])
+        return gpu.run(commands, [mapping for run in runs for mapping in run.ends.mappings])
 
     def _parts(self, count: int) -> list[Part]:
         """What so many runs record, step by step in turn."""
-        found = self._recorded.get(count)
-        if found is None:
+        parts = self._recorded.get(count)
+        if parts is None:
             in_turn = [[*self._gates(index, count), *(command for some in commands for command in some)]
                        for index, commands in enumerate(zip(*self._commands[:count], strict=True))]
-            found = self._recorded[count] = in_rows(in_turn, False)
-        return found
+            parts = self._recorded[count] = in_rows(in_turn, False)
+        return parts
 
     def _gates(self, index: int, count: int) -> list[Command]:
         """The empty dispatch in front of a step, which binds what all of the runs wait for there; several where one can't bind so much.
@@ -148,7 +149,7 @@ class RunGroup:
         A run alone needs none: its step binds all of it.
         """
         places = self._unsettled[index] if count > 1 else ()
-        bound = [run.prepared.place(place, run.inputs, run.outputs) for run in self.runs[:count] for place in places]
+        bound = [run.prepared.place(place, run.ends.inputs, run.ends.outputs) for run in self.runs[:count] for place in places]
         most, gates = self._gpu.limits.max_buffers_per_stage, list[Command]()
         for first in range(0, len(bound), most):
             some = [(buffer.native, offset, 4) for buffer, offset in bound[first:first + most]]
@@ -168,7 +169,7 @@ class RunGroup:
     def free(self) -> None:
         """Gives its memory back; what the GPU has begun goes on. Under the context's lock, or where nothing else uses it."""
         for run in self.runs:
-            run.free(self._gpu, self.broken)
+            run.ends.free(self.broken)
             run.prepared.close()
         self.runs, self._commands = [], []
         self._recorded.clear()
@@ -177,15 +178,15 @@ class RunGroup:
 class Coalescer:
     """The groups of one set of sizes. Thread-safe; the lock is held by nobody who waits for the GPU or submits.
 
-    submit: submits a group and gives its submission's index; None where the plan is gone. inside: runs that are in a group. used_s: when
-    the last one was over (monotonic clock).
+    submit: submits a group and gives its submission's index; None where the plan is gone. inside: runs that are in a group. free: groups
+    that have none. under_way: groups that the GPU has. used_s: when the last run was over (monotonic clock).
     """
 
     def __init__(self, submit: Callable[[RunGroup], int | None], groups: list[RunGroup]) -> None:
         self._submit, self._changed = submit, threading.Condition(threading.Lock())
-        self._free, self._all = list(groups), len(groups)
+        self.free, self._all = list(groups), len(groups)
         self._open: RunGroup | None = None
-        self._under_way = self.inside = 0
+        self.under_way = self.inside = 0
         self._recent: deque[int] = deque(maxlen=RECENT)
         self.closed, self.used_s = False, time.monotonic()
         for group in groups:
@@ -195,8 +196,8 @@ class Coalescer:
         """What a run has in the open group, waited for where all is taken. None where there is no group any more."""
         with self._changed:
             while not self.closed and self._all:
-                if self._open is None and self._free:
-                    self._open = self._free.pop()
+                if self._open is None and self.free:
+                    self._open = self.free.pop()
                 group = self._open
                 if group is not None and group.taken < len(group.runs):
                     run = group.runs[group.taken]
@@ -230,13 +231,13 @@ class Coalescer:
         if group is not self._open or group.ready < group.taken:
             return False
         enough = min(-(-max(*self._recent, self.inside, 0) // MAX_GROUPS), len(group.runs))
-        return self._under_way == 0 or (self._under_way < MAX_GROUPS and group.taken >= enough)
+        return self.under_way == 0 or (self.under_way < MAX_GROUPS and group.taken >= enough)
 
     def _send(self, group: RunGroup) -> None:
         """Under the lock, which is given up meanwhile. What fails is kept for all in it."""
         self._open = None
         self._recent.append(self.inside)
-        self._under_way += 1
+        self.under_way += 1
         self._changed.release()
         submission, error = None, None
         try:
@@ -247,7 +248,7 @@ class Coalescer:
             self._changed.acquire()
             group.submission, group.error, group.closed = submission, error, submission is None
             if submission is None:
-                self._under_way -= 1
+                self.under_way -= 1
             group.broken |= error is not None
             self._changed.notify_all()
 
@@ -256,7 +257,7 @@ class Coalescer:
         with self._changed:
             if not group.done:
                 group.done = True
-                self._under_way -= 1
+                self.under_way -= 1
                 self._changed.notify_all()
 
     def leave(self, run: GroupedRun, whole: bool) -> None:
@@ -275,7 +276,7 @@ class Coalescer:
 
     def _reuse(self, group: RunGroup) -> None:
         if group.submission is not None and not group.done:
-            self._under_way -= 1
+            self.under_way -= 1
         if group is self._open:
             self._open = None
         if group.broken or self.closed:
@@ -283,16 +284,16 @@ class Coalescer:
             group.free()
         else:
             group.reset()
-            self._free.append(group)
+            self.free.append(group)
 
     def close(self) -> None:
         """Frees the groups, those of runs under way when they end. Who waits for a place or a submission gets none."""
         with self._changed:
             self.closed = True
-            idle = self._free
+            idle = self.free
             if self._open is not None:
                 self._open.closed = True
-            self._free, self._open = [], None
+            self.free, self._open = [], None
             self._all -= len(idle)
             self._changed.notify_all()
         for group in idle:
@@ -388,7 +389,7 @@ class Contention:
     def _make(self) -> None:
         """On the thread of background.py."""
         try:
-            made = self._coalescer()
+            coalescer = self._coalescer()
         except Exception as error:      # runs go on one by one
             self.why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             forget_frames(error)
@@ -396,21 +397,21 @@ class Contention:
             return
         with self._lock:
             if not self._closed:
-                self.coalescer, made = made, None
-        if made is not None:
-            made.close()
+                self.coalescer, coalescer = coalescer, None
+        if coalescer is not None:
+            coalescer.close()
 
     def _coalescer(self) -> Coalescer | None:
         template, compiled = self._unaliased()
-        found = template.fill(self._filled.inputs)
-        assert found is not None, "a template holds for the sizes that it was made for"
+        filled = template.fill(self._filled.inputs)
+        assert filled is not None, "a template holds for the sizes that it was made for"
         groups = list[RunGroup]()
         try:
             for _ in range(MAX_GROUPS):
                 with self._prepared.context.lock:
                     if self._prepared.closed or self._closed or background.ending():
                         raise _GoneError
-                    groups.append(_group(self._prepared.context, template, compiled, found))
+                    groups.append(_group(self._prepared.context, template, compiled, filled))
         except BaseException as error:
             for group in groups:
                 group.free()

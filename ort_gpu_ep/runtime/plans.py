@@ -10,7 +10,7 @@ from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.runtime.context import PlanContext
 from ort_gpu_ep.runtime.prepared import Prepared
-from ort_gpu_ep.runtime.steady import Steady
+from ort_gpu_ep.runtime.runs import Runs
 from ort_gpu_ep.scheduler.plan import Plan
 from ort_gpu_ep.scheduler.template import Filled, Specialization, Template
 
@@ -34,9 +34,6 @@ Found: TypeAlias = tuple[Prepared, Filled]
 MAX_SHAPES = 256
 """Sets of input types whose numbers a program keeps: what a new one takes is computed in less than a millisecond."""
 
-MAX_STEADY = 4
-"""Sets of sizes that a plan keeps inputs, outputs and recordings for, see Steady."""
-
 
 class Plans:
     """Not thread-safe: the context's lock is held.
@@ -52,7 +49,7 @@ class Plans:
         self.specialized = list[Prepared]()
         self.found: OrderedDict[Key, Found] = OrderedDict()
         self.records: dict[Key, Specialization] = {}
-        self._steady: dict[Prepared, OrderedDict[tuple[int, ...], Steady]] = {}
+        self._runs: dict[Prepared, Runs] = {}
 
     def add(self, template: Template, compiled: list[Any] | None = None) -> Prepared:
         """Puts a plan on the device. compiled: its pipelines, where it is a specialized one. Raises ShaderError, DeviceError."""
@@ -88,22 +85,17 @@ class Plans:
         """Runs of these types have this specialized plan from now on; what the general one kept for them alone is freed."""
         if key in self.found:
             general, known = self.found[key]
-            kept = self._steady.get(general, OrderedDict()).pop(known.numbers, None)
-            if kept is not None:
-                kept.close()
+            self.runs(general).end(known)
             general.free_slots()
         self.found[key] = prepared, filled
         prepared.last_use = next(self._context.uses)
 
-    def steady(self, prepared: Prepared, filled: Filled) -> Steady:
-        """What further runs of these sizes go by."""
-        of_plan = self._steady.setdefault(prepared, OrderedDict())
-        if filled.numbers not in of_plan:
-            of_plan[filled.numbers] = Steady(prepared, filled)
-            if len(of_plan) > MAX_STEADY:
-                of_plan.popitem(last=False)[1].close()
-        of_plan.move_to_end(filled.numbers)
-        return of_plan[filled.numbers]
+    def runs(self, prepared: Prepared) -> Runs:
+        """Those of a plan."""
+        runs = self._runs.get(prepared)
+        if runs is None:
+            runs = self._runs[prepared] = Runs(prepared)
+        return runs
 
     def drop(self, prepared: Prepared) -> None:
         """Frees a plan; its sizes get another one when they come again. Raises DeviceError."""
@@ -123,13 +115,12 @@ class Plans:
         """Frees what the plans in use have only for runs; the next run of a plan takes it again."""
         for prepared in {prepared for prepared, _ in self.found.values()}:
             prepared.free_slots()
-            for steady in self._steady.pop(prepared, {}).values():
-                steady.close()
+            self.runs(prepared).free()
 
     def _close(self, prepared: Prepared) -> None:
         prepared.close()
-        for steady in self._steady.pop(prepared, {}).values():
-            steady.close()
+        self.runs(prepared).free()
+        del self._runs[prepared]
 
     def close(self) -> None:
         """Frees all of them."""

@@ -1,12 +1,12 @@
-"""A compiled plan on the device: its pipelines, buffers, bind groups and pre-recorded command buffers."""
+"""A compiled plan on the device: its pipelines, buffers and bind groups, and the commands of its runs."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil, prod
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -14,23 +14,19 @@ import numpy as np
 from ort_gpu_ep.device.allowance import ACTIVATIONS, CONSTANTS
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import COMPILE_S
-from ort_gpu_ep.device.index_check import NBYTES, Word
 from ort_gpu_ep.device.pipelines import pipeline, pipelines
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.runtime.binding import Bound, bind_group, bound_of
+from ort_gpu_ep.runtime.commands import CUT, BufferCopy, Command, Part, in_rows, lone_dispatch, with_head
 from ort_gpu_ep.runtime.context import PlanContext
 from ort_gpu_ep.runtime.error_words import Words
-from ort_gpu_ep.runtime.recording import CUT, BufferCopy, Command, Part, encode, in_rows, lone_dispatch, with_head
 from ort_gpu_ep.runtime.staging import may_round
 from ort_gpu_ep.scheduler.plan import ERROR_WORD, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.template import Filled, Template
 from ort_gpu_ep.shaders.composer import folded
 from ort_gpu_ep.webgpu import native, objects
 from ort_gpu_ep.webgpu.library import GPUError
-
-MAX_BINDINGS = 16
-"""Sets of input and output buffers whose bind groups a plan keeps."""
 
 MAX_REGIONS = 16
 """Sets of sizes whose shader parameters are on the device at the same time."""
@@ -58,54 +54,24 @@ MAX_PARTS = 64
 
 _PARAMETERS = objects.UNIFORM | objects.COPY_DST
 
-_Run: TypeAlias = "tuple[tuple[Any, ...], list[Tensor], list[Tensor]]"
-"""(key: serial and offset of each buffer, inputs, outputs)."""
-
-
 @dataclass(eq=False)
 class _Shape:
-    """What a plan keeps of one set of sizes. runs: how many there were, since this is kept. key: of the last one. ahead: (timer,
-    key, command buffers, word) of its next one.
-
-    following: the run that came after one of each key: buffers that take turns come in the same order again. destroyed: how many
-    buffers the device had given back when all of these were there.
+    """What a plan keeps of one set of sizes. runs: how many there were, since this is kept. last: what recorded the last of them whose
+    buffers were given (runs.py).
     """
 
     filled: Filled
     region: int
     runs: int = 0
-    key: tuple[Any, ...] | None = None
-    ahead: tuple[Any, tuple[Any, ...], list[Any], Word | None] | None = None
-    following: OrderedDict[tuple[Any, ...], _Run] = field(default_factory=OrderedDict)
-    destroyed: int = -1
-
-    def next_after(self, run: _Run, destroyed: int) -> _Run | None:
-        """Notes a run. Gives the one that comes next, if this one was the one to expect."""
-        if self.destroyed != destroyed:
-            self.destroyed = destroyed
-            for key in [key for key, known in self.following.items() if not _there(known)]:
-                del self.following[key]
-        before, self.key = self.key, run[0]
-        if before is None:
-            return None
-        expected = self.following.pop(before, None)
-        self.following[before] = run
-        if len(self.following) > MAX_BINDINGS:
-            self.following.popitem(last=False)
-        repeats = before == run[0] or (expected is not None and expected[0] == run[0])
-        return self.following.get(run[0]) if repeats else None
-
-
-def _there(run: _Run) -> bool:
-    """Whether the memory of an earlier run has not gone back to the driver."""
-    return all(t.buffer.forgotten.alive for t in (*run[1], *run[2]))
+    last: Any = None
 
 
 class Prepared:
     """A template with its pipelines, buffers and bind groups. Not thread-safe: the context's lock is held.
 
     compiled: its pipelines, where they were compiled ahead: the plan is a specialised one then. often: told of a set of sizes that
-    SPECIALIZE_AFTER runs had, which the plan does not fix. version: counts up when recordings made so far can't be submitted any more.
+    SPECIALIZE_AFTER runs had, which the plan does not fix. version: counts up when recordings made so far can't be submitted any more,
+    see recording.py. is_warm: the driver has compiled it.
     closed: there will be no further run. words: in which its kernels note an index out of range, or None. last_use: see PlanContext.uses.
     """
 
@@ -121,7 +87,7 @@ class Prepared:
         context.noted()
         self._pipelines = compiled[:len(steps)]
         self._of_parts: dict[tuple[str, tuple[int, int, int]], Any] = {}
-        self._is_warm = self.is_specialized or not self.gpu.info.is_software
+        self.is_warm = self.is_specialized or not self.gpu.info.is_software
         numbers = [*range(len(plan.steps)), *(k for k, _ in plan.halved)]
         self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in zip(numbers, steps, strict=False)]
         behind = {k: len(plan.steps) + n for n, (k, _) in enumerate(plan.halved)} if len(steps) > len(plan.steps) else {}
@@ -136,9 +102,7 @@ class Prepared:
         self._left: OrderedDict[tuple[int, ...], None] = OrderedDict()
         self._regions = list(range(MAX_REGIONS))    # those that are free
         self._inner: dict[int, Any] = {}
-        self._bindings: OrderedDict[tuple[Any, ...], list[Any]] = OrderedDict()
         self._groups: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()     # of steps that touch an input or output
-        self._next: tuple[_Shape, _Run] | None = None
         self.version, self.closed = 0, False
         self.words: Words | None = None
         self._needed: list[int] = []                # of each slot, the most since its size was last looked at
@@ -176,7 +140,7 @@ class Prepared:
             self.gpu.flush()        # pending work may name it
             self.gpu.destroy(self._parameters)
         self._shapes.clear()
-        self._constants, self._parameters, self._next, self._current = {}, None, None, None
+        self._constants, self._parameters, self._current = {}, None, None
 
     def last_plan(self) -> Plan:
         """The plan with the numbers of the last run, and its steps as that had them. Raises InternalError before the first."""
@@ -186,28 +150,11 @@ class Prepared:
         instead = dict(plan.halved) if self._are_halved else {}
         return replace(plan, steps=tuple(instead.get(k, step) for k, step in enumerate(plan.steps)), halved=()) if instead else plan
 
-    def run(self, filled: Filled, inputs: list[Tensor], outputs: list[Tensor]) -> Word | None:
-        """Enqueues one run. Returns the word to read with its results, if there is one. Raises DeviceError."""
-        if not self.template.plan.steps:
-            return None
-        shape = self.current(filled)
-        if not self._is_warm:
-            self._warm_up(inputs, outputs)
-        key = tuple([(t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs)])
-        ahead, shape.ahead = shape.ahead, None
-        command_buffers, word = ahead[2:] if ahead and ahead[:2] == (self.gpu.timer, key) else self._record(shape, key, inputs, outputs)
-        self.gpu.execute(command_buffers)
-        following = shape.next_after((key, inputs, outputs), self.gpu.destroyed)
-        self._next = None if following is None else (shape, following)
-        if following is not None:
-            self.gpu.on_wait(self)
-        return word
-
     def numbers(self, names: Iterable[str]) -> dict[str, int]:
         """Waits for the last run. What it left in places that are kept, of one uint32 each. Raises DeviceError, InputError."""
-        found = {name: np.zeros(1, np.uint32) for name in names}
-        self.gpu.download_all([((self._constants[name], 0, 4), array.ctypes.data) for name, array in found.items()])
-        return {name: int(array[0]) for name, array in found.items()}
+        values = {name: np.zeros(1, np.uint32) for name in names}
+        self.gpu.download_all([((self._constants[name], 0, 4), array.ctypes.data) for name, array in values.items()])
+        return {name: int(array[0]) for name, array in values.items()}
 
     def rounded(self, filled: Filled) -> frozenset[int]:
         """Positions of the inputs that runs of these sizes, with memory of their own, round to float16 on the host."""
@@ -216,8 +163,8 @@ class Prepared:
 
     def _chosen(self, inputs: Sequence[Tensor]) -> Sequence[int]:
         """Of each step, which of pipelines and bindings it has with such inputs: their types tell whether they were rounded."""
-        given = self.template.plan.inputs
-        is_rounded = self._halved and any(inputs[k].type.dtype is not given[k].dtype for k in self.template.plan.halved_inputs)
+        types = self.template.plan.inputs
+        is_rounded = self._halved and any(inputs[k].type.dtype is not types[k].dtype for k in self.template.plan.halved_inputs)
         return self._halved if is_rounded else range(len(self.template.plan.steps))
 
     def used(self, is_new: bool = False) -> None:
@@ -266,12 +213,12 @@ class Prepared:
             raise self.gpu.failure(error, f"{bound.label}: a recording without workgroups") from error
         self.gpu.enqueue(commands)
 
-    def _warm_up(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def warm_up_all(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Before the first run on a driver that compiles at the first dispatch: what it takes for that is no hang. Raises DeviceError."""
         for index, number in enumerate(self._chosen(inputs)):
             self.warm_up(number, inputs, outputs, self.template.offsets[index])
         self.gpu.flush(COMPILE_S)
-        self._is_warm = True
+        self.is_warm = True
 
     def _fit_slots(self, wanted: tuple[int, ...]) -> None:
         """Slots large enough for a run, and after many small runs not much larger than they need to be. Raises DeviceError: then none."""
@@ -313,12 +260,7 @@ class Prepared:
         """Another buffer: no bind group or recording that may name the old one is used again."""
         self.version += 1
         self._inner.clear()
-        self._bindings.clear()
         self._groups.clear()
-        for shape in self._shapes.values():
-            shape.ahead = shape.key = None
-            shape.following.clear()         # what is a slot's now may have been an output's then
-        self._next = None
 
     def _shape(self, filled: Filled) -> _Shape:
         """What is kept of these sizes, their parameters and constants on the device."""
@@ -377,32 +319,6 @@ class Prepared:
         if data:
             self.gpu.upload(buffer, 0, native.address_of(data), len(data))
 
-    def record_ahead(self) -> None:
-        """Called while the host waits for the GPU: the next run most likely uses the buffers that came next before."""
-        if self.context.lock.acquire(blocking=False):
-            try:
-                if self._next and not self._next[0].ahead:
-                    shape, run = self._next
-                    shape.ahead = (self.gpu.timer, run[0], *self._record(shape, *run))
-            finally:
-                self.context.lock.release()
-
-    def _record(self, shape: _Shape, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> tuple[list[Any], Word | None]:
-        """The command buffers of a run: one, or with `submit_each` one a step. And its own word."""
-        return self.recorded(self.parts(shape, self._bind_groups(key, inputs, outputs), inputs, outputs))
-
-    def recorded(self, parts: list[Part]) -> tuple[list[Any], Word | None]:
-        """The command buffers of a run, of what `parts` gave, and its own word. Raises DeviceError."""
-        if self.words is None:
-            return self.encode(parts), None
-        word, shared = self.words.own(), self.words.shared.buffer.native
-        own = word.buffer.native
-        return self.encode([BufferCopy(own, 0, shared, 0, NBYTES), *parts], [BufferCopy(shared, 0, own, word.offset_bytes, NBYTES)]), word
-
-    def encode(self, parts: list[Part], copies: Sequence[Part] = ()) -> list[Any]:
-        """The command buffers of a run, of what `parts` gave. copies: the last one makes these, too. Needs no lock. Raises DeviceError."""
-        return encode(self.gpu, self, self.context.graph.name, parts, copies, lambda: f"a recording of\n{self.template.plan}\n")
-
     def parts(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Part]:
         """What a run records: dispatches in a row as one, but for a head, copies between them. groups: the bind group of each step."""
         timer = self.gpu.timer
@@ -442,19 +358,19 @@ class Prepared:
         whole = list(workgroups) if step.kernel.grid is not None else [prod(workgroups), 1, 1]
         axis = max(range(3), key=lambda a: whole[a])
         each = -(-whole[axis] // min(count, MAX_PARTS))
-        found, most = [], self.gpu.limits.max_groups_per_dimension
+        parts, most = [], self.gpu.limits.max_groups_per_dimension
         for begin in range(0, whole[axis], each):
             first, part = [0, 0, 0], whole.copy()
             first[axis], part[axis] = begin, min(each, whole[axis] - begin)
             grid = (part[0], part[1], part[2]) if step.kernel.grid is not None else folded(part[0], most)
-            found.append((self._part_pipeline(step, (first[0], first[1], first[2])) if begin else start, grid))
-        return found
+            parts.append((self._part_pipeline(step, (first[0], first[1], first[2])) if begin else start, grid))
+        return parts
 
     def _part_pipeline(self, step: Dispatch, first: tuple[int, int, int]) -> Any:
         config = self.context.config
-        made = pipeline(self.gpu, step, config.checked_shaders, self.context.composer, None, first)
-        self._of_parts[step.label, first] = made       # as long as the plan is
-        return made
+        part = pipeline(self.gpu, step, config.checked_shaders, self.context.composer, None, first)
+        self._of_parts[step.label, first] = part       # as long as the plan is
+        return part
 
     def place(self, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> tuple[Buffer, int]:
         """The buffer of a place, and the offset in it."""
@@ -472,20 +388,10 @@ class Prepared:
             case _:
                 return self._slots[place.index], 0
 
-    def _bind_groups(self, key: tuple[Any, ...], inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
-        """A bind group for each step; those that touch no input or output are made once."""
-        groups = self._bindings.get(key)
-        if groups is None:
-            groups = self._bindings[key] = self.bind(inputs, outputs)
-            if len(self._bindings) > MAX_BINDINGS:
-                self._bindings.popitem(last=False)
-        self._bindings.move_to_end(key)
-        return groups
-
     def bind(self, inputs: list[Tensor], outputs: list[Tensor]) -> list[Any]:
         """The bind group of each step, None for a copy. Raises DeviceError."""
-        found = [(k, self._bound[k]) for k in self._chosen(inputs)]
-        return [self._bind_group(k, bound, inputs, outputs) if bound else None for k, bound in found]
+        steps = [(k, self._bound[k]) for k in self._chosen(inputs)]
+        return [self._bind_group(k, bound, inputs, outputs) if bound else None for k, bound in steps]
 
     def _bind_group(self, index: int, bound: Bound, inputs: list[Tensor], outputs: list[Tensor]) -> Any:
         def buffer_of(place: Place) -> tuple[Buffer, int]:

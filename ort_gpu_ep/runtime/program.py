@@ -19,11 +19,12 @@ from ort_gpu_ep.errors import Code, InternalError, OutOfDeviceMemoryError, Unsup
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.registry import UnknownValueError
-from ort_gpu_ep.runtime.bound import Bound
 from ort_gpu_ep.runtime.context import PlanContext
+from ort_gpu_ep.runtime.ends import Ends
 from ort_gpu_ep.runtime.known_plans import KnownPlans
 from ort_gpu_ep.runtime.plans import Found, Key, Plans
 from ort_gpu_ep.runtime.prepared import Prepared
+from ort_gpu_ep.runtime.recording import Recording
 from ort_gpu_ep.runtime.specialization import Specializer
 from ort_gpu_ep.runtime.steady import Steady
 from ort_gpu_ep.runtime.unit_plans import UnitPlan, UnitPlans
@@ -158,21 +159,50 @@ class Program:
         """
         with self.lock:
             prepared, filled = self._prepared(tuple([t.type for t in inputs]), read)
-            if prepared.template.plan.counted:
-                return self._run_counted(prepared, filled, inputs, make_output)
-            over = prepared.template.over
-            outputs = [make_output(i, t.shape, *over.get(i, ())) for i, t in enumerate(filled.outputs)]
+            counted, over = prepared.template.plan.counted, prepared.template.over
+            outputs = self._most(filled) if counted else [make_output(i, t.shape, *over.get(i, ())) for i, t in enumerate(filled.outputs)]
             try:
-                word = prepared.run(filled, [*inputs], outputs)
-            except OutOfDeviceMemoryError:
-                if not self._give_back():
-                    raise
-                prepared, filled = self._prepared(tuple(t.type for t in inputs), read)
-                word = prepared.run(filled, [*inputs], outputs)
+                try:
+                    word = self.compiled.runs(prepared).run(filled, [*inputs], outputs)
+                except OutOfDeviceMemoryError:
+                    if not self._give_back():
+                        raise
+                    prepared, filled = self._prepared(tuple(t.type for t in inputs), read)
+                    word = self.compiled.runs(prepared).run(filled, [*inputs], outputs)
+                results = self._cut(prepared, outputs, make_output) if counted else outputs
+            finally:
+                for tensor in outputs if counted else ():
+                    self.gpu.free(tensor.buffer)
             if self._ran is not None:
-                self._ran(outputs)
+                self._ran(results)
             self._foresee(filled.inputs)
             return word
+
+    def _most(self, filled: Filled) -> list[Tensor]:
+        """Buffers for the most that there can be of outputs whose sizes a run tells. Raises DeviceError, and has freed what it had."""
+        tensors = list[Tensor]()
+        try:
+            for kind in filled.outputs:
+                tensors.append(Tensor(self.gpu.allocate(kind.nbytes, RUNS), 0, kind))
+        except OutOfDeviceMemoryError:
+            for tensor in tensors:
+                self.gpu.free(tensor.buffer)
+            raise
+        return tensors
+
+    def _cut(self, prepared: Prepared, whole: Sequence[Tensor], make_output: MakeOutput) -> list[Tensor]:
+        """Waits for a run that tells the sizes of outputs, and copies what is there of them."""
+        counted, outputs = prepared.template.plan.counted, list[Tensor]()
+        lengths = prepared.numbers({c.count for c in counted})
+        for index, tensor in enumerate(whole):
+            shape = list(tensor.type.shape)
+            for c in counted:
+                if c.output == index:
+                    shape[c.axis] = min(shape[c.axis], lengths[c.count])
+            output = make_output(index, tuple(shape))
+            self.gpu.copy(tensor.buffer, 0, output.buffer, output.offset_bytes, output.type.nbytes)
+            outputs.append(output)
+        return outputs
 
     def _foresee(self, types: tuple[TensorType, ...]) -> None:
         """Notes a run. Where its sizes are others than in the run before, they most likely change by as much again: a mask that grows with
@@ -183,8 +213,8 @@ class Program:
             self._changed = before, types
             self.gpu.on_wait(self)
 
-    def record_ahead(self) -> None:
-        """Called while the host waits for the GPU: finds the numbers of the next run's plan."""
+    def while_waiting(self) -> None:
+        """Finds the numbers of the next run's plan."""
         if self._changed is None or not self.lock.acquire(blocking=False):
             return
         try:
@@ -217,72 +247,65 @@ class Program:
             compiled.drop(prepared)
         return True
 
-    def _run_counted(self, prepared: Prepared, filled: Filled, inputs: Sequence[Tensor], make_output: MakeOutput) -> Word | None:
-        """A run that tells the sizes of outputs: into buffers for the most there can be; it is waited for, and what is there is copied."""
-        gpu, counted = self.gpu, prepared.template.plan.counted
-        whole = list[Tensor]()
-        try:
-            whole += [Tensor(gpu.allocate(t.nbytes, RUNS), 0, t) for t in filled.outputs]
-            word = prepared.run(filled, [*inputs], whole)
-            lengths = prepared.numbers({c.count for c in counted})
-            for index, tensor in enumerate(whole):
-                shape = list(tensor.type.shape)
-                for c in counted:
-                    if c.output == index:
-                        shape[c.axis] = min(shape[c.axis], lengths[c.count])
-                made = make_output(index, tuple(shape))
-                gpu.copy(tensor.buffer, 0, made.buffer, made.offset_bytes, made.type.nbytes)
-        finally:
-            for tensor in whole:
-                gpu.free(tensor.buffer)
-        return word
-
     def steady(self, inputs: Sequence[TensorType]) -> Steady | None:
-        """What further runs with these input types go by; None where each needs `run`, or there was none yet."""
+        """What further runs with these input types go by; None where each needs `run`, there was none yet, or there is nothing to do."""
         with self.lock:
-            found = None if self.gpu.submit_each else self._again(inputs)
-            return self.compiled.steady(*found) if found is not None and Steady.fits(found[1]) else None
-
-    def bound(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Bound | None:
-        """Runs with these inputs and outputs each time; None where each needs `run`. Not with an empty tensor among them."""
-        with self.lock:
-            found = self._again([t.type for t in inputs])
-            if found is None or not Steady.fits(found[1]) or not _may_share(found[0].template.plan, inputs, outputs):
+            if self.gpu.submit_each or self.steering or self.context.closed or self._ran is not None:
                 return None
-            made = Bound(*found, inputs, outputs)
-            self.context.bound.add(made)
-            return made
+            found = self.compiled.found.get(Key((tuple(inputs), ())))
+            plan = None if found is None else found[0].template.plan
+            if found is None or plan is None or not plan.steps or plan.counted or not Steady.fits(found[1]):
+                return None
+            return self.compiled.runs(found[0]).steady(found[1])
+
+    def key_of(self, types: tuple[TensorType, ...]) -> Key:
+        """Of runs that repeat: the one that is there, if any, which is found again without comparing types."""
+        key = Key((types, ()))
+        with self.lock:
+            return next((known for known in self.compiled.found if known == key), key)
 
     def run_bound(
-        self, types: tuple[TensorType, ...], bound_for: Callable[[Prepared, Filled], Bound | None],
+        self, types: tuple[TensorType, ...], recording_for: Callable[[Prepared, Filled], Recording[Ends] | None], key: Key | None = None,
     ) -> Word | Literal[False] | None:
-        """One run of what is bound, as `run`. bound_for: gives that for the plan and the numbers of these types.
+        """One run of what is bound, as `run`. recording_for: gives that for the plan and the numbers of these types. key: of the types,
+        where the run repeats: its plan then keeps what it has.
 
         False, and nothing was enqueued, where that is None or the run needs `run`. Raises as that does.
         """
         with self.lock:
             if self.steering or self._ran is not None:
                 return False
+            found = self.compiled.found.get(key) if key is not None else None
             try:
-                prepared, filled = self._prepared(types, None)
+                if found is None or key is None:
+                    found = self._prepared(types, None)
+                else:
+                    self.compiled.found.move_to_end(key)
+                    found[0].used()
+                prepared, filled = found
                 plan = prepared.template.plan
-                bound = bound_for(prepared, filled) if plan.steps and not plan.counted else None
-                if bound is None or not (bound.allowed or (Steady.fits(filled) and _may_share(plan, bound.inputs, bound.outputs))):
+                recording = recording_for(prepared, filled) if plan.steps and not plan.counted else None
+                if recording is None or not (recording.checked or self._may_have(recording.ends, plan, filled)):
                     return False
-                bound.allowed = True
-                word = bound.enqueue(filled)
-            except (UnknownValueError, OutOfDeviceMemoryError):
-                return False        # `run` asks for content, and has memory given back
-            self._foresee(types)
-            self.gpu.on_wait(bound)
+                if not recording.checked and key is not None:
+                    self.context.bound.add(recording)
+                recording.checked = True
+                word = recording.enqueue(prepared.current(filled))
+            except UnknownValueError:
+                return False        # `run` asks for content
+            except OutOfDeviceMemoryError:
+                if key is not None:         # nothing can be given back
+                    raise
+                return False
+            if key is None:
+                self._foresee(types)
             return word
 
-    def _again(self, inputs: Sequence[TensorType]) -> Found | None:
-        """The plan of runs with these input types, that all go the same way; None where they may not, or there is nothing to do."""
-        never = self.steering or self.context.closed or self._ran is not None
-        found = None if never else self.compiled.found.get(Key((tuple(inputs), ())))
-        plan = None if found is None else found[0].template.plan
-        return found if plan is not None and plan.steps and not plan.counted else None
+    @staticmethod
+    def _may_have(ends: Ends, plan: Plan, filled: Filled) -> bool:
+        """Whether no tensor is empty, and outputs that are buffers of inputs are such as the plan writes in place."""
+        shared = {(i, o) for i, a in enumerate(ends.inputs) for o, b in enumerate(ends.outputs) if a.buffer is b.buffer}
+        return Steady.fits(filled) and shared <= set(plan.in_place)
 
     # ---- which plan a run has. Under the lock.
 
@@ -387,12 +410,6 @@ def _grown(before: TensorType, last: TensorType) -> TensorType:
     if before.rank != last.rank or any(2 * n < m for m, n in zip(before.shape, last.shape, strict=True)):
         return last
     return TensorType(last.dtype, tuple(2 * n - m for m, n in zip(before.shape, last.shape, strict=True)))
-
-
-def _may_share(plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
-    """Whether outputs that are buffers of inputs are such as the plan writes in place."""
-    shared = {(i, o) for i, a in enumerate(inputs) for o, b in enumerate(outputs) if a.buffer is b.buffer}
-    return shared <= set(plan.in_place)
 
 
 def _key(values: Mapping[int, Array]) -> tuple[bytes, ...]:

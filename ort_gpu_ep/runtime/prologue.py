@@ -10,7 +10,7 @@ from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.pipelines import Composer, pipeline
 from ort_gpu_ep.runtime.binding import bind_group, bound_of
-from ort_gpu_ep.runtime.recording import lone_dispatch
+from ort_gpu_ep.runtime.commands import lone_dispatch
 from ort_gpu_ep.scheduler.plan import Dispatch, Kind, Place, Plan
 from ort_gpu_ep.webgpu.library import GPUError
 

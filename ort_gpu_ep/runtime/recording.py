@@ -1,106 +1,91 @@
-"""Command buffers: the commands of a run as data, which can be recorded any number of times."""
+"""The one way in which runs of a plan are recorded ahead: what a recording is for, how long it holds, who keeps it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from ort_gpu_ep.device.gpu import Gpu
-from ort_gpu_ep.webgpu import native
-from ort_gpu_ep.webgpu.library import GPUError
+from ort_gpu_ep.device.index_check import NBYTES, Word
+from ort_gpu_ep.runtime.commands import BufferCopy, Part, encode
+from ort_gpu_ep.runtime.ends import Ends, HostEnds
+from ort_gpu_ep.runtime.prepared import Prepared
+from ort_gpu_ep.scheduler.template import Filled
 
-
-class BufferCopy(NamedTuple):
-    """Handles, offsets in bytes; nbytes is a multiple of 4."""
-
-    source: Any
-    source_offset: int
-    target: Any
-    target_offset: int
-    nbytes: int
+State: TypeAlias = tuple[Any, int, Any]
+"""What a recording holds for: the timer that notes it, the version of the plan's buffers, and the sizes (Prepared.current)."""
 
 
-class Cut:
-    """Between two dispatches: the first is submitted before the second."""
+AnyEnds = TypeVar("AnyEnds", bound=Ends, covariant=True)
 
 
-CUT = Cut()
+class Recording(Generic[AnyEnds]):
+    """Runs of a plan with the same ends: their commands, and command buffers for the next run, recorded while the GPU is at work.
 
-Command: TypeAlias = native.Step | BufferCopy | Cut
-"""What steps of a plan record."""
-
-Part: TypeAlias = native.Steps | BufferCopy
-
-HEAD_LEAST, HEAD_PART = 16, 8
-"""Of so many dispatches and more, the first eighth is a command buffer of its own, where a library records for the driver in a submission:
-on an H200 through Dawn, runs of ResNet-50 (57 dispatches) take 3.97 ms instead of 4.07, of BERT-base 8.51 instead of 8.72."""
-
-
-def in_rows(commands: Sequence[Sequence[Command]], each: bool) -> list[Part]:
-    """Dispatches in a row as one part, copies between them. commands: of each step. each: every dispatch is a part of its own."""
-    found, row, first = list[Part](), list[native.Step](), 0
-    for index, some in enumerate(commands):
-        for command in some:
-            if row and (each or isinstance(command, (BufferCopy, Cut))):
-                found.append(native.Steps(row, first, isinstance(command, Cut)))
-                row = []
-            if isinstance(command, BufferCopy):
-                found.append(command)
-            elif not isinstance(command, Cut):
-                first = first if row else index
-                row.append(command)
-    return [*found, native.Steps(row, first)] if row else found
-
-
-def with_head(parts: list[Part]) -> list[Part]:
-    """The same in two command buffers: the GPU is at work on the first one while the library records the second."""
-    for index, part in enumerate(parts):
-        if isinstance(part, native.Steps) and len(part) >= HEAD_LEAST:
-            return [*parts[:index], *part.in_two(len(part) // HEAD_PART), *parts[index + 1:]]
-    return parts
-
-
-def lone_dispatch(gpu: Gpu, label: str, step: native.Step) -> Any:
-    """A command buffer with one dispatch, which no timer notes. Raises wgpu's GPUError."""
-    encoder = gpu.device.create_command_encoder(label)
-    compute = encoder.begin_compute_pass(None)
-    native.Steps([step]).record(compute)
-    compute.end()
-    return native.finish(encoder)
-
-
-def encode(
-    gpu: Gpu, owner: object, label: str, parts: Sequence[Part], copies: Sequence[Part], what: Callable[[], str],
-) -> list[Any]:
-    """The command buffers of parts in order: one, or more where parts have a head or are cut, or with `submit_each` one a part. copies:
-    those the last one ends with.
-
-    owner: whose times a timer notes. what: says, in an error, what this is. Raises DeviceError.
+    Whoever keeps the ends keeps the recording. Its state is compared before each use, so nothing has to tell it when it is out of date.
+    checked: that the plan may have these ends. next: the recording of the run that came after this one, for who has several (runs.py).
     """
-    wanted = list[list[Part]]([[]])
-    for part in parts:
-        wanted[-1].append(part)
-        if part is not parts[-1] and (gpu.submit_each or (isinstance(part, native.Steps) and part.ends)):
-            wanted.append([])
-    wanted[-1] += copies
-    try:
-        return [_encode(gpu, owner, label, some) for some in wanted]
-    except GPUError as error:
-        raise gpu.failure(error, f"{label}: {what()}") from error
+
+    __slots__ = ("__weakref__", "_ahead", "_destroyed", "_parts", "checked", "ends", "next", "prepared")
+
+    def __init__(self, prepared: Prepared, ends: AnyEnds) -> None:
+        self.prepared, self.ends, self.checked = prepared, ends, False
+        self.next: Recording[Ends] | None = None
+        self._destroyed = -1        # how many buffers the device had given back when the ends were there
+        self._parts: tuple[State, list[Part]] | None = None
+        self._ahead: tuple[State, tuple[list[Any], Word | None]] | None = None
+
+    def commands(self, shape: Any) -> tuple[list[Any], Word | None]:
+        """The command buffers of a run of these sizes, recorded ahead if that still holds, and its own word if it has one.
+
+        Under the context's lock. Raises DeviceError.
+        """
+        prepared, ends = self.prepared, self.ends
+        state = prepared.gpu.timer, prepared.version, shape
+        ahead, self._ahead, self._destroyed = self._ahead, None, prepared.gpu.destroyed
+        if ahead is not None and ahead[0] == state:
+            return ahead[1]
+        if self._parts is None or self._parts[0] != state:
+            groups = prepared.bind(ends.inputs, ends.outputs)
+            self._parts = state, [*ends.before, *prepared.parts(shape, groups, ends.inputs, ends.outputs)]
+        return self._encoded(self._parts[1])
+
+    def enqueue(self, shape: Any) -> Word | None:
+        """Enqueues one run. Returns its word, which is to be read with its results. Under the context's lock. Raises DeviceError."""
+        commands, word = self.commands(shape)
+        self.prepared.gpu.execute(commands)
+        return word
+
+    def record_ahead(self) -> bool:
+        """Records the next run, if it goes as the last one. Whether that was to be done. Raises DeviceError.
+
+        A run whose outputs stay on the device takes a word, and any thread that waits may come here: the lock is taken, or nothing done.
+        Other recordings belong to the thread whose run it is.
+        """
+        lock = self.prepared.context.lock if self.ends.stay else None
+        if self._parts is None or self._ahead is not None or (lock is not None and not lock.acquire(blocking=False)):
+            return False
+        try:
+            (timer, version, _), gpu = self._parts[0], self.prepared.gpu
+            if timer is not gpu.timer or version != self.prepared.version or self.prepared.closed:
+                return False
+            if self._destroyed != gpu.destroyed and not self.ends.are_there():
+                return False
+            self._ahead = self._parts[0], self._encoded(self._parts[1])
+            return True
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _encoded(self, parts: list[Part]) -> tuple[list[Any], Word | None]:
+        prepared, ends = self.prepared, self.ends
+        words, behind, word = prepared.words if ends.stay else None, ends.behind, None
+        if words is not None:
+            word, shared = words.own(), words.shared.buffer.native
+            parts = [BufferCopy(word.buffer.native, 0, shared, 0, NBYTES), *parts]
+            behind = [BufferCopy(shared, 0, word.buffer.native, word.offset_bytes, NBYTES)]
+        return encode(prepared.gpu, prepared, prepared.context.graph.name, parts, behind,
+                      lambda: f"a recording of\n{prepared.template.plan}\n"), word
 
 
-def _encode(gpu: Gpu, owner: object, label: str, parts: Sequence[Part]) -> Any:
-    encoder = gpu.device.create_command_encoder(label)
-    timer, timing = gpu.timer, None
-    for part in parts:
-        if isinstance(part, native.Steps):
-            if timer is not None:
-                timing = timing or timer.recording(owner, part.first)
-            compute = encoder.begin_compute_pass(timing.writes(part.first) if timing else None)
-            part.record(compute)
-            compute.end()
-        else:
-            native.copy_buffer(encoder, *part)
-    if timing:
-        timing.resolve(encoder)
-    return native.finish(encoder)
+def host_ends(prepared: Prepared, filled: Filled) -> HostEnds:
+    """For one run of a plan with these sizes. Raises DeviceError."""
+    return HostEnds(prepared.gpu, filled, prepared.words, prepared.rounded(filled))

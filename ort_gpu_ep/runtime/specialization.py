@@ -17,7 +17,7 @@ from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import OutOfDeviceMemoryError, forget_frames
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.ir.types import TensorType
-from ort_gpu_ep.runtime.context import PlanContext
+from ort_gpu_ep.runtime.context import PlanContext, UnwantedError
 from ort_gpu_ep.runtime.plans import Key, Plans
 from ort_gpu_ep.runtime.prepared import Prepared
 from ort_gpu_ep.scheduler.plan import Plan
@@ -36,16 +36,6 @@ SHARE = 16
 
 _MAX_FAILED = 8
 """Sets of sizes that a program remembers as not to be tried again."""
-
-
-class UnwantedError(Exception):
-    """Nobody wants the plan any more."""
-
-
-def go_on(context: PlanContext) -> None:
-    """Raises UnwantedError, where the program or the process has ended or the device is lost. Needs no lock."""
-    if not context.is_wanted:
-        raise UnwantedError
 
 
 class Specializer:
@@ -84,7 +74,7 @@ class Specializer:
         """Plans, compiles, warms up, and then lets runs of these sizes have it. Without the lock."""
         context, plans = self._context, self._plans
         with context.lock:
-            go_on(self._context)
+            self._context.check_wanted()
             replaced = dict(context.replaced)
         template = context.template(types, values, constant=True)
         filled = template.fill(types, values)
@@ -95,12 +85,12 @@ class Specializer:
         steps = context.steps(template.plan)
         compiled = self._compiled([*steps, *more])
         with context.lock:
-            go_on(self._context)
+            self._context.check_wanted()
             prepared = plans.add(template, compiled[:len(steps)])
         try:
             self._warm_up(prepared, filled)
             with context.lock:
-                go_on(self._context)
+                self._context.check_wanted()
                 plans.switch(key, prepared, filled)
                 plans.drop_oldest(plans.specialized, MAX_SPECIALIZED)
         except BaseException:
@@ -113,7 +103,7 @@ class Specializer:
         """The pipelines of steps, one after another: the cores are for whoever waits for a run. Without the lock."""
         found = []
         for step in steps:
-            go_on(self._context)
+            self._context.check_wanted()
             found.append(self._context.pipeline(step))
         return found
 
@@ -134,7 +124,7 @@ class Specializer:
             inputs, outputs = tensors[:len(filled.inputs)], tensors[len(filled.inputs):]
             for step in range(len(context.steps(prepared.template.plan))):
                 with context.lock:
-                    go_on(self._context)
+                    self._context.check_wanted()
                     prepared.current(filled)
                     prepared.warm_up(step, inputs, outputs)
                 gpu.finish()

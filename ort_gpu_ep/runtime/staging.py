@@ -13,7 +13,7 @@ from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import OutOfDeviceMemoryError
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import TensorType
-from ort_gpu_ep.runtime.recording import BufferCopy
+from ort_gpu_ep.runtime.commands import BufferCopy
 from ort_gpu_ep.webgpu import native
 from ort_gpu_ep.webgpu.library import GPUError, ffi, lib
 from ort_gpu_ep.webgpu.objects import COPY_SRC, MAP_WRITE

@@ -24,10 +24,9 @@ from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels import questions, target
 from ort_gpu_ep.kernels.registry import UnknownValueError
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
-from ort_gpu_ep.runtime.context import PlanContext
+from ort_gpu_ep.runtime.context import PlanContext, UnwantedError
 from ort_gpu_ep.runtime.plans import Key, Plans
 from ort_gpu_ep.runtime.prepared import Prepared
-from ort_gpu_ep.runtime.specialization import UnwantedError, go_on
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
 from ort_gpu_ep.scheduler.template import Template
 
@@ -141,7 +140,7 @@ class UnitPlans:
                 except IndexError:      # another thread has taken it
                     return
                 try:
-                    go_on(self._context)
+                    self._context.check_wanted()
                     future.set_result(self._context.pipeline(step))
                 except BaseException as error:      # for whoever asks for the result
                     future.set_exception(error)
@@ -156,7 +155,7 @@ class UnitPlans:
         try:
             kept = self._pipelines(making)
             with context.lock:
-                go_on(context)
+                context.check_wanted()
                 if not first.closed:        # else its sizes get a new plan, which finds these pipelines
                     self._switch(making.template, first)
             del kept
@@ -182,10 +181,10 @@ class UnitPlans:
         found = [future.result() for future in making.pipelines]
         context, plan = self._context, making.template.plan
         with context.lock:
-            go_on(context)
+            context.check_wanted()
             replaced = [context.replaced[name] for name in plan.weights if name in context.replaced]
         for step in (*context.steps(plan), *plan.prologue, *replaced):
-            go_on(context)
+            context.check_wanted()
             found.append(context.pipeline(step))
         return found
 

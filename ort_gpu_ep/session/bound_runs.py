@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ort_gpu_ep.plugin import BoundRun, SessionState, Turns
+from ort_gpu_ep.plugin import SessionState, Turns
 from ort_gpu_ep.session.session import InferenceSession
 
 
@@ -20,9 +20,7 @@ class Runs:
 
     def __init__(self, session: InferenceSession, values: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
         self._session, self._values, self._bindings = session, values, dict[int, Any]()
-        state = state_of(session)
-        bound = [run for run in (BoundRun.of(session, state, *pair) for pair in values) if run is not None]
-        self._turns = Turns(bound) if len(bound) == len(values) else None
+        self._turns = Turns.of(session, state_of(session), values)
 
     def run(self, place: int) -> None:
         """Raises what the session does."""

@@ -79,9 +79,17 @@ def is_lost(device: Any, error: Exception) -> bool:
     return False
 
 
-def write(device: Any, buffer: Any, offset_bytes: int, address: int, nbytes: int) -> None:
-    """queue.write_buffer from an address; nbytes is a multiple of 4."""
-    checked.wgpuQueueWriteBuffer(device.queue, buffer, offset_bytes, ffi.cast("void *", address), nbytes)
+def write(device: Any, buffer: Any, offset_bytes: int, source: Any, nbytes: int) -> None:
+    """Host memory into a buffer, by the queue: before whatever is submitted next, by whomever. Zeros follow up to a multiple of 4 bytes.
+
+    source: an address or a cffi pointer; the memory may be reused on return. Raises GPUError.
+    """
+    begin, whole = ffi.cast("char *", source), nbytes & ~3
+    if whole:
+        checked.wgpuQueueWriteBuffer(device.queue, buffer, offset_bytes, begin, whole)
+    if whole != nbytes:
+        tail = bytes(ffi.buffer(begin + whole, nbytes - whole)).ljust(4, b"\0")
+        checked.wgpuQueueWriteBuffer(device.queue, buffer, offset_bytes + whole, ffi.from_buffer(tail), 4)
 
 
 def address_of(data: bytes) -> int:

@@ -24,5 +24,5 @@ def test_a_side_goes_its_way(threads: int) -> None:
     side = Side(np.ones((3, upload.COLUMNS), "f"), threads)
     side.run()
     (own,) = steady_of(side._session)._idle
-    assert (own.large is not None) == bool(threads)
+    assert (own.ends.large is not None) == bool(threads)
     assert len(side.upload_ms) == 1

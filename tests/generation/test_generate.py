@@ -15,7 +15,7 @@ from ort_gpu_ep.errors import ConfigError, DeviceError, InputError, ModelError
 from ort_gpu_ep.generation import Generator
 from ort_gpu_ep.generation.model_file import without_weights
 from ort_gpu_ep.plugin.state import COPIES
-from ort_gpu_ep.runtime.bound import Bound
+from ort_gpu_ep.runtime.program import Program
 from tests.session.test_language_models import generated, prompt_of, session
 
 TOKENS = 6
@@ -99,16 +99,16 @@ def test_positions_are_given(wanted: list[int]) -> None:
 
 def test_the_cpu_goes_on_where_the_gpu_fails(wanted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of an answer, from the caches that the steps before have changed in place."""
-    made, failing, real = Generator(language_model(), max_length=64), [True], Bound.run
+    made, failing, real = Generator(language_model(), max_length=64), [True], Program.run_bound
     list(made.generate(prompt_of(2), max_new_tokens=TOKENS))
 
-    def run(bound: Bound) -> Any:
+    def run(*arguments: Any) -> Any:
         if failing:
             failing.clear()
             raise DeviceError("on purpose")
-        return real(bound)
+        return real(*arguments)
 
-    monkeypatch.setattr(Bound, "run", run)
+    monkeypatch.setattr(Program, "run_bound", run)
     assert list(made.generate(prompt_of(1), max_new_tokens=TOKENS)) == wanted
     assert not failing
     assert made.session.stats()["fallbacks"] >= 1

@@ -20,8 +20,9 @@ from ort_gpu_ep.device.buffers import POOL_AGE_S
 from ort_gpu_ep.errors import OutOfDeviceMemoryError
 from ort_gpu_ep.kernels import host
 from ort_gpu_ep.runtime import prepared
-from ort_gpu_ep.runtime.prepared import MAX_BINDINGS, SHRINK_RUNS
+from ort_gpu_ep.runtime.prepared import SHRINK_RUNS
 from ort_gpu_ep.runtime.program import MAX_SHOWN
+from ort_gpu_ep.runtime.runs import MAX_RECORDINGS
 from ort_gpu_ep.webgpu import objects
 from tests.unit.graphs import model_of
 
@@ -208,7 +209,7 @@ def test_bindings_are_bounded(gpu: Gpu, model: bytes, rng: np.random.Generator) 
     session = use(model, rng, runs=1)
     x = onnxruntime.OrtValue.ortvalue_from_numpy(rng.standard_normal((1, SIDE)).astype("f"))
     kept, counts = [], []
-    for _ in range(3 * MAX_BINDINGS):
+    for _ in range(3 * MAX_RECORDINGS):
         binding = session.io_binding()
         binding.bind_ortvalue_input("x", x)
         for name in "yzs":
@@ -219,9 +220,9 @@ def test_bindings_are_bounded(gpu: Gpu, model: bytes, rng: np.random.Generator) 
         gc.collect()
         gpu.finish()
         counts.append(objects.live()["BindGroup"])
-    assert counts[MAX_BINDINGS - 1] > counts[1]
-    assert max(counts) == max(counts[:MAX_BINDINGS + 2])
-    assert len(kept) == 3 * MAX_BINDINGS
+    assert counts[MAX_RECORDINGS - 1] > counts[1]
+    assert max(counts) == max(counts[:MAX_RECORDINGS + 2])
+    assert len(kept) == 3 * MAX_RECORDINGS
 
 
 def test_pipelines_are_shared_by_sessions(gpu: Gpu, model: bytes, rng: np.random.Generator) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import ort_gpu_ep as ort
 from ort_gpu_ep.plugin import COPIES, plain
-from ort_gpu_ep.plugin.direct_binding import BindingRun
+from ort_gpu_ep.plugin.bound import BoundRun
 from ort_gpu_ep.private import OrtBinding
 from tests.session.conftest import gpu_session, on_the_cpu
 from tests.unit.graphs import model_of
@@ -105,13 +105,13 @@ def test_what_is_bound_is_read_in_runs_that_are_alike(rng: np.random.Generator, 
     binding = session.io_binding()
     change = way(binding, np.zeros((5, 16), "f"))
     binding.bind_output("y")
-    usual = BindingRun._as_bound
+    usual = BoundRun._by_recording
 
-    def told(run: BindingRun, program: Any) -> bool:
-        gone.append(usual(run, program))
+    def told(*arguments: Any) -> bool:
+        gone.append(usual(*arguments))
         return gone[-1]
 
-    with patch.object(BindingRun, "_as_bound", told):
+    with patch.object(BoundRun, "_by_recording", told):
         for _ in range(8):
             x = rng.standard_normal((5, 16)).astype("f")
             change(x)
@@ -280,8 +280,8 @@ def test_a_state_on_the_device_whatever_happens_between_runs(
         { p = MatMul(x, w) s = ReduceSum <keepdims=1> (state) y = Add(p, s) t = ReduceMean <axes=[0]> (x) next = Add(state, t) }""",
                      {"w": w}, opset=17).SerializeToString()
     session, writer = auto(model, placement="gpu"), auto(model, placement="gpu")
-    quick, bound = list[bool](), BindingRun._as_bound
-    monkeypatch.setattr(BindingRun, "_as_bound", lambda self, program: quick.append(bound(self, program)) or quick[-1])
+    quick, bound = list[bool](), BoundRun._by_recording
+    monkeypatch.setattr(BoundRun, "_by_recording", lambda *arguments: quick.append(bound(*arguments)) or quick[-1])
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((1, 8), "f"), "gpu") for _ in range(2)]
     state, spare, unrelated, x, at = np.zeros((1, 8), "f"), list[Any](), list[Any](), np.zeros((5, 8), "f"), 0
     binding = session.io_binding()

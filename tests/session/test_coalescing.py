@@ -18,6 +18,7 @@ import pytest
 from ort_gpu_ep.device import background
 from ort_gpu_ep.errors import IndexOutOfRangeError
 from ort_gpu_ep.runtime import joined_runs
+from ort_gpu_ep.runtime.ends import HostEnds
 from ort_gpu_ep.runtime.joined_runs import Contention, Pace
 from ort_gpu_ep.scheduler.barriers import unsettled
 from ort_gpu_ep.scheduler.plan import Dispatch, Kind
@@ -81,9 +82,9 @@ def all_join(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined_runs, "CONTENDED", 1)
 
 
-def first_ones_meet(steady: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def first_ones_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first runs, as many as a group has, write their inputs when all of them have joined it."""
-    met, upload, first = threading.Barrier(joined_runs.MAX_RUNS), steady._upload, list(range(joined_runs.MAX_RUNS))
+    met, upload, first = threading.Barrier(joined_runs.MAX_RUNS), HostEnds.upload, list(range(joined_runs.MAX_RUNS))
 
     def meet(own: Any, sources: Any) -> None:
         with suppress(IndexError):
@@ -91,7 +92,7 @@ def first_ones_meet(steady: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             met.wait(PATIENCE_S)
         upload(own, sources)
 
-    monkeypatch.setattr(steady, "_upload", meet)
+    monkeypatch.setattr(HostEnds, "upload", meet)
 
 
 @pytest.mark.usefixtures("all_join")
@@ -101,7 +102,7 @@ def test_answers_are_the_cpus_in_fewer_submissions(branches: bytes, rng: np.rand
     session, steady = joined(branches, xs[0])
     stats = session._state.gpu.stats
     before = stats.submits
-    first_ones_meet(steady, monkeypatch)
+    first_ones_meet(monkeypatch)
 
     def some(k: int) -> None:
         for _ in range(RUNS):
@@ -109,8 +110,8 @@ def test_answers_are_the_cpus_in_fewer_submissions(branches: bytes, rng: np.rand
 
     together(some)
     assert stats.submits - before <= THREADS * RUNS - (joined_runs.MAX_RUNS - 1)
-    assert steady.contention.coalescer.inside == steady.contention.coalescer._under_way == 0
-    assert len(steady.contention.coalescer._free) == joined_runs.MAX_GROUPS
+    assert steady.contention.coalescer.inside == steady.contention.coalescer.under_way == 0
+    assert len(steady.contention.coalescer.free) == joined_runs.MAX_GROUPS
     assert session.stats()["fallbacks"] == 0
 
 
@@ -284,7 +285,7 @@ def test_a_group_departs_when_all_on_board_are_ready() -> None:
     assert told.submitted == [3]
     assert submit(running, runs_of(running, 3)) == [2, 2, 2]       # as many as half of those who ride
     assert told.submitted == [3, 3]
-    assert running._under_way == joined_runs.MAX_GROUPS
+    assert running.under_way == joined_runs.MAX_GROUPS
 
 
 def test_a_run_that_fails_before_the_departure_holds_nobody_up() -> None:
@@ -297,7 +298,7 @@ def test_a_run_that_fails_before_the_departure_holds_nobody_up() -> None:
     running.done(other.group)
     running.leave(other, True)
     assert other.group.freed, "its buffers are not used again"
-    assert running._under_way == running.inside == 0
+    assert running.under_way == running.inside == 0
     assert submit(running, runs_of(running, 1)) == [2], "there is another one"
 
 
@@ -319,7 +320,7 @@ def test_the_error_of_a_submission_is_everybodys() -> None:
         list(pool.map(fail, runs))
     assert errors[0] is not errors[1]
     assert runs[0].group.freed
-    assert running._under_way == 0
+    assert running.under_way == 0
 
 
 def test_nobody_who_waited_in_vain_keeps_the_next_from_departing() -> None:
@@ -331,7 +332,7 @@ def test_nobody_who_waited_in_vain_keeps_the_next_from_departing() -> None:
     submit(running, runs)
     for run in runs:
         running.leave(run, False)
-    assert running._under_way == 0
+    assert running.under_way == 0
     assert submit(running, runs_of(running, 1)) == [2]
 
 
@@ -376,7 +377,7 @@ def test_values_apart_are_written_once(branches: bytes, rng: np.random.Generator
     """So one barrier a step serves all runs: nothing but what was written in this run is waited for."""
     x = {"x": rng.standard_normal((4, 16)).astype("f")}
     session, steady = joined(branches, x)
-    plan = steady.contention.coalescer._free[0].runs[0].prepared.template.plan
+    plan = steady.contention.coalescer.free[0].runs[0].prepared.template.plan
     writers = Counter(t.place for s in plan.steps if isinstance(s, Dispatch) for t in s.tensors if t.written and t.place.kind is Kind.SLOT)
     parts = {t.place for s in plan.steps if isinstance(s, Dispatch) for t in s.tensors if t.written and t.whole is not None}
     assert all(count == 1 or place in parts for place, count in writers.items())
@@ -436,7 +437,7 @@ def test_ctrl_c_in_one_of_them(python: Callable[..., Any]) -> None:
         over.set()
         [t.join() for t in threads]
         group = steady.contention.coalescer
-        assert not wrong and min(counts) and (group.inside, group._under_way, len(group._free)) == (0, 0, 2), (wrong, counts)
+        assert not wrong and min(counts) and (group.inside, group.under_way, len(group.free)) == (0, 0, 2), (wrong, counts)
         assert session.stats()["fallbacks"] == 0
     """)
     assert done.returncode == 0, (done.stdout, done.stderr)

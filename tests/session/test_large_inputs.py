@@ -23,8 +23,8 @@ from ort_gpu_ep.device.buffers import size_class
 from ort_gpu_ep.device.timing import start_timing
 from ort_gpu_ep.errors import DeviceError, IndexOutOfRangeError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
-from ort_gpu_ep.runtime import joined_runs, staging, steady
-from ort_gpu_ep.runtime.in_flight import places_of
+from ort_gpu_ep.runtime import ends, joined_runs, staging, steady
+from ort_gpu_ep.runtime.ends import places_of
 from ort_gpu_ep.webgpu import native, objects, wgpu_native
 from tests.patience import PATIENCE_S
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
@@ -48,7 +48,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def idle_of(session: Any) -> Any:
     """What the next run has to itself."""
-    return steady_of(session)._idle[-1]
+    return steady_of(session)._idle[-1].ends
 
 
 def warm(model: Any, feeds: Feeds, **options: object) -> Any:
@@ -75,8 +75,8 @@ def native_calls(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> 
     """What a call has wgpu-native do."""
     counts = Counter[str]()
     with monkeypatch.context() as patch:
-        for module in (native, objects, steady, wgpu_native):
-            for name in ("lib", "checked"):
+        for module in (native, objects, ends, wgpu_native):
+            for name in {"lib", "checked"} & set(vars(module)):
                 patch.setattr(module, name, Counted(getattr(module, name), counts))
         run()
     return counts
@@ -102,7 +102,7 @@ def test_results_that_several_threads_copy(many: bytes, rng: np.random.Generator
     by_threads = copying._Work.take_part
     monkeypatch.setattr(copying._Work, "take_part", lambda work: (moved.append(threading.current_thread().name), by_threads(work))[1])
     monkeypatch.setattr(copying, "READ_NBYTES_A_THREAD", 8 << 10)
-    for module in (steady, gpu_module):
+    for module in (ends, gpu_module):
         monkeypatch.setattr(module, "read_threads", lambda nbytes, software: copying.read_threads(nbytes, False))
     monkeypatch.setattr(copying, "usable_threads", lambda: 3)
     session, counts = gpu_session(many), list[int]()
@@ -111,7 +111,7 @@ def test_results_that_several_threads_copy(many: bytes, rng: np.random.Generator
         moved.clear()
         assert_close(session.run(None, feeds), on_the_cpu(many, feeds))
         counts.append(moved.count(threading.current_thread().name))
-    assert steady_of(session)._readers == 3
+    assert idle_of(session)._readers == 3
     assert all(counts), counts
 
 
@@ -196,7 +196,7 @@ def test_the_memory_counts_and_is_given_back(mlp: bytes, x: np.ndarray[Any, Any]
     first = found._take()
     assert found._take() is None, "a second one would be too much"
     found._give_back(first, True)
-    before, nbytes = gpu.stats.allocated_nbytes, own.large.buffer.nbytes + own.staging.nbytes
+    before, nbytes = gpu.stats.allocated_nbytes, own.large.buffer.nbytes + own.mappings[0][0].nbytes
     found.close()
     assert gpu.stats.allocated_nbytes == before - nbytes
     assert own.large is None
@@ -227,10 +227,9 @@ def test_a_run_that_was_not_submitted_leaves_the_next_one_right(mlp: bytes, x: n
     found = steady_of(session)
     own = idle_of(session)
     found.prepared.closed = True
-    source, upload = native.ffi.from_buffer(x), found._upload
+    source = native.ffi.from_buffer(x)
     assert not found.run([source], [None, None])
     found.prepared.closed = False
-    assert found._upload == upload
     assert idle_of(session) is own
     assert_close(session.run(None, {"x": x * 2}), on_the_cpu(mlp, {"x": x * 2}))
     assert idle_of(session) is own
@@ -317,14 +316,14 @@ def test_runs_together(branches: bytes, rng: np.random.Generator) -> None:
     xs = [{"x": rng.standard_normal((4, 16)).astype("f")} for _ in range(8)]
     wants = [on_the_cpu(branches, x) for x in xs]
     session, found = joined(branches, xs[0])
-    assert all(run.large is not None for group in found.contention.coalescer._free for run in group.runs)
+    assert all(run.ends.large is not None for group in found.contention.coalescer.free for run in group.runs)
 
     def some(k: int) -> None:
         for _ in range(6):
             assert_close(session.run(None, xs[k]), wants[k])
     together(some)
-    assert found.contention.coalescer.inside == found.contention.coalescer._under_way == 0
-    assert len(found.contention.coalescer._free) == joined_runs.MAX_GROUPS
+    assert found.contention.coalescer.inside == found.contention.coalescer.under_way == 0
+    assert len(found.contention.coalescer.free) == joined_runs.MAX_GROUPS
     assert session.stats()["fallbacks"] == 0
 
 
@@ -352,13 +351,13 @@ def test_one_of_them_that_fails_before_it_wrote_its_inputs(rng: np.random.Genera
         list(pool.map(run, both, results))
     again, other = two()
     assert again is both[0]
-    assert again.large.arrival.status
+    assert again.ends.large.arrival.status
     found._give_back(again, False)
     results[1][:] = 0
     run(other, results[1])
     for result in results:
         np.testing.assert_allclose(result, want, rtol=1e-4, atol=1e-5)
-    assert again.large is None, "the group is not used again"
+    assert again.ends.large is None, "the group is not used again"
 
 
 def test_the_device_that_is_lost_takes_no_inputs(mlp: bytes, x: np.ndarray[Any, Any]) -> None:

@@ -188,21 +188,21 @@ def test_runs_of_several_threads_together(trial: Emulated) -> None:
         contention = Contention(steady.prepared, steady.filled, False)
         together = contention._coalescer()
         assert together is not None
-        group: RunGroup = together._free[-1]
+        group: RunGroup = together.free[-1]
         runs = [together.join(), together.join()]
         for own, (given, _) in zip(runs, wants, strict=True):
             assert own is not None
-            steady._upload(own, [ffi.from_buffer(a) for a in given])
+            own.ends.upload([ffi.from_buffer(a) for a in given])
         with program.lock:
             group.submit()
         trial.gpu.finish()
         for own, (_, want) in zip(runs, wants, strict=True):
             assert own is not None
-            for tensor, expected in zip(own.outputs, want, strict=True):
+            for tensor, expected in zip(own.ends.outputs, want, strict=True):
                 got = np.zeros_like(expected)
                 trial.gpu.download(tensor.buffer, 0, got.ctypes.data, got.nbytes)
                 np.testing.assert_array_equal(got, expected)
-            assert own.inputs[0].type.dtype is FLOAT16
+            assert own.ends.inputs[0].type.dtype is FLOAT16
         together.close()
     finally:
         program.close()

@@ -79,7 +79,7 @@ def test_the_run_after_uses_it_and_compiles_nothing(mlp: bytes, x: np.ndarray, h
     run(session, mlp, {"x": x}, 6)
     assert gpu.compiled == made
     assert session.stats()["specialized"] == 1
-    assert not program.compiled._steady.get(general), "what it kept for these sizes is freed"
+    assert not program.compiled.runs(general).steadies, "what it kept for these sizes is freed"
     special, = program.compiled.specialized
     assert not special.template.varies
     assert next(iter(special._shapes.values())).runs >= 6

@@ -23,7 +23,7 @@ from ort_gpu_ep.ops.matrix_units import UnitTile
 from ort_gpu_ep.plugin import local
 from ort_gpu_ep.plugin.compute import Run
 from ort_gpu_ep.runtime import context, unit_plans
-from ort_gpu_ep.runtime.bound import Bound
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.session.bound_runs import Runs
 from ort_gpu_ep.shaders import compose
@@ -307,9 +307,9 @@ def test_the_plan_of_bound_values_goes_when_their_run_begins(
     bound, y = bound_to(session, feeds["x"])
     for place in (0, 1, 0, 1):
         bound.run(place)
-    run, switched = Bound.run, list[bool]()
+    run, switched = Program.run_bound, list[bool]()
 
-    def switch_and_run(this: Bound) -> Any:
+    def switch_and_run(*arguments: Any) -> Any:
         if not switched:
             switched.append(True)
             compiler.may.set()
@@ -317,9 +317,9 @@ def test_the_plan_of_bound_values_goes_when_their_run_begins(
             if not holds:
                 with program_of(session).lock:
                     program_of(session).compiled.found.clear()
-        return run(this)
+        return run(*arguments)
 
-    monkeypatch.setattr(Bound, "run", switch_and_run)
+    monkeypatch.setattr(Program, "run_bound", switch_and_run)
     for place in (0, 1, 0, 1):
         bound.run(place)
         assert_rounded(y.numpy(), want)

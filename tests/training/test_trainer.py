@@ -19,7 +19,7 @@ import models
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.errors import DeviceLostError, OutOfDeviceMemoryError, TrainingError
 from ort_gpu_ep.plugin import Turns
-from ort_gpu_ep.runtime import prepared
+from ort_gpu_ep.runtime import prepared, recording
 from ort_gpu_ep.training import SGD, Adam, Progress, Trainer, checkpoint, cosine
 from tests.training import references
 from tests.training.test_step import batches, conv_bn, dropout_model
@@ -89,11 +89,11 @@ def test_in_the_steady_state_a_step_makes_no_bind_group_and_one_recording(hold: 
     GPU is at work for longer, which it is here said not to be.
     """
     made, recorded, (x, y) = list[str](), list[bool](), points(8)
-    waiting = Turns.record_ahead
+    waiting = Turns.while_waiting
     monkeypatch.setattr(Gpu, "finished", lambda self, arrival: True)
-    bind_group, encode = prepared.bind_group, prepared.encode
+    bind_group, encode = prepared.bind_group, recording.encode
     monkeypatch.setattr(prepared, "bind_group", lambda *a, **k: made.append("group") or bind_group(*a, **k))
-    monkeypatch.setattr(prepared, "encode", lambda *a, **k: recorded.append(False) or encode(*a, **k))
+    monkeypatch.setattr(recording, "encode", lambda *a, **k: recorded.append(False) or encode(*a, **k))
 
     def ahead(self: Turns) -> bool:
         before = len(recorded)
@@ -101,7 +101,7 @@ def test_in_the_steady_state_a_step_makes_no_bind_group_and_one_recording(hold: 
         recorded[before:] = [True] * (len(recorded) - before)
         return found
 
-    monkeypatch.setattr(Turns, "record_ahead", ahead)
+    monkeypatch.setattr(Turns, "while_waiting", ahead)
     t, held = trainer(), list[Any]()
     for step in range(50):
         if step == 25:
