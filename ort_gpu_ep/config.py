@@ -168,16 +168,16 @@ def resolve(options: Mapping[str, object] | None = None, environment: Mapping[st
     file, in_file = _nearest_file() if environment is None else ("", {})
     environment = os.environ if environment is None else environment
     _warn_of_unknown(environment)
-    given = {str(k): _text(v) for k, v in (options or {}).items()}
-    for name in given:
+    texts = {str(k): _text(v) for k, v in (options or {}).items()}
+    for name in texts:
         _check_known(name, f"provider option {name!r}")
     values: dict[str, object] = {}
     for option in OPTIONS:
         from_environment = environment.get(option.variable)
         usual = text = from_environment or in_file.get(option.name, option.default)
         source = f"environment variable {option.variable}" if from_environment else f"{file}: {option.name}"
-        if option.name in given:
-            source, text = f"provider option {option.name!r}", given[option.name]
+        if option.name in texts:
+            source, text = f"provider option {option.name!r}", texts[option.name]
         values[option.name] = _parse(option, text, source)
         if option.name in OF_THE_PROCESS and text != usual:
             raise ConfigError(f"provider option {option.name!r} is {text!r}, but one library drives the GPUs for all sessions of a "
@@ -249,13 +249,13 @@ def _of_file(file: str, name: str, value: object) -> str:
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Each variable that looks like an option's and is none -> what to say of it."""
-    known = sorted({o.variable for o in OPTIONS} | OTHER_VARIABLES)
-    found = {}
+    names = sorted({o.variable for o in OPTIONS} | OTHER_VARIABLES)
+    unknown = {}
     for name in environment:
-        if name.startswith("ORT_GPU_EP_") and name not in known:
-            near = get_close_matches(name, known, 1)
-            found[name] = f"environment variable {name} is no option and has no effect" + (f"; did you mean {near[0]}?" if near else "")
-    return found
+        if name.startswith("ORT_GPU_EP_") and name not in names:
+            near = get_close_matches(name, names, 1)
+            unknown[name] = f"environment variable {name} is no option and has no effect" + (f"; did you mean {near[0]}?" if near else "")
+    return unknown
 
 
 def _warn_of_unknown(environment: Mapping[str, str]) -> None:

@@ -74,11 +74,11 @@ def write_array(path: Path, array: Any) -> None:
 
 def file_names(names: Sequence[str]) -> list[str]:
     """A name of a file, without its ending, for each name out of a model, which may have any characters: no path, and no two the same."""
-    found = list[str]()
+    paths = list[str]()
     for name in (re.sub(r"[^\w.+-]", "_", name).encode("utf-8", "replace")[:200].decode("utf-8", "ignore") or "_" for name in names):
-        taken = {other.casefold() for other in found}       # not all systems tell A from a
-        found.append(next(n for n in (name, *(f"{name}-{k}" for k in range(2, len(names) + 2))) if n.casefold() not in taken))
-    return found
+        taken = {other.casefold() for other in paths}       # not all systems tell A from a
+        paths.append(next(n for n in (name, *(f"{name}-{k}" for k in range(2, len(names) + 2))) if n.casefold() not in taken))
+    return paths
 
 
 class Identity(NamedTuple):
@@ -169,11 +169,11 @@ class Held:
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
         """The file, to be read by `read_at` and from its descriptor. Raises as `check`, before and after."""
-        held = self._descriptor
-        if held is not None:
-            self._check(held.file.fileno(), True)
-            yield held.file
-            self._check(held.file.fileno(), True)
+        descriptor = self._descriptor
+        if descriptor is not None:
+            self._check(descriptor.file.fileno(), True)
+            yield descriptor.file
+            self._check(descriptor.file.fileno(), True)
             return
         with open_regular(Path(self.path), follow=True) as file:
             self._check(file.fileno(), False)

@@ -48,12 +48,12 @@ def cache_folder() -> str:
     list of users, as in containers that run with any number for a user.
     """
     try:
-        found = user_cache_dir("ort_gpu_ep")
-        why = "" if os.path.isabs(found) else f"it would be {found}"        # as older versions of platformdirs say it
+        folder = user_cache_dir("ort_gpu_ep")
+        why = "" if os.path.isabs(folder) else f"it would be {folder}"        # as older versions of platformdirs say it
     except (RuntimeError, KeyError, OSError) as error:
         why = str(error)
     if not why:
-        return found
+        return folder
     told = Path(NO_CACHE), why
     if told not in _said:
         _said.add(told)
@@ -134,10 +134,10 @@ def read(path: Path, format: int, parse: Callable[[dict[str, Any]], T]) -> T | N
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        found = path, f"{type(error).__name__}: {str(error)[:200]}"
-        if found not in _said:      # more than one thread may look for it before it is made anew
-            _said.add(found)
-            log.info("cache file %s is ignored and made anew: %s", *found)
+        problem = path, f"{type(error).__name__}: {str(error)[:200]}"
+        if problem not in _said:      # more than one thread may look for it before it is made anew
+            _said.add(problem)
+            log.info("cache file %s is ignored and made anew: %s", *problem)
         return None
 
 
@@ -166,7 +166,7 @@ def write(path: Path, format: int, data: Mapping[str, object]) -> bool:
         text = json.dumps({"format": format, **data}, allow_nan=False)
         make_folder(path.parent)
         replace(path, text.encode())
-        _said.difference_update([found for found in _said if found[0] == path])
+        _said.difference_update([problem for problem in _said if problem[0] == path])
     except ValueError as error:
         log.info("what belongs into %s is not kept: %s", path, error)
         return False
@@ -229,10 +229,10 @@ class SealedFolder:
             pass
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             log.info("cache file %s is ignored and made anew: %s: %s", path, type(error).__name__, str(error)[:200])
-        found = make()
+        value = make()
         if self._may_write:
-            self._write(path, key, found, write)
-        return found
+            self._write(path, key, value, write)
+        return value
 
     def _write(self, path: Path, key: str, found: T, write: Callable[[T], bytes]) -> None:
         try:
@@ -258,15 +258,15 @@ def make_room(folder: Path, files: int, nbytes: int) -> None:
 
     Raises OSError, where the folder can't be read.
     """
-    found = []
+    there = []
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):       # another process removes files, too
-                found.append((entry.stat(follow_symlinks=False), entry.path))
-    count, total = len(found), sum(status.st_size for status, _ in found)
+                there.append((entry.stat(follow_symlinks=False), entry.path))
+    count, total = len(there), sum(status.st_size for status, _ in there)
     if count <= files and total <= nbytes:
         return
-    for status, path in sorted(found, key=lambda pair: pair[0].st_mtime):
+    for status, path in sorted(there, key=lambda pair: pair[0].st_mtime):
         if count <= files * 3 // 4 and total <= nbytes * 3 // 4:
             break
         with suppress(OSError):      # another process was faster, or it is a folder

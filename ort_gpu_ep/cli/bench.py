@@ -53,14 +53,14 @@ def bench(
     _check_together(load=load, decode=decode, batch=batch, threads=threads, against=against, before=before)
     if share and (load or json):
         raise ConfigError(f"--share does not go with {'--load' if load else '--json'}: give one of them")
-    given = inputs, dims, shapes, seed
+    asked = inputs, dims, shapes, seed
     earlier = _earlier(before) if before is not None else {}
     if plot is not None:      # these fail before anything is measured
         pyplot()
     if against is not None and not decode:
         peers.check(against)
     if load:
-        _under_load(model, given, shared.pairs(option, "--option"), load, runs, plot, json)
+        _under_load(model, asked, shared.pairs(option, "--option"), load, runs, plot, json)
         return
     start, options = time.perf_counter(), shared.pairs(option, "--option")
     if decode:
@@ -70,7 +70,7 @@ def bench(
     shared.check_gpu(session)
     if batch:
         _check_sizes(session, shared.pairs(dims, "--dim"))
-    values = inputs_of(session.get_inputs(), model, *given)
+    values = inputs_of(session.get_inputs(), model, *asked)
     if batch or threads:
         sizes, counts = (throughput.numbers(text, flag) for text, flag in ((batch, "--batch"), (threads, "--threads")))
         _throughput(model, session, options, values, sizes, counts or [1], runs, against, plot, share, json)
@@ -134,8 +134,8 @@ def _check_sizes(session: Any, sizes: Iterable[str]) -> None:
 def _earlier(path: Path) -> dict[str, Any]:
     """What an earlier `bench --json` measured of our side. Raises ConfigError for another file."""
     try:
-        found = json_module.loads(path.read_text("utf-8"))["this"]
-        return {"before": {**found, "times_ms": [float(ms) for ms in found["times_ms"]]}}
+        earlier = json_module.loads(path.read_text("utf-8"))["this"]
+        return {"before": {**earlier, "times_ms": [float(ms) for ms in earlier["times_ms"]]}}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--before {path}: expected what `ort-gpu-ep bench MODEL --json` printed, one model without --batch, --threads "
                           "and --load") from error

@@ -48,8 +48,8 @@ def doctor(
 
     config = resolve(shared.pairs(option, "--option"))
     quirks = known_quirks(config)
-    found, trouble = _adapters(config)
-    if not found:
+    infos, trouble = _adapters(config)
+    if not infos:
         nothing = {"adapters": [], "healthy": False, "health": UNUSABLE, "versions": _versions(), "reason": trouble}
         if json:
             shared.print_json(nothing)
@@ -58,15 +58,15 @@ def doctor(
         else:
             shared.out.print(shared.lines(trouble))
         raise typer.Exit(2)
-    chosen, device = pick(found, config.adapter), Device()
+    chosen, device = pick(infos, config.adapter), Device()
     if not json and not text:
-        _print_adapters(found)
+        _print_adapters(infos)
     outcomes = _examine(chosen, quick, 1 if quick else rounds or (1 if chosen.is_software else 2), device)
     verdict = verdicts.verdict_of(outcomes, "quick" if quick else "full")
     _remember(config, chosen, verdict, outcomes)
     whole = verdicts.with_quirks(verdict, reasons(quirks, chosen))
-    known = fitting(quirks, chosen)
-    data = _data(found, chosen, device, outcomes, whole, known)
+    faults = fitting(quirks, chosen)
+    data = _data(infos, chosen, device, outcomes, whole, faults)
     if report is not None and report.suffix.lower() == ".zip":
         bundle.write(report, data)
     elif report is not None:
@@ -76,7 +76,7 @@ def doctor(
     elif text:
         _print_text(data)
     else:
-        _print(chosen, device, outcomes, whole, known)
+        _print(chosen, device, outcomes, whole, faults)
     unfinished = any(o.status == "NOT_RUN" for o in outcomes)
     raise typer.Exit(max(EXIT_CODES[whole.health], 1 if unfinished else 0))
 
@@ -135,10 +135,10 @@ def _versions() -> dict[str, str]:
 
     import onnxruntime
 
-    found = {"ort-gpu-ep": sys.modules["ort_gpu_ep"].__version__, "python": sys.version.split()[0], "onnxruntime": onnxruntime.__version__,
+    lines = {"ort-gpu-ep": sys.modules["ort_gpu_ep"].__version__, "python": sys.version.split()[0], "onnxruntime": onnxruntime.__version__,
              **{p: version(p) for p in ("onnx", "wgpu", "numpy")}}
     chosen = resolve()
-    return found | ({"webgpu": dawn_builds.find(chosen.webgpu_library).name} if chosen.webgpu == "dawn" else {})
+    return lines | ({"webgpu": dawn_builds.find(chosen.webgpu_library).name} if chosen.webgpu == "dawn" else {})
 
 
 def _print_adapters(found: list[AdapterInfo]) -> None:

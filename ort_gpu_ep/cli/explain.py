@@ -79,8 +79,8 @@ taken: what each form is estimated to take, and what `tune` measured.")] = None,
         shared.print_json({**explained.as_dict(), **groups, **shown})
         return
     if kernel is not None:
-        for found in kernels:
-            shared.out.print(_form_table(found))
+        for row in kernels:
+            shared.out.print(_form_table(row))
         return
     shared.out.print(shared.lines(str(explained)))
     if group is not None:
@@ -117,14 +117,14 @@ def _kernels(explained: Explanation, name: str, config: Config) -> list[dict[str
         raise ModelError(f"{name}: no kernel is planned for a node of this name. --nodes lists the nodes and their devices; with "
                          "-o placement=gpu all that can be are on the GPU")
     info, _ = choose(config.adapter)
-    known, found = tuned.read(config.cache_path, tuning_key(info)).choices, []
+    choices, rows = tuned.read(config.cache_path, tuning_key(info)).choices, []
     for label, kernel in kernels.items():
         choice = kernel.choice or Choice("", "the only one", ("the only one",))
-        measured = known[choice.key].ns if choice.key in known else {}
+        measured = choices[choice.key].ns if choice.key in choices else {}
         forms = [{"form": form, "estimated_us": ns / 1e3, "measured_us": measured[form] / 1e3 if form in measured else None}
                  for form, ns in choice.estimates_ns.items()]
-        found.append({"kernel": label, "choice": choice.key, "form": choice.form, "because": choice.because, "forms": forms})
-    return found
+        rows.append({"kernel": label, "choice": choice.key, "form": choice.form, "because": choice.because, "forms": forms})
+    return rows
 
 
 def _form_table(kernel: Mapping[str, Any]) -> Table:
@@ -147,8 +147,8 @@ def _groups(explained: Explanation, by: By) -> list[dict[str, object]]:
 
 def _group_table(explained: Explanation, by: By) -> Table:
     table = Table(str(by), "nodes", "GPU", "host", "CPU")
-    for found in explained.grouped(by):
-        table.add_row(found.name, *(str(count or "") for count in (found.nodes, found.gpu, found.host, found.cpu)))
+    for group in explained.grouped(by):
+        table.add_row(group.name, *(str(count or "") for count in (group.nodes, group.gpu, group.host, group.cpu)))
     return table
 
 
@@ -159,7 +159,7 @@ def _table(explained: Explanation, only: Device | None, sort: Order) -> Table:
         for node in sorted((n for n in report.nodes if only is None or n.device == only), key=_KEYS[sort]):
             colour = _COLOURS[node.device]
             part = str(node.partition) if node.partition >= 0 else ""
-            known = first.setdefault(node.reason, node.name)
-            seen = known != node.name and len(known) < len(node.reason)
-            table.add_row(node.name, node.op, Text(node.device, colour), part, f"{node.code}, see {known}" if seen else why_of(node))
+            named = first.setdefault(node.reason, node.name)
+            seen = named != node.name and len(named) < len(node.reason)
+            table.add_row(node.name, node.op, Text(node.device, colour), part, f"{node.code}, see {named}" if seen else why_of(node))
     return table

@@ -37,10 +37,10 @@ def peer(name: str, model: str) -> Any:
 
 def _webgpu(model: str) -> Any:
     package = import_module(WEBGPU)
-    wanted = package.get_ep_name()
-    if not any(d.ep_name == wanted for d in onnxruntime.get_ep_devices()):
+    provider = package.get_ep_name()
+    if not any(d.ep_name == provider for d in onnxruntime.get_ep_devices()):
         onnxruntime.register_execution_provider_library("webgpu_peer", package.get_library_path())
-    devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == wanted]
+    devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == provider]
     if not devices:
         raise ConfigError("webgpu: its plugin finds no device")
     settings = shared.quiet()

@@ -62,10 +62,10 @@ def plot_load(path: Path, title: str, rows: Sequence[Row]) -> None:
     Where the load was not read, the duty cycle of the load generator stands for it, and the axis says so.
     """
     with _axes(path, "both", legend=True) as axes:
-        known = all(row.gpu_load is not None for row in rows)
+        complete = all(row.gpu_load is not None for row in rows)
         for candidate, (mark, label) in MARKS.items():
             mine = [row for row in rows if row.candidate == candidate]
-            points = sorted((row.gpu_load if known and row.gpu_load is not None else DUTY.get(row.level, 0.0),
+            points = sorted((row.gpu_load if complete and row.gpu_load is not None else DUTY.get(row.level, 0.0),
                              row.quantile(0.5), row.quantile(0.95)) for row in mine)
             if points:
                 x, middle, high = zip(*points, strict=True)
@@ -75,7 +75,7 @@ def plot_load(path: Path, title: str, rows: Sequence[Row]) -> None:
         axes.set_xlim(-3, 103)
         axes.set_yscale("log")
         _log(axes.yaxis)
-        axes.set_xlabel(f"GPU load by others, %{'' if known else ' (as made; no source)'}")
+        axes.set_xlabel(f"GPU load by others, %{'' if complete else ' (as made; no source)'}")
         axes.set_ylabel("latency of a run, ms: median, bar to p95")
         axes.set_title(title)
 

@@ -38,18 +38,18 @@ def profile(
     shared.check_gpu(session)
     values = inputs_of(session.get_inputs(), model, inputs, dims, shapes, seed)
     with shared.progress("profiling", quiet=json) as tell:
-        found = session.profile(values, runs, tell)
+        report = session.profile(values, runs, tell)
     if trace is not None:
-        write_trace(found, trace)
+        write_trace(report, trace)
     if plot is not None:
-        plot_profile(plot, found)
+        plot_profile(plot, report)
     if html is not None:
         with whole(html) as part:
-            part.write_text(page_of(model.stem, replace(session.explain(), profile=found)), encoding="utf-8")
+            part.write_text(page_of(model.stem, replace(session.explain(), profile=report)), encoding="utf-8")
     if json:
-        shared.print_json(found.as_dict())
+        shared.print_json(report.as_dict())
         return
-    for line in found.lines(top):
+    for line in report.lines(top):
         shared.out.print(line, soft_wrap=True)
     for path in (trace, plot, html):
         if path is not None:

@@ -178,13 +178,13 @@ def lines(text: str) -> Text:
 
 def pairs(texts: Texts, what: str) -> dict[str, str]:
     """NAME=VALUE texts as a dict. Raises ModelError for a text without `=`."""
-    found = {}
+    parsed = {}
     for text in texts or ():
         name, sign, value = text.partition("=")
         if not sign or not name:
             raise ModelError(f"{what} {text!r}: expected NAME=VALUE")
-        found[name] = value
-    return found
+        parsed[name] = value
+    return parsed
 
 
 def open_session(

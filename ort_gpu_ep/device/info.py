@@ -80,6 +80,6 @@ def pick(found: Sequence[AdapterInfo], wanted: str) -> AdapterInfo:
     for info in found:
         if not wanted or matches(wanted, info):
             return info
-    known = ", ".join(i.pci or i.uuid for i in found if i.pci or i.uuid)
-    raise AdapterError(f"option adapter={wanted!r}: no such adapter; there are: {there}{f' ({known})' if known else ''}. "
+    identities = ", ".join(i.pci or i.uuid for i in found if i.pci or i.uuid)
+    raise AdapterError(f"option adapter={wanted!r}: no such adapter; there are: {there}{f' ({identities})' if identities else ''}. "
                        "Give an index, a type, a part of a name, a PCI address or a UUID.")

@@ -133,21 +133,21 @@ class Generator:
         count = room if max_new_tokens is None else min(room, max_new_tokens)
         if count < 0:
             raise ConfigError(f"generate: max_new_tokens: got {max_new_tokens}, expected 0 or more")
-        given = prompt.astype(self._ids)
+        tokens = prompt.astype(self._ids)
         if self._growing is not None:
             choose = None if draw is None else partial(self._drawn_of, draw)
-            return self._growing.tokens(given, count, choose, frozenset(stop))
+            return self._growing.tokens(tokens, count, choose, frozenset(stop))
         with self._lock:
             self._turn += 1
             if self._failed:
                 self._prepare(self._step)
                 self._failed = False
-            return self._tokens_of(given, count, draw, frozenset(stop), self._turn)
+            return self._tokens_of(tokens, count, draw, frozenset(stop), self._turn)
 
     def _sampler(self, draw: Draw) -> Sampler:
         count = min(draw.top_k or self.vocabulary, self.vocabulary)
-        found = self._samplers.get(count)
-        return found or self._samplers.put(count, Sampler(self.vocabulary, count, self._kind, self._ids, self._options))
+        sampler = self._samplers.get(count)
+        return sampler or self._samplers.put(count, Sampler(self.vocabulary, count, self._kind, self._ids, self._options))
 
     def _drawn_of(self, draw: Draw, logits: Any) -> int:
         return self._sampler(draw).token(logits, draw.next())
@@ -237,9 +237,9 @@ class Generator:
     def _value(self, array: npt.NDArray[Any]) -> Any:
         """A value on the device; since onnxruntime 1.30 of this session: what is copied there counts in its stats."""
         make = getattr(self.session, "create_ortvalue_from_shape_and_type", OrtValue.ortvalue_from_shape_and_type)
-        made = make(array.shape, array.dtype.type, *self._device)
-        made.update_inplace(array)
-        return made
+        value = make(array.shape, array.dtype.type, *self._device)
+        value.update_inplace(array)
+        return value
 
     def _set(self, value: Any, array: npt.NDArray[Any]) -> None:
         if self._device[0] == "gpu":

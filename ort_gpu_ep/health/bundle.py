@@ -51,23 +51,23 @@ def _last_part(found: re.Match[str]) -> str:
 
 
 def _homes() -> set[str]:
-    given = (os.environ.get(name, "") for name in ("HOME", "USERPROFILE"))
-    return {home.rstrip("/\\") for home in (*given, os.path.expanduser("~")) if len(home.rstrip("/\\")) > 1}
+    folders = (os.environ.get(name, "") for name in ("HOME", "USERPROFILE"))
+    return {home.rstrip("/\\") for home in (*folders, os.path.expanduser("~")) if len(home.rstrip("/\\")) > 1}
 
 
 def _names() -> set[str]:
     """What this user and this machine are called; not what half of all are."""
-    given = [os.environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "HOSTNAME", "COMPUTERNAME")]
-    given += [platform.node(), platform.node().partition(".")[0], *(re.split(r"[/\\]", home)[-1] for home in _homes())]
-    return {name for name in given if len(name) > 2 and name.lower() not in ("root", "user", "home", "localhost", "nobody")}
+    texts = [os.environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "HOSTNAME", "COMPUTERNAME")]
+    texts += [platform.node(), platform.node().partition(".")[0], *(re.split(r"[/\\]", home)[-1] for home in _homes())]
+    return {name for name in texts if len(name) > 2 and name.lower() not in ("root", "user", "home", "localhost", "nobody")}
 
 
 def redacted(value: object) -> object:
     """What JSON can hold, with each text `shortened`, without UUIDs: a device's names the machine."""
     if isinstance(value, Mapping):
-        return {str(key): redacted(found) for key, found in value.items() if key != "uuid"}
+        return {str(key): redacted(item) for key, item in value.items() if key != "uuid"}
     if isinstance(value, (list, tuple)):
-        return [redacted(found) for found in value]
+        return [redacted(item) for item in value]
     return shortened(value) if isinstance(value, str) else value
 
 

@@ -139,15 +139,15 @@ def structure_of(model: Any) -> Structure:
     if model is None:
         return Structure()
     shapes = {i.name: tuple(i.dims) for i in model.graph.initializer}
-    held = {i.name: i for i in model.graph.initializer if not _is_external(i)}
+    initializers = {i.name: i for i in model.graph.initializer if not _is_external(i)}
     for node in model.graph.node:
         for value in (a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"):
             shapes[node.output[0]] = tuple(value.dims)
-            held.update({node.output[0]: value} if not _is_external(value) else {})
+            initializers.update({node.output[0]: value} if not _is_external(value) else {})
         if node.op_type in _ELEMENTWISE and all(name in shapes for name in node.input[:2]):
             shapes[node.output[0]] = max((shapes[name] for name in node.input[:2]), key=math.prod)      # a scale is smaller than its table
-    return Structure({i.name: rows for i in model.graph.input if (rows := _rows(model.graph.node, shapes, held, i.name))},
-                     tuple(islice(_lengths(model.graph.node, held), 4)))
+    return Structure({i.name: rows for i in model.graph.input if (rows := _rows(model.graph.node, shapes, initializers, i.name))},
+                     tuple(islice(_lengths(model.graph.node, initializers), 4)))
 
 
 def _is_external(tensor: Any) -> bool:
@@ -199,25 +199,25 @@ def guess(
     the first sizes that it does not refuse are taken. Raises NoGuessError for an input that nothing can be made up for.
     """
     refused = ""
-    made: Guess | None = None
+    first: Guess | None = None
     given, sizes, shapes = given or {}, sizes or {}, shapes or {}
-    known = {name: tuple(array.shape) for name, array in given.items()} | {name: tuple(shape) for name, shape in shapes.items()}
-    sizes = {**_symbols_of(inputs, known), **sizes}
+    fixed = {name: tuple(array.shape) for name, array in given.items()} | {name: tuple(shape) for name, shape in shapes.items()}
+    sizes = {**_symbols_of(inputs, fixed), **sizes}
     for lengths in islice(_candidates(structure), TRIED if tries is not None else 1):
-        found = _made(inputs, structure, given, sizes, known, lengths, seed)
-        made = made or found
-        if tries is None or not found.guessed:
-            return found
+        attempt = _made(inputs, structure, given, sizes, fixed, lengths, seed)
+        first = first or attempt
+        if tries is None or not attempt.guessed:
+            return attempt
         try:
-            tries(found.feeds)
+            tries(attempt.feeds)
         except Exception as error:      # onnxruntime has a type for each; the first one is told, if no sizes do
             refused = refused or " ".join(str(error).split())
-            if not found.sizes:
+            if not attempt.sizes:
                 break
             continue
-        return found
-    assert made is not None
-    return Guess(made.feeds, made.guessed, made.sizes, refused)
+        return attempt
+    assert first is not None
+    return Guess(first.feeds, first.guessed, first.sizes, refused)
 
 
 def _symbols_of(inputs: Sequence[Any], known: Mapping[str, Sequence[int]]) -> dict[str, int]:

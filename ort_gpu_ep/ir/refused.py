@@ -45,10 +45,10 @@ def conversion(said: str, feeds: Mapping[str, Any]) -> str:
 
     said: onnxruntime's message, which does not name the input. feeds: what the run was given.
     """
-    wanted = _DOUBLES.search(said)
-    if not wanted:
+    match = _DOUBLES.search(said)
+    if not match:
         return ""
-    dtype = {"float": "float32", "float16": "float16"}[wanted[1]]
+    dtype = {"float": "float32", "float16": "float16"}[match[1]]
     doubles = [name for name, value in feeds.items() if str(getattr(value, "dtype", "")) == "float64"]
     which = f"for its input {doubles[0]!r} " if len(doubles) == 1 else ""
     return f"numpy makes float64 by default, and the model takes {dtype}: {which}give array.astype(numpy.{dtype})."

@@ -222,13 +222,13 @@ class Figures:
         factors = {
             "units": arithmetic * slower, "arithmetic": arithmetic, "unit rates": 1 / slower, "unit times": slower, "bandwidths": memory,
             "bytes": 1 / memory, "launches": dispatch, "workgroup memory": workgroup * slower}
-        found = {name: getattr(self, name) * factor for scale, factor in factors.items() for name in SCALES[scale]}
+        figures = {name: getattr(self, name) * factor for scale, factor in factors.items() for name in SCALES[scale]}
         for kind, ratio, of_s in (("waits", wait, MEASURED_WAIT_S), ("barriers", barrier, MEASURED_BARRIER_S)):
             if ratio is not None:
                 more_ns, clock, in_clocks = (ratio - 1.0) * of_s * 1e9, self.clocks_per_ns, SCALES[f"{kind} in clocks"]
-                found |= {name: _longer(getattr(self, name), ratio, more_ns) for name in SCALES[kind]}
-                found |= {name: _longer(getattr(self, name) / clock, ratio, more_ns) * clock / slower for name in in_clocks}
-        return replace(self, **found | {name: max(1, round(found[name])) for name in SCALES["units"]})
+                figures |= {name: _longer(getattr(self, name), ratio, more_ns) for name in SCALES[kind]}
+                figures |= {name: _longer(getattr(self, name) / clock, ratio, more_ns) * clock / slower for name in in_clocks}
+        return replace(self, **figures | {name: max(1, round(figures[name])) for name in SCALES["units"]})
 
 
 def _longer(ns: float, ratio: float, more_ns: float) -> float:

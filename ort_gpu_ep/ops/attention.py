@@ -178,10 +178,10 @@ def estimate_ns(problem: Problem, form: Form, target: Target) -> float:
 
 def _registers_factor(by: Figures, form: Form, vectors: float) -> float:
     """What the registers that a lane's queries and sums take cost: fewer subgroups at once, then reads of memory."""
-    held = 4 * form.per_lane * vectors
-    if held > by.attention_spill_registers:
+    registers = 4 * form.per_lane * vectors
+    if registers > by.attention_spill_registers:
         return by.attention_spill_factor
-    return by.attention_high_factor if held >= by.attention_high_registers else 1.0
+    return by.attention_high_factor if registers >= by.attention_high_registers else 1.0
 
 
 def choose(problem: Problem, target: Target, dtype: DType = FLOAT32) -> tuple[Form | UnitForm, Choice]:

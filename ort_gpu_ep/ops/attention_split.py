@@ -72,12 +72,12 @@ def split_attention(
     tops = TensorType(FLOAT32, (batch, heads, splits, 2))
     reads = options.reads()
     sink = {"sink": reads.pop("sink")} if "sink" in reads else {}
-    given = newest.reads if newest else {"q": q.source, "k": k.source, "v": v.source}
+    operands = newest.reads if newest else {"q": q.source, "k": k.source, "v": v.source}
     split = kernel(
         "attention_split.wgsl", [sums, tops, *([newest.cache] * 2 if newest else [])], consts=consts, grid=(splits, heads // share, batch),
         workgroup_size=LANES, workgroup_nbytes=_memory(share, keys, parts, d4) + (16 * d4 if newest else 0),
         vectors=("keys", "values", "sums") if newest else ("q", "k", "v", "sums"), reports=options.lengths is not None,
-        reads={**given, **({"mask": mask[0]} if mask else {}), **reads},
+        reads={**operands, **({"mask": mask[0]} if mask else {}), **reads},
         writes={"sums": "attention_sums", "tops": "attention_tops", **(newest.writes if newest else {})})
     split = replace(split, optionals=newest.optionals) if newest else split
     join = kernel(

@@ -166,24 +166,24 @@ def _appended(
     if weight is not None and node.input(weight).shape != (step.size,):
         raise UnsupportedNodeError(Code.RANK, f"GroupQueryAttention with norm weights {node.input(weight).type}; expected [{step.size}]")
     has_positions = turns and node.has(POSITIONS)
-    given: dict[str, int | None] = {
+    sources: dict[str, int | None] = {
         "past": past if past is not None and node.has(past) else None, "cosines": COSINES if turns else None,
         "sines": SINES if turns else None, "positions": POSITIONS if has_positions else None, "weight": weight}
     if has_positions and node.input(POSITIONS).shape != (step.batch, step.sequence):
         raise UnsupportedNodeError(Code.RANK, f"GroupQueryAttention with position_ids {node.input(POSITIONS).type}; expected [B, S]")
     shape: Shape = out.shape
-    before = node.input(past).shape[2] if given["past"] is not None and past is not None else 0
+    before = node.input(past).shape[2] if sources["past"] is not None and past is not None else 0
     consts: dict[str, Const] = {
         "QUERY": is_query, "PART": (None, PAST_KEY, PAST_VALUE).index(past),
         "NORM": weight is not None, "ROTARY": turns, "SEQUENCE": step.sequence, "ROWS": shape[2], "HEADS": shape[1],
         "HEAD": step.size, "PAST": before, "TOTAL": step.total,
         "FIRST": step.first, "HALF": pairs, "COSINES": rows, "INTERLEAVED": bool(node.attr("rotary_interleaved")),
         "EPSILON": float(epsilon), "X_BATCH": step.sequence * tokens.width, "X_TOKEN": tokens.width, "X_FIRST": tokens.first}
-    reads = {n: at for n, at in given.items() if at is not None}
+    reads = {n: at for n, at in sources.items() if at is not None}
     built = kernel(
         "append_tokens.wgsl", [out], consts=consts, reads={"x": tokens.source, "lengths": LENGTHS, **reads}, writes={"y": name},
         reports=True)
-    return replace(built, optionals=tuple((n, at is not None) for n, at in given.items()))
+    return replace(built, optionals=tuple((n, at is not None) for n, at in sources.items()))
 
 
 def _put(node: BoundNode, step: Step, appended: Sequence[Kernel]) -> list[Kernel]:
@@ -215,9 +215,9 @@ def _newest(node: BoundNode, step: Step, tokens: tuple[Tokens, Tokens, Tokens], 
         consts |= {f"{letter}_ROW": part.width, f"{letter}_AT": part.first}
     apart = {"x_k": k.source, "x_v": v.source} if k.source != q.source else {}
     angles = {"cosines": COSINES, "sines": SINES, **({"positions": POSITIONS} if node.has(POSITIONS) else {})}
-    given: dict[str, int | str] = {**apart, **(angles if turns else {})}
-    optionals = tuple((name, name in given) for name in ("x_k", "x_v", "cosines", "sines", "positions"))
-    return Newest(consts, {"x": q.source, **given}, optionals, {"keys": "present_key", "values": "present_value"}, cache)
+    reads: dict[str, int | str] = {**apart, **(angles if turns else {})}
+    optionals = tuple((name, name in reads) for name in ("x_k", "x_v", "cosines", "sines", "positions"))
+    return Newest(consts, {"x": q.source, **reads}, optionals, {"keys": "present_key", "values": "present_value"}, cache)
 
 
 def _put_together(step: Step, appended: Sequence[Kernel]) -> Kernel:
@@ -228,7 +228,7 @@ def _put_together(step: Step, appended: Sequence[Kernel]) -> Kernel:
     writes, outputs, count = dict[str, int | str](), list[TensorType](), 0
     parts = sorted(appended, key=lambda k: int(dict(k.consts)["PART"]))
     for built in parts:
-        its, (letter, name), given = dict(built.consts), names[int(dict(built.consts)["PART"])], dict(built.reads or ())
+        its, (letter, name), sources = dict(built.consts), names[int(dict(built.consts)["PART"])], dict(built.reads or ())
         own = step.batch * step.sequence * step.size * (step.heads if letter == "Q" else step.groups)
         count += own
         consts |= {f"{letter}_{what}": its[f"X_{what}"] for what in ("BATCH", "TOKEN", "FIRST")}
@@ -238,20 +238,20 @@ def _put_together(step: Step, appended: Sequence[Kernel]) -> Kernel:
         consts |= {key: its[key] for key in ("SEQUENCE", "TOTAL", "FIRST", "INTERLEAVED", "HEAD")}
         if its["NORM"] or "EPSILON" not in consts:
             consts["EPSILON"] = its["EPSILON"]
-        reads |= {n: at for n, at in given.items() if n in ("lengths", "cosines", "sines", "positions")}
+        reads |= {n: at for n, at in sources.items() if n in ("lengths", "cosines", "sines", "positions")}
         if "x" not in reads:
-            reads["x"] = given["x"]
-        elif given["x"] != reads["x"]:
-            reads[letter.lower()] = given["x"]
-        if "weight" in given:
-            reads["k_weight" if "weight" in reads else "weight"] = given["weight"]
+            reads["x"] = sources["x"]
+        elif sources["x"] != reads["x"]:
+            reads[letter.lower()] = sources["x"]
+        if "weight" in sources:
+            reads["k_weight" if "weight" in reads else "weight"] = sources["weight"]
         writes[name], outputs = dict(built.writes or ())["y"], [*outputs, *built.outputs]
     consts |= {"HEADS": step.heads, "KEY_HEADS": step.groups, "ROWS": step.capacity, "COUNT": count}
     optionals = {n: n in reads for n in ("k", "v", "k_weight", "weight", "cosines", "sines", "positions")}
-    made = kernel(
+    lowering = kernel(
         "put_tokens.wgsl", outputs, consts=consts, groups=ceil_div(count, PUT_WORKGROUP_SIZE), workgroup_size=PUT_WORKGROUP_SIZE,
         reads=reads, writes=writes, reports=True)
-    return replace(made, optionals=tuple(optionals.items()))
+    return replace(lowering, optionals=tuple(optionals.items()))
 
 
 def _angles(node: BoundNode, step: Step) -> tuple[int, int]:

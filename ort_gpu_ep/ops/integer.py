@@ -218,10 +218,10 @@ def _requantized(node: BoundNode, product: Kernel, indices: tuple[Strided, Strid
     consts = requantized.range_of(out.dtype)
     if node.input(1).size == 1 and same(dict(product.consts)["N"] % 4, 0):
         numbers = requantized.numbers(node, outputs)
-        given = {name: source for name, source in product.reads or () if name != "c"}
+        reads = {name: source for name, source in product.reads or () if name != "c"}
         own = dict(product.consts) | {"REQUANTIZED": True, "OUTPUTS": outputs, **consts}
         done = replace(
-            product, outputs=(out,), consts=tuple(own.items()), reads=(*given.items(), ("numbers", "numbers")), writes=(("y", 0),),
+            product, outputs=(out,), consts=tuple(own.items()), reads=(*reads.items(), ("numbers", "numbers")), writes=(("y", 0),),
             words=("y",))
         once = ("numbers",) if requantized.are_constant(node) else ()
         return Lowering((out,), (numbers, done), (("numbers", numbers.outputs[0]),), once=once)

@@ -124,11 +124,11 @@ def word_pool(node: BoundNode, *, highest: bool, count_pad: bool, reads: Mapping
     axes = window_axes(node)
     out = _output(node, axes)
     words = out.size // 4
-    known: dict[str, Const] = {
+    values: dict[str, Const] = {
         "TOTAL": words, "INNER": out.shape[-1] // 4, "MAX": highest, "SIGNED": out.dtype is INT8, "COUNT_PAD": count_pad, **consts,
         **_consts(axes)}
     return kernel(
-        "pool_last_bytes.wgsl", [out], consts=known, groups=ceil_div(words, WORKGROUP_SIZE), workgroup_size=WORKGROUP_SIZE, words=("y",),
+        "pool_last_bytes.wgsl", [out], consts=values, groups=ceil_div(words, WORKGROUP_SIZE), workgroup_size=WORKGROUP_SIZE, words=("y",),
         reads=reads, writes={"y": 0})
 
 

@@ -57,12 +57,12 @@ class RowForm:
 
 def forms(target: Target, units: int) -> dict[str, RowForm]:
     """By name, those for rows of so many units: a subgroup a row, or a workgroup."""
-    found = {"fours": RowForm(TEAMS, TEAMS * LANES, ceil_div(units, LANES))} if units <= LANES * MOST_HELD else {}
+    by_name = {"fours": RowForm(TEAMS, TEAMS * LANES, ceil_div(units, LANES))} if units <= LANES * MOST_HELD else {}
     for size in WIDE:
         form = RowForm(1, size, min(MOST_HELD, ceil_div(units, size)))
         if size <= target.limits.max_invocations and units > size // 2 and form.registers * size <= target.figures.registers:
-            found[f"wide {size}"] = form
-    return found
+            by_name[f"wide {size}"] = form
+    return by_name
 
 
 def estimates_ns(target: Target, found: Mapping[str, RowForm], count: int, units: int) -> dict[str, float]:

@@ -89,10 +89,10 @@ def _slices(source: int, order: str, out: TensorType, shape: tuple[int, int, int
 @op("Compress", since=9, dtypes={"T": ANY, "T1": (BOOL,)}, bindings="x condition -> y", counted=(0,))
 def compress(node: BoundNode) -> Lowering:
     """y = the slices of x along `axis` (without one: its elements in order) for which the condition holds; it may be shorter than x."""
-    x, condition, given = node.input(0), node.input(1), node.attr("axis")
+    x, condition, number = node.input(0), node.input(1), node.attr("axis")
     if condition.rank != 1:
         raise UnsupportedNodeError(Code.RANK, f"Compress with a condition {condition.type}; taken: one dimension")
-    axis = None if given is None else axis_of(node, int(given), x.rank)
+    axis = None if number is None else axis_of(node, int(number), x.rank)
     shape = (1, x.size, 1) if axis is None else around(x.shape, axis)
     if condition.size > shape[1]:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Compress of {x.type} with a condition of {condition.size}, more than there are")
@@ -110,8 +110,8 @@ def unique(node: BoundNode) -> Lowering:
 
     x: any shape; indices: of each, the first; inverse: of each slice of x, which one of y; counts: of each, how many there are.
     """
-    x, given, shape = node.input(0), node.attr("axis"), (1, node.input(0).size, 1)
-    axis = None if given is None else axis_of(node, int(given), x.rank)
+    x, number, shape = node.input(0), node.attr("axis"), (1, node.input(0).size, 1)
+    axis = None if number is None else axis_of(node, int(number), x.rank)
     if axis is not None:
         shape = around(x.shape, axis)
     outer, n, inner = shape

@@ -118,8 +118,8 @@ def fewest_tiles(conv: TiledConvolution, direct: TiledProduct) -> int:
         sums = replace(direct, rows=ceil(rows * outputs))
         return best_ns(forms(replace(conv, product=replace(conv.product, rows=rows)))) < best_ns(tiles.forms(sums))
 
-    found = bisect_left(POWERS, True, key=wins)
-    return POWERS[found] if found < len(POWERS) else 0
+    power = bisect_left(POWERS, True, key=wins)
+    return POWERS[power] if power < len(POWERS) else 0
 
 
 def _lowered(conv: TiledConvolution, tile: Tile, choice: Choice, out: TensorType) -> Lowering:

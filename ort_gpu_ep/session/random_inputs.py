@@ -27,12 +27,12 @@ def random_inputs(
     values: Sequence[Any], model: Any, given: Mapping[str, Array], sizes: Mapping[str, int], shapes: Mapping[str, Sequence[int]], seed: int,
 ) -> Guess:
     """See `guess`. values: a session's inputs. model: its path or bytes, on which sizes are tried. Raises NoGuessError if it takes none."""
-    made = guess(values, structure_of(model), given, sizes, shapes, seed, _tries(values, model, given, sizes, shapes))
-    if made.refused:
+    guessed = guess(values, structure_of(model), given, sizes, shapes, seed, _tries(values, model, given, sizes, shapes))
+    if guessed.refused:
         name = f"{os.path.basename(os.fspath(model))}: the model" if isinstance(model, (str, os.PathLike)) else "the model"
         raise NoGuessError(
-            f"{name} does not run on guessed inputs. Give inputs or sizes: {WAYS}. onnxruntime says of the first guess: {made.refused}")
-    return made
+            f"{name} does not run on guessed inputs. Give inputs or sizes: {WAYS}. onnxruntime says of the first guess: {guessed.refused}")
+    return guessed
 
 
 def _tries(

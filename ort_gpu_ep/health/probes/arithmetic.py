@@ -40,8 +40,8 @@ def f32(trial: Trial) -> str:
         x, y = trial.normal(COUNT), trial.normal(COUNT)
         y += np.copysign(np.float32(0.5), y)
         wide = x.astype(np.float64), y.astype(np.float64)
-        wanted = {"x * y + x": wide[0] * wide[1] + wide[0], "x / y": wide[0] / wide[1], "sqrt(abs(x))": np.sqrt(abs(wide[0]))}
-        for text, want in wanted.items():
+        expected = {"x * y + x": wide[0] * wide[1] + wide[0], "x / y": wide[0] / wide[1], "sqrt(abs(x))": np.sqrt(abs(wide[0]))}
+        for text, want in expected.items():
             worst = max(worst, agree(text, _each(trial, "f32", ("f32", "f32"), text, (x, y), "float32"), want, 1e-6))
     return f"largest error {worst:.1e}"
 

@@ -44,8 +44,8 @@ def _product(
         "weight_block": block, "weight_bits": 0, "weight_shape": (), "weight_perm": (), "weight_sparse": 0})
     graph = graph_of({"x": x}, constants, node)
     def wide(given: Array) -> Array:
-        found: Array = given.T if transposed else given
-        return np.repeat(found, block, axis=0)[:k] if block and given is not codes else found
+        array: Array = given.T if transposed else given
+        return np.repeat(array, block, axis=0)[:k] if block and given is not codes else array
 
     agree(f"{kind} {m} x {k} x {n}", trial.graph(graph, [x])[0],
           x.astype(np.float64) @ ((wide(codes) - wide(zeros)) * wide(scale).astype(np.float64)))
@@ -296,10 +296,10 @@ def _pruned(trial: Trial, m: int, shape: tuple[int, int], transposed: bool) -> N
        fault=(r"if \((p\d) < TOTAL && ", r"if (\1 + 1u < TOTAL && "))
 def sparse_product(trial: Trial) -> str:
     """Convolutions over planes and products of many vectors, of single pixels and of fours, in rows, and in slices."""
-    for form, given in trial.repeated(("1 x 1", "1 x 4, 4 slices", "4 x 8"), (
+    for form, case in trial.repeated(("1 x 1", "1 x 4, 4 slices", "4 x 8"), (
             ((2, 64, 6, 6), (70, 64, 1, 1), 0, (1, 1)), ((1, 20, 7, 5), (33, 20, 3, 3), 1, (1, 2))), of=3, turn=2):
         with forced(form):
-            _convolved(trial, *given)
+            _convolved(trial, *case)
     return "planes, windows, steps"
 
 
@@ -354,8 +354,8 @@ def _rows_of_blocks(trial: Trial, bits: int, has_zeros: bool) -> None:
 
     def in_bytes(numbers: Array) -> Array:
         padded = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % per))).reshape(rows, -1, per)
-        found: Array = np.bitwise_or.reduce(padded << np.arange(0, 8, bits), axis=2).astype(np.uint8)
-        return found
+        array: Array = np.bitwise_or.reduce(padded << np.arange(0, 8, bits), axis=2).astype(np.uint8)
+        return array
 
     constants = {"w": in_bytes(codes), "s": scale, **({"z": in_bytes(zeros)} if has_zeros else {})}
     node = Node("GatherBlockQuantized", ("w", "i", *list(constants)[1:]), ("y",), domain="com.microsoft", version=1, attributes={
