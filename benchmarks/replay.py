@@ -47,8 +47,9 @@ from ort_gpu_ep.kernels.target import DEFAULT_LIMITS, SHOWN_FEATURES, Limits
 from ort_gpu_ep.partitioner import partition, rewrite
 from ort_gpu_ep.partitioner.grouping import boundary
 from ort_gpu_ep.partitioner.sizes import Guess, stand_in
+from ort_gpu_ep.scheduler import template
 from ort_gpu_ep.scheduler.plan import Dispatch
-from ort_gpu_ep.scheduler.template import make_template, sources
+from ort_gpu_ep.scheduler.template import make_template
 from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.training import SGD, Adam, make_training_step
 
@@ -82,7 +83,7 @@ Source: TypeAlias = Callable[[], tuple[onnx.ModelProto, Mapping[str, Array]]]
 
 # ---- the set
 
-def _sources(select: str = "") -> Iterator[tuple[str, Source]]:
+def sources(select: str = "") -> Iterator[tuple[str, Source]]:
     """Of the whole set, and of what `select` begins with alone where that is another kind: ONNX takes 5 s of CPU to make its cases."""
     kind = re.match(r"\^?(conformance|record|model|compressed|training)/", select)
     for case in conformance.cases() if kind is None or kind[1] == "conformance" else ():
@@ -170,7 +171,7 @@ def _planned(graph: Graph, types: list[TensorType], feeds: Mapping[str, Array], 
         try:
             plan = make_template(graph, types, limits, rewrite, values, constant=constant).plan
         except UnknownValueError as error:
-            wanted = {k for k in sources(graph, error.operand, types) if graph.inputs[k] in feeds} - set(values)
+            wanted = {k for k in template.sources(graph, error.operand, types) if graph.inputs[k] in feeds} - set(values)
             if not wanted:
                 return []
             values |= {k: feeds[graph.inputs[k]] for k in wanted}
@@ -187,12 +188,16 @@ def parser_of(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def replayed(select: str = "", share: int = 1, adapters: Mapping[str, Limits] = LIMITS) -> tuple[Kernels, dict[str, str]]:
-    """Case -> limits -> hashes, and hash -> text. share: one in so many cases, but every record's. adapters: limits by name."""
+def replayed(
+    select: str = "", share: int = 1, adapters: Mapping[str, Limits] = LIMITS, names: frozenset[str] | None = None,
+) -> tuple[Kernels, dict[str, str]]:
+    """Case -> limits -> hashes, and hash -> text. share: one in so many cases, but every record's. adapters: limits by name. names: of
+    these cases alone.
+    """
     kernels: Kernels = {}
     texts: dict[str, str] = {}
-    for k, (name, source) in enumerate(_sources(select)):
-        if not re.search(select, name) or (k % share and not name.startswith("record/")):
+    for k, (name, source) in enumerate(sources(select)):
+        if not re.search(select, name) or (k % share and not name.startswith("record/")) or (names is not None and name not in names):
             continue
         try:
             model, feeds = source()
@@ -298,7 +303,7 @@ def compare(
         folders = [folder_of(version, Path(temporary, side)) for version, side in ((old, "old"), (new, "new"))]
         outputs = [Path(temporary, f"{k}.json") for k in range(2)]
         processes = [
-            subprocess.Popen([sys.executable, __file__, "dump", str(output), "--select", select], cwd=folder,
+            subprocess.Popen([sys.executable, _program(folder), "dump", str(output), "--select", select], cwd=folder,
                              env={**os.environ, "PYTHONPATH": str(folder)})
             for folder, output in zip(folders, outputs, strict=True)]
         ended = [process.wait() for process in processes]
@@ -309,6 +314,12 @@ def compare(
     _told(changed, before, after)
     _show(changed, (before, after), texts | others, shown)
     print(f"{len(changed)} of {sum(map(len, after.values()))} lists of kernels differ")
+
+
+def _program(folder: Path) -> str:
+    """The version's own, which knows its package; this one for a folder that holds a package alone."""
+    own = folder / "benchmarks" / "replay.py"
+    return str(own if own.is_file() else __file__)
 
 
 def _show(changed: list[tuple[str, str]], sides: tuple[Kernels, Kernels], texts: Mapping[str, str], most: int) -> None:

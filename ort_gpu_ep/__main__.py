@@ -21,11 +21,11 @@ def main() -> None:
         app()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        wanted = PACKAGES.get(package)
-        if wanted is None:
+        extra = PACKAGES.get(package)
+        if extra is None:
             raise
         build = ", or another build of ONNX Runtime" if package == "onnxruntime" else ""
-        sys.exit(f"ort-gpu-ep: the package {package} is not installed. Try: pip install {wanted}{build}")
+        sys.exit(f"ort-gpu-ep: the package {package} is not installed. Try: pip install {extra}{build}")
 
 
 if __name__ == "__main__":

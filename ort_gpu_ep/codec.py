@@ -93,11 +93,11 @@ class Codec:
         for row in rows:
             if type(row) is not list or not row or type(row[0]) is not int or not 0 <= row[0] < len(self._classes):
                 raise ValueError(f"row {len(read.made)}: got {str(row)[:60]}, expected a class and its fields")
-            made = self._classes[row[0]]
-            parts = self._of(made)
+            target = self._classes[row[0]]
+            parts = self._of(target)
             if len(row) != len(parts) + 1:
-                raise ValueError(f"row {len(read.made)}: got {len(row) - 1} fields, expected the {len(parts)} of {made.__name__}")
-            read.made.append(made(*[decode(raw, read) for (_, _, decode), raw in zip(parts, row[1:], strict=True)]))
+                raise ValueError(f"row {len(read.made)}: got {len(row) - 1} fields, expected the {len(parts)} of {target.__name__}")
+            read.made.append(target(*[decode(raw, read) for (_, _, decode), raw in zip(parts, row[1:], strict=True)]))
         if type(read.made[-1]) is not kind:
             raise ValueError(f"the last row is a {type(read.made[-1]).__name__}, expected {kind.__name__}")
         return read.made[-1]

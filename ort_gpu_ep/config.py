@@ -1,17 +1,21 @@
-"""Every option, once: provider options, environment variables and `ort-gpu-ep` read this table.
+"""Every option, once: provider options, environment variables, files and `ort-gpu-ep` read this table.
 
-Precedence: provider option, then environment variable (ORT_GPU_EP_<NAME>) unless it is empty, then the default.
+Precedence: provider option, then environment variable (ORT_GPU_EP_<NAME>) unless it is empty, then the nearest file, then the default.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
 
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.files import open_regular
 from ort_gpu_ep.store import cache_folder
 
 log = logging.getLogger("ort_gpu_ep")
@@ -21,6 +25,12 @@ OTHER_VARIABLES = frozenset(("ORT_GPU_EP_DRILL", "ORT_GPU_EP_MODELS"))
 
 OF_THE_PROCESS = ("webgpu", "webgpu_library")
 """Options that only the environment can set: a library is loaded once."""
+
+FILES = ("ort-gpu-ep.toml", "pyproject.toml")
+"""Looked for in the current folder, then in those above it. The second one's table is [tool.ort-gpu-ep]."""
+
+NOT_IN_FILES = frozenset((*OF_THE_PROCESS, "cache_dir", "quirks", "faults"))
+"""Options that no such file sets: they load code, name files, or break runs, and a file may come with a folder that was downloaded."""
 
 _warned: set[str] = set()
 
@@ -151,26 +161,23 @@ class Config:
 
 
 def resolve(options: Mapping[str, object] | None = None, environment: Mapping[str, str] | None = None) -> Config:
-    """A Config from provider options and the environment.
+    """A Config from provider options, the environment and, where this process's environment counts, the nearest of FILES.
 
     Raises: ConfigError, for a name that is not in the table or a value outside its choices.
     """
+    file, in_file = _nearest_file() if environment is None else ("", {})
     environment = os.environ if environment is None else environment
     _warn_of_unknown(environment)
-    given = {str(k): _text(v) for k, v in (options or {}).items()}
-    known = {o.name: o for o in OPTIONS}
-    for name in given:
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            raise ConfigError(f"provider option {name!r} is unknown" + (f"; did you mean {near[0]!r}?" if near else ".") +
-                              f" Known: {', '.join(known)}.")
+    texts = {str(k): _text(v) for k, v in (options or {}).items()}
+    for name in texts:
+        _check_known(name, f"provider option {name!r}")
     values: dict[str, object] = {}
     for option in OPTIONS:
         from_environment = environment.get(option.variable)
-        usual = text = from_environment or option.default
-        source = f"environment variable {option.variable}" if from_environment else "default"
-        if option.name in given:
-            source, text = f"provider option {option.name!r}", given[option.name]
+        usual = text = from_environment or in_file.get(option.name, option.default)
+        source = f"environment variable {option.variable}" if from_environment else f"{file}: {option.name}"
+        if option.name in texts:
+            source, text = f"provider option {option.name!r}", texts[option.name]
         values[option.name] = _parse(option, text, source)
         if option.name in OF_THE_PROCESS and text != usual:
             raise ConfigError(f"provider option {option.name!r} is {text!r}, but one library drives the GPUs for all sessions of a "
@@ -178,15 +185,77 @@ def resolve(options: Mapping[str, object] | None = None, environment: Mapping[st
     return Config(**values)  # type: ignore[arg-type]
 
 
+def _check_known(name: str, what: str) -> None:
+    names = [option.name for option in OPTIONS]
+    if name not in names:
+        near = get_close_matches(name, names, 1)
+        raise ConfigError(f"{what} is unknown" + (f"; did you mean {near[0]!r}?" if near else ".") + f" Known: {', '.join(names)}.")
+
+
+def _nearest_file() -> tuple[str, Mapping[str, str]]:
+    try:
+        return file_above(os.getcwd())
+    except OSError:     # the folder was deleted
+        return "", {}
+
+
+@cache
+def file_above(folder: str) -> tuple[str, Mapping[str, str]]:
+    """The nearest file with options, and these; read once in a process. Raises ConfigError for one with other content."""
+    for place in (Path(folder), *Path(folder).parents):
+        for name in FILES:
+            table = _table(place / name)
+            if table is not None:
+                return str(place / name), {str(key): _of_file(str(place / name), str(key), value) for key, value in table.items()}
+    return "", {}
+
+
+def _table(path: Path) -> Mapping[str, object] | None:
+    """The options of a file, None where it has none. Raises ConfigError for a file that is no TOML."""
+    try:
+        with open_regular(path, follow=True) as file:
+            status, data = os.fstat(file.fileno()), file.read(1 << 20)
+    except OSError:     # there is none, or not for this user
+        return None
+    is_own = path.name == FILES[0]
+    if not is_own and b"tool.ort-gpu-ep" not in data:
+        return None
+    if hasattr(os, "geteuid") and (status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH):
+        log.warning("%s is ignored: it belongs to another user, or others may write to it", path)
+        return None
+    import tomllib  # most programs have no such file
+
+    try:
+        content = tomllib.loads(data.decode("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}; expected TOML") from error
+    table = content if is_own else content.get("tool", {}).get("ort-gpu-ep")
+    if table is not None and not isinstance(table, dict):
+        raise ConfigError(f"{path}: tool.ort-gpu-ep: got {table!r}, expected a table")
+    return table
+
+
+def _of_file(file: str, name: str, value: object) -> str:
+    """The text of an option in a file. Raises ConfigError for one that files do not set."""
+    _check_known(name, f"{file}: option {name!r}")
+    prefix = next(option.prefix for option in OPTIONS if option.name == name)
+    if name in NOT_IN_FILES or (prefix and str(value).startswith(prefix)):
+        raise ConfigError(f"{file}: {name}: this is set by the program or by ORT_GPU_EP_{name.upper()} alone, since a folder that was "
+                          "downloaded may have such a file")
+    if not isinstance(value, (str, int)):
+        raise ConfigError(f"{file}: {name}: got {value!r}, expected a text, a whole number, true or false")
+    return _text(value)
+
+
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Each variable that looks like an option's and is none -> what to say of it."""
-    known = sorted({o.variable for o in OPTIONS} | OTHER_VARIABLES)
-    found = {}
+    names = sorted({o.variable for o in OPTIONS} | OTHER_VARIABLES)
+    unknown = {}
     for name in environment:
-        if name.startswith("ORT_GPU_EP_") and name not in known:
-            near = get_close_matches(name, known, 1)
-            found[name] = f"environment variable {name} is no option and has no effect" + (f"; did you mean {near[0]}?" if near else "")
-    return found
+        if name.startswith("ORT_GPU_EP_") and name not in names:
+            near = get_close_matches(name, names, 1)
+            unknown[name] = f"environment variable {name} is no option and has no effect" + (f"; did you mean {near[0]}?" if near else "")
+    return unknown
 
 
 def _warn_of_unknown(environment: Mapping[str, str]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import stat
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 from weakref import WeakValueDictionary
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
@@ -39,13 +40,45 @@ def new_file(path: Path) -> BinaryIO:
     return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=0o666)
 
 
+@contextmanager
+def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path to write a file at, which then takes the place of `path`: whole, or not at all. A link there is replaced, not followed; what
+    is no file (/dev/stdout) is written to.
+
+    Raises OSError with the file's name, how much of it had been written, and the reason.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        yield target
+        return
+    part = target.with_name(f"{target.stem[:80]}.{secrets.token_hex(4)}.part{target.suffix[:20]}")      # writers look at the suffix
+    try:
+        yield part
+        if target.exists() and not target.is_symlink():
+            os.chmod(part, stat.S_IMODE(target.stat().st_mode))
+        os.replace(part, target)
+    except OSError as error:
+        nbytes = f", after {part.stat().st_size:,} B" if part.exists() else ""
+        raise OSError(f"{os.fspath(path)} can't be written{nbytes}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_array(path: Path, array: Any) -> None:
+    """A .npy file. Raises OSError as `whole`."""
+    import numpy as np  # not for the start of a command
+
+    with whole(path) as part, open(part, "w+b") as file:      # into one that is not read, numpy writes past Python, and misses errors
+        np.save(file, array)
+
+
 def file_names(names: Sequence[str]) -> list[str]:
     """A name of a file, without its ending, for each name out of a model, which may have any characters: no path, and no two the same."""
-    found = list[str]()
+    paths = list[str]()
     for name in (re.sub(r"[^\w.+-]", "_", name).encode("utf-8", "replace")[:200].decode("utf-8", "ignore") or "_" for name in names):
-        taken = {other.casefold() for other in found}       # not all systems tell A from a
-        found.append(next(n for n in (name, *(f"{name}-{k}" for k in range(2, len(names) + 2))) if n.casefold() not in taken))
-    return found
+        taken = {other.casefold() for other in paths}       # not all systems tell A from a
+        paths.append(next(n for n in (name, *(f"{name}-{k}" for k in range(2, len(names) + 2))) if n.casefold() not in taken))
+    return paths
 
 
 class Identity(NamedTuple):
@@ -136,11 +169,11 @@ class Held:
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
         """The file, to be read by `read_at` and from its descriptor. Raises as `check`, before and after."""
-        held = self._descriptor
-        if held is not None:
-            self._check(held.file.fileno(), True)
-            yield held.file
-            self._check(held.file.fileno(), True)
+        descriptor = self._descriptor
+        if descriptor is not None:
+            self._check(descriptor.file.fileno(), True)
+            yield descriptor.file
+            self._check(descriptor.file.fileno(), True)
             return
         with open_regular(Path(self.path), follow=True) as file:
             self._check(file.fileno(), False)

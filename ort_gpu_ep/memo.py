@@ -21,10 +21,10 @@ class Memo(Generic[T]):
     def get(self, key: Hashable) -> T | None:
         """The answer, None where there is none."""
         with self._lock:
-            found = self._answers.get(key)
-            if found is not None:
+            answer = self._answers.get(key)
+            if answer is not None:
                 self._answers.move_to_end(key)
-            return found
+            return answer
 
     def put(self, key: Hashable, answer: T) -> T:
         with self._lock:

@@ -33,6 +33,9 @@ MAX_NBYTES = 16 << 20
 _MAX_DIGITS = 20
 """Of an integer: those of 64 bits have no more, sign included."""
 
+_unwritable = set[Path]()
+"""Caches that can't be written to, which was said."""
+
 _said = set[tuple[Path, str]]()
 """Files that can't be used, and why, until they are written anew."""
 
@@ -45,17 +48,29 @@ def cache_folder() -> str:
     list of users, as in containers that run with any number for a user.
     """
     try:
-        found = user_cache_dir("ort_gpu_ep")
-        why = "" if os.path.isabs(found) else f"it would be {found}"        # as older versions of platformdirs say it
+        folder = user_cache_dir("ort_gpu_ep")
+        why = "" if os.path.isabs(folder) else f"it would be {folder}"        # as older versions of platformdirs say it
     except (RuntimeError, KeyError, OSError) as error:
         why = str(error)
     if not why:
-        return found
+        return folder
     told = Path(NO_CACHE), why
     if told not in _said:
         _said.add(told)
-        log.info("there is no cache folder (%s): each process measures and compiles anew; ORT_GPU_EP_CACHE_DIR or HOME gives one", why)
+        log.warning("there is no cache folder (%s): %s", why, COST)
     return NO_CACHE
+
+
+COST = ("each process tests the adapter, measures, plans and composes shaders anew, which takes seconds; "
+        "ORT_GPU_EP_CACHE_DIR names another folder")
+
+
+def tell_unwritable(folder: Path, error: OSError) -> None:
+    """Once of a cache, whichever of its folders it is, and nothing else happens."""
+    root = folder.parent
+    if root not in _unwritable and root != Path(NO_CACHE):
+        _unwritable.add(root)
+        log.warning("cache folder %s can't be written: %s; %s", root, error, COST)
 
 
 def lock(file: IO[bytes], wait: bool = False) -> None:
@@ -119,10 +134,10 @@ def read(path: Path, format: int, parse: Callable[[dict[str, Any]], T]) -> T | N
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        found = path, f"{type(error).__name__}: {str(error)[:200]}"
-        if found not in _said:      # more than one thread may look for it before it is made anew
-            _said.add(found)
-            log.info("cache file %s is ignored and made anew: %s", *found)
+        problem = path, f"{type(error).__name__}: {str(error)[:200]}"
+        if problem not in _said:      # more than one thread may look for it before it is made anew
+            _said.add(problem)
+            log.info("cache file %s is ignored and made anew: %s", *problem)
         return None
 
 
@@ -151,9 +166,12 @@ def write(path: Path, format: int, data: Mapping[str, object]) -> bool:
         text = json.dumps({"format": format, **data}, allow_nan=False)
         make_folder(path.parent)
         replace(path, text.encode())
-        _said.difference_update([found for found in _said if found[0] == path])
-    except (OSError, ValueError) as error:
-        log.info("cache folder %s can't be written: %s; the next process has to measure again", path.parent, error)
+        _said.difference_update([problem for problem in _said if problem[0] == path])
+    except ValueError as error:
+        log.info("what belongs into %s is not kept: %s", path, error)
+        return False
+    except OSError as error:
+        tell_unwritable(path.parent, error)
         return False
     return True
 
@@ -192,12 +210,12 @@ class SealedFolder:
     """Answers on disk, a sealed file each. Thread-safe, also with other processes.
 
     suffix: of its files. format, most: of a file that is read or written, its format and the most bytes. room: of the folder, files and
-    bytes; it is looked at once in `look_every` writes. otherwise: what happens where it can't be written, for the log.
+    bytes; it is looked at once in `look_every` writes.
     """
 
-    def __init__(self, folder: Path, suffix: str, format: str, most: int, room: tuple[int, int], look_every: int, otherwise: str) -> None:
+    def __init__(self, folder: Path, suffix: str, format: str, most: int, room: tuple[int, int], look_every: int) -> None:
         self.folder, self._suffix, self._format, self._most = folder, suffix, format, most
-        self._room, self._look_every, self._otherwise = room, look_every, otherwise
+        self._room, self._look_every = room, look_every
         self._written, self._may_write = 0, True
 
     def get(self, key: str, read: Callable[[bytes], T], make: Callable[[], T], write: Callable[[T], bytes]) -> T:
@@ -211,10 +229,10 @@ class SealedFolder:
             pass
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             log.info("cache file %s is ignored and made anew: %s: %s", path, type(error).__name__, str(error)[:200])
-        found = make()
+        value = make()
         if self._may_write:
-            self._write(path, key, found, write)
-        return found
+            self._write(path, key, value, write)
+        return value
 
     def _write(self, path: Path, key: str, found: T, write: Callable[[T], bytes]) -> None:
         try:
@@ -232,7 +250,7 @@ class SealedFolder:
                     make_room(self.folder, *self._room)
         except OSError as error:
             self._may_write = False
-            log.info("cache folder %s can't be written: %s; %s", self.folder, error, self._otherwise)
+            tell_unwritable(self.folder, error)
 
 
 def make_room(folder: Path, files: int, nbytes: int) -> None:
@@ -240,15 +258,15 @@ def make_room(folder: Path, files: int, nbytes: int) -> None:
 
     Raises OSError, where the folder can't be read.
     """
-    found = []
+    there = []
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):       # another process removes files, too
-                found.append((entry.stat(follow_symlinks=False), entry.path))
-    count, total = len(found), sum(status.st_size for status, _ in found)
+                there.append((entry.stat(follow_symlinks=False), entry.path))
+    count, total = len(there), sum(status.st_size for status, _ in there)
     if count <= files and total <= nbytes:
         return
-    for status, path in sorted(found, key=lambda pair: pair[0].st_mtime):
+    for status, path in sorted(there, key=lambda pair: pair[0].st_mtime):
         if count <= files * 3 // 4 and total <= nbytes * 3 // 4:
             break
         with suppress(OSError):      # another process was faster, or it is a folder

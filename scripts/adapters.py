@@ -2,6 +2,7 @@
 
     python scripts/adapters.py run [--as CLASS] [--sample] [--record]     exit code 1 if anything is wrong or fails
     python scripts/adapters.py table                                      writes docs/adapters.md from health/tested.json
+                                                                          and benchmarks/compilers.json
 
 --as: the adapter is held to a class of GPUs (ort_gpu_ep/device/classes.json). --sample: one case of each set of ops and types.
 --record: the outcomes go to health/tested.json. Another Vulkan driver: eval "$(sh scripts/swiftshader.sh)" before.
@@ -23,6 +24,7 @@ import numpy as np  # noqa: E402
 import onnxruntime  # noqa: E402
 
 import models  # noqa: E402
+from benchmarks import compilers  # noqa: E402
 from models.inputs import make_inputs, model_inputs  # noqa: E402
 from ort_gpu_ep.device import adapter, classes  # noqa: E402
 from ort_gpu_ep.health import conformance, tested  # noqa: E402
@@ -105,9 +107,19 @@ def compared(name: str) -> str:
 HEAD = """# Adapters
 
 On what this package was tested, from `ort_gpu_ep/health/tested.json`: `python scripts/adapters.py table` writes this page. Few GPUs
-have been tested, so the list also has software drivers and classes of GPUs ([doctor.md](doctor.md#classes-of-gpus)). **Yours is not here?**
+have been tested, so the list also has software drivers and classes of GPUs ([doctor.md](doctor.md#classes-of-gpus)). For GPUs of more
+makers the kernels were [compiled by their drivers](#compiled-by-the-drivers-of-other-gpus). **Yours is not here?**
 `ort-gpu-ep doctor --report adapter.json` writes the entry of your adapter, which does not identify your machine.
 Please open an issue with it.
+"""
+
+
+COMPILED = """
+## Compiled by the drivers of other GPUs
+
+Nothing ran here. Mesa's drivers open GPUs that are faked by its drm-shims, and compile kernels as a session on such a GPU chooses and
+composes them, for the limits that the driver reports (`python -m benchmarks.compilers`). Spilled: pipelines that keep registers in
+memory, which is slow, and the most of one. Slowest: CPU time of one pipeline. A driver of the maker's own may do otherwise.
 """
 
 
@@ -117,6 +129,8 @@ def page(entries: list[dict[str, Any]]) -> str:
              *case_rows(entries), "\n## Networks\n",
              "The largest difference from ONNX Runtime's CPU provider, as a fraction of the largest output; "
              f"up to {TOLERANCE:.0e} passes.\n", *network_rows(entries)]
+    if compiled := compilers.recorded():
+        parts += [COMPILED, *compiler_rows(compiled)]
     return "\n".join(parts) + "\n"
 
 
@@ -152,6 +166,11 @@ def case_rows(entries: list[dict[str, Any]]) -> Iterator[str]:
 def network_rows(entries: list[dict[str, Any]]) -> Iterator[str]:
     found = [e for e in entries if e["what"] == "models"]
     yield from rows(("network", *map(named, found)), [(name, *(e["results"].get(name, "") for e in found)) for name in NETWORKS])
+
+
+def compiler_rows(entries: list[dict[str, Any]]) -> Iterator[str]:
+    yield from rows((*compilers.COLUMNS, "date"), [
+        (*compilers.cells(e), f"{e['date']}, {'all' if e['cases'] is None else e['cases']} cases") for e in entries])
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
     python scripts/changed.py [--against main] [--seconds 60] [--list] [PYTEST_ARGUMENT...]
 
 Changed: what differs from where this branch left `--against`, committed or not, and files that git does not know yet. To a module of the
-package belong the tests that name it, those that name a module which imports it, and the folder of tests for its folder; to a kernel those
-that name an op which is lowered to it; to a test's helper the tests that import it. They are taken while they are expected to end in time,
-by tests/seconds.json (`python -m pytest --record-seconds tests/...` renews what it runs). What is left out, `sh scripts/test.sh` runs.
+package belong the tests that name it, those that name a module which imports it, and the folder of tests for its folder; to a module of
+ops, before these, the tests that name an op whose row was changed; to a kernel those that name an op which is lowered to it; to a test's
+helper the tests that import it. They are taken while they are expected to end in time, by tests/seconds.json
+(`python -m pytest --record-seconds tests/...` renews what it runs). What is left out, `sh scripts/test.sh` runs.
 """
 
 from __future__ import annotations
@@ -48,26 +49,59 @@ def test_files() -> dict[str, str]:
             if "clients" not in path.parts}
 
 
-def of_kernel(shader: str, most: int = 6) -> list[str]:
+_ROW = re.compile(r"\b(?:op|case)\(\s*\"(\w+)\"")
+"""What registers an op, or one of several of a row."""
+
+
+def naming_ops(ops: Iterable[str], named_so: re.Pattern[str], shader: str = "", most: int = 6) -> list[str]:
+    """The tests of ops that name one of these ops, or a kernel, the most telling first. named_so: in a test file's own name, which counts
+    more than all that is in it.
+    """
+    counts = {}
+    for file, text in test_files().items():
+        if file.startswith(("tests/ops/", "tests/compressed/")):
+            named = sum(len(re.findall(rf"\b{op}\b", text)) for op in ops) + (50 * text.count(shader) if shader else 0)
+            if named or named_so.search(Path(file).name):
+                counts[file] = named / len(text) + bool(named_so.search(Path(file).name) or (shader and shader in text))
+    return sorted(counts, key=lambda f: -counts[f])[:most]
+
+
+def ops_at(text: str, lines: Iterable[int]) -> list[str]:
+    """The ops that are registered in those blocks of a module, function or table, where these lines are, counted from 1; all of the module
+    where that is none.
+    """
+    changed_lines, blocks, start = set(lines), list[tuple[int, str]](), 1
+    for block in re.split(r"(?<=\n)\n\n(?=\S)", text):
+        blocks.append((start, block))
+        start += block.count("\n") + 2
+    ops = [op for begin, block in blocks if any(begin <= line < begin + block.count("\n") + 1 for line in changed_lines)
+           for op in _ROW.findall(block)]
+    return list(dict.fromkeys(ops or _ROW.findall(text)))
+
+
+def changed_lines(path: str, against: str) -> list[int]:
+    """Of a file as it is now; those behind what was deleted, too."""
+    lines = list[int]()
+    for hunk in git("diff", "-U0", against, "--", path):
+        if place := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", hunk):
+            lines += range(int(place[1]), int(place[1]) + max(int(place[2] or 1), 1))
+    return lines
+
+
+def of_kernel(shader: str) -> list[str]:
     """The tests that name an op whose row lowers it to this kernel, or the kernel itself, the most telling first: with its first word
     or its row's name in theirs, or its name in their text, before all others.
     """
     texts = {path.stem: path.read_text("utf-8") for path in [*(PACKAGE / "ops").glob("*.py"), *(PACKAGE / "kernels").glob("*.py")]}
     rows = modules = {name for name, text in texts.items() if shader in text}
     while True:     # what several rows share is imported by them
-        ops = {op for name in modules for op in re.findall(r"\b(?:op|case)\(\s*\"(\w+)\"", texts[name])}
+        ops = {op for name in modules for op in _ROW.findall(texts[name])}
         imported = re.compile("|".join(rf"\bimport\b.*\b{name}\b|\.{name} import" for name in modules) or "(?!)")
         wider = modules | {name for name, text in texts.items() if imported.search(text)}
         if ops or wider == modules:
             break
         modules = wider
-    named_so, counted = re.compile("|".join([*rows, shader.removesuffix(".wgsl").split("_")[0]])), {}
-    for file, text in test_files().items():
-        if file.startswith(("tests/ops/", "tests/compressed/")):
-            named = sum(len(re.findall(rf"\b{op}\b", text)) for op in ops) + 50 * text.count(shader)
-            if named or named_so.search(Path(file).name):
-                counted[file] = named / len(text) + bool(named_so.search(Path(file).name) or shader in text)
-    return sorted(counted, key=lambda f: -counted[f])[:most]
+    return naming_ops(ops, re.compile("|".join([*rows, shader.removesuffix(".wgsl").split("_")[0]])), shader)
 
 
 def naming(path: str) -> re.Pattern[str]:
@@ -108,8 +142,8 @@ def of_helper(path: str) -> list[str]:
     return [f for f, text in test_files().items() if named.search(text)]
 
 
-def of_file(path: str) -> list[str]:
-    """The tests that belong to one file of the checkout."""
+def of_file(path: str, against: str = "HEAD") -> list[str]:
+    """The tests that belong to one file of the checkout. against: a commit; what differs from it was changed."""
     if path in test_files():
         return [path]
     if path.startswith("tests/golden/"):
@@ -118,6 +152,8 @@ def of_file(path: str) -> list[str]:
         return of_helper(path)
     if path.endswith(".wgsl"):
         return of_kernel(Path(path).name)
+    if path.startswith("ort_gpu_ep/ops/") and (ops := ops_at((ROOT / path).read_text("utf-8"), changed_lines(path, against))):
+        return list(dict.fromkeys([*naming_ops(ops, re.compile(rf"\b{Path(path).stem}\b")), *of_module(path)]))
     if path.startswith("ort_gpu_ep/") and path.endswith(".py"):
         return of_module(path)
     found = next((list(tests) for pattern, tests in ELSEWHERE if re.match(pattern, path)), [])
@@ -154,11 +190,10 @@ def git(*arguments: str) -> list[str]:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def changed(against: str) -> list[str]:
-    """Files that differ, and are there."""
-    (base,) = git("merge-base", "HEAD", against)
-    found = [*git("diff", "--name-only", base), *git("ls-files", "--others", "--exclude-standard")]
-    return [f for f in dict.fromkeys(found) if (ROOT / f).is_file()]
+def changed(base: str) -> list[str]:
+    """Files that differ from a commit, and are there."""
+    names = [*git("diff", "--name-only", base), *git("ls-files", "--others", "--exclude-standard")]
+    return [f for f in dict.fromkeys(names) if (ROOT / f).is_file()]
 
 
 def environment() -> dict[str, str]:
@@ -172,9 +207,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--list", action="store_true", help="only tell which tests")
     asked, more = parser.parse_known_args()
-    files = changed(asked.against)
+    (base,) = git("merge-base", "HEAD", asked.against)
+    files = changed(base)
     cores = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 4)
-    tests, others = within(in_turn(map(of_file, files)), asked.seconds, cores)
+    tests, others = within(in_turn(of_file(f, base) for f in files), asked.seconds, cores)
     left_out = f", {len(others)} more would take too long" if others else ""
     print(f"{len(files)} files changed, {len(tests)} test files belong to them{left_out}", flush=True)
     if asked.list or not tests:

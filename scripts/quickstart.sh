@@ -7,14 +7,15 @@ cd "$(dirname "$0")/.."
 extras=onnxruntime,cli,examples
 . scripts/setup.sh
 
-show() { echo; echo "\$ $*"; "$@"; }
+run() { "$@" & _child=$!; wait "$_child"; _child=; }       # in the background, so that a signal ends it with this script (setup.sh)
+show() { echo; echo "\$ $*"; run "$@"; }
 
 show ort-gpu-ep doctor --quick
 show python -m models fetch mtcnn_pnet mtcnn_onet
 model=$("$python" -c 'from models import pretrained; print(pretrained.path("mtcnn_onet"))')
 show ort-gpu-ep explain "$model" -o placement=gpu --no-nodes
 echo; echo "\$ python examples/find_faces.py"
-PYTHONPATH=. "$python" -u examples/find_faces.py
+run env PYTHONPATH=. "$python" -u examples/find_faces.py
 echo
 echo "Look at faces.png. Next, in your shell:"
 echo "  . $(_bin "$VIRTUAL_ENV")/activate"

@@ -32,6 +32,7 @@ perceptron (float[N, 16] x) => (float[N, 4] y)
 RECORDED = {
     "run": "run model.onnx --dim N=3 -o placement=gpu",
     "explain": "explain model.onnx -o placement=gpu",
+    "inspect": "inspect model.onnx",
     "bench": "bench model.onnx --dim N=3 --runs 20 -o placement=gpu",
     "tune": "tune model.onnx --dim N=3",
     "calibrate": "calibrate",

@@ -9,7 +9,7 @@ set -eu
 say() { echo "setup.sh: $*" >&2; }
 
 _cleanup() {
-    for _process in ${_driver:-} ${_pip:-}; do kill "$_process" 2>/dev/null || true; done
+    for _process in ${_driver:-} ${_pip:-} ${_child:-}; do kill "$_process" 2>/dev/null || true; done
     rm -f "build/vulkan.$$"
     [ -z "${_lock:-}" ] || rm -rf "$_lock"
     [ -z "${_runtime:-}" ] || rm -rf "$_runtime"

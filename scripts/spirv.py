@@ -3,7 +3,7 @@
     python scripts/spirv.py [--select REGEX] [--share N] [LIMITS...]
 
 The texts are those of benchmarks/replay.py, with bounds checks and without. wgpu-native makes their pipelines on any Vulkan driver, but a
-layer between the two (spirv_layer.c) keeps the SPIR-V and no driver compiles it. spirv-val says whether drivers may rely on it; MSL is
+layer between the two (vulkan_layer.c) keeps the SPIR-V and no driver compiles it. spirv-val says whether drivers may rely on it; MSL is
 what MoltenVK would make of it. The tools are Debian's packages spirv-tools and spirv-cross, taken from PATH or unpacked into .spirv/; a C
 compiler is needed, too. spirv_expected.txt lists what they may refuse, with a reason for each. Exit code 1 if they refuse another text,
 or none of a line. share: one in so many cases.
@@ -25,14 +25,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import layer  # noqa: E402
 from benchmarks.replay import LIMITS, parser_of, replayed  # noqa: E402
 
-LAYER = Path(__file__).with_name("spirv_layer.c")
 EXPECTED = Path(__file__).with_name("spirv_expected.txt")
 FOLDER = ROOT / ".spirv"
-NAME = "VK_LAYER_ORT_GPU_EP_spirv"
-MANIFEST = """{"file_format_version": "1.1.2", "layer": {"name": "%s", "type": "GLOBAL", "library_path": "./libspirv_layer.so",
-"api_version": "1.3.0", "implementation_version": "1", "description": "keeps SPIR-V"}}"""
 TOOLS = {
     "spirv-val": ("spirv-val", "--target-env", "vulkan1.3"),
     "MSL": ("spirv-cross", "--msl", "--msl-version", "20300"),
@@ -48,25 +45,23 @@ def main() -> None:
     if asked.write:
         write(asked.write)
         return
-    set_up()
+    environment = set_up()
     with tempfile.TemporaryDirectory() as folder:
         cases = compose_all(Path(folder), asked.limits, asked.select, asked.share)
         subprocess.run([sys.executable, __file__, "--write", folder], check=True, env={
-            **os.environ, "VK_INSTANCE_LAYERS": NAME, "VK_LAYER_PATH": str(FOLDER), "SPIRV_LAYER_FILE": str(Path(folder, "made"))})
+            **os.environ, **environment, "SPIRV_LAYER_FILE": str(Path(folder, "made"))})
         refused = [f"{tool}/{cases[file.stem.split('.')[0]]}: {why}" for tool in TOOLS for file, why in checked(tool, Path(folder))]
     sys.exit(compared(refused))
 
 
-def set_up() -> None:
-    """The tools on PATH and the layer in .spirv/."""
+def set_up() -> dict[str, str]:
+    """The tools on PATH and the layer in .spirv/; the variables of a process behind it."""
     FOLDER.mkdir(exist_ok=True)
     if not all(shutil.which(command[0]) for command in TOOLS.values()):
         unpack = ROOT / "scripts" / "unpack_debs.sh"
         subprocess.run(["sh", str(unpack), "--alone", str(FOLDER / "root"), "spirv-tools", "spirv-cross"], check=True)
         os.environ["PATH"] += os.pathsep + str(FOLDER / "root" / "usr" / "bin")
-    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O1", "-Wall", "-fvisibility=hidden", str(LAYER),
-                    "-o", str(FOLDER / "libspirv_layer.so")], check=True)
-    (FOLDER / "spirv.json").write_text(MANIFEST % NAME, "utf-8")
+    return layer.build(FOLDER)
 
 
 def compose_all(folder: Path, names: list[str], select: str, share: int) -> dict[str, str]:
@@ -85,18 +80,13 @@ def compose_all(folder: Path, names: list[str], select: str, share: int) -> dict
 def write(folder: Path) -> None:
     """The SPIR-V of each text, checked and trusted, behind the layer."""
     from ort_gpu_ep.device import adapter
-    from ort_gpu_ep.webgpu import native
 
     info, raw = adapter.choose("")
     device, made = adapter.request_device(info, raw), folder / "made"
     start, count = time.perf_counter(), 0
     for file in sorted(folder.glob("*.wgsl")):
-        text = file.read_text("utf-8")
-        bound = sorted((int(place), kind) for place, kind in re.findall(r"@group\(0\) @binding\((\d+)\) var<([^>]*)>", text))
-        layout = device.create_bind_group_layout(["write" in kind for _, kind in bound if kind != "uniform"], bound[-1][1] == "uniform")
-        whole = device.create_pipeline_layout(layout)
-        for form, module in (("checked", device.create_shader_module), ("trusted", lambda *given: native.trusted_module(device, *given))):
-            device.create_compute_pipeline("shader", whole, module("shader", text))
+        for form in ("checked", "trusted"):
+            layer.make_pipeline(device, file.read_text("utf-8"), form == "trusted")
             made.rename(file.with_suffix(f".{form}.spv"))        # raises where no module was made
             count += 1
     print(f"{count} modules of {count // 2} texts, {time.perf_counter() - start:.1f} s")

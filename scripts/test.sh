@@ -4,6 +4,20 @@
 # usage: sh scripts/test.sh [PYTEST_ARGUMENT...]
 set -eu
 cd "$(dirname "$0")/.."
+_option=
+for _argument; do       # before anything is set up
+    case "$_option" in -k|-m|-n|-p|-c|-o|-W|-r|--*) _value=1;; *) _value=;; esac
+    case "$_option" in *=*) _value=;; esac
+    _option=
+    case "$_argument" in
+        -*) _option=$_argument;;
+        *) [ -n "$_value" ] || [ -e "${_argument%%::*}" ] || {
+               echo "test.sh: there is no file or folder $_argument: give a path such as tests/unit, a test such as" \
+                    "tests/unit/test_config.py::test_defaults, or options of pytest" >&2
+               exit 2
+           };;
+    esac
+done
 extras="all,test"
 . scripts/setup.sh
 unset PYTHONDONTWRITEBYTECODE       # some container images set it: each of the hundreds of processes would compile the package again
@@ -17,7 +31,13 @@ failed=
 echo "== ruff"; "$python" -m ruff check . || failed="$failed ruff"
 "$python" -m mypy > build/mypy.log 2>&1 & _mypy=$!       # beside the tests, which wait for processes now and then
 echo "== pytest"
-"$python" -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@" || failed="$failed pytest"
+"$python" -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@" || _status=$?
+if [ "${_status:-0}" = 5 ]; then
+    kill "$_mypy"
+    echo "test.sh: no test is selected by: $*" >&2
+    exit 5
+fi
+[ -z "${_status:-}" ] || failed="$failed pytest"
 echo "== mypy"; wait "$_mypy" || failed="$failed mypy"
 cat build/mypy.log
 [ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }

@@ -38,17 +38,17 @@ def profile_of(gpu: Gpu, config: Config, fresh: bool = False, progress: Progress
     """
     key = key_of(gpu.info)
     with _lock:
-        known = None if fresh else _known.get(key)
-        if known is None and (gpu.lost or config.faults):
+        stored = None if fresh else _known.get(key)
+        if stored is None and (gpu.lost or config.faults):
             return GUESSED
-        if known is None:
-            known = None if fresh else read(config.cache_path, key)
-        if known is None or (whole and not known.is_whole and not gpu.lost):
+        if stored is None:
+            stored = None if fresh else read(config.cache_path, key)
+        if stored is None or (whole and not stored.is_whole and not gpu.lost):
             if whole and not gpu.info.is_software:      # families of kernels as sessions run them: without bounds checks where they may
                 open_gpu(config, everything)
-            known = _measured(gpu, config.cache_path, key, progress, known, whole)
-        _known[key] = known
-        return known
+            stored = _measured(gpu, config.cache_path, key, progress, stored, whole)
+        _known[key] = stored
+        return stored
 
 
 def known_profile(gpu: Gpu, config: Config) -> Profile | None:
@@ -67,9 +67,9 @@ def with_roofs(gpu: Gpu, config: Config) -> Profile:
         if profile is GUESSED or profile.has_roofs:
             return profile
         key = key_of(gpu.info)
-        found = _known[key] = replace(profile, roofs=_roofs(gpu, False))
-        write(config.cache_path, key, found)
-    return found
+        measured = _known[key] = replace(profile, roofs=_roofs(gpu, False))
+        write(config.cache_path, key, measured)
+    return measured
 
 
 def _roofs(gpu: Gpu, busy: bool) -> Roofs:
@@ -98,5 +98,5 @@ def _measured(gpu: Gpu, cache_path: str, key: str, progress: Progress | None, kn
     log.info("calibration of %s took %.1f s", gpu.info.name, time.perf_counter() - start)
     write(cache_path, key, profile)
     if known is None:
-        gpu.limits = replace(gpu.limits, figures=figures_for(gpu.info.type, profile.figures))   # as the next process that opens it
+        gpu.limits = replace(gpu.limits, figures=figures_for(gpu.info.type, profile.figures, gpu.info.compiler))
     return profile

@@ -281,8 +281,8 @@ def curves(samples: Sequence[Sample]) -> dict[str, Curve]:
     """The curve of each family; where a workload needs other kernels, too, the first curves of theirs say what they take of it."""
     families = dict.fromkeys(sample.family for sample in samples)
     first = {f: Curve.through(s.point() for s in samples if s.family == f) for f in families}
-    known = replace(GUESSED, families=first)
-    return {f: Curve.through(s.point(known) for s in samples if s.family == f) for f in families}
+    assumed = replace(GUESSED, families=first)
+    return {f: Curve.through(s.point(assumed) for s in samples if s.family == f) for f in families}
 
 
 def _measured(bench: Bench, workload: Workload, size: int) -> tuple[tuple[Work, ...], float]:

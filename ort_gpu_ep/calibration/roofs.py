@@ -159,14 +159,14 @@ def measure_roofs(bench: Bench, wake_s: float = 0.0) -> Roofs:
 def _flops_per_s(bench: Bench, wake_s: float = 0.0) -> float:
     """The chains end at 0.25 / (1 - 0.5), eight of them."""
     want = np.full(4, 0.5 * _CHAINS, np.float32)
-    given = np.array([[0.5] * 4, [0.25] * 4, [0.0] * 4], np.float32).view(np.uint32).reshape(-1)
-    step_s = _step_s(bench, "fma", _FMA, given, 16 * _WORKGROUP_SIZE * _FMA_GROUPS, lambda steps: want, _STEPS, _FMA_GROUPS, wake_s)
+    numbers = np.array([[0.5] * 4, [0.25] * 4, [0.0] * 4], np.float32).view(np.uint32).reshape(-1)
+    step_s = _step_s(bench, "fma", _FMA, numbers, 16 * _WORKGROUP_SIZE * _FMA_GROUPS, lambda steps: want, _STEPS, _FMA_GROUPS, wake_s)
     return _FLOPS_PER_STEP / step_s if step_s else 0.0
 
 
 def _wait_s(bench: Bench) -> float:
     table = (np.arange(_PLACES, dtype=np.uint64) * _FACTOR + _OFFSET) % _PLACES
-    given = np.append(table, 0).astype(np.uint32)
+    cells = np.append(table, 0).astype(np.uint32)
 
     def want(steps: int) -> Array:
         place = 0
@@ -174,12 +174,12 @@ def _wait_s(bench: Bench) -> float:
             place = (place * _FACTOR + _OFFSET) % _PLACES
         return np.full(4, place, np.uint32)
 
-    return _step_s(bench, "read", _READ, given, 16, want, _CHAIN_STEPS)
+    return _step_s(bench, "read", _READ, cells, 16, want, _CHAIN_STEPS)
 
 
 def _barrier_s(bench: Bench) -> float:
-    given = np.zeros(4, np.uint32)
-    return _step_s(bench, "meeting", _MEETING, given, 4 * _LANES, lambda steps: np.full(4, steps, np.uint32), _CHAIN_STEPS) / _BARRIERS
+    zeros = np.zeros(4, np.uint32)
+    return _step_s(bench, "meeting", _MEETING, zeros, 4 * _LANES, lambda steps: np.full(4, steps, np.uint32), _CHAIN_STEPS) / _BARRIERS
 
 
 def _workgroup_nbytes_per_s(bench: Bench) -> float:
@@ -187,13 +187,13 @@ def _workgroup_nbytes_per_s(bench: Bench) -> float:
 
     Every second vector holds halves, the others zeros: a lane meets both in turn, so the sums tell whether all steps were made.
     """
-    given = np.array([0.5] * 4 + [0.0] * 4, np.float32).view(np.uint32)
+    numbers = np.array([0.5] * 4 + [0.0] * 4, np.float32).view(np.uint32)
     lanes = _FMA_GROUPS * _WORKGROUP_SIZE
 
     def want(steps: int) -> Array:
         return np.full(4, 0.5 * _READS * steps / 2, np.float32)
 
-    step_s = _step_s(bench, "hold", _HOLD, given, 16 * lanes, want, _HOLD_STEPS, _FMA_GROUPS)
+    step_s = _step_s(bench, "hold", _HOLD, numbers, 16 * lanes, want, _HOLD_STEPS, _FMA_GROUPS)
     return 16 * _READS * lanes / step_s if step_s else 0.0
 
 
@@ -237,7 +237,7 @@ def _wake(job: _Job, wake_s: float) -> None:
 def _nbytes_per_s(bench: Bench) -> float:
     """Of the largest copy, which no cache holds: as large as bindings and memory allow, or long enough."""
     gpu = bench.gpu
-    found, want, times = 0.0, np.arange(1, 5, dtype=np.float32), 1 if gpu.info.is_software else _COPIES
+    best, want, times = 0.0, np.arange(1, 5, dtype=np.float32), 1 if gpu.info.is_software else _COPIES
     most = min(gpu.limits.max_binding_nbytes, gpu.limits.max_buffer_nbytes, _GROUP_NBYTES * gpu.limits.max_groups_per_dimension)
     for nbytes in _COPIED_NBYTES:
         buffers: list[Buffer] = []
@@ -252,14 +252,14 @@ def _nbytes_per_s(bench: Bench) -> float:
                 job.fill(buffers[0], nbytes - want.nbytes, want)
                 job.fill(buffers[1], nbytes - want.nbytes, np.zeros_like(want))
                 taken_s = job.least_s() / times
-                found = 2 * nbytes / taken_s if taken_s > 0 else 0.0
+                best = 2 * nbytes / taken_s if taken_s > 0 else 0.0
                 if taken_s > LONG_S:
                     break
             finally:
                 for buffer in buffers:
                     gpu.free(buffer)
                 gpu.trim()      # or the pool would keep the buffers of each size
-    return found
+    return best
 
 
 class _Job:

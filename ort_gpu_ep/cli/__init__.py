@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -12,7 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {
     "run": "Run MODEL and print its outputs and where each node ran. Inputs that you don't give are random.",
-    "explain": "Show where each node of MODEL runs and why, the partitions, the bytes that are copied, and the memory. Does not run MODEL.",
+    "explain": "Show where each node of MODEL runs and why, the partitions, the bytes copied, and the memory. Does not run it on the GPU.",
+    "inspect": "Show MODEL's inputs, outputs, opset, size, external files, and its ops with those that have kernels. Needs no GPU.",
     "bench": "Measure the latency of MODEL (median and p95 of whole runs), split into host, upload, GPU and readback.",
     "tune": "Measure which kernels are the fastest for MODEL on this adapter, and store the result for later sessions.",
     "calibrate": "Show how long runs, transfers and kernels take on the adapter. Measured the first time, then stored.",
@@ -53,6 +55,8 @@ class _Lazy(TyperGroup):
             except ConfigError as error:        # of the library that drives the GPUs, which is loaded with the command
                 typer.echo(f"ConfigError: {error}", err=True)
                 raise typer.Exit(2) from error
+        elif near := get_close_matches(args[0], COMMANDS, 1, 0.5):
+            ctx.fail(f"No such command {args[0]!r}; did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
@@ -19,6 +20,7 @@ from rich.table import Table
 from ort_gpu_ep.cli import decoding, peers, shared, throughput, under_load
 from ort_gpu_ep.cli.inputs import feeds as inputs_of
 from ort_gpu_ep.cli.plot import plot_load, plot_throughput, plot_times, pyplot
+from ort_gpu_ep.cli.share import markdown, rows_of
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import ConfigError
 
@@ -44,29 +46,34 @@ def bench(
         "--load", help="Measure CPU, GPU and auto while another process keeps the GPU busy for 25, 60 or 95 % of the time.")] = None,
     plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw the measurements.", shared.PICTURES)] = None,
     before: Annotated[Path | None, typer.Option("--before", help="Output of an earlier `bench --json`, to compare with.")] = None,
+    share: Annotated[bool, typer.Option("--share", help="Print markdown, to paste elsewhere: no folders.")] = False,
     json: shared.JsonOption = False,
 ) -> None:
     """Measure the latency of MODEL (median and p95 of whole runs), split into host, upload, GPU and readback."""
     _check_together(load=load, decode=decode, batch=batch, threads=threads, against=against, before=before)
-    given = inputs, dims, shapes, seed
+    if share and (load or json):
+        raise ConfigError(f"--share does not go with {'--load' if load else '--json'}: give one of them")
+    asked = inputs, dims, shapes, seed
     earlier = _earlier(before) if before is not None else {}
-    if plot is not None:
-        pyplot()              # fails before anything is measured
+    if plot is not None:      # these fail before anything is measured
+        pyplot()
+    if against is not None and not decode:
+        peers.check(against)
     if load:
-        _under_load(model, given, shared.pairs(option, "--option"), load, runs, plot, json)
+        _under_load(model, asked, shared.pairs(option, "--option"), load, runs, plot, json)
         return
     start, options = time.perf_counter(), shared.pairs(option, "--option")
     if decode:
-        _decoding(model, options, context, decode, against, plot, json)
+        _decoding(model, options, context, decode, against, plot, share, json)
         return
     session = shared.open_session(model, options)
     shared.check_gpu(session)
     if batch:
         _check_sizes(session, shared.pairs(dims, "--dim"))
-    values = inputs_of(session, model, *given)
+    values = inputs_of(session.get_inputs(), model, *asked)
     if batch or threads:
         sizes, counts = (throughput.numbers(text, flag) for text, flag in ((batch, "--batch"), (threads, "--threads")))
-        _throughput(model, session, options, values, sizes, counts or [1], runs, against, plot, json)
+        _throughput(model, session, options, values, sizes, counts or [1], runs, against, plot, share, json)
         return
     result = _compare(model, session, options, values, runs, against, start, quiet=json) | earlier
     if earlier:
@@ -74,8 +81,22 @@ def bench(
     _draw(plot_times, plot, f"{model.stem} on {result['adapter']}", {side: result[side]["times_ms"] for side in SIDES if side in result})
     if json:
         shared.print_json(result)
+    elif share:
+        rows, what = rows_of(values)
+        _share(model, options, result, ["", "median ms", "p95 ms", f"{what}/s"], [
+            [side, f"{result[side]['median_ms']:.3f}", f"{result[side]['p95_ms']:.3f}", f"{rows / result[side]['median_ms'] * 1e3:,.0f}"]
+            for side in SIDES if side in result], f" --runs {runs}{f' --against {against}' if against else ''}")
     else:
         _print(result)
+
+
+def _share(
+    model: Path, options: Mapping[str, str], facts: dict[str, Any], columns: list[str], rows: list[list[str]], flags: str,
+) -> None:
+    """flags: of the command that measured it, but for options."""
+    set_so = "".join(f" -o {name}={'...' if '/' in value or os.sep in value else value}" for name, value in options.items())
+    typer.echo(markdown(model.name, f"ort-gpu-ep bench {model.name}{flags}{set_so}", facts, columns, [
+        ["ort-gpu-ep" if cell == "this" else cell for cell in row] for row in rows]))
 
 
 SIDES = ("this", "before", *Peer)
@@ -113,8 +134,8 @@ def _check_sizes(session: Any, sizes: Iterable[str]) -> None:
 def _earlier(path: Path) -> dict[str, Any]:
     """What an earlier `bench --json` measured of our side. Raises ConfigError for another file."""
     try:
-        found = json_module.loads(path.read_text("utf-8"))["this"]
-        return {"before": {**found, "times_ms": [float(ms) for ms in found["times_ms"]]}}
+        earlier = json_module.loads(path.read_text("utf-8"))["this"]
+        return {"before": {**earlier, "times_ms": [float(ms) for ms in earlier["times_ms"]]}}
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--before {path}: expected what `ort-gpu-ep bench MODEL --json` printed, one model without --batch, --threads "
                           "and --load") from error
@@ -126,7 +147,7 @@ def _under_load(
 ) -> None:
     """The other measurement: each candidate idle and under load. given: what feeds() takes."""
     candidates = under_load.sessions(str(model), options)
-    values = inputs_of(candidates["cpu"], model, *given)
+    values = inputs_of(candidates["cpu"].get_inputs(), model, *given)
     info, sampler = under_load.sampler_of(options)
     levels = [level for level in under_load.LEVELS if level == under_load.IDLE or level in wanted or "all" in wanted]
     rows = under_load.measure(candidates, values, info, sampler, levels, runs, tell=lambda level: shared.err.print(f"measuring: {level}"))
@@ -152,19 +173,24 @@ def load_table(model: str, rows: Sequence[under_load.Row]) -> Table:
 
 
 def _decoding(
-    model: Path, options: dict[str, str], context: int, tokens: int, against: str | None, plot: Path | None, json: bool,
+    model: Path, options: dict[str, str], context: int, tokens: int, against: str | None, plot: Path | None, share: bool, json: bool,
 ) -> None:
     """Tokens a second of a language model's prompt and of what it generates. Raises ConfigError for another peer than the CPU."""
     if against not in (None, Peer.CPU):
         raise ConfigError(f"--decode compares with --against cpu alone; got {against}")
     with shared.progress("measuring", quiet=json) as tell:
-        found = decoding.measure(model, options, context, tokens, against is not None, tell)
-    _draw(plot_times, plot, f"{model.stem}: a token behind {context}", {row.side: row.token_ms for row in found})
+        measured, facts = decoding.measure(model, options, context, tokens, against is not None, tell)
+    _draw(plot_times, plot, f"{model.stem}: a token behind {context}", {row.side: row.token_ms for row in measured})
     if json:
-        shared.print_json({"model": str(model), "context": context, "tokens": tokens, "rows": [asdict(row) for row in found]})
+        shared.print_json({"model": str(model), "context": context, "tokens": tokens, **facts, "rows": [asdict(row) for row in measured]})
+        return
+    if share:
+        _share(model, options, facts, ["", "prompt tokens/s", "tokens/s", "ms a token"], [
+            [row.side, f"{row.prompt_per_s:,.0f}", f"{row.token_per_s:,.1f}", _digits(1e3 / row.token_per_s)] for row in measured],
+            f" --decode {tokens} --context {context}{f' --against {against}' if against else ''}")
         return
     table = Table("side", "opens s", "first s", "prompt/s", "tokens/s", "ms a token", title=f"{model.name}, behind {context} tokens")
-    for row in found:
+    for row in measured:
         table.add_row(row.side, f"{row.opening_s:.2f}", f"{row.first_prompt_s:.2f}", f"{row.prompt_per_s:,.0f}", f"{row.token_per_s:,.1f}",
                       _digits(1e3 / row.token_per_s))
     shared.out.print(table)
@@ -186,7 +212,7 @@ def _other(model: Path, against: str | None, facts: dict[str, Any]) -> tuple[dic
 
 def _throughput(
     model: Path, session: Any, options: dict[str, str], values: dict[str, Any], sizes: list[int], threads: list[int], runs: int,
-    against: str | None, plot: Path | None, json: bool,
+    against: str | None, plot: Path | None, share: bool, json: bool,
 ) -> None:
     feeds = {size: throughput.batched(session, values, size) for size in sizes} or {1: values}
     session.run(None, next(iter(feeds.values())))
@@ -197,6 +223,12 @@ def _throughput(
     _draw(plot_throughput, plot, f"{model.stem} on {facts['adapter']}", rows)
     if json:
         shared.print_json({"model": str(model), **facts, "notes": notes, "rows": [asdict(r) for r in rows]})
+        return
+    if share:
+        lists = "".join(f" --{flag} {','.join(map(str, numbers))}" for flag, numbers in (("batch", sizes), ("threads", threads)) if numbers)
+        _share(model, options, facts, ["batch", "threads", "", "median ms", f"{rows_of(values)[1]}/s"], [
+            [str(row.batch), str(row.threads), row.side, _digits(row.median_ms), f"{row.per_s:,.0f}"] for row in rows],
+            f" --runs {runs}{lists}{f' --against {against}' if against else ''}")
         return
     table = Table("batch", "threads", "side", "median ms", "rows/s", title=f"{model.name}, {runs} runs a thread")
     for row in rows:

@@ -40,23 +40,23 @@ def bisect(
     options = {"placement": "gpu", **shared.pairs(option, "--option")}
     session = shared.open_session(model, options)
     shared.check_gpu(session)
-    values = inputs_of(session, model, inputs, dims, shapes, seed)
+    values = inputs_of(session.get_inputs(), model, inputs, dims, shapes, seed)
     del session
     with tempfile.TemporaryDirectory() as scratch, shared.progress("bisecting", quiet=json) as tell:
         gpu, cpu = _runs(Path(scratch), options)
         loaded, third = external.load(model), Third()
-        found = search(loaded, values, gpu, cpu, tolerance, tell)
-        if not found.within:
-            found, third = _by_float64(found, lambda run: search(loaded, values, gpu, run, tolerance, tell), cpu)
-    within = found.within or third.excused
-    written = {} if within else _save(found, save_to)
+        finding = search(loaded, values, gpu, cpu, tolerance, tell)
+        if not finding.within:
+            finding, third = _by_float64(finding, lambda run: search(loaded, values, gpu, run, tolerance, tell), cpu)
+    within = finding.within or third.excused
+    written = {} if within else _save(finding, save_to)
     if json:
-        shared.print_json({"model": str(model), "within": within, "against": third.against, "tolerance": tolerance, "fused": found.fused,
-                           "outputs": [d.as_dict() for d in found.outputs], "first": found.first.as_dict() if found.first else None,
-                           "worst": found.worst.as_dict() if found.worst else None, "written": written,
+        shared.print_json({"model": str(model), "within": within, "against": third.against, "tolerance": tolerance, "fused": finding.fused,
+                           "outputs": [d.as_dict() for d in finding.outputs], "first": finding.first.as_dict() if finding.first else None,
+                           "worst": finding.worst.as_dict() if finding.worst else None, "written": written,
                            "cpu_from_float64": {name: d.as_dict() for name, d in third.cpu.items()}, "note": third.note})
     else:
-        _print(found, third, written, shared.pairs(option, "--option"))
+        _print(finding, third, written, shared.pairs(option, "--option"))
     if not within:
         raise typer.Exit(BEYOND)
 
@@ -137,8 +137,8 @@ def _print(found: Bisection, third: Third, written: Mapping[str, list[str]], opt
     if third.note:
         _say(third.note)
     extra = "".join(f" -o {name}={value}" for name, value in options.items())
-    for folder, given in written.items():
-        _say(f"written: ort-gpu-ep compare {folder}/model.onnx{''.join(f' --input {pair}' for pair in given)}{extra}")
+    for folder, feeds in written.items():
+        _say(f"written: ort-gpu-ep compare {folder}/model.onnx{''.join(f' --input {pair}' for pair in feeds)}{extra}")
 
 
 def _values(finding: Finding, third: Third) -> list[str]:

@@ -13,6 +13,7 @@ from ort_gpu_ep.cli import shared
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.files import whole
 from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile
 from ort_gpu_ep.kernels.records import BY_FLOPS
@@ -109,4 +110,5 @@ def draw(profile: Profile, path: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms in addition to an empty run", title=f"Transfers: {profile.adapter}")
     axes.grid(True, which="major", alpha=0.3)
     axes.legend(loc="best")
-    figure.savefig(path, dpi=150)
+    with whole(path) as part:
+        figure.savefig(part, dpi=150)

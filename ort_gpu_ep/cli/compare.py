@@ -46,23 +46,23 @@ def compare(
 ) -> None:
     """Compare MODEL's outputs on two providers; if they differ, float64 decides. Exit code 0 if the first is right, else 1."""
     plain = shared.cpu_session(model)
-    values = inputs_of(plain, model, inputs, dims, shapes, seed)
+    values = inputs_of(plain.get_inputs(), model, inputs, dims, shapes, seed)
     names = [o.name for o in plain.get_outputs()]
     runs = {side: _run(side, model, shared.pairs(option, "--option")) for side in dict.fromkeys(between)}
     with shared.waiting(f"running {between[0]} and {between[1]}"):
         first, second = (runs[side](values) for side in between)
-        found = judged(names, first, second)
+        judgement = judged(names, first, second)
     note = ""
-    if Side.FLOAT64 not in between and not all(d.within(tolerance) for d in found):
+    if Side.FLOAT64 not in between and not all(d.within(tolerance) for d in judgement):
         with shared.waiting("evaluating the model in float64"):
-            found, note = third_opinion(model, values, names, first, second)
-    within = all(d.within(tolerance) for d in found)
+            judgement, note = third_opinion(model, values, names, first, second)
+    within = all(d.within(tolerance) for d in judgement)
     if json:
-        rows = [{**d.as_dict(), "within": d.within(tolerance)} for d in found]
+        rows = [{**d.as_dict(), "within": d.within(tolerance)} for d in judgement]
         shared.print_json({"model": str(model), "between": list(between), "within": within, "tolerance": tolerance, "note": note,
                            "nodes": _counts(runs), "outputs": rows})
     else:
-        _print(model, between, found, tolerance, _counts(runs), note)
+        _print(model, between, judgement, tolerance, _counts(runs), note)
     if not within:
         raise typer.Exit(BEYOND)
 

@@ -61,12 +61,12 @@ def compress(
 
 def _others(model: Path, method: str, calibrate: Path, labels: Path | None, quiet: bool) -> dict[str, Report]:
     """Reports of the other methods that are drawn beside the one that was asked for; their files are not kept."""
-    found, names = {}, [name for name in DRAWN if name != method]
+    reports, names = {}, [name for name in DRAWN if name != method]
     with tempfile.TemporaryDirectory() as folder, shared.progress("other methods", quiet=quiet) as tell:
         for k, name in enumerate(names):
             tell(name, k / len(names))
-            found[name] = compressed(model, Path(folder) / f"{k}.onnx", name, calibrate=calibrate, labels=labels)
-    return found
+            reports[name] = compressed(model, Path(folder) / f"{k}.onnx", name, calibrate=calibrate, labels=labels)
+    return reports
 
 
 def _method_of(text: str) -> tuple[str, str]:

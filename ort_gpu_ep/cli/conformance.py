@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ort_gpu_ep.cli import shared
+from ort_gpu_ep.files import whole
 from ort_gpu_ep.health.conformance import STATUSES, Outcome, cases, run
 
 
@@ -37,7 +38,8 @@ def conformance(
     options = shared.pairs(option, "--option")
     outcomes = list(track(run(selected, InferenceSession, options), "running", total=len(selected), console=shared.err, transient=True))
     if status is not None:
-        status.write_text(status_text(outcomes, status.read_text("utf-8") if select and status.is_file() else ""), "utf-8")
+        with whole(status) as part:
+            part.write_text(status_text(outcomes, status.read_text("utf-8") if select and status.is_file() else ""), "utf-8")
     if json:
         shared.print_json({"outcomes": [o.as_dict() for o in outcomes]})
     else:

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ort_gpu_ep.cli import peers
 from ort_gpu_ep.generation import Generator
 
 PROMPTS = 4
@@ -33,11 +35,13 @@ class Decoding:
 
 def measure(
     model: Path, options: Mapping[str, str], context: int, tokens: int, cpu: bool, tell: Callable[[str, float], object],
-) -> list[Decoding]:
-    """Greedy generations behind prompts of `context` random tokens, ours first. cpu: ONNX Runtime's CPU provider, too."""
+) -> tuple[list[Decoding], dict[str, Any]]:
+    """Greedy generations behind prompts of `context` random tokens, ours first; and peers.about() of ours. cpu: that side, too."""
     sides = {"this": {"placement": "gpu", **options}, **({"cpu": {"placement": "cpu"}} if cpu else {})}
-    return [_side(side, model, given, context, tokens, lambda text, part, k=k: tell(text, (k + part) / len(sides)))     # type: ignore[misc]
-            for k, (side, given) in enumerate(sides.items())]
+    rows, facts = zip(*(
+        _side(side, model, settings, context, tokens, lambda text, part, k=k: tell(text, (k + part) / len(sides)))     # type: ignore[misc]
+        for k, (side, settings) in enumerate(sides.items())), strict=True)
+    return list(rows), facts[0]
 
 
 def timed(generator: Generator, prompt: npt.NDArray[np.int64], tokens: int) -> tuple[float, list[float]]:
@@ -53,7 +57,9 @@ def timed(generator: Generator, prompt: npt.NDArray[np.int64], tokens: int) -> t
     return first_s, times
 
 
-def _side(side: str, model: Path, options: Mapping[str, str], context: int, tokens: int, tell: Callable[[str, float], object]) -> Decoding:
+def _side(
+    side: str, model: Path, options: Mapping[str, str], context: int, tokens: int, tell: Callable[[str, float], object],
+) -> tuple[Decoding, dict[str, Any]]:
     tell(f"{side}: opening", 0.0)
     start = time.perf_counter()
     generator = Generator(model, max_length=context + tokens + 1, provider_options=options)
@@ -64,4 +70,5 @@ def _side(side: str, model: Path, options: Mapping[str, str], context: int, toke
         first_s.append(found_s)
     steady = times[tokens // 4:]
     return Decoding(
-        side, opening_s, first_s[0], context / float(np.median(first_s[1:])), 1e3 / float(np.median(steady)), tuple(steady))
+        side, opening_s, first_s[0], context / float(np.median(first_s[1:])), 1e3 / float(np.median(steady)), tuple(steady),
+    ), peers.about(generator.session, dict(options))

@@ -40,6 +40,7 @@ def doctor(
         "--report", "A .zip for a bug report, or a .json table of tested adapters, which gets a line: no names, no folders.",
         (".zip", ".json"))] = None,
     option: shared.OptionOption = None,
+    text: Annotated[bool, typer.Option("--text", help="Print ten lines to paste into an issue: no names, no folders.")] = False,
     json: shared.JsonOption = False,
 ) -> None:
     """Test the adapter and its driver, in separate processes. Exit code 0 healthy, 1 degraded, 2 unusable or no adapter."""
@@ -47,32 +48,42 @@ def doctor(
 
     config = resolve(shared.pairs(option, "--option"))
     quirks = known_quirks(config)
-    found, trouble = _adapters(config)
-    if not found:
+    infos, trouble = _adapters(config)
+    if not infos:
+        nothing = {"adapters": [], "healthy": False, "health": UNUSABLE, "versions": _versions(), "reason": trouble}
         if json:
-            shared.print_json({"adapters": [], "healthy": False, "health": UNUSABLE, "versions": _versions(), "reason": trouble})
+            shared.print_json(nothing)
+        elif text:
+            _print_text(nothing)
         else:
             shared.out.print(shared.lines(trouble))
         raise typer.Exit(2)
-    chosen, device = pick(found, config.adapter), Device()
-    if not json:
-        _print_adapters(found)
+    chosen, device = pick(infos, config.adapter), Device()
+    if not json and not text:
+        _print_adapters(infos)
     outcomes = _examine(chosen, quick, 1 if quick else rounds or (1 if chosen.is_software else 2), device)
     verdict = verdicts.verdict_of(outcomes, "quick" if quick else "full")
     _remember(config, chosen, verdict, outcomes)
     whole = verdicts.with_quirks(verdict, reasons(quirks, chosen))
-    known = fitting(quirks, chosen)
-    data = _data(found, chosen, device, outcomes, whole, known)
+    faults = fitting(quirks, chosen)
+    data = _data(infos, chosen, device, outcomes, whole, faults)
     if report is not None and report.suffix.lower() == ".zip":
         bundle.write(report, data)
     elif report is not None:
         tested.append(report, tested.entry(chosen, "doctor", Counter(o.status for o in outcomes)))
     if json:
         shared.print_json(data)
+    elif text:
+        _print_text(data)
     else:
-        _print(chosen, device, outcomes, whole, known)
+        _print(chosen, device, outcomes, whole, faults)
     unfinished = any(o.status == "NOT_RUN" for o in outcomes)
     raise typer.Exit(max(EXIT_CODES[whole.health], 1 if unfinished else 0))
+
+
+def _print_text(data: dict[str, Any]) -> None:
+    for line in bundle.summary(data):
+        shared.out.print(line, soft_wrap=True)
 
 
 def _adapters(config: Config) -> tuple[list[AdapterInfo], str]:
@@ -124,9 +135,10 @@ def _versions() -> dict[str, str]:
 
     import onnxruntime
 
-    found = {"python": sys.version.split()[0], "onnxruntime": onnxruntime.__version__, **{p: version(p) for p in ("onnx", "wgpu", "numpy")}}
+    lines = {"ort-gpu-ep": sys.modules["ort_gpu_ep"].__version__, "python": sys.version.split()[0], "onnxruntime": onnxruntime.__version__,
+             **{p: version(p) for p in ("onnx", "wgpu", "numpy")}}
     chosen = resolve()
-    return found | ({"webgpu": dawn_builds.find(chosen.webgpu_library).name} if chosen.webgpu == "dawn" else {})
+    return lines | ({"webgpu": dawn_builds.find(chosen.webgpu_library).name} if chosen.webgpu == "dawn" else {})
 
 
 def _print_adapters(found: list[AdapterInfo]) -> None:

@@ -1,23 +1,26 @@
-"""ort-gpu-ep explain: which node goes where and why, without running the model."""
+"""ort-gpu-ep explain: which node goes where and why, at the sizes that other commands run with, without running the model there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from ort_gpu_ep.cli import shared
-from ort_gpu_ep.cli.inputs import sizes_of
+from ort_gpu_ep.cli.inputs import feeds, sizes_of
 from ort_gpu_ep.cli.page import page_of
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.errors import ModelError
+from ort_gpu_ep.files import whole
 from ort_gpu_ep.health.open_adapter import tuning_key
+from ort_gpu_ep.inputs.guess import NoGuessError, inputs_of, with_sizes
 from ort_gpu_ep.kernels import tuned
 from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.plugin.explain import ON, Explanation, why_of
@@ -49,7 +52,10 @@ _KEYS: dict[Order, Callable[[Any], Any]] = {
 def explain(
     model: shared.ModelArgument,
     option: shared.OptionOption = None,
+    inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
+    shapes: shared.ShapeOption = None,
+    seed: shared.SeedOption = 0,
     nodes: Annotated[bool | None, typer.Option("--nodes/--no-nodes", help="A line for each node (default: of up to 40).")] = None,
     group: Annotated[By | None, typer.Option("--group", help="Print a line for each group of nodes instead.")] = None,
     only: Annotated[Device | None, typer.Option("--only", help="Only the nodes on this device.")] = None,
@@ -59,21 +65,22 @@ taken: what each form is estimated to take, and what `tune` measured.")] = None,
     html: Annotated[Path | None, shared.file_to_write("--html", "Write an HTML page with the graph.", (".html", ".htm"))] = None,
     json: shared.JsonOption = False,
 ) -> None:
-    """Show where each node of MODEL runs and why, the partitions, the bytes that are copied, and the memory. Does not run MODEL."""
+    """Show where each node of MODEL runs and why, the partitions, the bytes copied, and the memory. Does not run it on the GPU."""
     options = shared.pairs(option, "--option")
-    session = shared.open_session(model, options, sizes=sizes_of(dims, model))
+    session = _sized_session(model, options, (inputs, dims, shapes, seed))
     explained = session.explain()
     count = sum(len(report.nodes) for report in explained.reports)
     if html is not None:
-        html.write_text(page_of(model.stem, explained), encoding="utf-8")
+        with whole(html) as part:
+            part.write_text(page_of(model.stem, explained), encoding="utf-8")
     kernels = _kernels(explained, kernel, resolve(options)) if kernel is not None else []
     if json:
         groups, shown = {"groups": _groups(explained, group)} if group else {}, {"kernels": kernels} if kernel is not None else {}
         shared.print_json({**explained.as_dict(), **groups, **shown})
         return
     if kernel is not None:
-        for found in kernels:
-            shared.out.print(_form_table(found))
+        for row in kernels:
+            shared.out.print(_form_table(row))
         return
     shared.out.print(shared.lines(str(explained)))
     if group is not None:
@@ -87,6 +94,22 @@ taken: what each form is estimated to take, and what `tune` measured.")] = None,
         shared.out.print(f"written: {html}", soft_wrap=True)
 
 
+def _sized_session(model: Path, options: Mapping[str, str], given: tuple[Any, ...]) -> Any:
+    """The model with the sizes that run, bench and compare give it. given: what feeds() takes."""
+    shared.check_file(model)
+    declared = inputs_of(model)
+    values: Sequence[Any] = shared.cpu_session(model).get_inputs() if declared is None else declared
+    try:
+        sizes = {name: np.shape(array) for name, array in feeds(values, model, *given).items()}
+    except NoGuessError as error:       # what runs nothing needs no inputs
+        shared.err.print(f"sizes stay open: {error}")
+        return shared.open_session(model, options, sizes=sizes_of(given[1]))
+    pairs = [pair for value in values for pair in zip(value.shape, sizes[value.name], strict=False)]
+    unnamed = any(not isinstance(dim, (int, str)) for dim, _ in pairs)
+    return shared.open_session(model, options, sizes={dim: size for dim, size in pairs if isinstance(dim, str)},
+                               data=with_sizes(model, sizes) if unnamed else None)
+
+
 def _kernels(explained: Explanation, name: str, config: Config) -> list[dict[str, Any]]:
     """For JSON and tables: each kernel of a node with its forms, by estimate the fastest first. Raises ModelError where it has none."""
     kernels = explained.kernels_of(name)
@@ -94,14 +117,14 @@ def _kernels(explained: Explanation, name: str, config: Config) -> list[dict[str
         raise ModelError(f"{name}: no kernel is planned for a node of this name. --nodes lists the nodes and their devices; with "
                          "-o placement=gpu all that can be are on the GPU")
     info, _ = choose(config.adapter)
-    known, found = tuned.read(config.cache_path, tuning_key(info)).choices, []
+    choices, rows = tuned.read(config.cache_path, tuning_key(info)).choices, []
     for label, kernel in kernels.items():
         choice = kernel.choice or Choice("", "the only one", ("the only one",))
-        measured = known[choice.key].ns if choice.key in known else {}
+        measured = choices[choice.key].ns if choice.key in choices else {}
         forms = [{"form": form, "estimated_us": ns / 1e3, "measured_us": measured[form] / 1e3 if form in measured else None}
                  for form, ns in choice.estimates_ns.items()]
-        found.append({"kernel": label, "choice": choice.key, "form": choice.form, "because": choice.because, "forms": forms})
-    return found
+        rows.append({"kernel": label, "choice": choice.key, "form": choice.form, "because": choice.because, "forms": forms})
+    return rows
 
 
 def _form_table(kernel: Mapping[str, Any]) -> Table:
@@ -124,8 +147,8 @@ def _groups(explained: Explanation, by: By) -> list[dict[str, object]]:
 
 def _group_table(explained: Explanation, by: By) -> Table:
     table = Table(str(by), "nodes", "GPU", "host", "CPU")
-    for found in explained.grouped(by):
-        table.add_row(found.name, *(str(count or "") for count in (found.nodes, found.gpu, found.host, found.cpu)))
+    for group in explained.grouped(by):
+        table.add_row(group.name, *(str(count or "") for count in (group.nodes, group.gpu, group.host, group.cpu)))
     return table
 
 
@@ -136,7 +159,7 @@ def _table(explained: Explanation, only: Device | None, sort: Order) -> Table:
         for node in sorted((n for n in report.nodes if only is None or n.device == only), key=_KEYS[sort]):
             colour = _COLOURS[node.device]
             part = str(node.partition) if node.partition >= 0 else ""
-            known = first.setdefault(node.reason, node.name)
-            seen = known != node.name and len(known) < len(node.reason)
-            table.add_row(node.name, node.op, Text(node.device, colour), part, f"{node.code}, see {known}" if seen else why_of(node))
+            named = first.setdefault(node.reason, node.name)
+            seen = named != node.name and len(named) < len(node.reason)
+            table.add_row(node.name, node.op, Text(node.device, colour), part, f"{node.code}, see {named}" if seen else why_of(node))
     return table

@@ -12,37 +12,36 @@ import numpy as np
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.inputs.feeds import array_in, dtype_of
-from ort_gpu_ep.inputs.guess import symbols_of
 from ort_gpu_ep.scoring.images import SUFFIXES, prepared, preprocessing
 from ort_gpu_ep.scoring.model import Value
 from ort_gpu_ep.session.random_inputs import random_inputs
 
 
 def feeds(
-    session: Any, model: Path, inputs: shared.Texts, dims: shared.Texts, shape_texts: shared.Texts, seed: int,
+    values: Sequence[Any], model: Path, inputs: shared.Texts, dims: shared.Texts, shape_texts: shared.Texts, seed: int,
 ) -> dict[str, Any]:
     """An array for each input, by the options --input, --dim and --shape; what they leave open is guessed, and printed on stderr.
 
-    Raises ModelError for a text without `=`, a name that the model does not have, a shape that does not fit, another file, and where the
-    model refuses all guesses.
+    values: the model's inputs, as `session.get_inputs()` gives them. Raises ModelError for a text without `=`, a name that the model does
+    not have, a shape that does not fit, another file, and where the model refuses all guesses.
     """
-    given, sizes, shapes = shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shape_texts, "--shape")
-    there = {value.name: value for value in session.get_inputs()}
+    texts, sizes, shapes = shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shape_texts, "--shape")
+    there = {value.name: value for value in values}
     symbols = list(dict.fromkeys(d for value in there.values() for d in value.shape if isinstance(d, str)))
-    _known(given, list(there), "--input", "input")
+    _known(texts, list(there), "--input", "input")
     _known(shapes, list(there), "--shape", "input")
     _known(sizes, symbols, "--dim", "named size")
     fixed = sizes_of(dims)
-    both = next((name for name in given if name in shapes), None)
+    both = next((name for name in texts if name in shapes), None)
     if both is not None:
         raise ModelError(f"--input {both} and --shape {both}: the input has a shape already; give one of them")
-    arrays = {name: _given(there[name], text, fixed) for name, text in given.items()}
+    arrays = {name: _given(there[name], text, fixed) for name, text in texts.items()}
     with shared.waiting("looking for sizes that the model takes"):
-        found = random_inputs(
+        guessed = random_inputs(
             list(there.values()), model, arrays, fixed, {name: _shape(there[name], text) for name, text in shapes.items()}, seed)
-    if found.guessed:
-        shared.err.print(found.line(seed))
-    return dict(found.feeds)
+    if guessed.guessed:
+        shared.err.print(guessed.line(seed))
+    return dict(guessed.feeds)
 
 
 def _given(value: Any, text: str, sizes: Mapping[str, int]) -> Any:
@@ -75,10 +74,10 @@ def _from_numbers(value: Any, numbers: Sequence[float], flag: str, sizes: Mappin
         raise ModelError(f"{flag}: the input is a {value.type}, which numbers can't be given for")
     if dtype.kind in "iub" and any(n != int(n) for n in numbers):
         raise ModelError(f"{flag}: the input is {dtype}, got {', '.join(f'{n:g}' for n in numbers)}; expected whole numbers")
-    found = np.array(numbers).astype(dtype)
+    array = np.array(numbers).astype(dtype)
     if len(numbers) == 1:        # for every element: as many as the model or --dim says
-        return np.full([d if isinstance(d, int) and d > 0 else sizes.get(d, 1) for d in value.shape], found[0], dtype)
-    return found.reshape([1] * (len(value.shape) - 1) + [len(numbers)])
+        return np.full([d if isinstance(d, int) and d > 0 else sizes.get(d, 1) for d in value.shape], array[0], dtype)
+    return array.reshape([1] * (len(value.shape) - 1) + [len(numbers)])
 
 
 def _from_image(value: Any, path: Path, flag: str) -> Any:
@@ -96,11 +95,11 @@ def _from_image(value: Any, path: Path, flag: str) -> Any:
         raise ModelError(f"{flag}: images need the package pillow: pip install pillow") from error
     try:
         with Image.open(path) as image:
-            found = prepared(image, how)[None]
+            batch = prepared(image, how)[None]
     except OSError as error:
         raise ModelError(f"{flag}: {path} is no image that can be read ({error})") from error
     shared.err.print(f"{value.name}: {path.name}, {how}. For another preparation give a .npy file.")
-    return np.repeat(found, shape[0] or 1, 0)
+    return np.repeat(batch, shape[0] or 1, 0)
 
 
 def _known(given: Iterable[str], there: Sequence[str], what: str, kind: str) -> None:
@@ -112,11 +111,8 @@ def _known(given: Iterable[str], there: Sequence[str], what: str, kind: str) -> 
                              (f". Did you mean {near[0]!r}?" if near else ""))
 
 
-def sizes_of(dims: shared.Texts, model: Path | None = None) -> dict[str, int]:
-    """Symbol -> size, by --dim. model: a file that has to have these symbols. Raises ModelError."""
-    symbols = symbols_of(model) if model is not None and dims else None
-    if symbols is not None:
-        _known(shared.pairs(dims, "--dim"), symbols, "--dim", "named size")
+def sizes_of(dims: shared.Texts) -> dict[str, int]:
+    """Symbol -> size, by --dim. Raises ModelError."""
     return {name: _size(name, text) for name, text in shared.pairs(dims, "--dim").items()}
 
 
@@ -131,6 +127,6 @@ def _shape(value: Any, text: str) -> list[int]:
     parts = text.split("x")
     fits = len(parts) == len(value.shape) and all(p.isdecimal() for p in parts)
     if not fits or any(isinstance(d, int) and d > 0 and d != int(p) for d, p in zip(value.shape, parts, strict=True)):
-        wanted = "x".join(str(d or "?") for d in value.shape)
-        raise ModelError(f"--shape {value.name}={text}: expected sizes like 1x576 that fit the model's {wanted}")
+        expected = "x".join(str(d or "?") for d in value.shape)
+        raise ModelError(f"--shape {value.name}={text}: expected sizes like 1x576 that fit the model's {expected}")
     return [int(p) for p in parts]

@@ -36,22 +36,22 @@ def _nodes(explained: Explanation) -> list[dict[str, Any]]:
     for timed in profile.get("dispatches", []):
         node = timed["label"].rpartition("/")[0]
         times[node] = times.get(node, 0.0) + timed["us"]
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     timed_at: dict[str, str] = {}       # label -> the first of the nodes that share its dispatches, which shows their time
     for report in sorted(explained.reports, key=lambda report: report.nested):      # the model's own graph first
-        writer = {name: len(found) + k for k, node in enumerate(report.nodes) for name in node.writes}
+        writer = {name: len(rows) + k for k, node in enumerate(report.nodes) for name in node.writes}
         parts = {part.index: part for part in report.partitions}
         for node in report.nodes:
             label = node.fused_into or node.name
             part, first = parts.get(node.partition), timed_at.setdefault(label, node.name)
-            found.append({
+            rows.append({
                 "name": node.name, "op": node.op, "side": node.device, "why": why_of(node), "graph": report.graph if report.nested else "",
                 "from": sorted({writer[name] for name in node.reads if name in writer}), "nbytes": node.nbytes,
                 "kernel": ", ".join(dict.fromkeys(kernels.get(label, []))),
                 "us": times.get(label) if first == node.name else None, "within": first if first != node.name and label in times else "",
                 "partition": "" if part is None else f"{part.index}: {part.nodes} nodes, {part.dispatches} dispatches, "
                                                      f"{part.input_nbytes:,} B in, {part.output_nbytes:,} B out"})
-    return found
+    return rows
 
 
 def _place(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import onnxruntime
@@ -16,26 +17,30 @@ from ort_gpu_ep.providers import CPU_PROVIDER, CUDA_PROVIDER
 WEBGPU = "onnxruntime_ep_webgpu"
 
 
+def check(name: str) -> None:
+    """Raises ConfigError for a provider that is not installed."""
+    if name == "cuda" and CUDA_PROVIDER not in onnxruntime.get_available_providers():
+        raise ConfigError("cuda: this onnxruntime has no CUDAExecutionProvider; install onnxruntime-gpu and CUDA")
+    if name == "webgpu" and find_spec(WEBGPU) is None:
+        raise ConfigError("webgpu needs ONNX Runtime's plugin: pip install onnxruntime-ep-webgpu")
+
+
 def peer(name: str, model: str) -> Any:
-    """A plain session of onnxruntime's with that provider: cpu, webgpu or cuda. Raises ConfigError where it is not installed."""
+    """A plain session of onnxruntime's with that provider: cpu, webgpu or cuda. Raises as `check`."""
+    check(name)
     if name == "cpu":
         return shared.cpu_session(model)
     if name == "cuda":
-        if CUDA_PROVIDER not in onnxruntime.get_available_providers():
-            raise ConfigError("cuda: this onnxruntime has no CUDAExecutionProvider; install onnxruntime-gpu and CUDA")
         return onnxruntime.InferenceSession(model, shared.quiet(), providers=[CUDA_PROVIDER, CPU_PROVIDER])
     return _webgpu(model)
 
 
 def _webgpu(model: str) -> Any:
-    try:
-        package = import_module(WEBGPU)
-    except ImportError as error:
-        raise ConfigError("webgpu needs ONNX Runtime's plugin: pip install onnxruntime-ep-webgpu") from error
-    wanted = package.get_ep_name()
-    if not any(d.ep_name == wanted for d in onnxruntime.get_ep_devices()):
+    package = import_module(WEBGPU)
+    provider = package.get_ep_name()
+    if not any(d.ep_name == provider for d in onnxruntime.get_ep_devices()):
         onnxruntime.register_execution_provider_library("webgpu_peer", package.get_library_path())
-    devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == wanted]
+    devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == provider]
     if not devices:
         raise ConfigError("webgpu: its plugin finds no device")
     settings = shared.quiet()

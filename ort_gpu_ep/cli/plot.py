@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.drills.generator import DUTY
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.files import whole
 
 if TYPE_CHECKING:
     from ort_gpu_ep.cli.throughput import Throughput
@@ -40,7 +41,8 @@ def _axes(path: Path, grid: str = "major", legend: bool = False) -> Iterator[Any
     if legend:
         axes.legend(loc="best")
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    with whole(path) as part:
+        figure.savefig(part, dpi=150)
     drawing.close(figure)
 
 
@@ -60,10 +62,10 @@ def plot_load(path: Path, title: str, rows: Sequence[Row]) -> None:
     Where the load was not read, the duty cycle of the load generator stands for it, and the axis says so.
     """
     with _axes(path, "both", legend=True) as axes:
-        known = all(row.gpu_load is not None for row in rows)
+        complete = all(row.gpu_load is not None for row in rows)
         for candidate, (mark, label) in MARKS.items():
             mine = [row for row in rows if row.candidate == candidate]
-            points = sorted((row.gpu_load if known and row.gpu_load is not None else DUTY.get(row.level, 0.0),
+            points = sorted((row.gpu_load if complete and row.gpu_load is not None else DUTY.get(row.level, 0.0),
                              row.quantile(0.5), row.quantile(0.95)) for row in mine)
             if points:
                 x, middle, high = zip(*points, strict=True)
@@ -73,7 +75,7 @@ def plot_load(path: Path, title: str, rows: Sequence[Row]) -> None:
         axes.set_xlim(-3, 103)
         axes.set_yscale("log")
         _log(axes.yaxis)
-        axes.set_xlabel(f"GPU load by others, %{'' if known else ' (as made; no source)'}")
+        axes.set_xlabel(f"GPU load by others, %{'' if complete else ' (as made; no source)'}")
         axes.set_ylabel("latency of a run, ms: median, bar to p95")
         axes.set_title(title)
 

@@ -12,6 +12,7 @@ from ort_gpu_ep.cli import shared
 from ort_gpu_ep.cli.inputs import feeds as inputs_of
 from ort_gpu_ep.cli.page import page_of
 from ort_gpu_ep.cli.plot import plot_profile, pyplot
+from ort_gpu_ep.files import whole
 from ort_gpu_ep.profiling.trace import write_trace
 
 
@@ -35,19 +36,20 @@ def profile(
         pyplot()              # before anything is measured
     session = shared.open_session(model, {"placement": "gpu", **shared.pairs(option, "--option")})
     shared.check_gpu(session)
-    values = inputs_of(session, model, inputs, dims, shapes, seed)
+    values = inputs_of(session.get_inputs(), model, inputs, dims, shapes, seed)
     with shared.progress("profiling", quiet=json) as tell:
-        found = session.profile(values, runs, tell)
+        report = session.profile(values, runs, tell)
     if trace is not None:
-        write_trace(found, trace)
+        write_trace(report, trace)
     if plot is not None:
-        plot_profile(plot, found)
+        plot_profile(plot, report)
     if html is not None:
-        html.write_text(page_of(model.stem, replace(session.explain(), profile=found)), encoding="utf-8")
+        with whole(html) as part:
+            part.write_text(page_of(model.stem, replace(session.explain(), profile=report)), encoding="utf-8")
     if json:
-        shared.print_json(found.as_dict())
+        shared.print_json(report.as_dict())
         return
-    for line in found.lines(top):
+    for line in report.lines(top):
         shared.out.print(line, soft_wrap=True)
     for path in (trace, plot, html):
         if path is not None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.cli.inputs import feeds as inputs_of
-from ort_gpu_ep.files import file_names
+from ort_gpu_ep.files import file_names, write_array
 
 
 @shared.reports_errors
@@ -30,7 +30,7 @@ def run(
     session = shared.open_session(model, shared.pairs(option, "--option"))
     shared.check_gpu(session)
     loaded = time.perf_counter()
-    values = inputs_of(session, model, inputs, dims, shapes, seed)
+    values = inputs_of(session.get_inputs(), model, inputs, dims, shapes, seed)
     with shared.waiting("first run"):
         outputs = session.run(None, values)
     done = time.perf_counter()
@@ -38,7 +38,7 @@ def run(
     if save is not None:
         save.mkdir(parents=True, exist_ok=True)
         for name, array in zip(file_names(names), outputs, strict=True):
-            np.save(save / f"{name}.npy", array)
+            write_array(save / f"{name}.npy", array)
     facts = [_facts(n, a) for n, a in zip(names, outputs, strict=True)]
     explained = session.explain()
     if json:

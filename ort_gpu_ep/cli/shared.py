@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import wraps
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeAlias
 
@@ -16,6 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ort_gpu_ep.errors import AdapterError, GpuEpError, ModelError
+from ort_gpu_ep.ir.refused import add_remedy, remedy
 from ort_gpu_ep.providers import CPU_PROVIDER
 from ort_gpu_ep.terminal import printable
 
@@ -115,7 +119,8 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            command(*args, **kwargs)
+            with acknowledged():
+                command(*args, **kwargs)
         except (GpuEpError, ValueError, OSError) as error:
             _say_error(error)
             raise typer.Exit(1) from error
@@ -128,6 +133,36 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             err.print("interrupted")
             raise typer.Exit(INTERRUPTED) from None
     return wrapped
+
+
+@contextmanager
+def acknowledged() -> Iterator[None]:
+    """Says that a Ctrl-C has come while what goes on in C, as compiling a kernel, is not over: before, Python does not handle it."""
+    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    over = threading.Event()
+
+    def tell() -> None:
+        if signal.SIGINT in os.read(source, 1) and not over.wait(0.2):       # what is over sooner needs no word
+            sys.stderr.write("Ctrl-C: this ends when the kernel or run that goes on is over\n")
+            sys.stderr.flush()
+
+    thread = threading.Thread(target=tell, name="ort_gpu_ep-ctrl-c", daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        over.set()
+        with suppress(BlockingIOError):     # the pipe is full of other signals, which end the thread, too
+            os.write(sink, b"\0")
+        thread.join()
+        os.close(source)
+        os.close(sink)
 
 
 def _say_error(error: Exception) -> None:
@@ -143,31 +178,42 @@ def lines(text: str) -> Text:
 
 def pairs(texts: Texts, what: str) -> dict[str, str]:
     """NAME=VALUE texts as a dict. Raises ModelError for a text without `=`."""
-    found = {}
+    parsed = {}
     for text in texts or ():
         name, sign, value = text.partition("=")
         if not sign or not name:
             raise ModelError(f"{what} {text!r}: expected NAME=VALUE")
-        found[name] = value
-    return found
+        parsed[name] = value
+    return parsed
 
 
-def open_session(model: Path, options: Mapping[str, str], tell: bool = True, sizes: Mapping[str, int] | None = None) -> Any:
+def open_session(
+    model: Path, options: Mapping[str, str], tell: bool = True, sizes: Mapping[str, int] | None = None, data: bytes | None = None,
+) -> Any:
     """The drop-in session of a model file, with onnxruntime's own warnings off (a partial assignment is no news here).
 
-    tell: says on a terminal that it goes on; not below another display. sizes: of open dimensions, which the session then has fixed.
+    tell: says on a terminal that it goes on; not below another display. sizes: of open dimensions, which the session then has fixed. data:
+    the model itself, where it is to be another one than the file's, whose external data it reads.
     """
-    if not model.is_file():
-        raise ModelError(f"{model}: {'a folder, expected a model file' if model.is_dir() else 'there is no such file'}")
+    check_file(model)
     with waiting(f"loading {model.name}: planning, compiling") if tell else nullcontext():
+        from ort_gpu_ep.session.opening import EXTERNAL_FOLDER
         from ort_gpu_ep.session.session import InferenceSession
 
         settings = quiet()
+        if data is not None:
+            settings.add_session_config_entry(EXTERNAL_FOLDER, str(model.absolute().parent))
         for symbol, size in (sizes or {}).items():
             settings.add_free_dimension_override_by_name(symbol, size)
-        session = InferenceSession(str(model), settings, provider_options={"unit_plans": "wait", **options})
+        session = InferenceSession(str(model) if data is None else data, settings, provider_options={"unit_plans": "wait", **options})
         session.wait_ready()        # what a command shows of its runs is of those that chose
         return session
+
+
+def check_file(model: Path) -> None:
+    """Raises ModelError where there is no file to open."""
+    if not model.is_file():
+        raise ModelError(f"{model}: {'a folder, expected a model file' if model.is_dir() else 'there is no such file'}")
 
 
 def waiting(what: str) -> Any:
@@ -193,7 +239,11 @@ def cpu_session(model: Path | str) -> Any:
     """A plain session of onnxruntime's on its CPU provider."""
     import onnxruntime
 
-    return onnxruntime.InferenceSession(str(model), quiet(), providers=[CPU_PROVIDER])
+    try:
+        return onnxruntime.InferenceSession(str(model), quiet(), providers=[CPU_PROVIDER])
+    except Exception as error:
+        add_remedy(error, partial(remedy, model))
+        raise
 
 
 @contextmanager
@@ -208,6 +258,14 @@ def progress(what: str, quiet: bool = False) -> Iterator[Callable[[str, float], 
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """With the version of its keys."""
-    json.dump({"schema": SCHEMA, **data}, sys.stdout, indent=1, default=str)
+    """With the version of its keys. What JSON has no numbers for is text: "NaN", "Infinity", "-Infinity"."""
+    json.dump(_finite({"schema": SCHEMA, **data}), sys.stdout, indent=1, default=str, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -38,29 +38,29 @@ def numbers(text: str, flag: str) -> list[int]:
 
 def batched(session: Any, feeds: Mapping[str, Any], size: int) -> dict[str, Any]:
     """Inputs with that many rows: those whose first dimension the model leaves open, their rows repeated. Raises ModelError if none is."""
-    found = dict(feeds)
+    batch = dict(feeds)
     open_inputs = [i.name for i in session.get_inputs() if i.shape and not (isinstance(i.shape[0], int) and i.shape[0] > 0)]
     if not open_inputs and size != 1:
         shapes = ", ".join(f"{i.name} {i.shape}" for i in session.get_inputs())
         raise ModelError(f"--batch {size}: the model fixes the first dimension of all inputs ({shapes}); export it with an open one")
     for name in open_inputs:
-        found[name] = np.resize(feeds[name], (size, *feeds[name].shape[1:]))
-    return found
+        batch[name] = np.resize(feeds[name], (size, *feeds[name].shape[1:]))
+    return batch
 
 
 def measure(
     sides: Mapping[str, Any], feeds: Mapping[int, Mapping[str, Any]], threads: int, runs: int, tell: Callable[[str, float], None],
 ) -> list[Throughput]:
     """A row for each batch and side, sides in turn. sides: sessions. feeds: batch -> inputs. runs: of each thread, at least."""
-    found, total = list[Throughput](), len(feeds) * len(sides)
+    rows, total = list[Throughput](), len(feeds) * len(sides)
     for batch, values in feeds.items():
         for side, session in sides.items():
-            tell(f"{side}, batch {batch}", len(found) / total)
+            tell(f"{side}, batch {batch}", len(rows) / total)
             for _ in range(WARM_RUNS):
                 session.run(None, dict(values))
             times, seconds = _timed(partial(session.run, None, dict(values)), threads, runs)
-            found.append(Throughput(side, batch, threads, median(times) * 1e3, batch * len(times) / seconds))
-    return found
+            rows.append(Throughput(side, batch, threads, median(times) * 1e3, batch * len(times) / seconds))
+    return rows
 
 
 def _timed(run: Callable[[], object], threads: int, runs: int) -> tuple[Sequence[float], float]:

@@ -42,13 +42,13 @@ def tune(
         raise ConfigError("tune needs a MODEL, --list or --forget")
     session = shared.open_session(model, {"placement": "gpu", **options})
     shared.check_gpu(session)
-    values = inputs_of(session, model, inputs, dims, shapes, seed)
+    values = inputs_of(session.get_inputs(), model, inputs, dims, shapes, seed)
     with shared.progress("tuning", quiet=json) as tell:
-        found = session.tune(values, budget_s, fresh, tell)
+        tuned = session.tune(values, budget_s, fresh, tell)
     if json:
-        shared.print_json({"model": str(model), **found.as_dict()})
+        shared.print_json({"model": str(model), **tuned.as_dict()})
     else:
-        _print(found)
+        _print(tuned)
 
 
 def _known(config: Config, forget: bool, json: bool) -> None:
@@ -59,15 +59,15 @@ def _known(config: Config, forget: bool, json: bool) -> None:
     if forget:
         there = tuned.forget(config.cache_path, key)
     if json:
-        rows = [{"key": name, "form": found.form, "ns": dict(found.ns)} for name, found in table.choices.items()]
+        rows = [{"key": name, "form": choice.form, "ns": dict(choice.ns)} for name, choice in table.choices.items()]
         shared.print_json({"adapter": info.name, "choices": rows, "models": len(table.models), "forgotten": forget and there})
         return
     if forget:
         _say(f"{info.name}: {f'{len(table.choices)} choices forgotten' if there else 'nothing was known'}")
         return
     _say(f"{info.name}: {len(table.choices)} choices are known, {len(table.models)} models were tuned by tune=1")
-    for name, found in table.choices.items():
-        _say(_line(name, found, ""))
+    for name, choice in table.choices.items():
+        _say(_line(name, choice, ""))
 
 
 def _print(found: TuneResult) -> None:

@@ -52,9 +52,9 @@ class Row:
 
     def as_dict(self) -> dict[str, object]:
         """For JSON: quantiles instead of the times."""
-        found = asdict(self)
-        del found["times_ms"]
-        return {**found, "runs": len(self.times_ms), **{f"p{p}_ms": self.quantile(p / 100) for p in (50, 95, 99)}}
+        fields = asdict(self)
+        del fields["times_ms"]
+        return {**fields, "runs": len(self.times_ms), **{f"p{p}_ms": self.quantile(p / 100) for p in (50, 95, 99)}}
 
 
 def sessions(model: Any, options: Mapping[str, str]) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def sampler_of(options: Mapping[str, str]) -> tuple[AdapterInfo, Sampler]:
     """The adapter that the options ask for, and who reads its load, whatever the option `load` says. Raises AdapterError."""
     config = resolve(options)
     info = choose(config.adapter)[0]
-    wanted = "auto" if config.load == "off" else config.load
-    sampler = open_sampler(info, wanted, LazyTimedDispatch(info), order_among_equals(info))
+    source = "auto" if config.load == "off" else config.load
+    sampler = open_sampler(info, source, LazyTimedDispatch(info), order_among_equals(info))
     assert sampler is not None
     return info, sampler
 
@@ -95,10 +95,10 @@ def measure(
             before = _counts(candidates["auto"])
             turns = list(_turns(candidates, feeds, sampler, runs, SHORTEST_S))
             chosen = _chosen(candidates["auto"], before)
-        known = [load.gpu for _, load in turns if load.gpu is not None]
+        loads = [load.gpu for _, load in turns if load.gpu is not None]
         for candidate in candidates:
             rows.append(Row(
-                level, candidate, [times[candidate] for times, _ in turns], float(np.mean(known)) if known else None,
+                level, candidate, [times[candidate] for times, _ in turns], float(np.mean(loads)) if loads else None,
                 float(np.mean([load.cpu for _, load in turns])), sampler.latest.source, chosen if candidate == "auto" else {}))
     return rows
 
@@ -126,9 +126,9 @@ def _counts(session: Any) -> dict[str, int]:
 
 def _chosen(session: Any, before: Mapping[str, int]) -> dict[str, float]:
     """Parts of the runs since `before`; of a session without a choice, the side that all of its nodes or some are on."""
-    made = {candidate: count - before.get(candidate, 0) for candidate, count in _counts(session).items()}
-    total = sum(made.values())
+    counts = {candidate: count - before.get(candidate, 0) for candidate, count in _counts(session).items()}
+    total = sum(counts.values())
     if total:
-        return {candidate: count / total for candidate, count in made.items() if count}
+        return {candidate: count / total for candidate, count in counts.items() if count}
     explained = session.explain()
     return {"cpu" if not explained.count("gpu") else "gpu" if not explained.count("cpu") else "cut": 1.0}

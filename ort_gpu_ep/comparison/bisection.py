@@ -120,8 +120,8 @@ class _Search:
             middle = (low + high) // 2
             names = [name for name in self.nodes[middle].output if name in self.found]
             got = self.gpu(up_to(self.model, names), self.feeds) if names else []
-            found = differences(names, got, [self.want[name] for name in names])
-            if all(d.within(self.tolerance) for d in found):
+            errors = differences(names, got, [self.want[name] for name in names])
+            if all(d.within(self.tolerance) for d in errors):
                 low = middle + 1
             else:
                 high = middle
@@ -129,14 +129,14 @@ class _Search:
 
     def _finding(self, node: onnx.NodeProto) -> Finding:
         """With the smallest part before it, itself included, that shows more than is allowed."""
-        found = Finding(node.name or node.output[0], node.op_type, self._worst_of(node))
+        finding = Finding(node.name or node.output[0], node.op_type, self._worst_of(node))
         single: Finding | None = None
         for count in range(1, MOST_NODES + 1):
-            tried = self._tried(found, self._before(node, count))
+            tried = self._tried(finding, self._before(node, count))
             single = single or tried
             if tried is None or (tried.own is not None and not tried.own.within(self.tolerance)):
-                return tried or single or found
-        return single or found
+                return tried or single or finding
+        return single or finding
 
     def _tried(self, finding: Finding, nodes: Sequence[onnx.NodeProto]) -> Finding | None:
         """None where a value that these nodes read is no array."""
@@ -151,13 +151,13 @@ class _Search:
 
     def _before(self, node: onnx.NodeProto, count: int) -> list[onnx.NodeProto]:
         """A node and the ones before it that it needs most nearly, in order."""
-        chosen, wanted = [node], reads_of(node)
+        chosen, names = [node], reads_of(node)
         for other in reversed(self.nodes[:self.nodes.index(node)]):
             if len(chosen) == count:
                 break
-            if wanted & set(other.output):
+            if names & set(other.output):
                 chosen.append(other)
-                wanted |= reads_of(other)
+                names |= reads_of(other)
         return chosen[::-1]
 
     def _worst_of(self, node: onnx.NodeProto) -> Difference:
@@ -172,8 +172,8 @@ class _Search:
 
         suspects = sorted(self.nodes, key=growth, reverse=True)[:SUSPECTS]
         tried = [self._tried(Finding(n.name or n.output[0], n.op_type, self._worst_of(n)), [n]) for n in suspects]
-        known = [t for t in tried if t is not None and t.own is not None]
-        return max(known, key=lambda t: _size(t.own) if t.own is not None else 0.0, default=None)
+        findings = [t for t in tried if t is not None and t.own is not None]
+        return max(findings, key=lambda t: _size(t.own) if t.own is not None else 0.0, default=None)
 
 
 def _size(found: Difference) -> float:

@@ -75,8 +75,8 @@ class Float64:
 
 def _erf(x: Array) -> Array:
     """onnx's own rounds to float32."""
-    found: Array = np.vectorize(math.erf, otypes=[x.dtype])(x)
-    return found
+    array: Array = np.vectorize(math.erf, otypes=[x.dtype])(x)
+    return array
 
 
 class Erf(OpRun):
@@ -146,8 +146,8 @@ def _declared(model: onnx.ModelProto) -> dict[str, int]:
         graph = onnx.shape_inference.infer_shapes(model).graph
     except Exception:       # of models that onnx's inference refuses, or that are too large for it; their own types are left
         graph = model.graph
-    found = {i.name: i.data_type for i in graph.initializer}
-    return found | {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
+    types = {i.name: i.data_type for i in graph.initializer}
+    return types | {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
 
 
 def _is_float(value: Any) -> bool:
@@ -178,12 +178,12 @@ def _as_allowed(value: Any, declared: int | None, model: onnx.ModelProto, node: 
 
 def _in_float64(node: onnx.NodeProto) -> onnx.NodeProto:
     """The node with float64 in place of smaller floats, in its bodies too."""
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
-    for attribute in made.attribute:
+    wide = onnx.NodeProto()
+    wide.CopyFrom(node)
+    for attribute in wide.attribute:
         if node.op_type in ("Cast", "Constant", "ConstantOfShape") or attribute.type != onnx.AttributeProto.TENSOR:
             _widen(attribute)
-    return made
+    return wide
 
 
 def _widen(attribute: onnx.AttributeProto) -> None:
@@ -196,9 +196,9 @@ def _widen(attribute: onnx.AttributeProto) -> None:
 
 
 def _widen_graph(graph: onnx.GraphProto) -> None:
-    for held in graph.initializer:
-        if held.data_type in _FLOATS:
-            held.CopyFrom(numpy_helper.from_array(_wide(numpy_helper.to_array(held)), held.name))
+    for initializer in graph.initializer:
+        if initializer.data_type in _FLOATS:
+            initializer.CopyFrom(numpy_helper.from_array(_wide(numpy_helper.to_array(initializer)), initializer.name))
     for value in (*graph.input, *graph.output, *graph.value_info):
         if value.type.tensor_type.elem_type in _FLOATS:
             value.type.tensor_type.elem_type = TensorProto.DOUBLE

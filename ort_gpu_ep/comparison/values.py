@@ -124,8 +124,8 @@ def _ulp(got: Array, want: Array, finite: Array) -> int:
     least = np.iinfo(bits).min
 
     def place(values: Array) -> Array:
-        found = np.ascontiguousarray(values).view(bits)
-        return np.where(found < 0, least - found, found)
+        places = np.ascontiguousarray(values).view(bits)
+        return np.where(places < 0, least - places, places)
 
     a, b = place(got)[finite], place(want)[finite]
     if bits.itemsize == 8:

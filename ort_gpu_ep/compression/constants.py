@@ -32,27 +32,27 @@ def brought_out(model: onnx.ModelProto) -> onnx.ModelProto:
 
     A constant that others read, too, is not moved: it would be there twice.
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    graph = made.graph
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
     readers = reads(graph)
-    held = {i.name: i for i in graph.initializer}
-    given = {i.name for i in graph.input}
+    initializers = {i.name: i for i in graph.initializer}
+    inputs = {i.name for i in graph.input}
     kept = []
     for node in graph.node:
-        array = _moved(node, held, given, readers) if node.domain in ("", "ai.onnx") and len(node.output) == 1 else None
+        array = _moved(node, initializers, inputs, readers) if node.domain in ("", "ai.onnx") and len(node.output) == 1 else None
         if array is None:
             kept.append(node)
             continue
-        held[node.output[0]] = graph.initializer.add()
-        held[node.output[0]].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), node.output[0]))
+        initializers[node.output[0]] = graph.initializer.add()
+        initializers[node.output[0]].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), node.output[0]))
         for name in (n for n in node.input if n):
             readers[name] -= 1
             if not readers[name]:
-                graph.initializer.remove(held.pop(name))
+                graph.initializer.remove(initializers.pop(name))
     del graph.node[:]
     graph.node.extend(kept)
-    return made
+    return copy
 
 
 def _moved(node: onnx.NodeProto, held: dict[str, onnx.TensorProto], given: Collection[str], readers: Counter[str]) -> Array | None:
@@ -68,8 +68,8 @@ def _moved(node: onnx.NodeProto, held: dict[str, onnx.TensorProto], given: Colle
     kind = attribute(node, "to", onnx.TensorProto.FLOAT)
     if not _is_weight(weight) or readers[weight.name] > 1 or kind != onnx.TensorProto.FLOAT:
         return None
-    found: Any = ReferenceEvaluator(node).run(None, {n: numpy_helper.to_array(held[n]) for n in node.input if n})
-    moved: Array = found[0]
+    result: Any = ReferenceEvaluator(node).run(None, {n: numpy_helper.to_array(held[n]) for n in node.input if n})
+    moved: Array = result[0]
     return moved
 
 
@@ -96,9 +96,9 @@ def _constants(graph: onnx.GraphProto, body: str = "") -> Iterator[tuple[str, on
     for node in graph.node:
         for name in node.input:
             readers.setdefault(name, node.op_type)
-    held = [(i.name, i) for i in graph.initializer]
-    held += [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"]
-    for name, tensor in held:
+    pairs = [(i.name, i) for i in graph.initializer]
+    pairs += [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"]
+    for name, tensor in pairs:
         kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
         where = f"in the body of {body}" if body else f"of {readers[name]}" if name in readers else "of a body"
         yield f"{'float32' if kind == 'float' else kind} {where}", tensor

@@ -68,8 +68,8 @@ class Layer:
 
     def dense(self, rows: Array) -> Array:
         """The weight that rows stand for."""
-        found: Array = rows.reshape(self.stored).transpose(self.perm)
-        return found
+        array: Array = rows.reshape(self.stored).transpose(self.perm)
+        return array
 
 
 def check_uncompressed(model: onnx.ModelProto) -> None:
@@ -84,39 +84,39 @@ def find_layers(model: onnx.ModelProto) -> list[Layer]:
 
     Raises ModelError for NaN or infinite weights.
     """
-    held = {i.name: i for i in model.graph.initializer}
+    tensors = {i.name: i for i in model.graph.initializer}
     readers = reads(model.graph)
-    found: dict[str, Layer] = {}
+    layers: dict[str, Layer] = {}
     for node in model.graph.node:
         for index in WEIGHT_INPUTS.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ():
             name = node.input[index] if index < len(node.input) else ""
-            if name in held and name not in found and (layer := _layer(node, name, held[name], readers[name] > 1)) is not None:
-                found[name] = layer
-    return list(found.values())
+            if name in tensors and name not in layers and (layer := _layer(node, name, tensors[name], readers[name] > 1)) is not None:
+                layers[name] = layer
+    return list(layers.values())
 
 
 def reads(graph: onnx.GraphProto) -> Counter[str]:
     """How often each value is read: by nodes, by subgraphs, and as an output."""
-    found = Counter(name for node in graph.node for name in node.input) + Counter(output.name for output in graph.output)
+    counts = Counter(name for node in graph.node for name in node.input) + Counter(output.name for output in graph.output)
     for node in graph.node:
         for inner in bodies(node):
-            found += reads(inner)
-    return found
+            counts += reads(inner)
+    return counts
 
 
 def names_in(graph: onnx.GraphProto) -> set[str]:
     """Of values and of nodes, also in subgraphs."""
-    held = (*graph.initializer, *graph.input, *(s.values for s in graph.sparse_initializer))
-    found = {i.name for i in held} | {name for n in graph.node for name in (*n.input, *n.output, n.name)}
-    return found.union(*(names_in(inner) for node in graph.node for inner in bodies(node)))
+    named = (*graph.initializer, *graph.input, *(s.values for s in graph.sparse_initializer))
+    names = {i.name for i in named} | {name for n in graph.node for name in (*n.input, *n.output, n.name)}
+    return names.union(*(names_in(inner) for node in graph.node for inner in bodies(node)))
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs that a node holds."""
-    for given in node.attribute:
-        if given.type == onnx.AttributeProto.GRAPH:
-            yield given.g
-        yield from given.graphs
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def _layer(node: onnx.NodeProto, name: str, tensor: onnx.TensorProto, shared: bool) -> Layer | None:

@@ -52,12 +52,12 @@ def parse_method(text: str) -> Method:
     """Raises ConfigError, naming what there is."""
     if text in ("float32", "int8", "int4"):
         return Method(text)
-    found = re.fullmatch(r"codebook(\d)", text)
-    if found and int(found[1]) in BITS:
-        return Method("codebook", int(found[1]))
-    found = re.fullmatch(r"prune(\d\d?)(?:\+codebook4)?", text)
-    if found and int(found[1]):
-        return Method("prune", percent=int(found[1]))
+    match = re.fullmatch(r"codebook(\d)", text)
+    if match and int(match[1]) in BITS:
+        return Method("codebook", int(match[1]))
+    match = re.fullmatch(r"prune(\d\d?)(?:\+codebook4)?", text)
+    if match and int(match[1]):
+        return Method("prune", percent=int(match[1]))
     raise ConfigError(f"method {text!r}: expected one of {KNOWN}")
 
 
@@ -134,8 +134,8 @@ def _int8(layer: Layer) -> Encoded:
     node = helper.make_node("DequantizeLinear", names, [layer.weight], f"{layer.weight}.decoder")
     if not recurrent:
         node.attribute.append(helper.make_attribute("axis", layer.perm.index(0)))
-    held = {names[0]: np.ascontiguousarray(layer.dense(codes.astype(np.int8))), names[1]: scale}
-    return Encoded(np.ascontiguousarray(layer.dense((codes * divisor).astype(np.float32))), held, [node])
+    constants = {names[0]: np.ascontiguousarray(layer.dense(codes.astype(np.int8))), names[1]: scale}
+    return Encoded(np.ascontiguousarray(layer.dense((codes * divisor).astype(np.float32))), constants, [node])
 
 
 def _int4(layer: Layer) -> Encoded:
@@ -149,20 +149,20 @@ def _int4(layer: Layer) -> Encoded:
     codes = np.clip(np.rint(padded / scale[..., None]) + 8, 0, 15).astype(np.uint8)
     dense = ((codes.astype(np.float32) - 8) * scale[..., None]).reshape(n, -1)[:, :k]
     node, gemm = layer.node, layer.node.op_type == "Gemm"
-    held = {f"{layer.weight}.int4": codes[..., 0::2] | codes[..., 1::2] << 4,
+    constants = {f"{layer.weight}.int4": codes[..., 0::2] | codes[..., 1::2] << 4,
             f"{layer.weight}.scale": scale.reshape(-1) * np.float32(attribute(node, "alpha", 1.0) if gemm else 1.0)}
     has_bias = gemm and len(node.input) > 2 and bool(node.input[2])
     target = f"{node.output[0]}.product" if has_bias else node.output[0]
     nodes = [helper.make_node(
-        "MatMulNBits", [node.input[0], *held], [target], node.name, domain="com.microsoft", K=k, N=n, bits=4, block_size=BLOCK)]
+        "MatMulNBits", [node.input[0], *constants], [target], node.name, domain="com.microsoft", K=k, N=n, bits=4, block_size=BLOCK)]
     if has_bias:
         bias, beta = node.input[2], float(attribute(node, "beta", 1.0))
         if beta != 1.0:
-            held[f"{layer.weight}.beta"] = np.array(beta, np.float32)
+            constants[f"{layer.weight}.beta"] = np.array(beta, np.float32)
             nodes.append(helper.make_node("Mul", [bias, f"{layer.weight}.beta"], [f"{node.output[0]}.bias"]))
             bias = f"{node.output[0]}.bias"
         nodes.append(helper.make_node("Add", [target, bias], [node.output[0]], node.name and f"{node.name}.bias"))
-    return Encoded(np.ascontiguousarray(layer.dense(dense)), held, nodes, instead=True)
+    return Encoded(np.ascontiguousarray(layer.dense(dense)), constants, nodes, instead=True)
 
 
 def _blocks(layer: Layer, halves: bool) -> Encoded:
@@ -175,13 +175,13 @@ def _blocks(layer: Layer, halves: bool) -> Encoded:
     codes = np.clip(np.rint(padded / scale[..., None]), -top, top - 1)
     dense = (codes * scale[..., None]).astype(np.float32).reshape(n, -1)[:, :k]
     stored = (codes + top).astype(np.uint8).reshape(n, -1)[:, :k]
-    held = {f"{layer.weight}.{'int4' if halves else 'int8'}": stored[:, 0::2] | stored[:, 1::2] << 4 if halves else stored,
+    constants = {f"{layer.weight}.{'int4' if halves else 'int8'}": stored[:, 0::2] | stored[:, 1::2] << 4 if halves else stored,
             f"{layer.weight}.scale": scale}
-    codes_name, scale_name = held
+    codes_name, scale_name = constants
     node = helper.make_node(
         "GatherBlockQuantized", [codes_name, layer.node.input[1], scale_name], list(layer.node.output), layer.node.name,
         domain="com.microsoft", bits=4 if halves else 8, block_size=block, gather_axis=0, quantize_axis=1)
-    return Encoded(np.ascontiguousarray(dense), held, [node], instead=True)
+    return Encoded(np.ascontiguousarray(dense), constants, [node], instead=True)
 
 
 def _codebook(layer: Layer, bits: int) -> Encoded:
@@ -189,8 +189,8 @@ def _codebook(layer: Layer, bits: int) -> Encoded:
     rows = layer.rows()
     values = centroids(rows, 1 << bits)
     codes = nearest(rows, values)
-    held = {f"{layer.weight}.codes": pack_codes(codes, bits), f"{layer.weight}.values": values}
-    return Encoded(np.ascontiguousarray(layer.dense(values[codes])), held, [_call(layer, f"Codebook{bits}", held)], [f"Codebook{bits}"])
+    stored = {f"{layer.weight}.codes": pack_codes(codes, bits), f"{layer.weight}.values": values}
+    return Encoded(np.ascontiguousarray(layer.dense(values[codes])), stored, [_call(layer, f"Codebook{bits}", stored)], [f"Codebook{bits}"])
 
 
 def _sparse(layer: Layer, pruned: Array) -> Encoded:
@@ -200,13 +200,13 @@ def _sparse(layer: Layer, pruned: Array) -> Encoded:
         layer = replace(layer, stored=layer.array.shape, perm=tuple(range(len(layer.perm))))
     kept = pruned != 0
     values = np.zeros(VALUES, np.float32)
-    found = centroids(pruned[kept], VALUES - 1) if kept.any() else np.zeros(1, np.float32)
-    values[1:1 + len(found)] = found
+    entries_of = centroids(pruned[kept], VALUES - 1) if kept.any() else np.zeros(1, np.float32)
+    values[1:1 + len(entries_of)] = entries_of
     codes = np.zeros(pruned.shape, np.int64)
-    codes[kept] = nearest(pruned[kept], found) + 1
+    codes[kept] = nearest(pruned[kept], entries_of) + 1
     entries, starts = pack_sparse(codes)
-    held = {f"{layer.weight}.entries": entries, f"{layer.weight}.starts": starts, f"{layer.weight}.values": values}
-    return Encoded(np.ascontiguousarray(layer.dense(values[codes])), held, [_call(layer, SPARSE, held)], [SPARSE])
+    constants = {f"{layer.weight}.entries": entries, f"{layer.weight}.starts": starts, f"{layer.weight}.values": values}
+    return Encoded(np.ascontiguousarray(layer.dense(values[codes])), constants, [_call(layer, SPARSE, constants)], [SPARSE])
 
 
 def _call(layer: Layer, function: str, held: Mapping[str, Any]) -> onnx.NodeProto:
@@ -238,12 +238,12 @@ def centroids(weights: Array, count: int) -> Array:
     count = min(count, len(means))
     spread = np.cumsum(np.cbrt(mass))       # where the density is high centres are close, but less so than quantiles
     start = np.interp((np.arange(count) + 0.5) / count * spread[-1], spread, means)
-    found = KMeans(count, init=start[:, None], n_init=1, max_iter=100).fit(means[:, None], sample_weight=mass)
-    return np.unique(found.cluster_centers_.reshape(-1).astype(np.float32))
+    clusters = KMeans(count, init=start[:, None], n_init=1, max_iter=100).fit(means[:, None], sample_weight=mass)
+    return np.unique(clusters.cluster_centers_.reshape(-1).astype(np.float32))
 
 
 def nearest(weights: Array, values: Array) -> Array:
     """The index of the nearest of ascending values, for each weight."""
     borders = (values[1:].astype(np.float64) + values[:-1]) / 2
-    found: Array = np.searchsorted(borders, weights.reshape(-1)).reshape(weights.shape)
-    return found
+    indices: Array = np.searchsorted(borders, weights.reshape(-1)).reshape(weights.shape)
+    return indices

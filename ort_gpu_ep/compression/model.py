@@ -54,7 +54,7 @@ def compress(
     Raises ConfigError, ModelError.
     """
     source, target = Path(model), Path(out)
-    wanted, patterns = parse_method(method), [(pattern, parse_method(text)) for pattern, text in layers]
+    default, patterns = parse_method(method), [(pattern, parse_method(text)) for pattern, text in layers]
     if labels is not None and calibrate is None:
         raise ConfigError("labels need samples: --calibrate DATA.npz with as many samples as there are labels")
     if target.exists():
@@ -62,33 +62,33 @@ def compress(
     if not target.parent.is_dir():
         raise ModelError(f"{target.parent} is no folder to write into")
     tell("reading", 0.0)
-    given = _read(source)
-    before = session_of(given)
+    original = _read(source)
+    before = session_of(original)
     samples = load_samples(calibrate, before, labels) if calibrate is not None else None
     feeds = samples.fit if samples is not None else None
-    loaded = _prepared(given, source)
-    found = find_layers(loaded)
-    left, left_nbytes = left_alone(loaded, {layer.weight for layer in found})
-    if not found:
+    loaded = _prepared(original, source)
+    layers_there = find_layers(loaded)
+    left, left_nbytes = left_alone(loaded, {layer.weight for layer in layers_there})
+    if not layers_there:
         raise ModelError(f"{source}: nothing to compress; expected float32 constants of {MIN_WEIGHTS:,} elements and more in "
                          f"{', '.join(WEIGHT_INPUTS)}; there are {left or 'no constants as large'}")
     notes = [f"left as they are: {left}"] if left_nbytes > WORTH_TELLING * loaded.ByteSize() else []
-    if wanted.kind == "int8" and feeds is not None:
+    if default.kind == "int8" and feeds is not None:
         if patterns or max_error is not None:
             raise ConfigError("int8 with calibration data quantizes the whole model: --layers and --max-error don't go with it")
         tell("quantizing activations and weights", 0.1)
         folded = without_batch_normalization(loaded)
-        made, reports = quantized(folded, find_layers(folded), feeds)
-        made, reports = _the_rest(made, reports)
+        result, reports = quantized(folded, find_layers(folded), feeds)
+        result, reports = _the_rest(result, reports)
     else:
-        chosen = _chosen(found, wanted, patterns)
-        made, reports = _by_layers(loaded, chosen, feeds, max_error, notes, tell)
+        chosen = _chosen(layers_there, default, patterns)
+        result, reports = _by_layers(loaded, chosen, feeds, max_error, notes, tell)
     tell("comparing outputs", 0.95)
-    comparison, on = _compared(before, session_of(made), samples, given, notes)
-    data = made.SerializeToString()
+    comparison, on = _compared(before, session_of(result), samples, original, notes)
+    data = result.SerializeToString()
     _write(target, data)
     tell("done", 1.0)
-    return Report(tuple(reports), (max(source.stat().st_size, int(given.ByteSize())), len(data)), comparison, on, tuple(notes))
+    return Report(tuple(reports), (max(source.stat().st_size, int(original.ByteSize())), len(data)), comparison, on, tuple(notes))
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -105,15 +105,15 @@ def _read(path: Path) -> onnx.ModelProto:
 
 def _prepared(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     """The model with weights where products read them, and of an opset that local functions can be written in. Raises ModelError."""
-    made = inlined(model)
-    if _opset(made) < MIN_OPSET:
+    prepared = inlined(model)
+    if _opset(prepared) < MIN_OPSET:
         try:
-            made = onnx.version_converter.convert_version(made, CONVERTED_TO)
+            prepared = onnx.version_converter.convert_version(prepared, CONVERTED_TO)
         except Exception as error:
-            raise ModelError(f"{path} is of opset {_opset(made)}; {MIN_OPSET} is needed, and onnx can't convert it: {error}") from error
-    made = brought_out(made)
-    made.ir_version = max(made.ir_version, 8)      # the first with local functions
-    return made
+            raise ModelError(f"{path} is of opset {_opset(prepared)}; {MIN_OPSET} is needed, and onnx can't convert it: {error}") from error
+    prepared = brought_out(prepared)
+    prepared.ir_version = max(prepared.ir_version, 8)      # the first with local functions
+    return prepared
 
 
 def _the_rest(model: onnx.ModelProto, reports: Sequence[LayerReport]) -> tuple[onnx.ModelProto, list[LayerReport]]:
@@ -177,15 +177,15 @@ def _by_layers(
         tell(f"{layer.name}: {method}", 0.1 + 0.8 * done / total)
         samples = None
         if feeds is not None and (fitting(layer, method).kind == "prune" or layer.is_matrix):
-            wanted = read_by(model, layer, feeds)
-            samples = (read_by(now, layer, feeds) if method.kind == "prune" and encoded else wanted), wanted
+            before = read_by(model, layer, feeds)
+            samples = (read_by(now, layer, feeds) if method.kind == "prune" and encoded else before), before
         result, taken, report = _settled(layer, method, samples, max_error)
         done += layer.array.size
         reports.append(report)
         if taken.kind != "float32":
             encoded.append((layer, result))
-            held = next(i for i in now.graph.initializer if i.name == layer.weight)
-            held.CopyFrom(numpy_helper.from_array(result.weight, layer.weight))
+            initializer = next(i for i in now.graph.initializer if i.name == layer.weight)
+            initializer.CopyFrom(numpy_helper.from_array(result.weight, layer.weight))
     if not encoded:
         raise ModelError("nothing to compress: every layer would keep its float weights, by its method, because of --max-error, or "
                          "because they would not get smaller")
@@ -198,20 +198,20 @@ def _settled(
     """The gentlest change that is asked for within the error that is allowed. samples: what the layer reads now, and what it read."""
     method = fitting(layer, asked)
     while True:
-        made = encode(layer, method, _pruned(layer, method, samples) if method.kind == "prune" else None)
-        if made.nbytes >= layer.array.nbytes:       # rows of few elements: their scales would take more than they save
+        coded = encode(layer, method, _pruned(layer, method, samples) if method.kind == "prune" else None)
+        if coded.nbytes >= layer.array.nbytes:       # rows of few elements: their scales would take more than they save
             method = Method("float32")
-            made = encode(layer, method)
-        weight_error = _relative(made.weight, layer.array)
-        output_error = _relative(_products(layer, made.weight, samples[0]), _products(layer, layer.array, samples[1])) if samples else None
+            coded = encode(layer, method)
+        weight_error = _relative(coded.weight, layer.array)
+        output_error = _relative(_products(layer, coded.weight, samples[0]), _products(layer, layer.array, samples[1])) if samples else None
         gentler = method.gentler()
         error = weight_error if output_error is None else output_error
         if max_error is None or error <= max_error or gentler is None:
-            density = float(np.count_nonzero(made.weight)) / made.weight.size
-            shown = "int8" if method.kind == "int4" and not made.instead else str(method)
-            report = LayerReport(layer.name, layer.node.op_type, str(asked), shown, layer.array.nbytes, made.nbytes, density,
+            density = float(np.count_nonzero(coded.weight)) / coded.weight.size
+            shown = "int8" if method.kind == "int4" and not coded.instead else str(method)
+            report = LayerReport(layer.name, layer.node.op_type, str(asked), shown, layer.array.nbytes, coded.nbytes, density,
                                  weight_error, output_error)
-            return made, method, report
+            return coded, method, report
         method = gentler
 
 
@@ -225,8 +225,8 @@ def _pruned(layer: Layer, method: Method, samples: tuple[Array, Array] | None) -
 
 def _products(layer: Layer, weight: Array, samples: Array) -> Array:
     """Of a weight of the layer and what its blocks read."""
-    found: Array = samples @ replace(layer, array=weight).rows().reshape(layer.blocks).swapaxes(1, 2)
-    return found
+    products: Array = samples @ replace(layer, array=weight).rows().reshape(layer.blocks).swapaxes(1, 2)
+    return products
 
 
 def _relative(got: Array, wanted: Array) -> float:
@@ -236,8 +236,8 @@ def _relative(got: Array, wanted: Array) -> float:
 
 def assembled(model: onnx.ModelProto, encoded: Sequence[tuple[Layer, Encoded]]) -> onnx.ModelProto:
     """The model with packed constants and their decoders in place of float weights."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    assembly = onnx.ModelProto()
+    assembly.CopyFrom(model)
     taken = names_in(model.graph)
     encoded = [(layer, apart(layer, result, taken)) for layer, result in encoded]
     gone = {layer.weight for layer, _ in encoded}
@@ -245,20 +245,20 @@ def assembled(model: onnx.ModelProto, encoded: Sequence[tuple[Layer, Encoded]]) 
     nodes = [node for _, result in encoded if not result.instead for node in result.nodes]
     for node in model.graph.node:
         nodes.extend(instead.get(node.output[0], (node,)) if node.output else (node,))
-    held = [numpy_helper.from_array(a, name) for _, result in encoded for name, a in result.held.items()]
-    for name, more in (("initializer", held), ("input", []), ("value_info", [])):
-        kept = [found for found in getattr(model.graph, name) if found.name not in gone]
-        made.graph.ClearField(name)
-        getattr(made.graph, name).extend([*kept, *more])
-    made.graph.ClearField("node")
-    made.graph.node.extend(nodes)
+    initializers = [numpy_helper.from_array(a, name) for _, result in encoded for name, a in result.held.items()]
+    for name, more in (("initializer", initializers), ("input", []), ("value_info", [])):
+        kept = [item for item in getattr(model.graph, name) if item.name not in gone]
+        assembly.graph.ClearField(name)
+        getattr(assembly.graph, name).extend([*kept, *more])
+    assembly.graph.ClearField("node")
+    assembly.graph.node.extend(nodes)
     used = [name for _, result in encoded for name in result.functions]
-    made.functions.extend(functions(used, _opset(made)))
-    domains = {o.domain for o in made.opset_import}
+    assembly.functions.extend(functions(used, _opset(assembly)))
+    domains = {o.domain for o in assembly.opset_import}
     for domain, version in ((DOMAIN, VERSION), ("com.microsoft", 1)):
         if domain not in domains and any(n.domain == domain for n in nodes):
-            made.opset_import.append(helper.make_opsetid(domain, version))
-    return made
+            assembly.opset_import.append(helper.make_opsetid(domain, version))
+    return assembly
 
 
 def _write(target: Path, data: bytes) -> None:

@@ -66,5 +66,5 @@ def _refitted(target: Array, sparse: Array, gram: Array) -> Array:
         step = rest * scale
         before, size = size, (rest * step).sum(1, keepdims=True)
         along = step + size / np.maximum(before, 1e-300) * along
-    found: Array = now
-    return found
+    weights: Array = now
+    return weights

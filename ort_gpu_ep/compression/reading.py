@@ -37,23 +37,23 @@ def read_by(model: onnx.ModelProto, layer: Layer, feeds: Sequence[Mapping[str, A
             by_block = np.broadcast_to(array, (layer.blocks[0], *array.shape))
         by_block = by_block.reshape(layer.blocks[0], -1, array.shape[-1])
         parts.append(by_block[:, np.sort(rng.permutation(by_block.shape[1])[:share])])
-    found: Array = np.concatenate(parts, axis=1)[:, :MAX_ROWS].astype(np.float32)
-    return found
+    rows: Array = np.concatenate(parts, axis=1)[:, :MAX_ROWS].astype(np.float32)
+    return rows
 
 
 def _watched(model: onnx.ModelProto, layer: Layer, states: bool) -> tuple[str, onnx.ModelProto]:
     """The model with the value that the layer reads as its only output."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
     name = layer.node.input[0]
     if states:
-        node = next(n for n in made.graph.node if layer.weight in n.input)
+        node = next(n for n in copy.graph.node if layer.weight in n.input)
         if not node.output[0]:
             node.output[0] = f"{layer.weight}.states"
         name = node.output[0]
-    del made.graph.output[:]
-    made.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
-    return name, made
+    del copy.graph.output[:]
+    copy.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+    return name, copy
 
 
 def _values(model: onnx.ModelProto, name: str, feeds: Sequence[Mapping[str, Array]]) -> Iterator[Array]:
@@ -61,8 +61,8 @@ def _values(model: onnx.ModelProto, name: str, feeds: Sequence[Mapping[str, Arra
         yield from (feed[name] for feed in feeds)
         return
     session = session_of(model)
-    wanted = {i.name for i in session.get_inputs()}
-    yield from (session.run([name], {n: a for n, a in feed.items() if n in wanted})[0] for feed in feeds)
+    names = {i.name for i in session.get_inputs()}
+    yield from (session.run([name], {n: a for n, a in feed.items() if n in names})[0] for feed in feeds)
 
 
 def _windows(x: Array, layer: Layer, count: int, rng: np.random.Generator) -> Array:
@@ -75,8 +75,8 @@ def _windows(x: Array, layer: Layer, count: int, rng: np.random.Generator) -> Ar
     image, *places = np.unravel_index(chosen, (x.shape[0], *sizes))
     taps = [x[(image, slice(None), *(p * s + t * d for p, s, t, d in zip(places, strides, tap, dilations, strict=True)))]
             for tap in np.ndindex(*kernel)]
-    found: Array = np.stack(taps, axis=2).reshape(len(chosen), groups, -1).swapaxes(0, 1)
-    return found
+    windows: Array = np.stack(taps, axis=2).reshape(len(chosen), groups, -1).swapaxes(0, 1)
+    return windows
 
 
 def _geometry(node: onnx.NodeProto, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[list[int], list[int], list[int], list[int]]:

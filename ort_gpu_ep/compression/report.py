@@ -58,8 +58,8 @@ class Report:
     @property
     def accuracy(self) -> tuple[float, float] | None:
         """Part of the predictions that are right, before and after; None without labels."""
-        found = self.compared
-        return None if found is None or found.right is None else (found.right[0] / found.predictions, found.right[1] / found.predictions)
+        both = self.compared
+        return None if both is None or both.right is None else (both.right[0] / both.predictions, both.right[1] / both.predictions)
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "output_error": self.output_error, "agreement": self.agreement, "accuracy": self.accuracy}
@@ -72,13 +72,13 @@ class Report:
                    f"density {layer.density:.0%}, weight error {layer.weight_error:.1e}{output}")
         before, after = self.file_nbytes
         yield f"file: {before:,} -> {after:,} B ({after / before:.1%})"
-        found = self.compared
-        if found is not None and found.error is not None:
-            yield f"outputs differ by {found.error:.1e} (relative L2) on {_counted(found.samples, self.on)}"
-        if found is not None and self.agreement is not None:
-            yield f"same prediction: {_part(found.same, found.predictions)}"
-        if found is not None and found.right is not None:
-            before_after = " -> ".join(_part(count, found.predictions) for count in found.right)
+        comparison = self.compared
+        if comparison is not None and comparison.error is not None:
+            yield f"outputs differ by {comparison.error:.1e} (relative L2) on {_counted(comparison.samples, self.on)}"
+        if comparison is not None and self.agreement is not None:
+            yield f"same prediction: {_part(comparison.same, comparison.predictions)}"
+        if comparison is not None and comparison.right is not None:
+            before_after = " -> ".join(_part(count, comparison.predictions) for count in comparison.right)
             yield f"right predictions: {before_after}"
         yield from self.notes
 

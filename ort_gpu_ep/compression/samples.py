@@ -67,15 +67,15 @@ def load_samples(path: Path | str | Mapping[str, Array], session: Any, labels: P
 
     Raises ModelError for another file, and names, types or shapes that are not the model's.
     """
-    given = dict(path) if isinstance(path, Mapping) else arrays_in(path, "calibration data")
+    arrays = dict(path) if isinstance(path, Mapping) else arrays_in(path, "calibration data")
     inputs = {i.name: i for i in session.get_inputs()}
-    classes = next((given.pop(name) for name in LABELS if name in given and name not in inputs), None)
+    classes = next((arrays.pop(name) for name in LABELS if name in arrays and name not in inputs), None)
     if labels is not None:
         classes = labels if isinstance(labels, np.ndarray) else array_in(labels, "labels")
-    if set(given) != set(inputs):
-        raise ModelError(f"calibration data has arrays {sorted(given)}; expected one for each input: {sorted(inputs)}")
-    given = {name: _checked(name, array, inputs[name]) for name, array in given.items()}
-    counts = {name: len(array) for name, array in given.items() if array.ndim}
+    if set(arrays) != set(inputs):
+        raise ModelError(f"calibration data has arrays {sorted(arrays)}; expected one for each input: {sorted(inputs)}")
+    arrays = {name: _checked(name, array, inputs[name]) for name, array in arrays.items()}
+    counts = {name: len(array) for name, array in arrays.items() if array.ndim}
     if len(set(counts.values())) != 1 or not min(counts.values()):
         raise ModelError(f"calibration data has {counts} samples; expected as many for each input, along the first axis")
     count = next(iter(counts.values()))
@@ -84,11 +84,11 @@ def load_samples(path: Path | str | Mapping[str, Array], session: Any, labels: P
     fixed = max((inputs[name].shape[0] for name in counts if isinstance(inputs[name].shape[0], int)), default=0)
     if count < fixed:
         raise ModelError(f"calibration data has {count} samples; the model takes {fixed} at a time")
-    held = np.arange(count) % HELD_OUT == HELD_OUT - 1
-    if count < 2 * HELD_OUT or int(held.sum()) < fixed:
-        return Samples(_batches(given, fixed), _batches(given, fixed), False, None if classes is None else _whole(classes, count, fixed))
-    kept = None if classes is None else _whole(classes[held], int(held.sum()), fixed)
-    parts = [{n: a[chosen] if a.ndim else a for n, a in given.items()} for chosen in (~held, held)]
+    apart = np.arange(count) % HELD_OUT == HELD_OUT - 1
+    if count < 2 * HELD_OUT or int(apart.sum()) < fixed:
+        return Samples(_batches(arrays, fixed), _batches(arrays, fixed), False, None if classes is None else _whole(classes, count, fixed))
+    kept = None if classes is None else _whole(classes[apart], int(apart.sum()), fixed)
+    parts = [{n: a[chosen] if a.ndim else a for n, a in arrays.items()} for chosen in (~apart, apart)]
     return Samples(_batches(parts[0], fixed), _batches(parts[1], fixed), True, kept)
 
 
@@ -112,20 +112,20 @@ def _checked(name: str, array: Array, value: Any) -> Array:
         raise ModelError(f"calibration array {name!r} has shape {list(array.shape)}; expected samples of {list(value.shape)}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ModelError(f"calibration array {name!r} has NaN or infinite elements")
-    wanted = dtype_of(value)
-    if wanted is None or array.dtype == wanted:
+    dtype = dtype_of(value)
+    if dtype is None or array.dtype == dtype:
         return array
-    if not np.can_cast(array.dtype, wanted, "same_kind"):
-        raise ModelError(f"calibration array {name!r} is {array.dtype}; the model takes {wanted}")
-    return array.astype(wanted)
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ModelError(f"calibration array {name!r} is {array.dtype}; the model takes {dtype}")
+    return array.astype(dtype)
 
 
 def random_samples(session: Any, model: onnx.ModelProto) -> list[dict[str, Array]]:
     """Random inputs that the model runs on (guess.py). Raises ModelError where it runs on none."""
-    found = guess(session.get_inputs(), structure_of(model), tries=lambda feeds: session.run(None, dict(feeds)))
-    if found.refused:
-        raise ModelError(f"the model does not run on random inputs ({found.refused.rpartition(' : ')[2]})")
-    return [dict(found.feeds)]
+    guessed = guess(session.get_inputs(), structure_of(model), tries=lambda feeds: session.run(None, dict(feeds)))
+    if guessed.refused:
+        raise ModelError(f"the model does not run on random inputs ({guessed.refused.rpartition(' : ')[2]})")
+    return [dict(guessed.feeds)]
 
 
 def compared(before: Any, after: Any, feeds: Sequence[Mapping[str, Array]], labels: Array | None = None) -> Comparison:
@@ -133,22 +133,22 @@ def compared(before: Any, after: Any, feeds: Sequence[Mapping[str, Array]], labe
     pairs = list(_outputs(before, after, feeds))
     errors = [e for a, b in pairs if a.dtype.kind == "f" and (e := _relative(b, a)) is not None]
     samples = sum(next((len(a) for a in feed.values() if a.ndim), 1) for feed in feeds)
-    found = Comparison(samples, max(errors, default=None))
+    comparison = Comparison(samples, max(errors, default=None))
     firsts = pairs[::len(before.get_outputs())]
     first = [(a, b) for a, b in firsts if a.ndim >= 2 and a.shape[-1] > 1 and a.size and a.dtype.kind == "f"]
     if not first:
         if labels is not None:
             raise ModelError(f"labels need an output of classes, [samples, classes]; the first output is {before.get_outputs()[0].shape}")
-        return found
+        return comparison
     was, now = (np.concatenate([pair[k].argmax(-1) for pair in first]) for k in (0, 1))
-    found = replace(found, predictions=was.size, same=int((was == now).sum()))
+    comparison = replace(comparison, predictions=was.size, same=int((was == now).sum()))
     if labels is None:
-        return found
+        return comparison
     classes = first[0][0].shape[-1]
     if labels.shape != was.shape or (labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < classes):
         raise ModelError(f"labels {list(labels.shape)} of {labels.min()} to {labels.max()} don't fit the first output: "
                          f"expected {list(was.shape)} of 0 to {classes - 1}")
-    return replace(found, right=(int((was == labels).sum()), int((now == labels).sum())))
+    return replace(comparison, right=(int((was == labels).sum()), int((now == labels).sum())))
 
 
 def _relative(got: Array, wanted: Array) -> float | None:

@@ -48,9 +48,9 @@ def quantized(
         except Exception as error:
             raise ModelError(f"onnxruntime's static quantization of the model fails ({type(error).__name__}: {error}); "
                              "int8 without calibration data makes weights int8 alone") from error
-        made = onnx.load(target)
-    held = {i.name: i for i in made.graph.initializer}
-    return made, [_reported(layer, held) for layer in layers]
+        model_now = onnx.load(target)
+    initializers = {i.name: i for i in model_now.graph.initializer}
+    return model_now, [_reported(layer, initializers) for layer in layers]
 
 
 @contextmanager
@@ -69,15 +69,15 @@ def _without_advice() -> Iterator[None]:
 
 def _with_flat_biases(model: onnx.ModelProto) -> onnx.ModelProto:
     """Biases of Gemm [1, n] as [n]: onnxruntime's quantizer has no scale for each output of others."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    biases = {n.input[2] for n in made.graph.node if n.op_type == "Gemm" and len(n.input) > 2}
-    biases -= {name for n in made.graph.node for name in (n.input[:2] if n.op_type == "Gemm" else n.input)}
-    biases -= {i.name for i in (*made.graph.input, *made.graph.output)}
-    for held in made.graph.initializer:
-        if held.name in biases and len(held.dims) == 2 and held.dims[0] == 1:
-            del held.dims[0]
-    return made
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    biases = {n.input[2] for n in copy.graph.node if n.op_type == "Gemm" and len(n.input) > 2}
+    biases -= {name for n in copy.graph.node for name in (n.input[:2] if n.op_type == "Gemm" else n.input)}
+    biases -= {i.name for i in (*copy.graph.input, *copy.graph.output)}
+    for initializer in copy.graph.initializer:
+        if initializer.name in biases and len(initializer.dims) == 2 and initializer.dims[0] == 1:
+            del initializer.dims[0]
+    return copy
 
 
 def _reported(layer: Layer, held: Mapping[str, onnx.TensorProto]) -> LayerReport:

@@ -31,5 +31,5 @@ __all__ = ["AdapterInfo", "Buffer", "Gpu", "Tensor", "adapters", "run_wgsl"]
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'ort_gpu_ep.device' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"ort_gpu_ep.device.{_LAZY[name]}"), name)
-    return found
+    attribute = globals()[name] = getattr(import_module(f"ort_gpu_ep.device.{_LAZY[name]}"), name)
+    return attribute

@@ -72,10 +72,10 @@ def choose(wanted: str) -> tuple[AdapterInfo, Adapter]:
 
     Raises: AdapterError, naming what there is.
     """
-    found = _enumerate()
-    known = adapters() if is_identity(wanted) else [info for info, _ in found]
-    chosen = pick(known, wanted)
-    return chosen, found[chosen.index][1]
+    pairs = _enumerate()
+    infos = adapters() if is_identity(wanted) else [info for info, _ in pairs]
+    chosen = pick(infos, wanted)
+    return chosen, pairs[chosen.index][1]
 
 
 def order_among_equals(info: AdapterInfo) -> int:

@@ -28,29 +28,29 @@ class Cache:
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The object of that key, made if there is none. Raises what `make` raises, to everybody who waits for it."""
         with self._lock:
-            found = self._alive.get(key)
-            if found is not None:
-                self._use(key, found)
-                return found
+            value = self._alive.get(key)
+            if value is not None:
+                self._use(key, value)
+                return value
             making = self._making.get(key)
             if making is None:
                 mine = self._making[key] = Future()
         if making is not None:
             return making.result()
         try:
-            made = make()
+            fresh = make()
         except BaseException as error:
             with self._lock:
                 del self._making[key]
             mine.set_exception(error)
             raise
         with self._lock:
-            self._alive[key] = made
-            self._use(key, made)
+            self._alive[key] = fresh
+            self._use(key, fresh)
             del self._making[key]
             self.made += 1
-        mine.set_result(made)
-        return made
+        mine.set_result(fresh)
+        return fresh
 
     def _use(self, key: Hashable, found: Any) -> None:
         self._recent[key] = found

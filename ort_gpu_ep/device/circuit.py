@@ -149,14 +149,21 @@ class Circuit:
         problem = _raised(self._check)
         with self._lock:
             self._probing = False
-            if problem is None:
-                self.is_closed, self._failures = True, 0
-            else:
+            if problem is not None:
                 self._open(getattr(problem, "killed", False))
         if problem is None:
-            log.warning("%s passed its probe and is used again", self._what)
+            self.passed()
         else:
             self._say(logging.INFO, f"the probe failed: {problem}")
+
+    def passed(self) -> None:
+        """The adapter has passed its probe, or what says as much: if it was left alone, it is used again."""
+        with self._lock:
+            again, self.is_closed = not self.is_closed, True
+            if again:
+                self._failures = 0
+        if again:
+            log.warning("%s passed its probe and is used again", self._what)
 
     def _look(self) -> None:
         """The probe of an adapter in use. Passed, it says enough for a while."""

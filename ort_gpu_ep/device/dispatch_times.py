@@ -101,18 +101,18 @@ class DispatchTimes:
                     self._gpu.stop_timing()
             runs, self._runs = self._runs, []
         least, most = max((run.shifts[0] for run in runs), default=0.0), min((run.shifts[1] for run in runs), default=0.0)
-        found = []
+        times = []
         for run in runs:
             low, high = run.shifts
             shift = max(low, min(high, (least + most) / 2))     # the clocks drift: what a run itself tells comes first
-            found += [TimedDispatch(run.name, *label, begin + shift, end - begin) for label, begin, end in run.dispatches]
-        return found
+            times += [TimedDispatch(run.name, *label, begin + shift, end - begin) for label, begin, end in run.dispatches]
+        return times
 
 
 def _labels_of(owner: Any) -> Sequence[tuple[str, str] | None]:
     """(label, shader) of each step of a plan that is a dispatch. owner: the Prepared that recorded it."""
-    found = _labels.get(owner)
-    if found is None:
+    labels = _labels.get(owner)
+    if labels is None:
         steps = owner.last_plan().steps
-        found = _labels[owner] = [(s.label, s.kernel.shader) if hasattr(s, "kernel") else None for s in steps]
-    return found
+        labels = _labels[owner] = [(s.label, s.kernel.shader) if hasattr(s, "kernel") else None for s in steps]
+    return labels

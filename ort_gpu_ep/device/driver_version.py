@@ -29,12 +29,12 @@ def version_of(info: AdapterInfo) -> tuple[int, ...]:
         return (int(release[1]), int(release[2])) if release else _packed(info.vendor_id, number)
     if info.vendor_id == QUALCOMM:
         return _packed(info.vendor_id, number)
-    found = _DOTTED.search(text)
-    if found is None:
+    match = _DOTTED.search(text)
+    if match is None:
         return _packed(info.vendor_id, number)
-    version = _numbers(found[0])
+    version = _numbers(match[0])
     if len(version) == 4 and info.vendor_id == NVIDIA:
-        digits = "".join(found[0].split(".")[2:])[-5:]
+        digits = "".join(match[0].split(".")[2:])[-5:]
         return int(digits[:-2]), int(digits[-2:])
     return version[2:] if len(version) == 4 and info.vendor_id == INTEL else version
 

@@ -77,8 +77,8 @@ def physical_devices() -> tuple[PhysicalDevice, ...]:
     except OSError:
         return ()
     application = _ApplicationInfo(_APPLICATION_INFO, None, b"ort_gpu_ep", 0, None, 0, _API_1_1)
-    wanted, instance = _InstanceInfo(_INSTANCE_INFO, None, 0, ctypes.pointer(application)), ctypes.c_void_p()
-    if loader.vkCreateInstance(ctypes.byref(wanted), None, ctypes.byref(instance)) != _SUCCESS:
+    creation, instance = _InstanceInfo(_INSTANCE_INFO, None, 0, ctypes.pointer(application)), ctypes.c_void_p()
+    if loader.vkCreateInstance(ctypes.byref(creation), None, ctypes.byref(instance)) != _SUCCESS:
         return ()
     try:
         count = ctypes.c_uint32()
@@ -94,19 +94,19 @@ def _device(loader: Any, handle: ctypes.c_void_p) -> PhysicalDevice:
     pci = _PciProperties(_PCI_PROPERTIES)
     has_pci = _has_pci(loader, handle)
     identity = _IdProperties(_ID_PROPERTIES, ctypes.addressof(pci) if has_pci else None)
-    found = _Properties(_PROPERTIES_2, ctypes.addressof(identity))
-    loader.vkGetPhysicalDeviceProperties2(handle, ctypes.byref(found))
+    properties = _Properties(_PROPERTIES_2, ctypes.addressof(identity))
+    loader.vkGetPhysicalDeviceProperties2(handle, ctypes.byref(properties))
     address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.{pci.function:x}" if has_pci else ""
-    return PhysicalDevice(found.name.decode("utf-8", "replace"), found.vendor_id, found.device_id,
-                          str(uuid.UUID(bytes=bytes(identity.device_uuid))), address, found.driver)
+    return PhysicalDevice(properties.name.decode("utf-8", "replace"), properties.vendor_id, properties.device_id,
+                          str(uuid.UUID(bytes=bytes(identity.device_uuid))), address, properties.driver)
 
 
 def _has_pci(loader: Any, handle: ctypes.c_void_p) -> bool:
     count = ctypes.c_uint32()
     loader.vkEnumerateDeviceExtensionProperties(handle, None, ctypes.byref(count), None)
-    found = (_Extension * count.value)()
-    loader.vkEnumerateDeviceExtensionProperties(handle, None, ctypes.byref(count), found)
-    return any(extension.name == b"VK_EXT_pci_bus_info" for extension in found)
+    extensions = (_Extension * count.value)()
+    loader.vkEnumerateDeviceExtensionProperties(handle, None, ctypes.byref(count), extensions)
+    return any(extension.name == b"VK_EXT_pci_bus_info" for extension in extensions)
 
 
 def identified(adapters: Sequence[AdapterInfo], devices: Sequence[PhysicalDevice]) -> list[AdapterInfo]:
@@ -115,15 +115,15 @@ def identified(adapters: Sequence[AdapterInfo], devices: Sequence[PhysicalDevice
     Equal GPUs are told apart by their order, which is the loader's in both lists; where one list has more of a kind than the other,
     that says nothing, and they stay unknown.
     """
-    found = list[AdapterInfo]()
+    infos = list[AdapterInfo]()
     for info in adapters:
         if info.backend != "Vulkan":
-            found.append(info)
+            infos.append(info)
             continue
         key = (info.name, info.vendor_id, info.device_id)
         equal = [a.index for a in adapters if a.backend == "Vulkan" and (a.name, a.vendor_id, a.device_id) == key]
         same = [d for d in devices if (d.name, d.vendor_id, d.device_id) == key]
         device = same[equal.index(info.index)] if len(same) == len(equal) else None
-        found.append(info if device is None else replace(
+        infos.append(info if device is None else replace(
             info, pci=device.pci, uuid=device.uuid, driver_number=device.driver_number))
-    return found
+    return infos

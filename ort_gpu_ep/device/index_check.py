@@ -39,8 +39,8 @@ class Word:
 
 def check(words: Iterable[Word], values: Iterable[int]) -> None:
     """Raises IndexOutOfRangeError or IntegerDivisionError where one of the words, as they were read, is set."""
-    found = [(word, value) for word, value in zip(words, values, strict=True) if value]
+    faults = [(word, value) for word, value in zip(words, values, strict=True) if value]
     for bit, (kind, what) in _WHAT.items():
-        nodes = [f"{word.graph}: {what.format(' or '.join(word.nodes))}" for word, value in found if value & bit]
+        nodes = [f"{word.graph}: {what.format(' or '.join(word.nodes))}" for word, value in faults if value & bit]
         if nodes:
             raise kind("; ".join(nodes))

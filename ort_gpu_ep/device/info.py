@@ -12,6 +12,11 @@ from ort_gpu_ep.errors import AdapterError
 FEATURES = ("shader-int64", "shader-f16", "shader-f64", "subgroup", "subgroup-matrix", "timestamp-query", "timestamp-query-inside-passes")
 """Asked for where the adapter has them."""
 
+MAKERS = {0x1002: "amd", 0x10DE: "nvidia", 0x13B5: "arm", 0x5143: "qualcomm", 0x8086: "intel"}
+"""By PCI vendor, or what stands for it."""
+COMPILERS = {"nvk": "nvk", "honeykrisp": "apple"}
+"""By the driver's name, where the vendor says nothing or another."""
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
@@ -37,6 +42,13 @@ class AdapterInfo:
     @property
     def is_software(self) -> bool:
         return self.type == "software"
+
+    @property
+    def compiler(self) -> str:
+        """Whose compiler makes the kernels' code: a maker's name, `nvk` for NVIDIA's GPUs by Mesa; empty where it is not known."""
+        if self.family.lower() in COMPILERS:
+            return COMPILERS[self.family.lower()]
+        return "apple" if self.backend == "Metal" and self.name.startswith("Apple") else MAKERS.get(self.vendor_id, "")
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -68,6 +80,6 @@ def pick(found: Sequence[AdapterInfo], wanted: str) -> AdapterInfo:
     for info in found:
         if not wanted or matches(wanted, info):
             return info
-    known = ", ".join(i.pci or i.uuid for i in found if i.pci or i.uuid)
-    raise AdapterError(f"option adapter={wanted!r}: no such adapter; there are: {there}{f' ({known})' if known else ''}. "
+    identities = ", ".join(i.pci or i.uuid for i in found if i.pci or i.uuid)
+    raise AdapterError(f"option adapter={wanted!r}: no such adapter; there are: {there}{f' ({identities})' if identities else ''}. "
                        "Give an index, a type, a part of a name, a PCI address or a UUID.")

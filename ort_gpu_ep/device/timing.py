@@ -62,11 +62,11 @@ class Stopwatch:
 
     def recording(self, owner: Any, first: int) -> _Recording:
         """What a command buffer's passes are timed by; that of the same work recorded again takes its place."""
-        found = self._recordings.get((owner, first))
-        if found is None:
-            found = self._recordings[owner, first] = _Recording(self._gpu, self.each)
-        found.steps.clear()
-        return found
+        recording = self._recordings.get((owner, first))
+        if recording is None:
+            recording = self._recordings[owner, first] = _Recording(self._gpu, self.each)
+        recording.steps.clear()
+        return recording
 
     def read(self, context: object = None) -> list[tuple[Any, int, float, float]]:
         """(owner, first step, beginning, end in ns) of each pass as it ran last, in the order of time. Waits.
@@ -74,8 +74,8 @@ class Stopwatch:
         context: of the program whose passes are wanted, all without one.
         """
         recordings = [(owner, r) for (owner, _), r in list(self._recordings.items()) if context is None or owner.context is context]
-        found = [(owner, *times) for owner, recording in recordings for times in recording.read()]
-        return sorted(found, key=lambda times: times[2])
+        rows = [(owner, *times) for owner, recording in recordings for times in recording.read()]
+        return sorted(rows, key=lambda times: times[2])
 
     def read_s(self) -> float:
         """Seconds of all passes together. Waits."""

@@ -51,16 +51,16 @@ def parse_faults(text: str) -> Faults:
     items, _, seed = text.partition(";")
     at, chance, slow = set(), {}, 1
     for item in filter(None, (part.strip() for part in items.split(","))):
-        found = _ITEM.fullmatch(item)
-        if found is None:
+        match = _ITEM.fullmatch(item)
+        if match is None:
             raise ConfigError(f"option faults={text!r}: got {item!r}, expected kind@k or kind~chance with kind one of "
                               f"{', '.join(KINDS)}, or slow@100x; see docs/faults.md.")
-        if found["slow"]:
-            slow = int(found["slow"])
-        elif found["at"]:
-            at.add((found["kind"], int(found["at"])))
+        if match["slow"]:
+            slow = int(match["slow"])
+        elif match["at"]:
+            at.add((match["kind"], int(match["at"])))
         else:
-            chance[found["kind"]] = float(found["chance"])
+            chance[match["kind"]] = float(match["chance"])
     if seed and not re.fullmatch(r"\s*seed=\d+\s*", seed):
         raise ConfigError(f"option faults={text!r}: got {seed.strip()!r} after ';', expected seed=<whole number>.")
     return Faults(frozenset(at), chance, slow, int(seed.split("=")[1]) if seed else 0)
@@ -79,10 +79,10 @@ def maker(config: Config) -> Maker | None:
     """For `Gpu.open`: what makes a device with the faults that are asked for, None without any. Raises ConfigError."""
     if not config.faults:
         return None
-    wanted, in_worker = parse_faults(config.faults), config.isolation == "process"
+    faults, in_worker = parse_faults(config.faults), config.isolation == "process"
     if not in_worker:
-        refuse_deadly(wanted, config.faults)
-    return partial(FaultyGpu, faults=wanted, in_worker=in_worker)
+        refuse_deadly(faults, config.faults)
+    return partial(FaultyGpu, faults=faults, in_worker=in_worker)
 
 
 def after_run(gpu: Gpu) -> Callable[[Sequence[Tensor]], None] | None:
@@ -103,9 +103,9 @@ class FaultyGpu(Gpu):
 
     def successor(self, info: AdapterInfo, raw: Any, limits: Limits) -> FaultyGpu:
         """Counts on where this one stopped, so that a fault at run k happens once."""
-        made = FaultyGpu(info, raw, limits, self.faults, self.in_worker)
-        made.runs, made.compiles, made.injected, made._random = self.runs, self.compiles, self.injected, self._random
-        return made
+        gpu = FaultyGpu(info, raw, limits, self.faults, self.in_worker)
+        gpu.runs, gpu.compiles, gpu.injected, gpu._random = self.runs, self.compiles, self.injected, self._random
+        return gpu
 
     def resume(self, runs: int, compiles: int) -> None:
         """Goes on where the device of a worker before this one ended."""

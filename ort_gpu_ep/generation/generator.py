@@ -26,6 +26,7 @@ from ort_gpu_ep.generation.model_file import without_weights
 from ort_gpu_ep.generation.positions import positions_of
 from ort_gpu_ep.generation.sampling import Draw, Sampler, draw_of
 from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, NOTHING, SHARES, Step, checked, has_nan, step_of
+from ort_gpu_ep.ir.refused import kind_of
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.plugin import VENDOR_ID, Turns, download_later, fill
 from ort_gpu_ep.processes.interrupts import uninterrupted
@@ -132,21 +133,21 @@ class Generator:
         count = room if max_new_tokens is None else min(room, max_new_tokens)
         if count < 0:
             raise ConfigError(f"generate: max_new_tokens: got {max_new_tokens}, expected 0 or more")
-        given = prompt.astype(self._ids)
+        tokens = prompt.astype(self._ids)
         if self._growing is not None:
             choose = None if draw is None else partial(self._drawn_of, draw)
-            return self._growing.tokens(given, count, choose, frozenset(stop))
+            return self._growing.tokens(tokens, count, choose, frozenset(stop))
         with self._lock:
             self._turn += 1
             if self._failed:
                 self._prepare(self._step)
                 self._failed = False
-            return self._tokens_of(given, count, draw, frozenset(stop), self._turn)
+            return self._tokens_of(tokens, count, draw, frozenset(stop), self._turn)
 
     def _sampler(self, draw: Draw) -> Sampler:
         count = min(draw.top_k or self.vocabulary, self.vocabulary)
-        found = self._samplers.get(count)
-        return found or self._samplers.put(count, Sampler(self.vocabulary, count, self._kind, self._ids, self._options))
+        sampler = self._samplers.get(count)
+        return sampler or self._samplers.put(count, Sampler(self.vocabulary, count, self._kind, self._ids, self._options))
 
     def _drawn_of(self, draw: Draw, logits: Any) -> int:
         return self._sampler(draw).token(logits, draw.next())
@@ -236,9 +237,9 @@ class Generator:
     def _value(self, array: npt.NDArray[Any]) -> Any:
         """A value on the device; since onnxruntime 1.30 of this session: what is copied there counts in its stats."""
         make = getattr(self.session, "create_ortvalue_from_shape_and_type", OrtValue.ortvalue_from_shape_and_type)
-        made = make(array.shape, array.dtype.type, *self._device)
-        made.update_inplace(array)
-        return made
+        value = make(array.shape, array.dtype.type, *self._device)
+        value.update_inplace(array)
+        return value
 
     def _set(self, value: Any, array: npt.NDArray[Any]) -> None:
         if self._device[0] == "gpu":
@@ -286,8 +287,11 @@ def _loaded(model: Model) -> tuple[onnx.ModelProto, str]:
         return copied, ""
     try:
         if isinstance(model, bytes):
-            return onnx.load_model_from_string(model), ""
+            loaded = onnx.load_model_from_string(model)
+            if not loaded.HasField("graph"):
+                raise ValueError("it has no graph")
+            return loaded, ""
         return without_weights(os.fspath(model))
     except Exception as error:
         name = "bytes" if isinstance(model, bytes) else os.fspath(model)
-        raise ModelError(f"generate: {name}: not a readable ONNX model ({error})") from error
+        raise ModelError(f"generate: {name}: not a readable ONNX model ({kind_of(model) or error})") from error

@@ -94,13 +94,13 @@ class Growing:
 
     def tokens(self, prompt: npt.NDArray[Any], count: int, choose: Choose, stop: frozenset[int]) -> Iterator[int]:
         caches: Mapping[str, Any] | None = None
-        given, total = prompt, prompt.shape[1]
+        tokens, total = prompt, prompt.shape[1]
         for _ in range(count):
-            token, caches = self._step(given, total, caches, choose)
+            token, caches = self._step(tokens, total, caches, choose)
             yield checked(token, total)
             if token in stop:
                 return
-            given, total = np.array([[token]], prompt.dtype), total + 1
+            tokens, total = np.array([[token]], prompt.dtype), total + 1
 
     def _step(
         self, ids: npt.NDArray[Any], total: int, caches: Mapping[str, Any] | None, choose: Choose,
@@ -121,9 +121,9 @@ class Growing:
         for name, place in places.items():
             binding.bind_output(name, *place)
         self._session.run_with_iobinding(binding)
-        found = dict(zip(places, binding.get_outputs(), strict=True))
-        if LOGITS in found and has_nan(found[LOGITS]):
+        outputs = dict(zip(places, binding.get_outputs(), strict=True))
+        if LOGITS in outputs and has_nan(outputs[LOGITS]):
             token = NOTHING
         else:
-            token = int(found[NEXT].numpy().item()) if choose is None else choose(found[LOGITS])
-        return token, {name: found[_present(name)] for name in self._empty}
+            token = int(outputs[NEXT].numpy().item()) if choose is None else choose(outputs[LOGITS])
+        return token, {name: outputs[_present(name)] for name in self._empty}

@@ -21,17 +21,17 @@ def positions_of(model: onnx.ModelProto) -> tuple[int, str] | None:
     graphs = list(_graphs(model.graph))
     nodes = [node for graph in graphs for node in graph.node]
     makers = {name: node for node in nodes for name in node.output}
-    held = {t.name: t for graph in graphs for t in graph.initializer}
-    held |= {node.output[0]: a.t for node in nodes if node.op_type == "Constant" for a in node.attribute if a.name == "value"}
-    rows = {name: t.dims[0] for name, t in held.items() if len(t.dims) == 2}
-    found = list[tuple[int, str]]()
+    constants = {t.name: t for graph in graphs for t in graph.initializer}
+    constants |= {node.output[0]: a.t for node in nodes if node.op_type == "Constant" for a in node.attribute if a.name == "value"}
+    rows = {name: t.dims[0] for name, t in constants.items() if len(t.dims) == 2}
+    tables = list[tuple[int, str]]()
     for node in nodes:
         angles = [node.input[at] for at in _ANGLES.get((node.op_type, node.domain), ()) if len(node.input) > at]
-        found += [(rows[name], name) for name in angles if name in rows]
+        tables += [(rows[name], name) for name in angles if name in rows]
         if node.op_type == "Gather" and node.input[0] in rows and not any(a.name == "axis" and a.i for a in node.attribute):
-            first = _first(node.input[1], makers, held)
-            found += [(rows[node.input[0]] - first, node.input[0])] if first is not None else []
-    return min(found, default=None)
+            first = _first(node.input[1], makers, constants)
+            tables += [(rows[node.input[0]] - first, node.input[0])] if first is not None else []
+    return min(tables, default=None)
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -55,7 +55,7 @@ def _first(name: str, makers: dict[str, onnx.NodeProto], numbers: dict[str, onnx
     if node.op_type in _SAME:
         return _first(node.input[0], makers, numbers)
     if node.op_type == "Mul":                       # by the mask
-        return next((found for n in node.input if (found := _first(n, makers, numbers)) is not None), None)
+        return next((place for n in node.input if (place := _first(n, makers, numbers)) is not None), None)
     added = _integer(numbers.get(node.input[1])) if node.op_type in ("Add", "Sub") else None
     before = _first(node.input[0], makers, numbers) if added is not None else None
     return None if added is None or before is None else before + (added if node.op_type == "Add" else -added)

@@ -66,10 +66,10 @@ class Sampler:
     """Draws among the `count` most likely tokens of a vocabulary. kind: numpy type of the logits; ids: of tokens."""
 
     def __init__(self, vocabulary: int, count: int, kind: npt.DTypeLike, ids: npt.DTypeLike, options: Mapping[str, Any]) -> None:
-        made = _model(vocabulary, count, *(helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in (kind, ids)))
+        model = _model(vocabulary, count, *(helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in (kind, ids)))
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3
-        self.session = InferenceSession(made.SerializeToString(), settings, provider_options=dict(options))
+        self.session = InferenceSession(model.SerializeToString(), settings, provider_options=dict(options))
 
     def turns(self, logits: Any, draws: Sequence[Any], tokens: Sequence[Any]) -> Turns | None:
         """Runs over values that stay on the device, in turn. None where onnxruntime is to do them: it wants values of this session."""
@@ -94,10 +94,10 @@ class _Nodes:
 
     def __call__(self, op: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
         """inputs: names, or arrays that become constants. Returns the name of the output, or the names."""
-        names = [given if isinstance(given, str) else self.hold(given) for given in inputs]
-        made = [f"{op}{len(self.nodes)}.{k}" for k in range(outputs)]
-        self.nodes.append(helper.make_node(op, names, made, **attributes))
-        return made[0] if outputs == 1 else made
+        names = [operand if isinstance(operand, str) else self.hold(operand) for operand in inputs]
+        results = [f"{op}{len(self.nodes)}.{k}" for k in range(outputs)]
+        self.nodes.append(helper.make_node(op, names, results, **attributes))
+        return results[0] if outputs == 1 else results
 
     def hold(self, value: Any) -> str:
         name = f"constant{len(self.held)}"

@@ -87,8 +87,8 @@ def _head(
     heads = _attribute(node, "num_heads")
     shares = heads if len(node.input) > 1 and node.input[1] else heads + 2 * _attribute(node, "kv_num_heads")
     source = next((n for n in graph.node if node.input[0] in n.output), None)
-    known = next((v.type.tensor_type.shape.dim for v in graph.value_info if v.name == node.input[0]), ())
-    width = known[-1].dim_value if known else 0
+    shape = next((v.type.tensor_type.shape.dim for v in graph.value_info if v.name == node.input[0]), ())
+    width = shape[-1].dim_value if shape else 0
     if not width and source is not None and source.op_type == "MatMulNBits":
         width = _attribute(source, "N")
     elif not width and source is not None and source.op_type == "MatMul" and source.input[1] in initializers:
@@ -132,13 +132,13 @@ def last_token(graph: onnx.GraphProto, ids: int) -> Sequence[onnx.NodeProto]:
     """Nodes that give LOGITS of the last token, and NEXT: NOTHING where the logit that is chosen is NaN or -inf, so that no token is."""
     kind = next(o for o in graph.output if o.name == GIVEN_LOGITS).type.tensor_type.elem_type
     lowest = _constant(graph, "lowest", -np.inf, helper.tensor_dtype_to_np_dtype(kind))
-    made, token = helper.make_node, NEXT if ids == TensorProto.INT64 else "generation.chosen"
-    return [*_last_logits(graph), made("Reshape", [LOGITS, _constant(graph, "row", [1, -1])], ["generation.logits_row"]),
-            made("ArgMax", ["generation.logits_row"], ["generation.best"], axis=1),
-            made("ReduceMax", ["generation.logits_row"], ["generation.highest"]),
-            made("Greater", ["generation.highest", lowest], ["generation.is_one"]),
-            made("Where", ["generation.is_one", "generation.best", _constant(graph, "nothing", NOTHING)], [token]),
-            *([made("Cast", [token], [NEXT], to=ids)] if token != NEXT else [])]
+    node, token = helper.make_node, NEXT if ids == TensorProto.INT64 else "generation.chosen"
+    return [*_last_logits(graph), node("Reshape", [LOGITS, _constant(graph, "row", [1, -1])], ["generation.logits_row"]),
+            node("ArgMax", ["generation.logits_row"], ["generation.best"], axis=1),
+            node("ReduceMax", ["generation.logits_row"], ["generation.highest"]),
+            node("Greater", ["generation.highest", lowest], ["generation.is_one"]),
+            node("Where", ["generation.is_one", "generation.best", _constant(graph, "nothing", NOTHING)], [token]),
+            *([node("Cast", [token], [NEXT], to=ids)] if token != NEXT else [])]
 
 
 def checked(token: int, behind: int) -> int:
@@ -172,10 +172,10 @@ def _give(graph: onnx.GraphProto, caches: dict[str, tuple[str, tuple[int, ...], 
     logits = next(o for o in graph.output if o.name == GIVEN_LOGITS).type.tensor_type
     vocabulary = logits.shape.dim[-1].dim_value or "vocabulary"
     kinds = {name: helper.np_dtype_to_tensor_dtype(dtype) for name, (_, _, dtype) in caches.items()}
-    made = helper.make_tensor_value_info
+    info = helper.make_tensor_value_info
     del graph.input[:], graph.output[:], graph.value_info[:]
-    graph.input.extend([made(IDS, ids, [1, "sequence"]), made(LENGTH, TensorProto.INT64, [1, 1]),
-                        *(made(name, kinds[name], shape) for name, (_, shape, _) in caches.items())])
-    graph.output.extend([made(NEXT, ids, [1, 1]), made(NEXT_LENGTH, TensorProto.INT64, [1, 1]),
-                         made(LOGITS, logits.elem_type, [1, 1, vocabulary]),
-                         *(made(present, kinds[name], shape) for name, (present, shape, _) in caches.items())])
+    graph.input.extend([info(IDS, ids, [1, "sequence"]), info(LENGTH, TensorProto.INT64, [1, 1]),
+                        *(info(name, kinds[name], shape) for name, (_, shape, _) in caches.items())])
+    graph.output.extend([info(NEXT, ids, [1, 1]), info(NEXT_LENGTH, TensorProto.INT64, [1, 1]),
+                         info(LOGITS, logits.elem_type, [1, 1, vocabulary]),
+                         *(info(present, kinds[name], shape) for name, (present, shape, _) in caches.items())])

@@ -7,8 +7,12 @@ import os
 import platform
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from ort_gpu_ep.files import whole
 
 DRIVER_VARIABLES = ("VK_", "MESA_", "LP_", "GALLIUM_", "RADV_", "ANV_", "NVK_", "WGPU_", "LIBGL_", "__GLX_", "__NV_")
 """Beginnings of the names of variables that drivers read."""
@@ -47,31 +51,54 @@ def _last_part(found: re.Match[str]) -> str:
 
 
 def _homes() -> set[str]:
-    given = (os.environ.get(name, "") for name in ("HOME", "USERPROFILE"))
-    return {home.rstrip("/\\") for home in (*given, os.path.expanduser("~")) if len(home.rstrip("/\\")) > 1}
+    folders = (os.environ.get(name, "") for name in ("HOME", "USERPROFILE"))
+    return {home.rstrip("/\\") for home in (*folders, os.path.expanduser("~")) if len(home.rstrip("/\\")) > 1}
 
 
 def _names() -> set[str]:
     """What this user and this machine are called; not what half of all are."""
-    given = [os.environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "HOSTNAME", "COMPUTERNAME")]
-    given += [platform.node(), platform.node().partition(".")[0], *(re.split(r"[/\\]", home)[-1] for home in _homes())]
-    return {name for name in given if len(name) > 2 and name.lower() not in ("root", "user", "home", "localhost", "nobody")}
+    texts = [os.environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "HOSTNAME", "COMPUTERNAME")]
+    texts += [platform.node(), platform.node().partition(".")[0], *(re.split(r"[/\\]", home)[-1] for home in _homes())]
+    return {name for name in texts if len(name) > 2 and name.lower() not in ("root", "user", "home", "localhost", "nobody")}
 
 
 def redacted(value: object) -> object:
     """What JSON can hold, with each text `shortened`, without UUIDs: a device's names the machine."""
     if isinstance(value, Mapping):
-        return {str(key): redacted(found) for key, found in value.items() if key != "uuid"}
+        return {str(key): redacted(item) for key, item in value.items() if key != "uuid"}
     if isinstance(value, (list, tuple)):
-        return [redacted(found) for found in value]
+        return [redacted(item) for item in value]
     return shortened(value) if isinstance(value, str) else value
+
+
+def summary(report: Mapping[str, Any]) -> list[str]:
+    """Ten lines for an issue, of what `doctor --json` prints; without anything that identifies the user or the machine."""
+    chosen, probes, limits = report.get("chosen"), report.get("probes", ()), report.get("limits")
+    counts = Counter(str(probe["status"]) for probe in probes)
+    failed = [f"{probe['name']} ({probe['status']}: {str(probe['seen']).partition(chr(10))[0]})"
+              for probe in probes if probe["status"] not in ("PASS", "UNSUPPORTED")]
+    faults = [entry["what"] for key in ("known_faults", "disabled") for entry in report.get(key, ())]
+    ours = {name: shortened(value) for name, value in sorted(os.environ.items()) if name.startswith("ORT_GPU_EP_")}
+    adapter = f"{chosen['name']} ({chosen['type']}), {chosen['backend']}, driver {chosen['driver']}" if chosen else report.get("reason", "")
+    lines = {
+        "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "adapter": adapter,
+        "other adapters": "; ".join(a["name"] for a in report["adapters"] if a["index"] != (chosen or a)["index"]),
+        "features": ", ".join(report.get("features", ())),
+        "limits": f"{limits['max_buffer_nbytes'] >> 20} MiB a buffer, {limits['max_binding_nbytes'] >> 20} MiB a binding" if limits else "",
+        "health": "; ".join(filter(None, (report["health"], ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))))),
+        "failed": "; ".join(failed), "known faults": "; ".join(faults)}
+    lines = {name: shortened(text).replace("\n", " ") for name, text in lines.items()}
+    lines["environment"] = " ".join(f"{name}={value}" for name, value in {**ours, **environment(os.environ)}.items())     # shortened, each
+    return [f"{name}: {text or 'none'}" for name, text in lines.items()]
 
 
 def write(path: Path, report: Mapping[str, object]) -> None:
     """report.json and README.txt in a zip file. Raises OSError."""
     system = {"system": platform.system(), "release": platform.release(), "machine": platform.machine()}
     text = json.dumps(redacted({**report, "system": system, "environment": environment(os.environ)}), indent=1)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+    with whole(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("report.json", text)
         file.writestr("README.txt", "What `ort-gpu-ep doctor` saw: adapters, driver, limits, the outcome of each probe, versions,\n"
                       "the kernel's release, and the variables that drivers read.\n"

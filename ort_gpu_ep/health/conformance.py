@@ -53,8 +53,8 @@ def cases(pattern: str = "") -> list[Any]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")      # the generators provoke overflows on purpose
-        found = load_model_tests(kind="node")
-    selected = sorted((c for c in found if re.search(pattern, c.name)), key=lambda c: c.name)
+        tests = load_model_tests(kind="node")
+    selected = sorted((c for c in tests if re.search(pattern, c.name)), key=lambda c: c.name)
     return [case if case.model is not None else _read(case) for case in selected]
 
 
@@ -100,8 +100,8 @@ def _run_case(case: Any, session_class: Any, options: dict[str, str]) -> Outcome
         session = _through_bodies(case, model, session_class, options)
         if session is None:
             return Outcome(case.name, "UNSUPPORTED", *declined)
-    for inputs, wanted in case.data_sets:
-        problem = _compare(session, inputs, wanted, case)
+    for inputs, expected in case.data_sets:
+        problem = _compare(session, inputs, expected, case)
         by_value = re.search(r"UnsupportedNodeError: ([A-Z_]+): (.*)", problem)
         if by_value:        # what decides whether a node is taken came with the run; without `strict` the CPU answers it
             return Outcome(case.name, "UNSUPPORTED", by_value[1], f"{by_value[2]} {BY_VALUE}")
@@ -171,9 +171,9 @@ def _run(session: Any, feeds: dict[str, Any]) -> list[Any]:
     if all(getattr(value, "dtype", None) != bfloat16 for value in feeds.values()):
         return list(session.run(None, feeds))
     make = onnxruntime.OrtValue
-    given = {name: make.ortvalue_from_numpy_with_onnx_type(value.view(np.uint16), onnx.TensorProto.BFLOAT16)
+    values = {name: make.ortvalue_from_numpy_with_onnx_type(value.view(np.uint16), onnx.TensorProto.BFLOAT16)
              if value.dtype == bfloat16 else make.ortvalue_from_numpy(value) for name, value in feeds.items()}
-    outputs = session.run_with_ort_values(None, given)
+    outputs = session.run_with_ort_values(None, values)
     return [_bits(value).view(bfloat16) if value.element_type() == onnx.TensorProto.BFLOAT16 else value.numpy() for value in outputs]
 
 

@@ -43,8 +43,8 @@ def fingerprint(environment: Mapping[str, str]) -> str:
 @cache
 def wgpu_version() -> str:
     """Of wgpu-py, from its source: to load it takes 0.3 s, and importlib.metadata 20 ms. Every session asks for it five times."""
-    found = find_spec("wgpu")
-    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+    spec = find_spec("wgpu")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         text = Path(folder, "_version.py").read_text("utf-8")
         stated = re.search(r'^__version__ = "(.+)"', text, re.MULTILINE)
         if stated is not None:

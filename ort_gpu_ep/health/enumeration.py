@@ -126,18 +126,18 @@ def _pause_s(failures: int) -> float:
 
 def _culprits() -> str:
     """Which driver it is: each alone in a process. Empty where only one is known, or all are well alone."""
-    known = manifests(os.environ)
-    if len(known) < 2:
-        return f" The driver: {known[0]}." if known else ""
+    files = manifests(os.environ)
+    if len(files) < 2:
+        return f" The driver: {files[0]}." if files else ""
     bad = []
-    for manifest in known:
+    for manifest in files:
         try:
             list_adapters({"VK_DRIVER_FILES": str(manifest), "VK_ICD_FILENAMES": str(manifest)}, ALONE_S)
         except HelperError:
             continue
         except AdapterError:
             bad.append(manifest)
-    good = os.pathsep.join(str(m) for m in known if m not in bad)
+    good = os.pathsep.join(str(m) for m in files if m not in bad)
     return f" It is {', '.join(map(str, bad))}; VK_DRIVER_FILES={good} does without it." if bad and good else ""
 
 
@@ -150,11 +150,11 @@ def _cached(cache_path: str) -> Sight | None:
 
 
 def _parsed(data: dict[str, Any]) -> Sight:
-    found = tuple(store.record(AdapterInfo, a) for a in data["adapters"])
+    adapters = tuple(store.record(AdapterInfo, a) for a in data["adapters"])
     failures, until_s = data["failures"], data["until_s"]
-    if not isinstance(data["trouble"], str) or type(failures) is not int or bool(found) == bool(data["trouble"] and failures > 0):
-        raise TypeError(f"{len(found)} adapters, trouble {str(data['trouble'])[:40]!r}, failures {failures!r}")
-    return Sight(found, data["trouble"], failures, float(until_s))
+    if not isinstance(data["trouble"], str) or type(failures) is not int or bool(adapters) == bool(data["trouble"] and failures > 0):
+        raise TypeError(f"{len(adapters)} adapters, trouble {str(data['trouble'])[:40]!r}, failures {failures!r}")
+    return Sight(adapters, data["trouble"], failures, float(until_s))
 
 
 def _path(cache_path: str, key: str) -> Path:

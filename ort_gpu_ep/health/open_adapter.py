@@ -70,11 +70,11 @@ def open_gpu(config: Config, uses: Uses | None = None) -> Gpu:
         if why := verdicts.with_quirks(verdict, reasons(quirks, info)).unfit:
             raise UnfitAdapterError(
                 f"{info.name} is not used: {why}. Update its driver, choose another adapter (option adapter), or see `ort-gpu-ep doctor`.")
-        found = workarounds_for(quirks, info)
-        gpu = uninterrupted(Gpu.open, with_workarounds(config, found), maker(config))
+        changes = workarounds_for(quirks, info)
+        gpu = uninterrupted(Gpu.open, with_workarounds(config, changes), maker(config))
         disabled = verdicts.with_quirks(verdict, (*gpu.limits.disabled, *reasons(quirks, info))).disabled
         off = {what for what, _ in disabled}
-        new = [w for w in found if w not in gpu.workarounds]
+        new = [w for w in changes if w not in gpu.workarounds]
         if verdict.probed and not info.is_software:
             gpu.trusted = frozenset(verdict.unchecked)
         features = (gpu.limits.features | {*verdict.shown}) - off
@@ -94,8 +94,8 @@ def open_gpu(config: Config, uses: Uses | None = None) -> Gpu:
 
 def _figures(info: AdapterInfo, cache_path: str) -> Figures:
     """By the adapter's profile, where there is one with its roofs, and its type."""
-    known = profile.read(cache_path, verdicts.key_of(info)) if not info.is_software else None
-    return figures_for(info.type, known.figures if known is not None else None)
+    profile_there = profile.read(cache_path, verdicts.key_of(info)) if not info.is_software else None
+    return figures_for(info.type, profile_there.figures if profile_there is not None else None, info.compiler)
 
 
 def tuning_key(info: AdapterInfo) -> str:
@@ -106,20 +106,20 @@ def tuning_key(info: AdapterInfo) -> str:
 def _verdict_once(info: AdapterInfo, cache_path: str, uses: Uses | None = None) -> Verdict:
     """The verdict of this process; an adapter that it leaves in use is marked as open until the process ends."""
     key = verdicts.key_of(info)
-    known, is_new_here = _known.get(key), (cache_path, key) not in _tried
-    if known is None:
-        known, is_new_here = _verdict(info, key, cache_path, uses or everything), True
+    verdict, is_new_here = _known.get(key), (cache_path, key) not in _tried
+    if verdict is None:
+        verdict, is_new_here = _verdict(info, key, cache_path, uses or everything), True
     else:
-        if is_new_here and known.probed and verdicts.read(cache_path, key) is None:     # found out with another cache folder
-            verdicts.keep(cache_path, key, known, None)
-        if uses is not None and known.late:
-            known = _with_late(info, key, cache_path, verdicts.read(cache_path, key) or known, uses)
-    _known[key] = known
+        if is_new_here and verdict.probed and verdicts.read(cache_path, key) is None:     # found out with another cache folder
+            verdicts.keep(cache_path, key, verdict, None)
+        if uses is not None and verdict.late:
+            verdict = _with_late(info, key, cache_path, verdicts.read(cache_path, key) or verdict, uses)
+    _known[key] = verdict
     if is_new_here:
         _tried.add((cache_path, key))
-        if not known.unfit:
+        if not verdict.unfit:
             markers.leave(cache_path, key)
-    return known
+    return verdict
 
 
 def _verdict(info: AdapterInfo, key: str, cache_path: str, uses: Uses = everything) -> Verdict:
@@ -133,11 +133,11 @@ def _verdict(info: AdapterInfo, key: str, cache_path: str, uses: Uses = everythi
     why = "first use" if cached is None else "the last look had no time for all probes"
     if stale:
         why = f"the last process that used it did not end cleanly ({strikes} so far)"
-    known = cached if cached is not None and cached.probed else None
-    late = known.late if known is not None else _all_late(info)
+    before = cached if cached is not None and cached.probed else None
+    late = before.late if before is not None else _all_late(info)
     left = {name for name, _ in late} - verdicts.wanted(late, uses(key)) if late else set[str]()
     verdict = _looked(info, why, left)
-    if known is not None and not known.complete:        # what there was no time for again is given up
+    if before is not None and not before.complete:        # what there was no time for again is given up
         verdict = verdicts.without(verdict, {name for name, _ in verdict.late} - left)
     verdict = replace(verdicts.added(verdict, cached) if cached is not None else verdict, strikes=strikes)
     return verdicts.keep(cache_path, key, verdict, cached) if verdict.probed else verdict
@@ -148,8 +148,8 @@ def _with_late(info: AdapterInfo, key: str, cache_path: str, known: Verdict, use
     names = verdicts.wanted(known.late, uses(key)) if known.late else set[str]()
     if not names:
         return known
-    found = _looked(info, "what had waited is wanted now", (), names)
-    return verdicts.keep(cache_path, key, verdicts.joined(known, found), known) if found.probed else known
+    verdict_now = _looked(info, "what had waited is wanted now", (), names)
+    return verdicts.keep(cache_path, key, verdicts.joined(known, verdict_now), known) if verdict_now.probed else known
 
 
 def _looked(info: AdapterInfo, why: str, left: Collection[str], only: Collection[str] = ()) -> Verdict:
@@ -179,10 +179,10 @@ def quick(info: AdapterInfo, left: Collection[str] = (), only: Collection[str] =
     from ort_gpu_ep.health.examination import examine, examine_at_once
     from ort_gpu_ep.health.probe import PROBES
 
-    wanted = [p for p in PROBES.values() if p.is_quick(info.is_software) and p.name not in left and (not only or p.name in only)]
+    probes = [p for p in PROBES.values() if p.is_quick(info.is_software) and p.name not in left and (not only or p.name in only)]
     # forms of many kernels need what these show, so they come first of those that only hardware runs
-    wanted.sort(key=lambda p: 0 if p.quick else 1 if SHOWN_FEATURES & {*p.disables} else 2)
-    names, budget_s = [p.name for p in wanted], QUICK_S * (DAWN_TIMES if KIND == "dawn" else 1)
+    probes.sort(key=lambda p: 0 if p.quick else 1 if SHOWN_FEATURES & {*p.disables} else 2)
+    names, budget_s = [p.name for p in probes], QUICK_S * (DAWN_TIMES if KIND == "dawn" else 1)
     workers = 1 if info.is_software else max(1, min(WORKERS, (os.cpu_count() or 1) // 2, -(-len(names) // PROBES_EACH)))
     try:
         outcomes = list(examine(info.index, names, 1, budget_s=budget_s) if workers == 1 else

@@ -101,12 +101,12 @@ def late() -> Iterator[tuple[str, tuple[str, ...]]]:
     always = {what for p in PROBES.values() if p.quick for what in p.disables}
     covered = {what for p in PROBES.values() if p.is_quick(software=False) for what in p.disables}
     stood_for = {RECORDS[file].family for file in always if file in RECORDS}
-    for found in PROBES.values():
-        if found.ops and not found.quick:
-            files = {file for file in found.disables if file in RECORDS} - always
+    for probe in PROBES.values():
+        if probe.ops and not probe.quick:
+            files = {file for file in probe.disables if file in RECORDS} - always
             families = {RECORDS[file].family for file in files} - stood_for
             files |= {file for file, record in RECORDS.items() if record.family in families and file not in covered}
-            yield found.name, tuple(sorted(found.ops | files))
+            yield probe.name, tuple(sorted(probe.ops | files))
 
 
 @dataclass
@@ -170,11 +170,11 @@ class Trial:
         domain: str = "", **attributes: Attribute,
     ) -> list[Array]:
         """The outputs of a one-node graph on the adapter. constants: position -> an input that the host knows."""
-        held = dict(constants or {})
-        names = tuple(f"x{i}" if a is not None or i in held else "" for i, a in enumerate(inputs))
-        given = {n: np.asarray(a) for n, a in zip(names, inputs, strict=True) if a is not None}
+        values = dict(constants or {})
+        names = tuple(f"x{i}" if a is not None or i in values else "" for i, a in enumerate(inputs))
+        feeds = {n: np.asarray(a) for n, a in zip(names, inputs, strict=True) if a is not None}
         node = Node(op, names, tuple(f"y{i}" for i in range(outputs)), domain=domain, attributes=attributes, version=version)
-        return self.graph(graph_of(given, {f"x{i}": a for i, a in held.items()}, node), list(given.values()))
+        return self.graph(graph_of(feeds, {f"x{i}": a for i, a in values.items()}, node), list(feeds.values()))
 
     def graph(self, graph: Graph, arrays: Sequence[Array], precision: str = "float32") -> list[Array]:
         """The outputs of a graph on the adapter. Sizes that it leaves open come with the arrays, which are its inputs."""
@@ -191,10 +191,10 @@ class Trial:
         try:
             self._run(program, arrays)
             self.shaders |= {step.kernel.shader for plan in program.plans for step in plan.inverses}
-            found: Array = np.full(constant.nbytes, POISON, np.uint8).view(constant.dtype).reshape(constant.shape)
-            self.gpu.free(self._tensor(np.full(found.nbytes, POISON, np.uint8), TensorType(UINT8, (found.nbytes,))).buffer)
-            self.gpu.download(program.weight(name), 0, found.ctypes.data, found.nbytes)
-            return found
+            array: Array = np.full(constant.nbytes, POISON, np.uint8).view(constant.dtype).reshape(constant.shape)
+            self.gpu.free(self._tensor(np.full(array.nbytes, POISON, np.uint8), TensorType(UINT8, (array.nbytes,))).buffer)
+            self.gpu.download(program.weight(name), 0, array.ctypes.data, array.nbytes)
+            return array
         finally:
             program.close()
 
@@ -270,11 +270,12 @@ def agree(what: str, got: Array, want: Array, tolerance: float = 2e-5) -> float:
         scale = np.max(np.abs(b[np.isfinite(b)]), initial=1e-30)
         error = np.where(same, 0.0, np.nan_to_num(np.abs(a - b) / scale, nan=np.inf, posinf=np.inf))
     worst = float(error.max())
-    if worst > (0.0 if exact else tolerance):
+    bound = 0.0 if exact else tolerance
+    if worst > bound:
         at = tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape))
         raise WrongResultError(
             f"{what}: element {list(at)} of {list(got.shape)}: got {got[at]}, expected {want[at]}; "
-            f"{int((error > tolerance).sum())} of {error.size} elements differ")
+            f"{int((error > bound).sum())} of {error.size} elements differ")
     return worst
 
 

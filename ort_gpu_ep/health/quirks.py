@@ -141,7 +141,7 @@ def load(path: str) -> tuple[Quirk, ...]:
 
 def parse(text: str, where: str, names: bool = True) -> tuple[Quirk, ...]:
     """The quirks of a file's text. names: look up what entries name. Raises ConfigError, naming file and line of the first error."""
-    decoder, found = json.JSONDecoder(), []
+    decoder, quirks = json.JSONDecoder(), []
     at = _skip(text, 0)
     if text[at:at + 1] != "[":
         raise _wrong(where, text, at, "got no list", "a JSON list of quirks")
@@ -151,13 +151,13 @@ def parse(text: str, where: str, names: bool = True) -> tuple[Quirk, ...]:
             entry, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             raise _wrong(where, text, getattr(error, "pos", at), getattr(error, "msg", str(error)), "JSON") from error
-        found.append(_quirk(entry, where, text, at, names))
+        quirks.append(_quirk(entry, where, text, at, names))
         at = _skip(text, end)
         if text[at:at + 1] == ",":
             at = _skip(text, at + 1)
         elif text[at:at + 1] != "]":
             raise _wrong(where, text, at, "got no comma", "a comma or the end of the list")
-    return tuple(found)
+    return tuple(quirks)
 
 
 def _skip(text: str, at: int) -> int:
@@ -218,11 +218,11 @@ def _number(value: str, key: str, where: str, text: str, at: int) -> int:
 
 
 def _devices(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[tuple[int, int], ...]:
-    found = []
+    ranges = []
     for part in filter(None, (p.strip() for p in entry.get("device", "").split(","))):
         first, _, last = part.partition("-")
-        found.append((_number(first, "device", where, text, at), _number(last or first, "device", where, text, at)))
-    return tuple(found)
+        ranges.append((_number(first, "device", where, text, at), _number(last or first, "device", where, text, at)))
+    return tuple(ranges)
 
 
 def _system(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[str, Bounds]:
@@ -233,13 +233,13 @@ def _system(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[str,
 
 
 def _bounds(comparisons: str, key: str, where: str, text: str, at: int) -> Bounds:
-    found = []
+    bounds = []
     for part in filter(None, (p.strip() for p in comparisons.split(","))):
         match = re.fullmatch(r"(<=|>=|==|<|>)\s*(\d+(?:\.\d+)*)", part)
         if match is None:
             raise _wrong(where, text, text.find(f'"{key}"', at), f"got {key} {part!r}", "comparisons such as '>=535,<545'")
-        found.append((match[1], tuple(int(p) for p in match[2].split("."))))
-    return tuple(found)
+        bounds.append((match[1], tuple(int(p) for p in match[2].split("."))))
+    return tuple(bounds)
 
 
 def known_targets() -> frozenset[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError
+from ort_gpu_ep.files import whole
 from ort_gpu_ep.health.drivers import wgpu_version
 
 WHAT = ("doctor", "conformance", "models")
@@ -49,7 +50,8 @@ def append(path: Path, added: Mapping[str, Any]) -> None:
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{path}: {error!r}; expected a table that this command wrote. Name another file") from None
     lines = [json.dumps(each, ensure_ascii=False) for each in (*kept, added)]
-    path.write_text("[\n" + ",\n".join(lines) + "\n]\n", "utf-8")
+    with whole(path) as part:
+        part.write_text("[\n" + ",\n".join(lines) + "\n]\n", "utf-8")
 
 
 def about(info: AdapterInfo) -> str:

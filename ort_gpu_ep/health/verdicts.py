@@ -141,8 +141,8 @@ def code_hash() -> str:
     """Of this package's kernels and Python: what the probes are, and how kernels are chosen and put together."""
     digest = hashlib.sha256()
     root = str(Path(__file__).resolve().parents[1])
-    found = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith((".wgsl", ".py"))]
-    for file in sorted(found):      # as text: Paths take twice as long, 12 ms of each process
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith((".wgsl", ".py"))]
+    for file in sorted(paths):      # as text: Paths take twice as long, 12 ms of each process
         with open(file, "rb") as data:
             digest.update(file[len(root):].replace(os.sep, "/").encode() + b"\0" + data.read())
     return digest.hexdigest()[:16]
@@ -216,5 +216,5 @@ def _alone(cache_path: str) -> Iterator[None]:
 
 def with_quirks(verdict: Verdict, reasons: Sequence[tuple[str, str]]) -> Verdict:
     """The verdict and what quirks add to it."""
-    known = dict(reasons) | dict(verdict.disabled)
-    return replace(verdict, disabled=tuple(known.items()))
+    disabled = dict(reasons) | dict(verdict.disabled)
+    return replace(verdict, disabled=tuple(disabled.items()))

@@ -89,8 +89,8 @@ def _probe(pipe: Any, job: dict[str, Any], fault: str, target: str) -> None:
             _suffer(fault)
         planted = probe.fault if (fault, target) == ("wrong", name) else ""
         start = time.perf_counter()
-        found = _both_ways(gpu, probe.check, partial(_trial, gpu, job, planted))
-        _say(pipe, {"name": name, "time_ms": (time.perf_counter() - start) * 1e3, **found})
+        outcome = _both_ways(gpu, probe.check, partial(_trial, gpu, job, planted))
+        _say(pipe, {"name": name, "time_ms": (time.perf_counter() - start) * 1e3, **outcome})
         if gpu.lost:
             break         # the next worker goes on with a new device
 

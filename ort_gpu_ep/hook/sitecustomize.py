@@ -45,8 +45,8 @@ class Loader:
         return getattr(self._theirs, name)      # python -m asks for the code, and pkgutil for data
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._theirs.create_module(spec)
-        return made
+        module: ModuleType | None = self._theirs.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Raises what the module raises."""

@@ -24,19 +24,19 @@ def dtype_of(value: Any) -> np.dtype[Any] | None:
 def array_in(path: Path | str, what: str) -> np.ndarray[Any, Any]:
     """The array of a .npy file. what: who names the file, for messages. Raises ModelError for no such file or another one."""
     expected = f"{what}: expected a .npy file, as numpy.save(FILE, array) writes it"
-    with _opened(path, expected) as found:
-        if isinstance(found, np.ndarray):
-            return found
-        raise ModelError(f"{expected}; got a .npz file of {', '.join(found.files) or 'nothing'}")
+    with _opened(path, expected) as content:
+        if isinstance(content, np.ndarray):
+            return content
+        raise ModelError(f"{expected}; got a .npz file of {', '.join(content.files) or 'nothing'}")
 
 
 def arrays_in(path: Path | str, what: str) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of a .npz file, by their names. Raises ModelError like `array_in`."""
     expected = f"{what}: expected a .npz file, as numpy.savez(FILE, NAME=array) writes it"
-    with _opened(path, expected) as found:
-        if isinstance(found, np.ndarray):
+    with _opened(path, expected) as content:
+        if isinstance(content, np.ndarray):
             raise ModelError(f"{expected}; got a .npy file of one array without a name")
-        return {name: found[name] for name in found.files}
+        return {name: content[name] for name in content.files}
 
 
 @contextmanager

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,10 @@ _ELEMENTWISE = {"DequantizeLinear", "Cast", "Identity", "Add", "Sub", "Mul", "Di
 """Ops by which models compute a table from the constants that they store."""
 
 _WORDS = "text"
+
+
+class NoGuessError(ModelError):
+    """Nothing can be made up that a model runs on: its inputs have to be given."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +89,48 @@ def _read(model: Any) -> Any:
         return None
 
 
-def symbols_of(model: Any) -> list[str] | None:
-    """Names of the sizes that a model's inputs leave open; None for a model that onnx can't read."""
+class Declared(NamedTuple):
+    """An input or output as the model's file declares it; what `session.get_inputs()` gives has these attributes, too."""
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+
+def declared(values: Iterable[Any]) -> list[Declared]:
+    """values: ValueInfoProtos, of a graph's inputs or outputs."""
+    import onnx
+
+    result = []
+    for value in values:
+        kind, tensor = str(value.type.WhichOneof("value") or ""), value.type.tensor_type
+        element = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+        shape = [d.dim_param or (d.dim_value if d.HasField("dim_value") else None) for d in tensor.shape.dim]
+        result.append(Declared(value.name, f"tensor({element})" if kind == "tensor_type" else kind.removesuffix("_type"), shape))
+    return result
+
+
+def inputs_of(model: Any) -> list[Declared] | None:
+    """What a run is to be given; None for a model that onnx can't read. model: its path."""
     model = _read(model)
-    return None if model is None else list(dict.fromkeys(
-        d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim if d.dim_param))
+    if model is None:
+        return None
+    constants = {i.name for i in model.graph.initializer}
+    return declared(i for i in model.graph.input if i.name not in constants)
+
+
+def with_sizes(path: str | os.PathLike[str], shapes: Mapping[str, Sequence[int]]) -> bytes | None:
+    """The model with inputs of these shapes, external data where it was; None where that is no message (2 GiB), or onnx can't read it."""
+    model = _read(path)
+    if model is None:
+        return None
+    for value in (i for i in model.graph.input if i.name in shapes):
+        for dim, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=False):
+            dim.dim_value = size
+    try:
+        return bytes(model.SerializeToString())
+    except ValueError:
+        return None
 
 
 def structure_of(model: Any) -> Structure:
@@ -98,15 +139,15 @@ def structure_of(model: Any) -> Structure:
     if model is None:
         return Structure()
     shapes = {i.name: tuple(i.dims) for i in model.graph.initializer}
-    held = {i.name: i for i in model.graph.initializer if not _is_external(i)}
+    initializers = {i.name: i for i in model.graph.initializer if not _is_external(i)}
     for node in model.graph.node:
         for value in (a.t for a in node.attribute if node.op_type == "Constant" and a.name == "value"):
             shapes[node.output[0]] = tuple(value.dims)
-            held.update({node.output[0]: value} if not _is_external(value) else {})
+            initializers.update({node.output[0]: value} if not _is_external(value) else {})
         if node.op_type in _ELEMENTWISE and all(name in shapes for name in node.input[:2]):
             shapes[node.output[0]] = max((shapes[name] for name in node.input[:2]), key=math.prod)      # a scale is smaller than its table
-    return Structure({i.name: rows for i in model.graph.input if (rows := _rows(model.graph.node, shapes, held, i.name))},
-                     tuple(islice(_lengths(model.graph.node, held), 4)))
+    return Structure({i.name: rows for i in model.graph.input if (rows := _rows(model.graph.node, shapes, initializers, i.name))},
+                     tuple(islice(_lengths(model.graph.node, initializers), 4)))
 
 
 def _is_external(tensor: Any) -> bool:
@@ -155,28 +196,28 @@ def guess(
     shapes: Mapping[str, Sequence[int]] | None = None, seed: int = 0, tries: Callable[[Mapping[str, Array]], object] | None = None,
 ) -> Guess:
     """inputs: as `session.get_inputs()` gives them. given, sizes, shapes: what the user says, by inputs or symbols. tries: runs the model;
-    the first sizes that it does not refuse are taken. Raises ModelError for an input that nothing can be made up for.
+    the first sizes that it does not refuse are taken. Raises NoGuessError for an input that nothing can be made up for.
     """
     refused = ""
-    made: Guess | None = None
+    first: Guess | None = None
     given, sizes, shapes = given or {}, sizes or {}, shapes or {}
-    known = {name: tuple(array.shape) for name, array in given.items()} | {name: tuple(shape) for name, shape in shapes.items()}
-    sizes = {**_symbols_of(inputs, known), **sizes}
+    fixed = {name: tuple(array.shape) for name, array in given.items()} | {name: tuple(shape) for name, shape in shapes.items()}
+    sizes = {**_symbols_of(inputs, fixed), **sizes}
     for lengths in islice(_candidates(structure), TRIED if tries is not None else 1):
-        found = _made(inputs, structure, given, sizes, known, lengths, seed)
-        made = made or found
-        if tries is None or not found.guessed:
-            return found
+        attempt = _made(inputs, structure, given, sizes, fixed, lengths, seed)
+        first = first or attempt
+        if tries is None or not attempt.guessed:
+            return attempt
         try:
-            tries(found.feeds)
+            tries(attempt.feeds)
         except Exception as error:      # onnxruntime has a type for each; the first one is told, if no sizes do
             refused = refused or " ".join(str(error).split())
-            if not found.sizes:
+            if not attempt.sizes:
                 break
             continue
-        return found
-    assert made is not None
-    return Guess(made.feeds, made.guessed, made.sizes, refused)
+        return attempt
+    assert first is not None
+    return Guess(first.feeds, first.guessed, first.sizes, refused)
 
 
 def _symbols_of(inputs: Sequence[Any], known: Mapping[str, Sequence[int]]) -> dict[str, int]:
@@ -237,7 +278,7 @@ def _value(value: Any, shape: tuple[int, ...], rows: int, rng: np.random.Generat
     if value.type == "tensor(string)":
         return np.full(shape, _WORDS, object)
     if dtype is None:
-        raise ModelError(f"input {value.name!r} is a {value.type}: no random values for that; give --input {value.name}=FILE.npy")
+        raise NoGuessError(f"input {value.name!r} is a {value.type}: no random values for that; give --input {value.name}=FILE.npy")
     if dtype.kind == "f":
         return np.asarray(rng.standard_normal(shape)).astype(dtype)
     if not shape and (name in ("sr", "fs") or "sampl" in name):

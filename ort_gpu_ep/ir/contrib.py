@@ -40,8 +40,8 @@ MIXTURE: Mapping[str, Given] = {
 @cache
 def schemas() -> Mapping[tuple[str, str], OpSchema]:
     """By domain and name; all since version 1."""
-    found = (*_of_codes(), *_of_transformers(), *_of_attention(), *_of_images())
-    return {(schema.domain, schema.name): schema for schema in found}
+    all_schemas = (*_of_codes(), *_of_transformers(), *_of_attention(), *_of_images())
+    return {(schema.domain, schema.name): schema for schema in all_schemas}
 
 
 def _of_codes() -> tuple[OpSchema, ...]:

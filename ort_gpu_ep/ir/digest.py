@@ -33,8 +33,8 @@ def graph_digest(graph: Graph, most_nbytes: int, halves: bool) -> str:
 def is_large(value: Value, most_nbytes: int) -> bool:
     """Whether a constant counts by its type."""
     sizes = [d for d in value.shape or () if isinstance(d, int)]
-    known = value.dtype is not None and value.shape is not None and len(sizes) == len(value.shape)
-    return known and value.dtype is not None and TensorType(value.dtype, tuple(sizes)).nbytes > most_nbytes
+    is_known = value.dtype is not None and value.shape is not None and len(sizes) == len(value.shape)
+    return is_known and value.dtype is not None and TensorType(value.dtype, tuple(sizes)).nbytes > most_nbytes
 
 
 def _constant(value: Value, most_nbytes: int, halves: bool) -> object:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.files import open_regular
 from ort_gpu_ep.ir.model_file import stored_tensors
+from ort_gpu_ep.ir.refused import kind_of
 from ort_gpu_ep.ir.types import BY_ONNX, TensorType
 
 if TYPE_CHECKING:
@@ -104,22 +105,24 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelP
         if isinstance(model, onnx.ModelProto):
             if next(external_tensors(model), None) is None:
                 return model
-            found = onnx.ModelProto()
-            found.CopyFrom(model)
+            model_read = onnx.ModelProto()
+            model_read.CopyFrom(model)
         elif isinstance(model, bytes):
-            name, found = "the bytes given", onnx.load_model_from_string(model)
+            name, model_read = "the bytes given", onnx.load_model_from_string(model)
         else:
             name = path = os.fspath(model)
-            folder, found = os.path.dirname(os.path.abspath(path)), onnx.load(path, load_external_data=False)
+            folder, model_read = os.path.dirname(os.path.abspath(path)), onnx.load(path, load_external_data=False)
+        if not model_read.HasField("graph"):
+            raise ValueError("it has no graph")
     except OSError as error:
         raise ModelError(f"{name}: {'no such file' if isinstance(error, FileNotFoundError) else error.strerror or error}") from error
-    except Exception as error:      # protobuf's own, of which onnx makes no other
-        raise ModelError(f"{name}: not an ONNX model that can be read ({error})") from error
-    for tensor in external_tensors(found):
+    except Exception as error:      # most are protobuf's own, of which onnx makes no other
+        raise ModelError(f"{name}: not an ONNX model that can be read ({kind_of(model) or error})") from error
+    for tensor in external_tensors(model_read):
         tensor.raw_data = _content(tensor, folder, path)
         tensor.ClearField("data_location")
         tensor.ClearField("external_data")
-    return found
+    return model_read
 
 
 def _content(tensor: onnx.TensorProto, folder: str, model: str) -> bytes:

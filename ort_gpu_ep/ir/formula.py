@@ -47,16 +47,16 @@ class Formula:
         return lines
 
     def _needed(self, trace: Trace) -> set[int]:
-        wanted = [a for terms, _ in trace.guards for atoms, _ in terms for a in atoms]
+        atoms_wanted = [a for terms, _ in trace.guards for atoms, _ in terms for a in atoms]
         for value in self._wanted:
-            wanted += [value.atom] if isinstance(value, Real) else [a for atoms, _ in value.terms for a in atoms] \
+            atoms_wanted += [value.atom] if isinstance(value, Real) else [a for atoms, _ in value.terms for a in atoms] \
                 if isinstance(value, Size) else []
         needed: set[int] = set()
-        while wanted:
-            atom = wanted.pop()
+        while atoms_wanted:
+            atom = atoms_wanted.pop()
             if atom not in needed:
                 needed.add(atom)
-                wanted += atoms_in(trace.atoms[atom])
+                atoms_wanted += atoms_in(trace.atoms[atom])
         return needed
 
     def _definition(self, k: int, definition: tuple[Any, ...]) -> str:

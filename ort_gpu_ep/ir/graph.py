@@ -70,27 +70,27 @@ def nonzeros_of(value: Value) -> Nonzeros | None:
     """Of a constant float32 matrix, or filters as the rows of one, that are large enough; None for any other value; counted once."""
     if value.nonzeros is not None or value.load is None or not _is_counted(value):
         return value.nonzeros
-    found = _counted.get(value.load)
-    if found is None:
-        found = _counted[value.load] = count_nonzeros(np.reshape(array := value.load(), (len(array), -1)))
-    return found
+    count = _counted.get(value.load)
+    if count is None:
+        count = _counted[value.load] = count_nonzeros(np.reshape(array := value.load(), (len(array), -1)))
+    return count
 
 
 def fits_half(value: Value) -> bool:
     """Whether float16 has a number near each of a float32 constant: none is infinite, NaN, or beyond the largest. Looked at once."""
     if value.fits_half is not None or value.load is None or value.dtype is not FLOAT32:
         return bool(value.fits_half)
-    found = _fitting.get(value.load)
-    if found is None:
+    fits = _fitting.get(value.load)
+    if fits is None:
         array = value.load()
-        found = _fitting[value.load] = bool(array.min(initial=0.0) >= -LARGEST_HALF and array.max(initial=0.0) <= LARGEST_HALF)
-    return found
+        fits = _fitting[value.load] = bool(array.min(initial=0.0) >= -LARGEST_HALF and array.max(initial=0.0) <= LARGEST_HALF)
+    return fits
 
 
 def _is_counted(value: Value) -> bool:
     sizes = [d for d in value.shape or () if isinstance(d, int)]
-    known = value.dtype is FLOAT32 and 2 <= len(sizes) == len(value.shape or ())
-    return known and math.prod(sizes) >= (MIN_COUNTED if len(sizes) == 2 else MIN_COUNTED_FILTERS)
+    is_known = value.dtype is FLOAT32 and 2 <= len(sizes) == len(value.shape or ())
+    return is_known and math.prod(sizes) >= (MIN_COUNTED if len(sizes) == 2 else MIN_COUNTED_FILTERS)
 
 
 def count_nonzeros(matrix: Array) -> Nonzeros:

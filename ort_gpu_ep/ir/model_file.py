@@ -67,17 +67,17 @@ def stored_tensors(data: Bytes) -> Iterator[StoredTensor]:
 
 def op_types(data: Bytes) -> frozenset[str]:
     """The types of a model's nodes, also in its bodies and functions, without domains. Raises ValueError for what is no ONNX model."""
-    found = set[str]()
+    names = set[str]()
     for number, start, end in _fields(data, 0, len(data)):
         if number in (MODEL_GRAPH, MODEL_FUNCTION):
-            found.update(_ops(data, start, end, GRAPH_NODE if number == MODEL_GRAPH else FUNCTION_NODE, 0))
-    return frozenset(found)
+            names.update(_ops(data, start, end, GRAPH_NODE if number == MODEL_GRAPH else FUNCTION_NODE, 0))
+    return frozenset(names)
 
 
 def _ops(data: Bytes, start: int, end: int, node: int, depth: int) -> Iterator[str]:
     if depth > _MAX_DEPTH:
         raise ValueError(f"more than {_MAX_DEPTH} graphs inside each other")
-    for _, at, to in (found for found in _fields(data, start, end) if found[0] == node):
+    for _, at, to in (part for part in _fields(data, start, end) if part[0] == node):
         op, more = "", ""
         for kind, begin, stop in _fields(data, at, to):
             if kind == NODE_OP:

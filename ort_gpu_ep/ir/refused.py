@@ -1,10 +1,11 @@
-"""What a file is that onnxruntime did not take as a model, and what to do: a sentence that is added to its exception."""
+"""What a file is that is no model, and what to do: a sentence that is added to onnxruntime's exception, or stands in one of ours."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ort_gpu_ep.files import open_regular
@@ -26,6 +27,7 @@ _KINDS: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, r
      "(optimum-cli export onnx)"),
     (rb"GGUF", "it is a GGUF file of llama.cpp; get the model as ONNX (onnxruntime-genai's model builder reads GGUF)"),
     (rb".{4}TFL3", "it is a TensorFlow Lite model: convert it with `python -m tf2onnx.convert --tflite FILE --output model.onnx`"),
+    (rb".{4}ORTM", "it is a model in ORT format: give the .onnx file that it was made from"),
     (rb"\x89HDF", "it is a Keras or HDF5 file: convert the model with tf2onnx"),
     (rb"\x1f\x8b", "it is compressed with gzip: unpack it first (gunzip)"),
     (rb"\s*[\[{]", "it is a JSON or text file, not a model"),
@@ -35,15 +37,21 @@ _KINDS: tuple[tuple[re.Pattern[bytes], str], ...] = tuple((re.compile(pattern, r
 _IR = re.compile(r"max supported IR version: (\d+)")
 _OPSET = re.compile(r"[Oo]pset (\d+) (?:of domain \S+ )?is under development")
 
-
 _DOUBLES = re.compile(r"Actual: \(tensor\(double\)\) ?, expected: \(tensor\((float|float16)\)\)")
 
 
-def conversion(said: str) -> str:
-    """One sentence for a run whose input has another element type than the model's; empty where there is nothing to add."""
-    wanted = _DOUBLES.search(said)
-    dtype = {"float": "float32", "float16": "float16"}[wanted[1]] if wanted else ""
-    return f"numpy makes float64 by default, and the model takes {dtype}: give x.astype(numpy.{dtype})." if wanted else ""
+def conversion(said: str, feeds: Mapping[str, Any]) -> str:
+    """One sentence for a run whose input has another element type than the model's; empty where there is nothing to add.
+
+    said: onnxruntime's message, which does not name the input. feeds: what the run was given.
+    """
+    match = _DOUBLES.search(said)
+    if not match:
+        return ""
+    dtype = {"float": "float32", "float16": "float16"}[match[1]]
+    doubles = [name for name, value in feeds.items() if str(getattr(value, "dtype", "")) == "float64"]
+    which = f"for its input {doubles[0]!r} " if len(doubles) == 1 else ""
+    return f"numpy makes float64 by default, and the model takes {dtype}: {which}give array.astype(numpy.{dtype})."
 
 
 def remedy(model: Any, said: str) -> str:
@@ -58,14 +66,25 @@ def remedy(model: Any, said: str) -> str:
     if _OPSET.search(said):
         return ("The model's opset is newer than this onnxruntime: update it (pip install -U onnxruntime), or convert the model with "
                 "onnx.version_converter.convert_version.")
+    kind = kind_of(model)
+    name = os.path.basename(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else "the model"
+    return f"{name}: {kind}." if kind else ""
+
+
+def add_remedy(error: Exception, sentence: Callable[[str], str]) -> None:
+    """Adds what to do to an exception of onnxruntime's, once: its traceback shows it. sentence: `remedy` or `conversion`."""
+    if type(error).__module__.startswith("onnxruntime") and not hasattr(error, "__notes__") and (note := sentence(str(error))):
+        error.add_note(note)
+
+
+def kind_of(model: Any) -> str:
+    """What a model's path or bytes are instead, and what to do; empty where they are a model, can't be read, or are neither."""
     if not isinstance(model, (bytes, str, os.PathLike)):
         return ""
     try:
-        kind = _kind_of_bytes(model) if isinstance(model, bytes) else _kind_of_file(model)
-    except (OSError, ValueError):       # it is not there, or may not be read: onnxruntime has said so
+        return _kind_of_bytes(model) if isinstance(model, bytes) else _kind_of_file(model)
+    except (OSError, ValueError):       # it is not there, or may not be read: who opened it says so
         return ""
-    name = os.path.basename(os.fspath(model)) if not isinstance(model, bytes) else "the model"
-    return f"{name}: {kind}." if kind else ""
 
 
 def _kind_of_file(path: Any) -> str:

@@ -44,8 +44,8 @@ def told(node: Node, types: Sequence[DType | None], opset: int) -> Told:
 
 @cache
 def _parameters(domain: str, name: str, version: int) -> Sequence[str]:
-    found = schema(domain, name, version)
-    return tuple(parameter.type_str for parameter in found.inputs) if found is not None else ()
+    op_schema = schema(domain, name, version)
+    return tuple(parameter.type_str for parameter in op_schema.inputs) if op_schema is not None else ()
 
 
 @cache
@@ -67,8 +67,8 @@ def _statement(found: Any) -> object:
 @cache
 def default_attribute(domain: str, name: str, version: int, attribute: str) -> Attribute:
     """An attribute's default value by the schema; None where there is none."""
-    found = schema(domain, name, version)
-    entry = found.attributes.get(attribute) if found else None
+    op_schema = schema(domain, name, version)
+    entry = op_schema.attributes.get(attribute) if op_schema else None
     if entry is None or not entry.default_value.type:
         return None
     import onnx
@@ -84,18 +84,18 @@ def fault(node: Node, types: Sequence[DType | None]) -> str:
 
     For ops that onnx.checker knows nothing of; ONNX Runtime checks the models that it loads, and files are read without it, too.
     """
-    found = schema(node.domain, node.op, node.version)
-    if found is None:
+    op_schema = schema(node.domain, node.op, node.version)
+    if op_schema is None:
         return ""
     from onnx.defs import OpSchema
 
-    given = len(types)
-    if not found.min_input <= given <= found.max_input:
-        return f"{given} inputs; {found.min_input} to {found.max_input} are expected"
-    for parameter, dtype in zip(found.inputs, types, strict=False):
+    count = len(types)
+    if not op_schema.min_input <= count <= op_schema.max_input:
+        return f"{count} inputs; {op_schema.min_input} to {op_schema.max_input} are expected"
+    for parameter, dtype in zip(op_schema.inputs, types, strict=False):
         if dtype is None and parameter.option != OpSchema.FormalParameterOption.Optional:
             return f"input {parameter.name} is left out"
-    return _attribute_fault(found, node) or _type_fault(found, types)
+    return _attribute_fault(op_schema, node) or _type_fault(op_schema, types)
 
 
 _PYTHON: Mapping[str, type | tuple[type, ...]] = {

@@ -58,12 +58,12 @@ class Trace:
     def add(self, definition: tuple[Any, ...], hint: int | float) -> int:
         """The number of an atom with this definition, which is made if there is none."""
         key = definition if definition[0] != "call" else (definition, repr(definition[2:]))     # 1, 1.0 and True are equal, as 0.0 and -0.0
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = len(self.atoms)
+        atom = self._known.get(key)
+        if atom is None:
+            atom = self._known[key] = len(self.atoms)
             self.atoms.append(definition)
             self.hints.append(hint)
-        return found
+        return atom
 
     def size(self, definition: tuple[Any, ...], hint: int) -> Any:
         return Size(self, (((self.add(definition, hint),), 1),), hint)
@@ -73,15 +73,15 @@ class Trace:
 
     def answer(self, terms: Terms, relation: str, hint: int) -> bool:
         """Whether the polynomial, whose value now is `hint`, is in that relation to zero; kept as a guard unless it always is, or never."""
-        found = _RELATIONS[relation](hint, 0)
+        holds = _RELATIONS[relation](hint, 0)
         low, high = self.range_of(terms)
         if high < 0 or low > 0 or low == high or (relation == "<" and low >= 0):
-            return found
+            return holds
         if (terms, relation) not in self.guards and (terms, relation) not in self._implied:
             if self.closed:
                 raise InternalError(f"{text_of(terms)} {relation} 0 is asked after planning, when no guard can be kept")
-            self.keep(terms, relation, found)
-        return found
+            self.keep(terms, relation, holds)
+        return holds
 
     def range_of(self, terms: Terms) -> Range:
         """Between which numbers a polynomial is, whatever a run brings."""
@@ -120,15 +120,15 @@ class Trace:
 
     def symbols_in(self, terms: Terms) -> list[int]:
         """The places of the symbols that a polynomial is made of."""
-        found, seen, wanted = list[int](), set[int](), [a for atoms, _ in terms for a in atoms]
-        while wanted:
-            atom = wanted.pop()
+        symbols, seen, queue = list[int](), set[int](), [a for atoms, _ in terms for a in atoms]
+        while queue:
+            atom = queue.pop()
             if atom not in seen:
                 seen.add(atom)
                 definition = self.atoms[atom]
-                found += [definition[1]] if definition[0] == "symbol" else ()
-                wanted += atoms_in(definition)
-        return found
+                symbols += [definition[1]] if definition[0] == "symbol" else ()
+                queue += atoms_in(definition)
+        return symbols
 
     def _learn(self, terms: Terms) -> None:
         """From a polynomial that is zero: the last atom that stands in it alone is what the others make it."""
@@ -138,8 +138,8 @@ class Trace:
                 self._equal[atoms[0]] = self.resolved(tuple((its, -other // factor) for its, other in rest))
                 for atom, value in list(self._equal.items()):
                     self._equal[atom] = self.resolved(value)
-                for (known, relation), found in self.guards.items():    # a kernel made before may be asked for again, in the new terms
-                    self._implied[self.resolved(known), relation] = found
+                for (before, relation), answer in self.guards.items():    # a kernel made before may be asked for again, in the new terms
+                    self._implied[self.resolved(before), relation] = answer
                 return
 
     def resolved(self, terms: Terms) -> Terms:
@@ -207,13 +207,13 @@ class Size:
         return Size(self.trace, normal, hint)
 
     def __add__(self, other: Any) -> Any:
-        found = _operand(other)
-        if found is None:
+        operand = _operand(other)
+        if operand is None:
             return derived(operator.add, self, _number(other)) if _is_real(other) else NotImplemented
         terms = dict(self.terms)
-        for atoms, factor in found[0]:
+        for atoms, factor in operand[0]:
             terms[atoms] = terms.get(atoms, 0) + factor
-        return self._made(terms, self.hint + found[1])
+        return self._made(terms, self.hint + operand[1])
 
     __radd__ = __add__
 
@@ -230,10 +230,10 @@ class Size:
         return -self + other
 
     def __mul__(self, other: Any) -> Any:
-        found = _operand(other)
-        if found is None:
+        operand = _operand(other)
+        if operand is None:
             return derived(operator.mul, self, _number(other)) if _is_real(other) else NotImplemented
-        return self._made(_multiplied(dict(self.terms), dict(found[0])), self.hint * found[1])
+        return self._made(_multiplied(dict(self.terms), dict(operand[0])), self.hint * operand[1])
 
     __rmul__ = __mul__
 
@@ -279,23 +279,23 @@ class Size:
         return self._compare(other, "==")
 
     def __ne__(self, other: object) -> Any:
-        found = self._compare(other, "==")
-        return found if found is NotImplemented else not found
+        equal = self._compare(other, "==")
+        return equal if equal is NotImplemented else not equal
 
     def __lt__(self, other: Any) -> Any:
         return self._compare(other, "<")
 
     def __ge__(self, other: Any) -> Any:
-        found = self._compare(other, "<")
-        return found if found is NotImplemented else not found and not _is_nan(other)
+        less = self._compare(other, "<")
+        return less if less is NotImplemented else not less and not _is_nan(other)
 
     def __gt__(self, other: Any) -> Any:
         other = _number(other)
         return self >= math.floor(other) + 1 if isinstance(other, float) and math.isfinite(other) else _flipped(self, other)
 
     def __le__(self, other: Any) -> Any:
-        found = self > other or _is_nan(other)
-        return found if found is NotImplemented else not found
+        greater = self > other or _is_nan(other)
+        return greater if greater is NotImplemented else not greater
 
     def __bool__(self) -> bool:
         return bool(self != 0)
@@ -407,8 +407,8 @@ class Real:
         return _answered(equal, self, other)
 
     def __ne__(self, other: object) -> Any:
-        found = _answered(equal, self, other)
-        return found if found is NotImplemented else not found
+        answer = _answered(equal, self, other)
+        return answer if answer is NotImplemented else not answer
 
     def __lt__(self, other: Any) -> Any:
         return _answered(less, self, other)
@@ -494,8 +494,8 @@ def _plain_number(value: Any) -> Any:
 
 def _answered(relation: Callable[[float, float], int], one: Any, other: Any) -> Any:
     """Whether the relation holds in the run that is planned, as a guard."""
-    found = _with_real(relation, one, other)
-    return found if found is NotImplemented else bool(found)
+    answer = _with_real(relation, one, other)
+    return answer if answer is NotImplemented else bool(answer)
 
 
 def _flipped(one: Size, other: Any) -> Any:
@@ -538,17 +538,17 @@ def _exact(dividend: Terms, divisor: Terms) -> Terms | None:
     """The quotient, where the divisor is one monomial that every term contains."""
     if len(divisor) != 1:
         return None
-    (wanted, factor), found = divisor[0], []
+    (divided, factor), quotient = divisor[0], []
     for atoms, mine in dividend:
         rest = list(atoms)
-        for atom in wanted:
+        for atom in divided:
             if atom not in rest:
                 return None
             rest.remove(atom)
         if mine % factor:
             return None
-        found.append((tuple(rest), mine // factor))
-    return tuple(found)
+        quotient.append((tuple(rest), mine // factor))
+    return tuple(quotient)
 
 
 def is_symbolic(value: object) -> bool:
@@ -595,10 +595,10 @@ def fitted(value: Any, low: int, high: int) -> Any:
 
 
 def _terms(value: Any) -> Terms:
-    found = _operand(value)
-    if found is None:
+    operand = _operand(value)
+    if operand is None:
         raise InternalError(f"{value!r} is no size")
-    return found[0]
+    return operand[0]
 
 
 def derived(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -609,6 +609,6 @@ def derived(function: Callable[..., Any], *arguments: Any) -> Any:
     value = function(*hints(arguments))
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise InternalError(f"{function} gives {value!r}: an int or a float can be derived")
-    given = tuple(("terms", a.terms) if isinstance(a, Size) else ("real", a.atom) if isinstance(a, Real) else ("is", a) for a in arguments)
-    definition = ("call", function, *given)
+    key = tuple(("terms", a.terms) if isinstance(a, Size) else ("real", a.atom) if isinstance(a, Real) else ("is", a) for a in arguments)
+    definition = ("call", function, *key)
     return trace.size(definition, value) if isinstance(value, int) else trace.real(definition, value)

@@ -153,21 +153,21 @@ def unpacked(data: np.ndarray[Any, np.dtype[np.uint8]], tensor: TensorType) -> n
     codes = (data[:, None] >> np.arange(0, 8, bits, dtype=np.uint8)).reshape(-1)[:tensor.size] & np.uint8((1 << bits) - 1)
     if tensor.dtype.name.startswith("int"):
         codes = codes | np.where(codes >> np.uint8(bits - 1), np.uint8(256 - (1 << bits)), np.uint8(0))     # the sign goes on
-    found: np.ndarray[Any, Any] = codes.view(tensor.dtype.numpy).reshape(tensor.shape)
-    return found
+    array: np.ndarray[Any, Any] = codes.view(tensor.dtype.numpy).reshape(tensor.shape)
+    return array
 
 
 def packed(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The bytes of a tensor as ONNX Runtime lays it out: what `unpacked` reads. An array of whole bytes stays as it is, but contiguous."""
     array = np.ascontiguousarray(array).reshape(array.shape)
-    known = BY_NAME.get(array.dtype.name)
-    if known is None or known.bits >= 8:
+    dtype = BY_NAME.get(array.dtype.name)
+    if dtype is None or dtype.bits >= 8:
         return array
-    bits, per = known.bits, 8 // known.bits
+    bits, per = dtype.bits, 8 // dtype.bits
     codes = array.reshape(-1).view(np.uint8) & np.uint8((1 << bits) - 1)
     codes = np.pad(codes, (0, -len(codes) % per)).reshape(-1, per)
-    found: np.ndarray[Any, Any] = np.bitwise_or.reduce(codes << np.arange(0, 8, bits, dtype=np.uint8), axis=1)
-    return found
+    packed_array: np.ndarray[Any, Any] = np.bitwise_or.reduce(codes << np.arange(0, 8, bits, dtype=np.uint8), axis=1)
+    return packed_array
 
 
 def names(dtypes: Iterable[DType]) -> str:

@@ -119,11 +119,11 @@ class SharedMemory:
             return
         there = os.fstat(self.fd).st_size
         if nbytes > there:
-            wanted = -(-max(nbytes, there + there // 4) // _GRAIN) * _GRAIN
+            size = -(-max(nbytes, there + there // 4) // _GRAIN) * _GRAIN
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self.fd, there, wanted - there)
+                os.posix_fallocate(self.fd, there, size - there)
             else:
-                os.ftruncate(self.fd, wanted)
+                os.ftruncate(self.fd, size)
         self.follow()
 
     def follow(self) -> None:

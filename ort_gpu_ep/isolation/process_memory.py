@@ -102,9 +102,9 @@ def answer_trial(parent: int, address: int) -> ProcessMemory | None:
     """The worker's part. None where the parent can't be reached."""
     try:
         memory = ProcessMemory(parent)
-        found = ctypes.create_string_buffer(_PROBE_NBYTES)
-        memory.read(address, ctypes.addressof(found), _PROBE_NBYTES)
-        turned = ctypes.create_string_buffer(found.raw[::-1], _PROBE_NBYTES)
+        block = ctypes.create_string_buffer(_PROBE_NBYTES)
+        memory.read(address, ctypes.addressof(block), _PROBE_NBYTES)
+        turned = ctypes.create_string_buffer(block.raw[::-1], _PROBE_NBYTES)
         memory.write(address, ctypes.addressof(turned), _PROBE_NBYTES)
     except OSError:
         return None

@@ -152,10 +152,10 @@ class RemoteProgram:
 
     def _send(self, inputs: Sequence[tuple[int, TensorType]], host: Host, direct: bool) -> tuple[dict[str, Any], int]:
         """Has the worker run. direct: it takes large tensors from where they are. Gives its answer and where inputs end in the memory."""
-        given, copied, end = [], [], 0
+        places_given, copied, end = [], [], 0
         for address, kind in inputs:
             is_near = direct and kind.nbytes >= NBYTES and host.is_host(address)
-            given.append((kind.dtype.onnx, kind.shape, address if is_near else end, is_near))
+            places_given.append((kind.dtype.onnx, kind.shape, address if is_near else end, is_near))
             if not is_near:
                 copied.append((address, end, kind.nbytes))
                 end = aligned(end + kind.nbytes)
@@ -164,7 +164,7 @@ class RemoteProgram:
         for address, offset, nbytes in copied:
             if nbytes:
                 host.read(address, memory.address + offset, nbytes)
-        answer = self.gpu.request(("run", self.number, given, end, direct), self._timeout_s)
+        answer = self.gpu.request(("run", self.number, places_given, end, direct), self._timeout_s)
         return self._send(inputs, host, False) if self.gpu.is_out_of_reach(answer) else (answer, end)
 
     def _places(self, answer: Mapping[str, Any], outputs: Sequence[str]) -> list[tuple[Shape, int | None]]:
@@ -183,13 +183,13 @@ class RemoteProgram:
         self, targets: Sequence[tuple[int, TensorType]], direct: Sequence[bool], places: list[tuple[Shape, int | None]], end: int,
     ) -> None:
         """Has the worker write outputs that wait to where they belong, if `direct`; the others get a place in the shared memory."""
-        wanted = [index for index, (_, offset) in enumerate(places) if offset is None]
-        near = {index: targets[index][0] for index in wanted if direct[index]}
+        missing = [index for index, (_, offset) in enumerate(places) if offset is None]
+        near = {index: targets[index][0] for index in missing if direct[index]}
         if near and not self.gpu.is_out_of_reach(self.gpu.request(("fetch", self.number, list(near.items())), self._timeout_s)):
-            wanted = [index for index in wanted if index not in near]
-        if wanted:
-            answer = self.gpu.request(("share", self.number, wanted, end), self._timeout_s)
-            for index, place in zip(wanted, self._places(answer, [self.graph.outputs[i] for i in wanted]), strict=True):
+            missing = [index for index in missing if index not in near]
+        if missing:
+            answer = self.gpu.request(("share", self.number, missing, end), self._timeout_s)
+            for index, place in zip(missing, self._places(answer, [self.graph.outputs[i] for i in missing]), strict=True):
                 places[index] = place
 
     def _remember(self, types: tuple[TensorType, ...]) -> None:

@@ -115,6 +115,7 @@ class RemoteGpu:
                     self._discard()
             if self._process is None:
                 self._start()
+                self.circuit.passed()       # as behind `_replace`, which would end this worker for another one
 
     def _start(self) -> None:
         """Starts a worker with all programs, but for those that can't be compiled. Hold `_starting`, and not the lock: a start may hang."""
@@ -168,9 +169,9 @@ class RemoteGpu:
         return process, answer, trial.passed
 
     def _no_worker(self, error: Exception) -> AdapterError:
-        found = AdapterError(f"isolation=process: no worker opens adapter {self._config.adapter!r}: {error}")
-        found.killed = getattr(error, "killed", False)
-        return found
+        problem = AdapterError(f"isolation=process: no worker opens adapter {self._config.adapter!r}: {error}")
+        problem.killed = getattr(error, "killed", False)
+        return problem
 
     @staticmethod
     def _kill(process: WorkerProcess | None) -> None:
@@ -221,10 +222,10 @@ class RemoteGpu:
     def look_after(self, answer: Mapping[str, Any]) -> None:
         """After a run: a worker that leaks is replaced. answer: the run's."""
         try:
-            held = Held(*map(int, answer["held"]))
+            memory_held = Held(*map(int, answer["held"]))
         except (KeyError, TypeError, ValueError) as error:
             raise self.protocol_error(f"{str(answer)[:80]}, expected what it holds") from error
-        leak = self._leak_watch.leak(held) if self._leak_watch is not None else ""
+        leak = self._leak_watch.leak(memory_held) if self._leak_watch is not None else ""
         if leak:
             self._discard()
             self.circuit.failed(f"{self.info.name}: {leak}", at_once=True)
@@ -279,8 +280,8 @@ class RemoteGpu:
     def remove(self, program: Member) -> None:
         """Frees what the worker holds for a program."""
         with self._lock:
-            known = self._programs.pop(program.number, None)
-            if known is not None and self._process is not None:
+            there = self._programs.pop(program.number, None)
+            if there is not None and self._process is not None:
                 with suppress(DeviceError):       # a worker that fails now is replaced at the next run
                     self.request(("release", program.number), RUN_S)
 

@@ -57,12 +57,12 @@ def error_answer(error: Exception) -> dict[str, object]:
 def raise_error(answer: Mapping[str, Any]) -> None:
     """Raises the worker's exception: the same class if it is ours, else DeviceError."""
     name, message = str(answer["error"]), str(answer.get("message", ""))
-    found = getattr(errors, name, None)
-    if found is UnsupportedNodeError:
+    kind = getattr(errors, name, None)
+    if kind is UnsupportedNodeError:
         code, _, reason = message.partition(": ")
         raise UnsupportedNodeError(Code(code), reason)
-    if isinstance(found, type) and issubclass(found, GpuEpError):
-        raise found(message)
+    if isinstance(kind, type) and issubclass(kind, GpuEpError):
+        raise kind(message)
     raise DeviceError(f"{name}: {message}")
 
 
@@ -79,21 +79,21 @@ def parse(message: bytes) -> dict[str, Any]:
 
 def limits_answer(limits: Limits) -> dict[str, object]:
     """Limits as JSON has them."""
-    found = {f.name: getattr(limits, f.name) for f in fields(limits)}
-    return {**found, "features": sorted(limits.features), "disabled": [list(pair) for pair in limits.disabled],
+    limits_by_name = {f.name: getattr(limits, f.name) for f in fields(limits)}
+    return {**limits_by_name, "features": sorted(limits.features), "disabled": [list(pair) for pair in limits.disabled],
             "tuned": dict(limits.tuned.items()), "figures": asdict(limits.figures)}
 
 
 def device_of(answer: Mapping[str, Any]) -> tuple[AdapterInfo, Limits]:
     """The adapter that a worker has opened. Raises GarbageError."""
     try:
-        given = dict(answer["limits"])
-        given["features"] = frozenset(map(str, given["features"]))
-        given["tuned"] = Tuned({str(key): str(form) for key, form in given["tuned"].items()})
-        given["figures"] = Figures(**given["figures"])
-        given["configurations"] = tuple(map(str, given["configurations"]))
-        given["disabled"] = tuple((str(what), str(why)) for what, why in given["disabled"])
-        return AdapterInfo(**answer["info"]), Limits(**given)
+        values = dict(answer["limits"])
+        values["features"] = frozenset(map(str, values["features"]))
+        values["tuned"] = Tuned({str(key): str(form) for key, form in values["tuned"].items()})
+        values["figures"] = Figures(**values["figures"])
+        values["configurations"] = tuple(map(str, values["configurations"]))
+        values["disabled"] = tuple((str(what), str(why)) for what, why in values["disabled"])
+        return AdapterInfo(**answer["info"]), Limits(**values)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise GarbageError(f"got {str(answer)[:80]}, expected an adapter and its limits") from error
 
@@ -101,12 +101,12 @@ def device_of(answer: Mapping[str, Any]) -> tuple[AdapterInfo, Limits]:
 def outputs_of(answer: Mapping[str, Any], count: int) -> list[tuple[tuple[int, ...], int | None]]:
     """(shape, offset) of each output of a run; no offset where it waits to be fetched. Raises GarbageError."""
     try:
-        found = [(tuple(int(d) for d in shape), None if offset is None else int(offset)) for shape, offset in answer["outputs"]]
+        outputs = [(tuple(int(d) for d in shape), None if offset is None else int(offset)) for shape, offset in answer["outputs"]]
     except (KeyError, TypeError, ValueError) as error:
         raise GarbageError(f"got {str(answer)[:80]}, expected outputs") from error
-    if len(found) != count or any(min((offset or 0, *shape)) < 0 for shape, offset in found):
-        raise GarbageError(f"got {str(found)[:80]}, expected {count} outputs")
-    return found
+    if len(outputs) != count or any(min((offset or 0, *shape)) < 0 for shape, offset in outputs):
+        raise GarbageError(f"got {str(outputs)[:80]}, expected {count} outputs")
+    return outputs
 
 
 def specialized_of(answer: Mapping[str, Any]) -> tuple[Specialization, ...]:

@@ -145,7 +145,7 @@ class Worker:
 
         end: of the inputs there; outputs come behind. direct: large outputs are left for `_fetch`, with None as their offset.
         """
-        held, memory = self._programs[number], self._memory
+        entry, memory = self._programs[number], self._memory
         types = tuple(TensorType(BY_ONNX[kind], shape) for kind, shape, _, _ in inputs)
         memory.reserve(end)
 
@@ -153,24 +153,24 @@ class Worker:
             data = memory.bytes_at(inputs[index][2], kind.nbytes)       # small ones are never left in the parent
             return data.copy().view(kind.dtype.numpy).reshape(kind.shape)
 
-        if not held.program.is_prepared(types, content):
+        if not entry.program.is_prepared(types, content):
             self._answer({"wait": True})   # compiling takes as long as it takes
-            held.program.prepare(types, content)
+            entry.program.prepare(types, content)
             self._answer({"wait": False})
-        if held.types != types:
-            self._drop_buffers(held)
-            held.types, held.inputs = types, [self._tensor(t) for t in types]
+        if entry.types != types:
+            self._drop_buffers(entry)
+            entry.types, entry.inputs = types, [self._tensor(t) for t in types]
         self.staging.settle()
         try:
-            for tensor, (_, _, place, is_address) in zip(held.inputs, inputs, strict=True):
+            for tensor, (_, _, place, is_address) in zip(entry.inputs, inputs, strict=True):
                 self._upload(tensor, place, is_address)
         except OSError as error:
             return {"out_of_reach": str(error)}
-        word = held.program.run(held.inputs, lambda i, shape, over=None: self._output(held, i, shape), content)
-        late = [direct and tensor.type.nbytes >= NBYTES for tensor in held.outputs]
-        offsets = iter(self._download([t for t, is_late in zip(held.outputs, late, strict=True) if not is_late], end, word))
-        return {"outputs": [(t.type.shape, None if is_late else next(offsets)) for t, is_late in zip(held.outputs, late, strict=True)],
-                "specialized": list(map(astuple, held.program.specialized))}
+        word = entry.program.run(entry.inputs, lambda i, shape, over=None: self._output(entry, i, shape), content)
+        late = [direct and tensor.type.nbytes >= NBYTES for tensor in entry.outputs]
+        offsets = iter(self._download([t for t, is_late in zip(entry.outputs, late, strict=True) if not is_late], end, word))
+        return {"outputs": [(t.type.shape, None if is_late else next(offsets)) for t, is_late in zip(entry.outputs, late, strict=True)],
+                "specialized": list(map(astuple, entry.program.specialized))}
 
     def _fetch(self, number: int, wanted: list[tuple[int, int]]) -> dict[str, object]:
         """Writes outputs of the last run to addresses of the parent's. wanted: (index, address)."""
@@ -189,18 +189,18 @@ class Worker:
         return {"outputs": list(zip((t.type.shape for t in outputs), self._download(outputs, end), strict=True))}
 
     def _shrink(self, number: int) -> dict[str, object]:
-        held = self._programs.get(number)
-        if held is not None:
-            self._drop_buffers(held)
-            held.program.shrink()
+        entry = self._programs.get(number)
+        if entry is not None:
+            self._drop_buffers(entry)
+            entry.program.shrink()
             self.gpu.trim()
         return {}
 
     def _release(self, number: int) -> dict[str, object]:
-        held = self._programs.pop(number, None)
-        if held is not None:
-            self._drop_buffers(held)
-            held.program.close()
+        entry = self._programs.pop(number, None)
+        if entry is not None:
+            self._drop_buffers(entry)
+            entry.program.close()
         return {}
 
     # ---- inside
@@ -219,8 +219,8 @@ class Worker:
             offsets.append(end := aligned(end))
             end += tensor.type.nbytes
         self._memory.reserve(end)
-        wanted = [(_piece(t), self._memory.address + offset) for t, offset in zip(tensors, offsets, strict=True)]
-        self.gpu.download_all(wanted, () if word is None else (word,))
+        pieces = [(_piece(t), self._memory.address + offset) for t, offset in zip(tensors, offsets, strict=True)]
+        self.gpu.download_all(pieces, () if word is None else (word,))
         if any(tensor.type.nbytes for tensor in tensors):
             self.staging.recycle()
         return offsets

@@ -93,8 +93,8 @@ def _saturated(function: Callable[[Sequence[float]], float], dtype: DType) -> Fu
     low, high = limits_of(dtype)
 
     def reduced(*row: int) -> int:
-        found = function([float(x) for x in row])
-        return high if found >= high else low if found <= low else int(found)
+        number = function([float(x) for x in row])
+        return high if number >= high else low if number <= low else int(number)
 
     return reduced
 

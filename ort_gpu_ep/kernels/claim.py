@@ -97,20 +97,20 @@ def _check_schema(spec: OpSpec, bound: BoundNode) -> None:
     """The op's version; each input against the row's type parameters, which the schema names (`T` where there is no schema); and what
     onnx.defs, and so onnx.checker, does not know.
     """
-    node, found = bound.node, told(bound.node, [None if operand is None else operand.dtype for operand in bound.inputs], KNOWN_OPSET)
-    if node.version < spec.since or found.newer:
+    node, fault = bound.node, told(bound.node, [None if operand is None else operand.dtype for operand in bound.inputs], KNOWN_OPSET)
+    if node.version < spec.since or fault.newer:
         raise UnsupportedNodeError(Code.OPSET, f"{_named(node)} of opset {node.version}; taken from opset {spec.since} to {KNOWN_OPSET}")
     for i, operand in enumerate(bound.inputs):
         if operand is None:
             continue
-        parameter = found.parameters[min(i, len(found.parameters) - 1)] if found.parameters else "T"
+        parameter = fault.parameters[min(i, len(fault.parameters) - 1)] if fault.parameters else "T"
         allowed = spec.dtypes.get(parameter)
         if operand.dtype.bits < 8 and operand.dtype not in (allowed or ()):
             raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}: no kernel takes that type")
         if allowed is not None and operand.dtype not in allowed:
             raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}; taken: {names(allowed)}")
-    if found.fault:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{bound.op} is not as its schema has it: {found.fault}")
+    if fault.fault:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{bound.op} is not as its schema has it: {fault.fault}")
 
 
 def lower(spec: OpSpec, bound: BoundNode, asked: Question | None = None) -> Lowering:

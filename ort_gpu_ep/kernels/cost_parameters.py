@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,8 @@ class Figures:
 
     units: compute units, each as fast as one of an H200, that a choice aims to fill; a smaller GPU loses little by smaller tiles.
     registers, lane_registers: of 32 bits, of a unit, of an invocation at most. unit_lanes, unit_subgroups: that a unit has at once.
+    loads_ahead: whether the driver's compiler moves loads of an unrolled loop up, so that what they bring is in registers at once, too.
+    least_lanes: of a subgroup.
     clocks_per_ns, fma_per_ns: of a unit at its full clock, with 128 lanes.
     dispatch_ns: a small dependent dispatch. byte_ns: a byte of partial sums, written or read back. workgroup_byte_ns: a byte that a unit
     reads of workgroup memory: 128 a clock, of 32 banks (NVIDIA, CUDA C++ Programming Guide, Shared Memory).
@@ -82,6 +85,8 @@ class Figures:
     units: int = 132
     registers: int = 65536
     lane_registers: int = 255
+    loads_ahead: bool = False
+    least_lanes: int = 4
     unit_lanes: int = 2048
     unit_subgroups: int = 48
     clocks_per_ns: float = 1.98
@@ -217,13 +222,13 @@ class Figures:
         factors = {
             "units": arithmetic * slower, "arithmetic": arithmetic, "unit rates": 1 / slower, "unit times": slower, "bandwidths": memory,
             "bytes": 1 / memory, "launches": dispatch, "workgroup memory": workgroup * slower}
-        found = {name: getattr(self, name) * factor for scale, factor in factors.items() for name in SCALES[scale]}
+        figures = {name: getattr(self, name) * factor for scale, factor in factors.items() for name in SCALES[scale]}
         for kind, ratio, of_s in (("waits", wait, MEASURED_WAIT_S), ("barriers", barrier, MEASURED_BARRIER_S)):
             if ratio is not None:
                 more_ns, clock, in_clocks = (ratio - 1.0) * of_s * 1e9, self.clocks_per_ns, SCALES[f"{kind} in clocks"]
-                found |= {name: _longer(getattr(self, name), ratio, more_ns) for name in SCALES[kind]}
-                found |= {name: _longer(getattr(self, name) / clock, ratio, more_ns) * clock / slower for name in in_clocks}
-        return replace(self, **found | {name: max(1, round(found[name])) for name in SCALES["units"]})
+                figures |= {name: _longer(getattr(self, name), ratio, more_ns) for name in SCALES[kind]}
+                figures |= {name: _longer(getattr(self, name) / clock, ratio, more_ns) * clock / slower for name in in_clocks}
+        return replace(self, **figures | {name: max(1, round(figures[name])) for name in SCALES["units"]})
 
 
 def _longer(ns: float, ratio: float, more_ns: float) -> float:
@@ -312,22 +317,38 @@ def figures_of(roofs: Roofs, dispatch_s: float) -> Figures:
         _workgroup(roofs))
 
 
+COMPILERS: Mapping[str, Mapping[str, Any]] = {
+    "amd": {"lane_registers": 256, "least_lanes": 32, "loads_ahead": True},
+    "apple": {"registers": 53248, "lane_registers": 128, "least_lanes": 32, "loads_ahead": True},
+    "arm": {"lane_registers": 64},
+    "intel": {"registers": 28672, "lane_registers": 128, "least_lanes": 8, "loads_ahead": True},
+    "nvidia": {},
+    "nvk": {"lane_registers": 224, "least_lanes": 32, "loads_ahead": True},
+    "qualcomm": {"registers": 49152, "lane_registers": 192, "least_lanes": 64, "loads_ahead": True},
+}
+"""What of the figures follows from whose compiler makes the kernels' code (AdapterInfo.compiler), as benchmarks/compilers.py saw Mesa's
+do: AMD's RDNA and GCN; Apple's M1, 256 of 16 bits; Intel's 128 of 32 bytes with 8 invocations a subgroup, which its compiler goes back to
+before it spills; NVIDIA's by Mesa's NVK, 255 with some for itself; Adreno's 48 of four. An invocation of a workgroup of 1024 has 52 on an
+M1, 48 on an Adreno; of 512 on a Skylake 56, since so many subgroups run at once there. Arm's Valhall: 64 with all of its threads. The
+defaults are those of NVIDIA's own."""
+
 INTEGRATED_REGISTERS = 64
-"""Of 32 bits, of an invocation: Arm's Valhall, and Intel's Gen9 with 16 invocations a subgroup (128 registers of 32 bytes)."""
+"""Of 32 bits, of an invocation, of an integrated GPU of another maker."""
 
 INTEGRATED_ROOFS, INTEGRATED_DISPATCH_S = Roofs(2e12, 6e10), 1e-5
 """Assumed of an integrated GPU that was not measured. Intel's Iris Xe: 96 units of 8 lanes at 1.35 GHz, so 2.07 TFLOP/s; two channels of
 LPDDR4x-4267, so 68 GB/s."""
 
 
-def figures_for(kind: str, measured: Figures | None) -> Figures:
-    """The figures of an adapter of a type (AdapterInfo.type): by its profile, where it was measured, else what is known of the type."""
+def figures_for(kind: str, measured: Figures | None, compiler: str = "") -> Figures:
+    """The figures of an adapter of a type and with a driver's compiler (AdapterInfo.type, .compiler): by its profile, where it was
+    measured, else what is known of the type.
+    """
     if kind == "software":
         return SOFTWARE_FIGURES
-    if kind != "integrated":
-        return measured or DEFAULT_FIGURES
-    found = measured or figures_of(INTEGRATED_ROOFS, INTEGRATED_DISPATCH_S)
-    return replace(found, lane_registers=INTEGRATED_REGISTERS)
+    changes: Mapping[str, Any] = COMPILERS.get(compiler, {"lane_registers": INTEGRATED_REGISTERS} if kind == "integrated" else {})
+    figures = measured or (figures_of(INTEGRATED_ROOFS, INTEGRATED_DISPATCH_S) if kind == "integrated" else DEFAULT_FIGURES)
+    return replace(figures, **changes) if changes else figures
 
 
 def _step(ratio: float) -> float:

@@ -59,10 +59,10 @@ def _halved(built: Lowering, index: int, weight: TensorType, packing: list[Kerne
     if all(k in packing or not _reads(k, index) for k in built.kernels):
         return replace(built, kernels=tuple(kernels), temps=tuple(temps.items()))
     stored = _half(weight)
-    made = kernel("convert.wgsl", [stored], reads={"x": index}, writes={"y": copy})
+    lowering = kernel("convert.wgsl", [stored], reads={"x": index}, writes={"y": copy})
     back = kernel("convert.wgsl", [weight], reads={"x": copy}, writes={"y": "restored"})
     return replace(
-        built, kernels=(made, *kernels), temps=(*temps.items(), (copy, stored)), once=(*built.once, copy),
+        built, kernels=(lowering, *kernels), temps=(*temps.items(), (copy, stored)), once=(*built.once, copy),
         inverses=(*built.inverses, (index, back)))
 
 

@@ -83,9 +83,9 @@ def moved(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...] | None:
             places = np.arange(operand.size).reshape(operand.content.shape) + len(elements)
             elements += operand.content.reshape(-1).tolist()
             replaced[k] = replace(operand, type=TensorType(INT64, operand.shape), content=places)
-    held = shape_arithmetic.objects(elements)
-    return tuple(found and (shape_arithmetic.plain(held[found[0]], bound.input(0).dtype), bound.input(0).dtype)
-                 for found in evaluate(replace(bound, inputs=tuple(replaced))))
+    values = shape_arithmetic.objects(elements)
+    return tuple(result and (shape_arithmetic.plain(values[result[0]], bound.input(0).dtype), bound.input(0).dtype)
+                 for result in evaluate(replace(bound, inputs=tuple(replaced))))
 
 def _tensor(node: Node, result: Any) -> Array:
     """Raises TypeError for a sequence or an optional value."""

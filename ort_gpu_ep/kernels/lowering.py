@@ -161,23 +161,23 @@ def _learn_later(facts: Facts, node: Node, answer: Answer) -> None:
 
 def bind(node: Node, facts: Facts) -> BoundNode | Decline:
     """The node with the types of its inputs, or a decline where one is unknown."""
-    found: list[Operand | None] = []
+    operands: list[Operand | None] = []
     for name in (*node.inputs, *node.operands):
         operand = facts.operand(name) if name else None
         if name and operand is None:
             return Decline(Code.DYNAMIC_SHAPE, f"type or shape of input {name!r} of {node.op} is unknown before the run")
-        found.append(operand)
+        operands.append(operand)
     split = len(node.inputs)
-    return BoundNode(node, tuple(found[:split]), tuple(o for o in found[split:] if o is not None))
+    return BoundNode(node, tuple(operands[:split]), tuple(o for o in operands[split:] if o is not None))
 
 
 def _answer(bound: BoundNode, limits: Limits) -> Answer:
     keeps = limits.keeps_dense and _decodes(bound.node) and bound.input(0).rank > 1
     if keeps or not host.is_host_node(bound):       # a decoded weight is treated as one that the model holds, also a small one
         return claim(bound, limits)
-    known = shape_arithmetic.evaluate(bound)
-    if known is not None:
-        return HostValues(tuple(found if name else None for name, found in zip(bound.node.outputs, known, strict=True)))
+    results = shape_arithmetic.evaluate(bound)
+    if results is not None:
+        return HostValues(tuple(result if name else None for name, result in zip(bound.node.outputs, results, strict=True)))
     if host.has_sizes(bound) and (elements := _moved(bound)) is not None:
         return HostValues(elements)
     answer = claim(bound, limits)
@@ -216,11 +216,11 @@ def _learn(facts: Facts, node: Node, answer: Answer, otherwise: Callable[[str], 
             continue
         tensor: TensorType | None
         if isinstance(answer, HostValues):
-            found = answer.values[i]
-            if found is None:
+            value = answer.values[i]
+            if value is None:
                 continue
-            facts.known[name] = found[0]
-            tensor = TensorType(found[1], tuple(found[0].shape))
+            facts.known[name] = value[0]
+            tensor = TensorType(value[1], tuple(value[0].shape))
         elif isinstance(answer, Lowering):
             tensor = answer.outputs[i] if i < len(answer.outputs) else None
             facts.computed.add(name)

@@ -103,9 +103,9 @@ class Question:
         return replace(bound, operands=tuple(o for o in operands if o is not None))
 
     def _note(self, position: int) -> None:
-        known = _looked_at.get(self._form) or frozenset()
-        if position not in known:
-            _looked_at.put(self._form, known | {position})
+        looked_at = _looked_at.get(self._form) or frozenset()
+        if position not in looked_at:
+            _looked_at.put(self._form, looked_at | {position})
 
 
 def question(spec: OpSpec, bound: BoundNode) -> Question | None:

@@ -173,16 +173,16 @@ def record(
 def unchecked(families: Iterable[str]) -> frozenset[str]:
     """The shader files that need no bounds checks once their families are trusted."""
     trusted = frozenset(families)
-    return frozenset(shader for shader, found in RECORDS.items() if found.family in trusted and not found.data_indices)
+    return frozenset(shader for shader, record in RECORDS.items() if record.family in trusted and not record.data_indices)
 
 
 def record_of(shader: str) -> Record:
     """Raises UnsupportedNodeError(LIMIT) where there is none: neither its loops nor its costs are known."""
-    found = RECORDS.get(shader)
-    if found is None:
+    record_there = RECORDS.get(shader)
+    if record_there is None:
         raise UnsupportedNodeError(
             Code.LIMIT, f"{shader} has no record of its family, loops and costs: state one beside the row (docs/adding-an-op.md)")
-    return found
+    return record_there
 
 
 def loop_bound(kernel: Kernel) -> int:
@@ -214,10 +214,10 @@ class Work:
 def work_of(kernel: Kernel, bindings: Bindings) -> Work:
     """In the run that is being planned. bindings: as registry.tensors_of has them. Raises UnsupportedNodeError(LIMIT) without a record."""
     tensors = {name: TensorType(tensor.dtype, hints(tensor.shape)) for name, (tensor, _) in bindings.items()}
-    found, call = record_of(kernel.shader), KernelCall(kernel, {name: hint(value) for name, value in kernel.consts}, tensors)
+    record, call = record_of(kernel.shader), KernelCall(kernel, {name: hint(value) for name, value in kernel.consts}, tensors)
     return Work(
-        found.family, found.flops(call) if found.flops else 0, found.nbytes(call) if found.nbytes else call.nbytes(),
-        found.steps(call) if found.steps else 1)
+        record.family, record.flops(call) if record.flops else 0, record.nbytes(call) if record.nbytes else call.nbytes(),
+        record.steps(call) if record.steps else 1)
 
 
 def completed(spec: OpSpec, bound: BoundNode) -> Lowering:

@@ -150,8 +150,8 @@ class Operand:
         """The value; sizes of the run become numbers, for which alone the plan then holds. Raises UnknownValueError where the host does
         not know it.
         """
-        known = self._known()
-        return known.astype(self.dtype.numpy) if self._is_of_a_run else known
+        content = self._known()
+        return content.astype(self.dtype.numpy) if self._is_of_a_run else content
 
     def _known(self) -> Array:
         if self.asked is not None:
@@ -405,10 +405,10 @@ def _part_size(tensor: TensorType, max_binding_nbytes: int) -> int:
 
 def result_dtype(onnx_type: int) -> DType:
     """The DType of a TensorProto.DataType. Raises UnsupportedNodeError(DTYPE)."""
-    found = BY_ONNX.get(onnx_type)
-    if found not in DTYPES:
+    dtype = BY_ONNX.get(onnx_type)
+    if dtype not in DTYPES:
         import onnx
 
-        name = found or onnx.TensorProto.DataType.Name(onnx_type).lower()
+        name = dtype or onnx.TensorProto.DataType.Name(onnx_type).lower()
         raise UnsupportedNodeError(Code.DTYPE, f"no kernel makes element type {name}")
-    return found
+    return dtype

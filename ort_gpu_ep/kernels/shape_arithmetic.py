@@ -57,16 +57,16 @@ def evaluate(bound: BoundNode) -> list[Result] | None:
     rule = _RULES.get(bound.op)
     if rule is None or bound.node.domain:
         return None
-    known = [o for o in bound.inputs if o is not None and o.content is not None]
-    is_ours = bound.op == "Slice" or any(is_symbolic(o.content) for o in known)      # numpy takes nothing from before the first element on
+    values = [o for o in bound.inputs if o is not None and o.content is not None]
+    is_ours = bound.op == "Slice" or any(is_symbolic(o.content) for o in values)      # numpy takes nothing from before the first element on
     taken = (*INTEGERS, BOOL, *FLOATS) if is_ours else _INTEGERS
-    if any(o.size > MAX_ELEMENTS or o.dtype not in taken for o in known):
+    if any(o.size > MAX_ELEMENTS or o.dtype not in taken for o in values):
         return None
     try:
-        found = rule(bound)
-        if found is None or any(a.size > MAX_ELEMENTS for a, _ in found):
+        results = rule(bound)
+        if results is None or any(a.size > MAX_ELEMENTS for a, _ in results):
             return None
-        return [(plain(array, dtype), dtype) for array, dtype in found]
+        return [(plain(array, dtype), dtype) for array, dtype in results]
     except Exception:   # it varies, or is no valid node, or in a form that no rule foresees: the reference implementation says why
         return None
 
@@ -121,16 +121,16 @@ class _VariesError(ValueError):
 
 
 def _axes(node: BoundNode, index: int = 1) -> list[int] | None:
-    given = _numbers(node.optional(index))
+    numbers = _numbers(node.optional(index))
     attribute = node.node.attributes.get("axes")
-    return given if given is not None or attribute is None else [int(a) for a in attribute]  # type: ignore[union-attr]
+    return numbers if numbers is not None or attribute is None else [int(a) for a in attribute]  # type: ignore[union-attr]
 
 
 def _moved(rule: Callable[[BoundNode, Array], Array | None]) -> Rule:
     """A rule that picks or places elements of input 0."""
     def apply(node: BoundNode) -> list[Result] | None:
-        found = rule(node, _value(node, 0))
-        return None if found is None else [(found, node.input(0).dtype)]
+        results = rule(node, _value(node, 0))
+        return None if results is None else [(results, node.input(0).dtype)]
     return apply
 
 
@@ -166,10 +166,10 @@ def _squeeze(node: BoundNode, x: Array) -> Array:
 
 
 def _reshape(node: BoundNode, x: Array) -> Array:
-    wanted = _numbers(node.input(1)) or []
+    shape = _numbers(node.input(1)) or []
     if not node.attr("allowzero"):
-        wanted = [x.shape[i] if d == 0 else d for i, d in enumerate(wanted)]
-    return x.reshape(wanted)
+        shape = [x.shape[i] if d == 0 else d for i, d in enumerate(shape)]
+    return x.reshape(shape)
 
 
 def _cast(node: BoundNode) -> list[Result] | None:
@@ -264,8 +264,8 @@ def _elementwise(function: Callable[..., Any], result: DType | int = 0) -> Rule:
         if any(o is None for o in node.inputs):
             return None
         arrays = np.broadcast_arrays(*(_value(node, i) for i in range(len(node.inputs))))
-        made = objects([function(*row) for row in zip(*(a.reshape(-1) for a in arrays), strict=True)])
-        return [(made.reshape(arrays[0].shape), result if isinstance(result, DType) else node.input(result).dtype)]
+        array = objects([function(*row) for row in zip(*(a.reshape(-1) for a in arrays), strict=True)])
+        return [(array.reshape(arrays[0].shape), result if isinstance(result, DType) else node.input(result).dtype)]
     return apply
 
 
@@ -334,8 +334,8 @@ def _cumulated(node: BoundNode) -> list[Result] | None:
 
 
 def _expand(node: BoundNode, x: Array) -> Array:
-    wanted = tuple(_numbers(node.input(1)) or ())
-    return np.array(np.broadcast_to(x, np.broadcast_shapes(x.shape, wanted)))
+    target = tuple(_numbers(node.input(1)) or ())
+    return np.array(np.broadcast_to(x, np.broadcast_shapes(x.shape, target)))
 
 
 def _split(node: BoundNode) -> list[Result] | None:

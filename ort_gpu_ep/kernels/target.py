@@ -276,10 +276,10 @@ class Target:
         forced = next((name for name in FORCING.names if name in forms), "") if FORCING else ""
         taken: dict[Because, str] = {"forced": forced, "measured": self.limits.tuned.get(key)}
         because: Because = next((why for why, form in taken.items() if form in forms), "estimated")
-        made = Choice(key, taken.get(because, ranked[0]), tuple(ranked), tuple(float(forms[name]) for name in ranked), because)
+        choice = Choice(key, taken.get(because, ranked[0]), tuple(ranked), tuple(float(forms[name]) for name in ranked), because)
         if FORCING:
-            FORCING.made[key] = made
-        return made
+            FORCING.made[key] = choice
+        return choice
 
 
 DEFAULT_TARGET = Target()

@@ -39,11 +39,11 @@ class Table:
 
     @property
     def tuned(self) -> Tuned:
-        return Tuned({key: found.form for key, found in self.choices.items()})
+        return Tuned({key: choice.form for key, choice in self.choices.items()})
 
     def with_choices(self, new: Mapping[str, Measured], models: Iterable[str] = ()) -> Table:
         """This and what is newer, bounded."""
-        choices = {key: found for key, found in self.choices.items() if key not in new} | dict(new)
+        choices = {key: choice for key, choice in self.choices.items() if key not in new} | dict(new)
         names = [*(m for m in self.models if m not in models), *models]
         return Table(dict(list(choices.items())[-MAX_CHOICES:]), tuple(names[-MAX_MODELS:]))
 
@@ -71,7 +71,7 @@ def read(cache_path: str, key: str) -> Table:
 
 def write(cache_path: str, key: str, table: Table) -> bool:
     """False where the cache can't be written, which the log says."""
-    choices = {name: {"form": found.form, "ns": dict(found.ns)} for name, found in table.choices.items()}
+    choices = {name: {"form": choice.form, "ns": dict(choice.ns)} for name, choice in table.choices.items()}
     return store.write(path_of(cache_path, key), FORMAT, {"choices": choices, "models": list(table.models)})
 
 
@@ -85,7 +85,7 @@ def forget(cache_path: str, key: str) -> bool:
 
 
 def _parsed(data: dict[str, Any]) -> Table:
-    choices = {str(key): _measured(found) for key, found in list(data["choices"].items())[-MAX_CHOICES:]}
+    choices = {str(key): _measured(choice) for key, choice in list(data["choices"].items())[-MAX_CHOICES:]}
     return Table(choices, tuple(str(name) for name in data["models"][-MAX_MODELS:]))
 
 

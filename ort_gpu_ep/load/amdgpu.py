@@ -27,7 +27,7 @@ class AmdgpuLoad(Percentage):
         self._own = OwnBusy(card.slot, root)
 
     def read(self) -> float | None:
-        found = super().read()
+        load = super().read()
         own = self._own() if hasattr(self, "_own") else None
         self.includes_own = own is None
-        return found if found is None or own is None else clip(found - own)
+        return load if load is None or own is None else clip(load - own)

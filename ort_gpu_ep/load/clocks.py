@@ -89,7 +89,7 @@ def _amdgpu(info: AdapterInfo, order: int, root: Path) -> Clocks:
     """Lines like `1: 1500Mhz *`, the present one starred. Source: Documentation/gpu/amdgpu/thermal.rst, "pp_dpm_*"."""
     card = find_card(info, root, order, ("amdgpu",))
     cores, memory = (re.findall(r"(\d+)Mhz( \*)?", read_text(card.path / f"pp_dpm_{what}")) for what in ("sclk", "mclk"))
-    now, memory_now = (next((int(mhz) for mhz, star in found if star), 0) for found in (cores, memory))
+    now, memory_now = (next((int(mhz) for mhz, star in clock if star), 0) for clock in (cores, memory))
     if not now:
         raise SourceError(f"{card.path / 'pp_dpm_sclk'}: no present clock")
     return Clocks(now, max(int(mhz) for mhz, _ in cores), memory_now, "amdgpu")

@@ -73,8 +73,8 @@ class CpuLoad(Source):
 
     def _times(self) -> Times:
         if self._file is None:
-            found = psutil.cpu_times()
-            return sum(found) - found.idle - getattr(found, "iowait", 0.0), sum(found)
+            timed = psutil.cpu_times()
+            return sum(timed) - timed.idle - getattr(timed, "iowait", 0.0), sum(timed)
         busy = total = 0
         # the lines of the cores stand first; the rest, thousands of interrupts on a large machine, is not needed, and its last line is cut
         whole = _start_of(self._file, 256 if self._lines == (b"cpu",) else 1 << 16).rpartition(b"\n")[0]

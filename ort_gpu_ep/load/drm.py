@@ -36,8 +36,8 @@ def cards(root: Path) -> list[Card]:
     folder = root / "sys/class/drm"
     if not folder.is_dir():
         raise SourceError(f"{folder}: no such folder")
-    found = [_card(path / "device") for path in folder.glob("card*") if re.fullmatch(r"card\d+", path.name)]
-    return sorted(found, key=lambda card: card.slot)
+    all_cards = [_card(path / "device") for path in folder.glob("card*") if re.fullmatch(r"card\d+", path.name)]
+    return sorted(all_cards, key=lambda card: card.slot)
 
 
 def _card(device: Path) -> Card:
@@ -69,7 +69,7 @@ def find_card(info: AdapterInfo, root: Path, order: int = 0, drivers: tuple[str,
                and (c.vendor_id in (0, info.vendor_id) and c.device_id in (0, info.device_id))]
     if order >= len(fitting):
         listed = ", ".join(f"{c.slot} ({c.vendor_id:#06x}:{c.device_id:#06x}, {c.driver or 'no driver'})" for c in there) or "none"
-        wanted = f" with driver {' or '.join(drivers)}" if drivers else ""
-        raise SourceError(f"{root / 'sys/class/drm'}: no card {info.vendor_id:#06x}:{info.device_id:#06x}{wanted} (number {order}); "
+        condition = f" with driver {' or '.join(drivers)}" if drivers else ""
+        raise SourceError(f"{root / 'sys/class/drm'}: no card {info.vendor_id:#06x}:{info.device_id:#06x}{condition} (number {order}); "
                           f"there are: {listed}")
     return fitting[order]

@@ -103,7 +103,7 @@ class Clients:
 
     def _read(self) -> dict[str, tuple[int, Client]]:
         """key -> (pid, client); each client once, for descriptors may be duplicated."""
-        found: dict[str, tuple[int, Client]] = {}
+        clients: dict[str, tuple[int, Client]] = {}
         for path, pid in list(self._files.items()):
             try:
                 client = parse(path.read_text("ascii", "replace"), self._slot)
@@ -112,8 +112,8 @@ class Clients:
             if client is None:
                 del self._files[path]
             else:
-                found[client.key or str(path)] = (pid, client)
-        return found
+                clients[client.key or str(path)] = (pid, client)
+        return clients
 
     def busy(self, but: frozenset[int] = frozenset()) -> float:
         """The part of the card's time since the last reading that clients of other processes than `but` took."""

@@ -28,9 +28,9 @@ class FileSource(Source):
     def _values(self) -> tuple[float | None, float | None]:
         words = read_text(self._path).split()
         try:
-            found = [None if word == "unknown" else clip(float(word)) for word in words]
-            gpu, cpu = [*found, None][:2]
+            numbers = [None if word == "unknown" else clip(float(word)) for word in words]
+            gpu, cpu = [*numbers, None][:2]
         except ValueError as error:
             raise SourceError(f"{self._path}: got {' '.join(words)[:40]!r}, expected the GPU's load from 0 to 1, or `unknown`, "
                               "and the CPU's after it if wanted") from error
-        return gpu, gpu if self._software and len(found) == 1 else cpu
+        return gpu, gpu if self._software and len(numbers) == 1 else cpu

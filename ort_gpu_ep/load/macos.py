@@ -41,10 +41,10 @@ class IoregLoad(Source):
 
     def read(self) -> float | None:
         before = os.times()
-        found = self._accelerators(self._ask())
+        accelerators = self._accelerators(self._ask())
         after = os.times()
         self.cost_s = max(after.children_user + after.children_system - before.children_user - before.children_system, 0.0)
-        statistics = self._mine(found).get("PerformanceStatistics", {})
+        statistics = self._mine(accelerators).get("PerformanceStatistics", {})
         if not isinstance(statistics.get(KEY), int):
             there = ", ".join(sorted(statistics)) or "nothing"
             raise SourceError(f"ioreg: PerformanceStatistics of {self._adapter} has no {KEY!r}; it has {there}")
@@ -52,10 +52,10 @@ class IoregLoad(Source):
 
     def _accelerators(self, text: bytes) -> list[dict[str, Any]]:
         try:
-            found = plistlib.loads(text) if text.strip() else []
+            entries = plistlib.loads(text) if text.strip() else []
         except (plistlib.InvalidFileException, ValueError) as error:
             raise SourceError(f"{' '.join(COMMAND)}: no property list: {error}") from error
-        return [entry for entry in found if isinstance(entry, dict)]
+        return [entry for entry in entries if isinstance(entry, dict)]
 
     def _mine(self, found: list[dict[str, Any]]) -> dict[str, Any]:
         """The entry of this adapter. Its model is text, or bytes that end with a zero."""

@@ -55,22 +55,22 @@ class NvmlLoad(Source):
 
     def _find(self, info: AdapterInfo, order: int) -> Any:
         devices = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
-        wanted = info.device_id << 16 | info.vendor_id
-        fitting = [d for d in devices if self._nvml.nvmlDeviceGetPciInfo(d).pciDeviceId == wanted]
+        pci_id = info.device_id << 16 | info.vendor_id
+        fitting = [d for d in devices if self._nvml.nvmlDeviceGetPciInfo(d).pciDeviceId == pci_id]
         fitting = fitting or [d for d in devices if _text(self._nvml.nvmlDeviceGetName(d)) == info.name]
         if order >= len(fitting):
             there = ", ".join(_text(self._nvml.nvmlDeviceGetName(d)) for d in devices) or "none"
-            raise SourceError(f"NVML has no device {info.name} ({wanted:#010x}, number {order}); it has: {there}")
+            raise SourceError(f"NVML has no device {info.name} ({pci_id:#010x}, number {order}); it has: {there}")
         return fitting[order]
 
     def read(self) -> float | None:
         try:
-            found = self._nvml.nvmlDeviceGetUtilizationRates(self.device).gpu / 100.0
+            load = self._nvml.nvmlDeviceGetUtilizationRates(self.device).gpu / 100.0
         except self._nvml.NVMLError as error:
             raise SourceError(f"nvmlDeviceGetUtilizationRates: {error}") from error
         own = self._own_part()
         self.includes_own = own is None
-        return clip(found - (own or 0.0))
+        return clip(load - (own or 0.0))
 
     def _own_part(self) -> float | None:
         """Our part by the newest samples, of which there is none at each reading; None as long as NVML has shown none of ours."""

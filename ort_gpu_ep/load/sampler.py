@@ -103,12 +103,12 @@ class Sampler:
         self.find()
         period_s = PERIOD_S
         while not stop.wait(period_s):
-            wanted, self._wanted = self._wanted, False
+            is_wanted, self._wanted = self._wanted, False
             before_s = time.thread_time()
             self.sample()
             spent_s = time.thread_time() - before_s + (self._gpu.cost_s if self._gpu else 0.0)
             self.cost_s += spent_s
-            calm_s = PERIOD_S if wanted else min(2.0 * period_s, IDLE_PERIOD_S)
+            calm_s = PERIOD_S if is_wanted else min(2.0 * period_s, IDLE_PERIOD_S)
             period_s = max(calm_s, spent_s / SHARE)
 
     def find(self) -> None:
@@ -133,9 +133,9 @@ class Sampler:
             if name != self._said:
                 log.warning("the load is unknown, so no run is moved for it: %s", name)
                 self._said = name
-        known = self._means.get("cpu")
+        mean = self._means.get("cpu")
         self.samples += 1
-        self._latest = Load(gpu if known else None, known[1] if known else 0.0, self._cpu.cores, name, now_s)
+        self._latest = Load(gpu if mean else None, mean[1] if mean else 0.0, self._cpu.cores, name, now_s)
 
     def _read_cpu(self) -> float | None:
         told = self._gpu.cpu() if isinstance(self._gpu, FileSource) else None
@@ -147,10 +147,10 @@ class Sampler:
         own_s, since_s = 0.0, now_s - self._latest.when_s
         while self._own:
             own_s += self._own.popleft()
-        found = self._gpu.read()
-        if found is not None and self._gpu.includes_own and since_s > 0.0:
-            found = clip(found - own_s / since_s)
-        return found
+        load = self._gpu.read()
+        if load is not None and self._gpu.includes_own and since_s > 0.0:
+            load = clip(load - own_s / since_s)
+        return load
 
     def _mean(self, what: str, value: float | None, now_s: float) -> float | None:
         """The exponential mean over time; a reading without an answer keeps the last mean."""

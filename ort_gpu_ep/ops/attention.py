@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import numpy as np
+
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import BOOL, FLOAT32, FLOATS, DType, Shape, TensorType, names
@@ -20,7 +22,11 @@ MAX_HEAD = 256
 """Elements of a head: more do not fit into registers, even of four invocations."""
 
 KEYS = 4
-"""That an invocation takes at a time: 8 were slower on an H200."""
+"""That an invocation takes at a time, where its registers hold them: 8 were slower on an H200."""
+
+OTHER_REGISTERS = 48
+"""Of an invocation, besides its queries, its sums and what it loads: with so many the compilers of AMD, Intel, Apple and NVK spill nothing
+of the forms that are offered (benchmarks/compilers.py)."""
 
 
 def _loop_bound(k: KernelCall) -> int:
@@ -86,6 +92,7 @@ class Form:
     per_lane: int
     parts: int
     slices: int
+    keys: int = KEYS
 
     @property
     def workgroup_size(self) -> int:
@@ -93,17 +100,43 @@ class Form:
 
     @property
     def name(self) -> str:
-        return f"{self.per_lane} x {self.queries} queries, {self.parts} parts, {self.slices} slices"
+        fewer = "" if self.keys == KEYS else f", {self.keys} keys"
+        return f"{self.per_lane} x {self.queries} queries, {self.parts} parts, {self.slices} slices{fewer}"
 
 
-def forms_of(problem: Problem, target: Target) -> Iterator[Form]:
-    """All that the adapter allows and that may be worth it: full workgroups, as far as there are keys and registers for them."""
-    most = min(256, target.limits.max_invocations)
+def registers_of(problem: Problem, form: Form) -> int:
+    """Of an invocation: its queries and sums, and the keys' vectors, then the values', whose loads a compiler moves up."""
+    own, ahead = form.per_lane * (problem.dq + problem.dv), form.keys * max(problem.dq, problem.dv)
+    return 4 * (own + ahead) // form.parts + OTHER_REGISTERS
+
+
+def forms_of(problem: Problem, target: Target) -> list[Form]:
+    """All that the adapter allows and that may be worth it. Where its compiler loads ahead, those that fit into the registers of an
+    invocation, with as many keys at a time as do; if none does, those that come closest.
+    """
+    forms, most = list(_forms_of(problem, target)), target.figures.lane_registers
+    if not target.figures.loads_ahead:
+        return forms
+    fewer = [replace(form, keys=keys) for form in forms for keys in (KEYS, KEYS // 2, 1)]
+    fitting: dict[Form, Form] = {}
+    for form in fewer:
+        if registers_of(problem, form) <= most:
+            fitting.setdefault(replace(form, keys=KEYS), form)
+    if fitting:
+        return list(fitting.values())
+    least = min(registers_of(problem, form) for form in fewer)
+    return [form for form in fewer if registers_of(problem, form) == least]
+
+
+def _forms_of(problem: Problem, target: Target) -> Iterator[Form]:
+    """Full workgroups, as far as there are keys and registers for them; eight parts where four may not fit."""
+    most, by = min(256, target.limits.max_invocations), target.figures
     quads = target.limits.allow("attention.wgsl", "subgroup")
+    all_parts = (1, 2, 4, 8) if by.loads_ahead and by.least_lanes >= 8 else (1, 2, 4)
     count = 1
     while count < min(32, hint(problem.queries)):
         count *= 2
-    for parts in (1, 2, 4) if quads else (1,):
+    for parts in all_parts if quads else (1,):
         if problem.dq % parts or problem.dv % parts:
             continue
         for queries in [q for q in (8, 16, 32) if q <= count] or [count]:
@@ -129,14 +162,14 @@ def estimate_ns(problem: Problem, form: Form, target: Target) -> float:
     """
     by, units = target.figures, target.figures.units
     groups = hint(problem.batch) * hint(problem.heads) * -(-hint(problem.queries) // (form.queries * form.per_lane))
-    blocks = -(-hint(problem.keys) // (form.slices * KEYS))
+    blocks = -(-hint(problem.keys) // (form.slices * form.keys))
     vectors = (problem.dq + problem.dv) / form.parts
     addresses = max(1, 32 // (form.queries * form.parts))     # keys that a warp reads at once, each in a line of its own
-    apart = addresses ** by.attention_apart_power * (by.attention_parts_factor if form.parts == 4 and addresses > 1 else 1)
+    apart = addresses ** by.attention_apart_power * (by.attention_parts_factor if form.parts >= 4 and addresses > 1 else 1)
     arithmetic = by.attention_vector_clocks * vectors + by.attention_query_clocks
-    clocks = KEYS * (by.attention_load_clocks * vectors * apart + form.per_lane * arithmetic) * _registers_factor(by, form, vectors)
+    clocks = form.keys * (by.attention_load_clocks * vectors * apart + form.per_lane * arithmetic) * _registers_factor(by, form, vectors)
     waits = by.attention_wait_clocks + by.attention_query_wait_clocks * form.per_lane
-    waits = waits + (by.attention_parts_wait_clocks if form.parts == 4 else 0)
+    waits = waits + (by.attention_parts_wait_clocks if form.parts >= 4 else 0)
     waits *= by.attention_crowded_factor if groups > units else 1.0
     work = max(-(-groups // units) * max(1.0, form.workgroup_size / 32) * clocks, waits)
     joining = form.per_lane * (by.attention_join_clocks + by.attention_join_slice_clocks * form.slices) if form.slices > 1 else 0.0
@@ -145,10 +178,10 @@ def estimate_ns(problem: Problem, form: Form, target: Target) -> float:
 
 def _registers_factor(by: Figures, form: Form, vectors: float) -> float:
     """What the registers that a lane's queries and sums take cost: fewer subgroups at once, then reads of memory."""
-    held = 4 * form.per_lane * vectors
-    if held > by.attention_spill_registers:
+    registers = 4 * form.per_lane * vectors
+    if registers > by.attention_spill_registers:
         return by.attention_spill_factor
-    return by.attention_high_factor if held >= by.attention_high_registers else 1.0
+    return by.attention_high_factor if registers >= by.attention_high_registers else 1.0
 
 
 def choose(problem: Problem, target: Target, dtype: DType = FLOAT32) -> tuple[Form | UnitForm, Choice]:
@@ -174,7 +207,8 @@ class Options:
     """scale: of scores. cap: 0 for none. empty_is_zero, nan_is_zero: a query without a key gets 0, and so does one whose powers are NaN.
     lengths: the input with the tokens of each batch, of which the longest has `total`; first: they have no tokens before this step.
     window: keys that a query sees at most, 0: any. sink: the input with a score for each head that stands for no key; smooth: such a
-    score of 0. before: without lengths, keys before the first query's own.
+    score of 0. before: without lengths, keys before the first query's own. least: a number of an added mask up to this one hides a key, as
+    minus infinity does; 0.0: no finite number does.
     """
 
     scale: float
@@ -189,6 +223,7 @@ class Options:
     smooth: bool = False
     before: int = 0
     nan_is_zero: bool = False
+    least: float = 0.0
 
     def consts(self) -> dict[str, Const]:
         sink = 1 if self.sink is not None else 2 if self.smooth else 0
@@ -201,6 +236,18 @@ class Options:
         return {name: at for name, at in (("lengths", self.lengths), ("sink", self.sink)) if at is not None}
 
 
+def least(dtype: DType) -> float:
+    """The lowest number of a type of floats, by which ONNX's Attention hides a key."""
+    return float(np.finfo(dtype.numpy).min)
+
+
+def factor_of(node: BoundNode, scale: float | None, width: int) -> float:
+    """Of scores: 1 / sqrt(elements of a head) where the node does not say. Raises UnsupportedNodeError for heads without elements."""
+    if width < 1:
+        raise UnsupportedNodeError(Code.LIMIT, f"{node.op} of heads without elements, which ONNX Runtime refuses")
+    return width ** -0.5 if scale is None else float(scale)
+
+
 def attend(
     node: BoundNode, q: Heads, k: Heads, v: Heads, mask: Mask, options: Options, out: TensorType, y_strides: tuple[int, int, int],
     target: int | str = 0,
@@ -210,16 +257,16 @@ def attend(
     if k.shape[3] != width or k.shape[2] != v.shape[2] or width % 4 or v.shape[3] % 4 or max(width, v.shape[3]) > MAX_HEAD:
         raise UnsupportedNodeError(
             Code.LIMIT, f"attention over heads of {width} and {v.shape[3]} elements; taken: multiples of 4 up to {MAX_HEAD}")
-    if heads % int(k.shape[1]) or v.shape[1] != k.shape[1] or k.shape[0] != batch or v.shape[0] != batch:
-        raise UnsupportedNodeError(Code.RANK, f"attention of {list(q.shape)} over keys {list(k.shape)} and values {list(v.shape)}")
     if 0 in k.shape or 0 in out.shape:
         raise UnsupportedNodeError(Code.LIMIT, f"attention of {list(q.shape)} over keys {list(k.shape)}: an empty tensor")
+    if heads % int(k.shape[1]) or v.shape[1] != k.shape[1] or k.shape[0] != batch or v.shape[0] != batch:
+        raise UnsupportedNodeError(Code.RANK, f"attention of {list(q.shape)} over keys {list(k.shape)} and values {list(v.shape)}")
     problem = Problem(batch, heads, queries, k.shape[2], width // 4, v.shape[3] // 4)
     form, choice = choose(problem, node.target, node.input(0).dtype)
     consts: dict[str, Const] = {
         "BATCH": batch, "HEADS": heads, "SQ": queries, "SK": problem.keys, "GROUP": heads // int(k.shape[1]),
         **q.consts("Q"), **k.consts("K"), **v.consts("V"), **Heads(-1, (0, 0, 0, 0), y_strides).consts("Y"),
-        "SEQUENCE": queries, **options.consts(), **mask_consts(mask, (batch, heads, queries, problem.keys))}
+        "SEQUENCE": queries, **options.consts(), **mask_consts(mask, (batch, heads, queries, problem.keys), options.least)}
     limits, features, words, rounded = node.target.limits, tuple[str, ...](), tuple[str, ...](), tuple[Rounded, ...]()
     if isinstance(form, UnitForm):
         shader, per_group, features = attention_units.SHADER, form.queries, attention_units.FEATURES
@@ -250,7 +297,7 @@ def _shared(form: Form, problem: Problem, most: int) -> tuple[dict[str, Const], 
     """How attention.wgsl shares its work, and the bytes of workgroup memory."""
     dq, dv = problem.dq // form.parts, problem.dv // form.parts
     chunk, memory = _chunk(form, dv, most)
-    return {"DQ": dq, "DV": dv, "QL": form.queries, "RQ": form.per_lane, "RK": KEYS, "PARTS": form.parts, "SLICES": form.slices,
+    return {"DQ": dq, "DV": dv, "QL": form.queries, "RQ": form.per_lane, "RK": form.keys, "PARTS": form.parts, "SLICES": form.slices,
             "CHUNK": chunk}, memory
 
 
@@ -263,8 +310,8 @@ def _chunk(form: Form, dv: int, most: int) -> tuple[int, int]:
     return chunk, fixed + chunk * vector
 
 
-def mask_consts(mask: Mask, scores: Shape) -> dict[str, Const]:
-    """How the shader reads a mask that broadcasts to the scores. Raises UnsupportedNodeError."""
+def mask_consts(mask: Mask, scores: Shape, least: float = 0.0) -> dict[str, Const]:
+    """How the shader reads a mask that broadcasts to the scores. least: of Options. Raises UnsupportedNodeError."""
     if mask is None:
         return {"MASK": 0}
     operand = mask[1]
@@ -274,7 +321,9 @@ def mask_consts(mask: Mask, scores: Shape) -> dict[str, Const]:
         raise UnsupportedNodeError(Code.RANK, f"attention with mask {operand.name!r} {operand.type} over scores {list(scores)}")
     strides = broadcast_strides(operand.shape, scores)
     places = {f"MASK_{axis}": stride for axis, stride in zip("BHQK", strides, strict=True)}
-    return {"MASK": 2 if operand.dtype is BOOL else 1, "MASK_KEYS": scores[3], **places}
+    if operand.dtype is BOOL or not least:
+        return {"MASK": 2 if operand.dtype is BOOL else 1, "MASK_KEYS": scores[3], **places}
+    return {"MASK": 3, "LEAST": least, "MASK_KEYS": scores[3], **places}
 
 
 @op("Attention", domain="ort_gpu_ep", dtypes={}, bindings="q k v mask? -> y", epilogue=True)
@@ -303,6 +352,7 @@ def fused_attention(node: BoundNode) -> Kernel:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"attention with its result transposed by {perm}")
     y_strides = (strides[0], strides[1] if rank == 4 else 0, strides[rank - 2])
     mask: Mask = (3, node.input(3)) if node.has(3) else None
-    empty = node.attr("empty")
-    options = Options(float(node.attr("scale")), bool(node.attr("causal")), empty_is_zero=empty > 0, nan_is_zero=empty > 1)
-    return attend(node, q, k, v, mask, options, TensorType(node.input(0).dtype, shape), y_strides)
+    empty, dtype = node.attr("empty"), node.input(0).dtype
+    options = Options(float(node.attr("scale")), bool(node.attr("causal")), empty_is_zero=empty > 0, nan_is_zero=empty > 1,
+                      least=least(dtype) if empty == 1 else 0.0)
+    return attend(node, q, k, v, mask, options, TensorType(dtype, shape), y_strides)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel
-from ort_gpu_ep.ops.attention import Heads, Mask, Options, mask_consts
+from ort_gpu_ep.ops.attention import OTHER_REGISTERS, Heads, Mask, Options, mask_consts
 
 MAX_SHARE = 4
 """Heads of a workgroup: each takes registers and workgroup memory of its own."""
@@ -49,33 +50,34 @@ def fits(node: BoundNode, q: Heads, k: Heads, v: Heads) -> bool:
 
 
 def split_attention(
-    q: Heads, k: Heads, v: Heads, mask: Mask, options: Options, out: TensorType,
+    by: Figures, q: Heads, k: Heads, v: Heads, mask: Mask, options: Options, out: TensorType,
     y_strides: tuple[int, int, int], newest: Newest | None = None,
 ) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
-    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. newest: stands for q and the last key and value.
-    Raises UnsupportedNodeError for the mask's shape.
+    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. by: the target's figures. newest: stands for q and the
+    last key and value. Raises UnsupportedNodeError for the mask's shape.
     """
     batch, heads, _, width = q.shape
     tokens, d4, group = k.shape[2], width // 4, heads // int(k.shape[1])
     share = next(n for n in (4, 2, 1) if group % n == 0)
-    parts = 1 if hint(tokens) > MANY_KEYS or d4 % 2 else 2
+    parts = _parts(by, d4, 1 if hint(tokens) > MANY_KEYS or d4 % 2 else 2)
     keys = LANES // parts
     splits = ceil_div(tokens, keys)
     consts: dict[str, Const] = {
         "BATCH": batch, "HEADS": heads, "SQ": 1, "SEQUENCE": 1, "SK": tokens, "D4": d4, "GROUP": group, "SHARE": share, "KEYS": keys,
-        "PARTS": parts, "SPLITS": splits, "LOADS": ceil_div(keys, LANES // d4), "ROUNDS": ceil_div(keys * share, LANES),
-        **q.consts("Q"), **k.consts("K"), **v.consts("V"), **options.consts(), **mask_consts(mask, (batch, heads, 1, tokens)),
+        "PARTS": parts, "SPLITS": splits, "LOADS": _loads(d4, parts), "ROUNDS": ceil_div(keys * share, LANES),
+        **q.consts("Q"), **k.consts("K"), **v.consts("V"), **options.consts(),
+        **mask_consts(mask, (batch, heads, 1, tokens), options.least),
         "APPEND": newest is not None, **(newest.consts if newest else {})}
     sums = TensorType(FLOAT32, (batch, heads, splits, width))
     tops = TensorType(FLOAT32, (batch, heads, splits, 2))
     reads = options.reads()
     sink = {"sink": reads.pop("sink")} if "sink" in reads else {}
-    given = newest.reads if newest else {"q": q.source, "k": k.source, "v": v.source}
+    operands = newest.reads if newest else {"q": q.source, "k": k.source, "v": v.source}
     split = kernel(
         "attention_split.wgsl", [sums, tops, *([newest.cache] * 2 if newest else [])], consts=consts, grid=(splits, heads // share, batch),
         workgroup_size=LANES, workgroup_nbytes=_memory(share, keys, parts, d4) + (16 * d4 if newest else 0),
         vectors=("keys", "values", "sums") if newest else ("q", "k", "v", "sums"), reports=options.lengths is not None,
-        reads={**given, **({"mask": mask[0]} if mask else {}), **reads},
+        reads={**operands, **({"mask": mask[0]} if mask else {}), **reads},
         writes={"sums": "attention_sums", "tops": "attention_tops", **(newest.writes if newest else {})})
     split = replace(split, optionals=newest.optionals) if newest else split
     join = kernel(
@@ -85,6 +87,18 @@ def split_attention(
                 "SINK": options.consts()["SINK"], "EMPTY_IS_ZERO": options.empty_is_zero},
         reads={"sums": "attention_sums", "tops": "attention_tops", **sink}, writes={"y": 0}, vectors=("sums", "y"))
     return [split, join], [("attention_sums", sums), ("attention_tops", tops)]
+
+
+def _loads(d4: int, parts: int) -> int:
+    """Rows of values that an invocation reads."""
+    return ceil_div(LANES // parts, LANES // d4)
+
+
+def _parts(by: Figures, d4: int, parts: int) -> int:
+    """So many invocations for a key, or more where a compiler that loads ahead would not have registers for a key's part and the values."""
+    while by.loads_ahead and 4 * (d4 // parts + _loads(d4, parts)) + OTHER_REGISTERS > by.lane_registers and d4 % (2 * parts) == 0:
+        parts *= 2
+    return parts
 
 
 def _memory(share: int, keys: int, parts: int, d4: int) -> int:

@@ -19,10 +19,10 @@ def axis_of(node: BoundNode, axis: int, rank: int) -> int:
 
 def axes_of(node: BoundNode, axes: Sequence[int], rank: int) -> tuple[int, ...]:
     """Each axis counted from the front. Raises UnsupportedNodeError(ATTRIBUTE) for a missing or a repeated axis."""
-    found = tuple(axis_of(node, axis, rank) for axis in axes)
-    if len(set(found)) < len(found):
+    axes_there = tuple(axis_of(node, axis, rank) for axis in axes)
+    if len(set(axes_there)) < len(axes_there):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} names an axis twice: {tuple(axes)} at rank {rank}")
-    return found
+    return axes_there
 
 
 def ints_of(node: BoundNode, name: str, index: int, or_scalar: bool = False) -> tuple[int, ...] | None:
@@ -30,8 +30,8 @@ def ints_of(node: BoundNode, name: str, index: int, or_scalar: bool = False) -> 
     operand = node.optional(index)
     if operand is not None:
         return operand.ints() if or_scalar and operand.rank == 0 else vector_of(node, operand)
-    given = node.attr(name)
-    return None if given is None else tuple(int(v) for v in given)
+    value = node.attr(name)
+    return None if value is None else tuple(int(v) for v in value)
 
 
 def vector_of(node: BoundNode, operand: Operand) -> tuple[int, ...]:

@@ -61,8 +61,8 @@ def bit_shift(node: BoundNode) -> str:
 
 def divisor(node: BoundNode) -> str:
     """`y`; where a run may bring an integer y of 0, that is noted."""
-    dtype, known = node.input(1).dtype, node.input(1).value
-    if dtype in REAL or (known is not None and known.all()):
+    dtype, constant = node.input(1).dtype, node.input(1).value
+    if dtype in REAL or (constant is not None and constant.all()):
         return "y"
     return "divisor_64(y)" if in_pairs(node) else f"divisor_{dtype.value}(y)"
 
@@ -99,28 +99,28 @@ def _mod_text(node: BoundNode, y: str) -> str:
 
 def power_in_pairs(node: BoundNode) -> str | Expression:
     """`power` where the exponent is part of the text, and the base no 64-bit integer."""
-    made = power(node)
-    if node.input(0).dtype in FLOATING and isinstance(made, Expression):
-        return made
+    formula = power(node)
+    if node.input(0).dtype in FLOATING and isinstance(formula, Expression):
+        return formula
     return paired(node, "")
 
 
 def power(node: BoundNode) -> str | Expression:
     """`x^y` in x's element type; an exponent that the host knows becomes part of the text."""
     base, exponent = node.input(0).dtype, node.input(1)
-    known = None
+    number = None
     if exponent.value is not None and exponent.size == 1 and common_shape(node, (0, 1)) == node.input(0).shape:
-        known = exponent.value.reshape(-1)[0]
+        number = exponent.value.reshape(-1)[0]
     if base in FLOATING:
-        if known is not None:
-            return Expression(_float_power(float(known)), base, (0,))
+        if number is not None:
+            return Expression(_float_power(float(number)), base, (0,))
         return _power_text(exponent.dtype)
-    if exponent.dtype in FLOATING and (known is None or not float(known).is_integer()):
-        if known is not None:
-            return Expression(f"pow_{base.value}(x, {literal(float(known))})", base, (0,))
+    if exponent.dtype in FLOATING and (number is None or not float(number).is_integer()):
+        if number is not None:
+            return Expression(f"pow_{base.value}(x, {literal(float(number))})", base, (0,))
         return f"pow_{base.value}(x, y)"
-    if known is not None:
-        whole = int(known)
+    if number is not None:
+        whole = int(number)
         size = abs(whole) if abs(whole) < 1 << 32 else _EVEN | abs(whole) & 1
         return Expression(f"ipow_{base.value}(x, {size}u, {str(whole < 0).lower()})", base, (0,))
     magnitude, negative = ("y", "false") if exponent.dtype in UNSIGNED else ("abs(y)", "y < 0")
@@ -135,7 +135,8 @@ _EVEN = (1 << 32) - 2
 
 
 def _float_power(y: float) -> str:
-    cheap = {0.0: "1.0", 1.0: "x", 2.0: "x * x", 3.0: "x * x * x", -1.0: "1.0 / x", 0.5: "select(sqrt(x), abs(x), is_inf_f32(x))"}
+    cheap = {0.0: "1.0", 1.0: "x", 2.0: "x * x", 3.0: "x * x * x", -1.0: "reciprocal_f32(x)",
+             0.5: "select(sqrt_f32(x), abs(x), is_inf_f32(x))"}
     return cheap.get(y) or f"pow_f32(x, {literal(y)})"
 
 

@@ -62,10 +62,10 @@ def _decoder(node: BoundNode, shape: Shape) -> Kernel:
         raise UnsupportedNodeError(
             Code.RANK, f"{node.op} of {list(shape)} codes in blocks of {block} along axis {axis} with scales {list(scale.shape)} and zero "
             f"points {zp and list(zp.shape)}; expected blocks of 16 or more, {list(scales)} and {list(zeros)}")
-    made = kernel(
+    decoder = kernel(
         "dequantize_blocks.wgsl", [TensorType(scale.dtype, shape)], consts={
             "BITS": bits, "SIGNED": node.input(0).dtype is INT4, "ZERO": float(1 << bits - 1) if is_bytes else 0.0, "BLOCK": block,
             "SIZE": shape[axis], "INNER": prod(shape[axis + 1:]), "BLOCKS": scales[axis], "LAST": scales[-1],
             "ZP_ROW": zeros[-1] * 8 // bits if is_bytes else scales[-1]},
         reads={"w": 0, "scale": 2, **({"zp": 3} if zp else {})}, writes={"y": 0})
-    return replace(made, optionals=(("zp", zp is not None),))
+    return replace(decoder, optionals=(("zp", zp is not None),))

@@ -99,5 +99,5 @@ def dropout(node: BoundNode) -> Lowering:
     if node.version < 12:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Dropout of opset {node.version} with its mask output; taken: without")
     mask = TensorType(BOOL, x.shape)
-    made = kernel("fill.wgsl", [mask], consts={"LOW": 1, "HIGH": 0}, raw=True, reads={}, writes={"y": 1})
-    return Lowering((x.type if node.wants(0) else None, mask), (made,), views=((0, 0),) if node.wants(0) else ())
+    fill = kernel("fill.wgsl", [mask], consts={"LOW": 1, "HIGH": 0}, raw=True, reads={}, writes={"y": 1})
+    return Lowering((x.type if node.wants(0) else None, mask), (fill,), views=((0, 0),) if node.wants(0) else ())

@@ -56,10 +56,10 @@ def along_axis(node: BoundNode) -> ChannelsLast | None:
 
 def permuted(values: Iterable[Any]) -> tuple[Any, ...]:
     """Numbers for the axes of [N, C, H, W], in the order of [N, H, W, C]. Raises UnsupportedNodeError for other than four of them."""
-    given = tuple(values)
-    if len(given) != len(TO_CHANNELS_LAST):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{len(given)} numbers for four axes")
-    return tuple(given[k] for k in TO_CHANNELS_LAST)
+    items = tuple(values)
+    if len(items) != len(TO_CHANNELS_LAST):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{len(items)} numbers for four axes")
+    return tuple(items[k] for k in TO_CHANNELS_LAST)
 
 
 def ints(values: Iterable[int]) -> Array:
@@ -69,5 +69,5 @@ def ints(values: Iterable[int]) -> Array:
 
 def numbers(values: Iterable[float], kind: DTypeLike) -> Array:
     """An input of that element type; numbers that a run brings stay what they are."""
-    given = tuple(values)
-    return np.array(given, object if any(map(is_symbolic, given)) else kind)
+    items = tuple(values)
+    return np.array(items, object if any(map(is_symbolic, items)) else kind)

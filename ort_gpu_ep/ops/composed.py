@@ -99,11 +99,11 @@ class Composed:
         if steps:
             built = self._ending_in(built, steps)
         sources = [p.source if p else None for p in inputs]
-        made = self._merged(built, sources, to, str(number))
+        parts = self._merged(built, sources, to, str(number))
         if not constant:
-            return made
+            return parts
         self.once += [name for name in self.temps if name.startswith(f"{number}.") and name not in self.once]
-        return tuple(replace(part, operand=replace(part.operand, constant=True)) for part in made)
+        return tuple(replace(part, operand=replace(part.operand, constant=True)) for part in parts)
 
     def part(self, op: str, operands: Sequence[Operand], attributes: Mapping[str, Attribute]) -> BoundNode:
         """An op on such operands, only to ask what may become of it."""
@@ -134,11 +134,11 @@ class Composed:
         built = kernel(
             "elementwise.wgsl", [TensorType(chain[-1].dtype, shape)], reads=reads, epilogue=chain,
             indices={f"e{k}_index": Strided(shape, broadcast_strides(part.shape, shape)) for k, part in enumerate(inputs)})
-        made = self.computed(built, to)
+        result = self.computed(built, to)
         if to is not None or not all(part.operand.is_constant for part in inputs):
-            return made
-        self.once.append(str(made.source))
-        return replace(made, operand=replace(made.operand, constant=True))
+            return result
+        self.once.append(str(result.source))
+        return replace(result, operand=replace(result.operand, constant=True))
 
     def store(self, part: Part, to: int) -> None:
         """Makes a temporary an output of the node that other parts read, too."""
@@ -155,13 +155,13 @@ class Composed:
     def _merged(self, built: Lowering, sources: Sequence[int | str | None], to: Sequence[int | None], prefix: str) -> tuple[Part, ...]:
         """Takes over a part's kernels, under names of its own."""
         places: dict[int, int | str] = {k: f"{prefix}.y{k}" if at is None else at for k, at in enumerate(to)}
-        views, held = dict(built.views), {at: name for name, at in built.stored}
+        views, stored_at = dict(built.views), {at: name for name, at in built.stored}
 
         def source_of(at: int | str) -> int | str:
-            found = f"{prefix}.{at}" if isinstance(at, str) else sources[at]
-            if found is None:
+            source = f"{prefix}.{at}" if isinstance(at, str) else sources[at]
+            if source is None:
                 raise InternalError(f"{self.node.op}: a kernel of its part {prefix} reads what the host alone knows")
-            return found
+            return source
 
         def renamed(one: Kernel, forward: bool = True) -> Kernel:
             reads = tuple((name, source_of(at)) for name, at in one.reads or ())
@@ -170,7 +170,7 @@ class Composed:
             return replace(one, reads=reads, writes=writes)
 
         if built.in_place is not None:
-            pairs = [(places[output], sources[given]) for output, given in built.in_place.pairs]
+            pairs = [(places[output], sources[pair_input]) for output, pair_input in built.in_place.pairs]
             if all(isinstance(at, int) for pair in pairs for at in pair):
                 self.in_place = InPlace(tuple(pairs), (*self.kernels, *(renamed(one) for one in built.in_place.kernels)))    # type: ignore[arg-type]
         self.kernels += [renamed(one) for one in built.kernels]
@@ -185,16 +185,16 @@ class Composed:
                 raise InternalError(f"{self.node.op}: its part {prefix} does not make output {k}")
             source = places[k]
             if k in views:
-                found = sources[views[k]]
-                if at is not None or found is None:
+                origin = sources[views[k]]
+                if at is not None or origin is None:
                     raise InternalError(f"{self.node.op}: its part {prefix} is a view, which can't be an output of its own")
-                source = found
+                source = origin
             elif at is not None:
                 self.outputs[at] = tensor
-                if k in held:
-                    self.stored.append((f"{prefix}.{held[k]}", at))
-            elif k in held:
-                source = f"{prefix}.{held[k]}"
+                if k in stored_at:
+                    self.stored.append((f"{prefix}.{stored_at[k]}", at))
+            elif k in stored_at:
+                source = f"{prefix}.{stored_at[k]}"
             else:
                 self.temps[str(source)] = tensor
             parts.append(Part(source, Operand(str(source), tensor)))
@@ -208,9 +208,9 @@ class Composed:
 
     def lowering(self, outputs: Sequence[TensorType | None] = ()) -> Lowering:
         """outputs: their types, where parts did not make them as the node has them."""
-        wanted = [self.outputs.get(k) for k in range(max(1, len(self.node.node.outputs)))]
-        for k, tensor in enumerate(outputs[:len(wanted)]):
-            wanted[k] = tensor
+        parts = [self.outputs.get(k) for k in range(max(1, len(self.node.node.outputs)))]
+        for k, tensor in enumerate(outputs[:len(parts)]):
+            parts[k] = tensor
         return Lowering(
-            tuple(wanted), tuple(self.kernels), tuple(self.temps.items()), once=tuple(self.once), kept=tuple(self.kept),
+            tuple(parts), tuple(self.kernels), tuple(self.temps.items()), once=tuple(self.once), kept=tuple(self.kept),
             inverses=tuple(self.inverses), stored=tuple(self.stored), in_place=self.in_place)

@@ -92,8 +92,8 @@ def lower_product(product: Product, out: TensorType, target: int | str = 0) -> L
 def forms(product: Product, target: int | str = 0) -> dict[str, Form]:
     """By matvec*.wgsl where an operand is a vector, else the tiles of gemm.wgsl with each number of parts of K."""
     if not product.window and 1 in (product.m, product.n):
-        made = matvec.kernels(_by_vector(product))
-        return {name: Form(ns, partial(_lowered, product, make, target)) for name, (ns, make) in made.items()}
+        by_vector = matvec.kernels(_by_vector(product))
+        return {name: Form(ns, partial(_lowered, product, make, target)) for name, (ns, make) in by_vector.items()}
     return {f"gemm {tile.m}x{tile.n}x{tile.k}*{split}": Form(ns, partial(_lowered, product, partial(_gemm, product, tile, split), target))
             for tile, split, ns in _tiled(product)}
 

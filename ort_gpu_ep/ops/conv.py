@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
 from ort_gpu_ep.kernels.forms import Forms, lower, taken
 from ort_gpu_ep.kernels.records import KernelCall, case, normal, record
@@ -34,6 +34,17 @@ def _transposed_flops(k: KernelCall) -> int:
     return planes * taps * positions * (1 if k["COLUMNS"] else 2 * k["CHANNELS"])
 
 
+def _transposed_loops(k: KernelCall) -> int:
+    """Of each axis the taps of an output that can hit x, which may be far smaller than the window; of an open size all of them."""
+    total = 1 if k["COLUMNS"] else k["CHANNELS"]
+    for axis, size in zip("XYZ", reversed(INPUT_AXES), strict=True):
+        taps = k[f"WINDOW_{axis}"]
+        if not is_symbolic(k[size]) and not is_symbolic(taps):
+            taps = min(taps, max(k[size] - 1, 0) * k[f"STRIDE_{axis}"] // k[f"DILATION_{axis}"] + 1)
+        total = taps * (1 + total)
+    return total
+
+
 record(
     "conv_direct.wgsl", "direct", loop_bound=lambda k: k.nested("CHANNELS", "WINDOW_Z", "WINDOW_Y", "WINDOW_X") + k["OUTPUTS"],
     flops=lambda k: 2 * k.size("y") * k["CHANNELS"] * k["WINDOW_Z"] * k["WINDOW_Y"] * k["WINDOW_X"],
@@ -42,9 +53,7 @@ record(
         case("Conv", 11, normal(1, 6, 17, 19), normal(6, 2, 3, 3), group=3, strides=(1, 1)),
         case("Conv", 11, normal(1, 4, 129), normal(4, 1, 5), group=4, strides=(2,))])
 record(
-    "conv_transpose.wgsl", "direct",
-    loop_bound=lambda k: (1 if k["COLUMNS"] else k["CHANNELS"]) * (1 + k.nested("WINDOW_Z", "WINDOW_Y", "WINDOW_X")),
-    flops=_transposed_flops,
+    "conv_transpose.wgsl", "direct", loop_bound=_transposed_loops, flops=_transposed_flops,
     cases=[
         case("ConvTranspose", 11, normal(1, 3, 5, 7), normal(3, 4, 3, 3), normal(4), strides=(2, 2)),
         case("ConvTranspose", 11, normal(1, 17, 5, 4), normal(17, 3, 2, 2), strides=(2, 2))])

@@ -20,6 +20,6 @@ def det(node: BoundNode) -> Kernel | Lowering:
     if x.rank < 2 or x.shape[-1] != x.shape[-2]:
         raise UnsupportedNodeError(Code.RANK, f"Det of {x.type}; taken: [..., M, M]")
     out, rest = TensorType(x.dtype, x.shape[:-2]), TensorType(summed(x.dtype), x.shape)
-    made = kernel(
+    lowering = kernel(
         "determinant.wgsl", [out, rest], consts={"M": x.shape[-1]}, reads={"x": 0}, writes={"y": 0, "rest": "rest"})
-    return Lowering((out,), (made,), temps=(("rest", rest),))
+    return Lowering((out,), (lowering,), temps=(("rest", rest),))

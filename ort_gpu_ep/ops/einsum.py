@@ -83,30 +83,30 @@ def einsum(node: BoundNode) -> Kernel | View | Lowering:
 
 def _by_pairs(node: BoundNode) -> Lowering:
     """Of three operands and more: always the two whose product is the smallest, over the labels that are needed further on."""
-    terms, made = parse(node.attr("equation"), [o.shape for o in node.given()]), Composed(node)
+    terms, composed = parse(node.attr("equation"), [o.shape for o in node.given()]), Composed(node)
     half = node.input(0).dtype is FLOAT16
     if len(terms.sizes) > len(ascii_letters):
         raise UnsupportedNodeError(Code.RANK, f"Einsum {node.attr('equation')} over {len(terms.sizes)} labels; taken: {len(ascii_letters)}")
     if half and node.has_steps:     # the last kernel is a step itself
         raise UnsupportedNodeError(Code.DTYPE, f"Einsum of {len(node.inputs)} operands in float16, with steps behind it")
     letters = dict(zip(terms.sizes, ascii_letters, strict=False))
-    parts = [made.given(i) for i in range(len(node.inputs))]
+    parts = [composed.given(i) for i in range(len(node.inputs))]
     if half:        # what is between two products would be rounded, or beyond float16
-        parts = [made.add_all("Cast", (part,), (None,), attributes={"to": FLOAT32.onnx})[0] for part in parts]
+        parts = [composed.add_all("Cast", (part,), (None,), attributes={"to": FLOAT32.onnx})[0] for part in parts]
     left = list(zip(terms.inputs, parts, strict=True))
     while len(left) > 2:
         pairs = {(i, j): _kept(terms, left, i, j) for j in range(len(left)) for i in range(j)}
         i, j = min(pairs, key=lambda pair: hint(terms.size(pairs[pair])))
         equation = _written(letters, (left[i][0], left[j][0]), pairs[i, j])
-        product = made.add("Einsum", left[i][1], left[j][1], version=12, equation=equation)
+        product = composed.add("Einsum", left[i][1], left[j][1], version=12, equation=equation)
         left = [one for k, one in enumerate(left) if k not in (i, j)] + [(pairs[i, j], product)]
     equation = _written(letters, [labels for labels, _ in left], terms.output)
     if half:
-        product = made.add("Einsum", *(part for _, part in left), version=12, equation=equation)
-        made.add_all("Cast", (product,), (0,), attributes={"to": FLOAT16.onnx})
+        product = composed.add("Einsum", *(part for _, part in left), version=12, equation=equation)
+        composed.add_all("Cast", (product,), (0,), attributes={"to": FLOAT16.onnx})
     else:
-        made.add("Einsum", *(part for _, part in left), version=12, to=0, equation=equation)
-    return made.lowering()
+        composed.add("Einsum", *(part for _, part in left), version=12, to=0, equation=equation)
+    return composed.lowering()
 
 
 def _kept(terms: Terms, left: Sequence[tuple[str, Part]], i: int, j: int) -> str:
@@ -124,13 +124,13 @@ def parse(equation: str, shapes: Sequence[Shape]) -> Terms:
     """The labels of an equation, the output's derived where it is left out. Raises UnsupportedNodeError on what does not fit."""
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
-    given = left.split(",")
-    if len(given) != len(shapes) or not all(re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", part) for part in (*given, right)):
+    operands = left.split(",")
+    if len(operands) != len(shapes) or not all(re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", part) for part in (*operands, right)):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Einsum {equation} of {len(shapes)} operand(s) is malformed")
-    extra = [len(s) - len(t.replace("...", "")) if "..." in t else 0 for t, s in zip(given, shapes, strict=True)]
+    extra = [len(s) - len(t.replace("...", "")) if "..." in t else 0 for t, s in zip(operands, shapes, strict=True)]
     if min(extra) < 0 or max(extra) > len(ELLIPSIS):
         raise UnsupportedNodeError(Code.RANK, f"Einsum {equation} of shapes {[list(s) for s in shapes]}")
-    inputs = tuple(t.replace("...", ELLIPSIS[len(ELLIPSIS) - e:]) for t, e in zip(given, extra, strict=True))
+    inputs = tuple(t.replace("...", ELLIPSIS[len(ELLIPSIS) - e:]) for t, e in zip(operands, extra, strict=True))
     common = ELLIPSIS[len(ELLIPSIS) - max(extra):]
     letters = left.replace(",", "").replace("...", "")
     once = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))

@@ -77,15 +77,15 @@ def elementwise(
     pairs: the formula for 64-bit integers that are pairs of words (see `paired`); without one such a node is declined.
     """
     def build(node: BoundNode) -> Kernel:
-        made = paired(node, pairs) if in_pairs(node) else formula if isinstance(formula, str) else formula(node)
-        if isinstance(made, str):
+        expression = paired(node, pairs) if in_pairs(node) else formula if isinstance(formula, str) else formula(node)
+        if isinstance(expression, str):
             dtype = result if isinstance(result, DType) else node.input(result).dtype
-            made = Expression(made, dtype, tuple(i for i in range(len(node.inputs)) if node.has(i)))
-        out = TensorType(made.dtype, common_shape(node, made.inputs))
+            expression = Expression(expression, dtype, tuple(i for i in range(len(node.inputs)) if node.has(i)))
+        out = TensorType(expression.dtype, common_shape(node, expression.inputs))
         if keeps_shape and out.shape != node.input(0).shape:
             raise UnsupportedNodeError(Code.RANK, f"{name} of {node.input(0).type}: another input makes it {list(out.shape)}")
-        operands = {f"e{k}": i for k, i in enumerate(made.inputs)}
-        step = Step(name, wrapped(made.text, made.dtype), tuple(operands), made.dtype, made.divides)
+        operands = {f"e{k}": i for k, i in enumerate(expression.inputs)}
+        step = Step(name, wrapped(expression.text, expression.dtype), tuple(operands), expression.dtype, expression.divides)
         return kernel("elementwise.wgsl", [out], reads=operands, writes={"y": 0}, epilogue=[step])
 
     build.__doc__ = f"`{formula}`" if isinstance(formula, str) else formula.__doc__
@@ -105,9 +105,9 @@ def paired(node: BoundNode, formula: Formula) -> str | Expression:
     """
     if not formula:
         raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of 64-bit integers needs the adapter feature {INT64.feature}")
-    made = formula if isinstance(formula, str) else formula(node)
+    expression = formula if isinstance(formula, str) else formula(node)
     less = "less_signed_64" if any(o.dtype is INT64 for o in node.given()) else "less_64"
-    return made.replace("less_T(", f"{less}(") if isinstance(made, str) else made
+    return expression.replace("less_T(", f"{less}(") if isinstance(expression, str) else expression
 
 
 def common_shape(node: BoundNode, inputs: Sequence[int]) -> Shape:

@@ -78,17 +78,17 @@ def _mixture(node: BoundNode, layers: tuple[Layer, Layer, Layer | None], weights
             "swiglu_limit_after_activation; taken: k up to the number of experts, neither of these")
     if weights is not None and node.input(weights).shape != scores.shape:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} with router_weights {node.input(weights).type}; expected {scores.type}")
-    made = Composed(node)
-    chosen, shares = (made.computed(_route(node, tokens, slots, weights, share)) for share in (False, True))
+    composed = Composed(node)
+    chosen, shares = (composed.computed(_route(node, tokens, slots, weights, share)) for share in (False, True))
     first, second, third = layers
-    inner = made.computed(_product(node, first, (tokens, slots, hidden), Part(0, x), chosen, None))
-    gates = made.computed(_product(node, third, (tokens, slots, hidden), Part(0, x), chosen, None)) if third else None
-    act = _activated(made, inner, gates)
+    inner = composed.computed(_product(node, first, (tokens, slots, hidden), Part(0, x), chosen, None))
+    gates = composed.computed(_product(node, third, (tokens, slots, hidden), Part(0, x), chosen, None)) if third else None
+    act = _activated(composed, inner, gates)
     out = _product(node, second, (tokens, slots, int(act.shape[-1])), act, chosen, shares)
     if out.outputs[0].shape != x.shape:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} of {x.type}, whose second layer makes {out.outputs[0]}")
-    made.computed(out, 0)
-    return made.lowering()
+    composed.computed(out, 0)
+    return composed.lowering()
 
 
 def _route(node: BoundNode, tokens: int, slots: int, weights: int | None, share: bool) -> Kernel:
@@ -108,10 +108,10 @@ def _product(
     rows = int(w.shape[1]) if w.rank == 3 else 0
     if w.shape != (experts, rows, k * layer.bits // 8 if layer.bits else k) or (layer.bits and k * layer.bits % 8):
         raise UnsupportedNodeError(Code.RANK, f"{node.op} with weights {w.name!r} {w.type}; expected {experts} experts over {k} elements")
-    given: dict[str, int | str | None] = {
+    reads: dict[str, int | str | None] = {
         "bias": layer.bias if node.has(layer.bias) else None, "shares": None if shares is None else shares.source,
         "scales": layer.scales if layer.bits else None, "zeros": layer.zeros if layer.bits and node.has(layer.zeros) else None}
-    if given["bias"] is not None and node.input(layer.bias).shape != (experts, rows):
+    if reads["bias"] is not None and node.input(layer.bias).shape != (experts, rows):
         raise UnsupportedNodeError(Code.RANK, f"{node.op} with bias {node.input(layer.bias).type}; expected [{experts}, {rows}]")
     consts: dict[str, Const] = {
         "K": k, "N": rows, "EXPERTS": experts, "BITS": layer.bits, "TEAM": TEAM, "SUMS": slots if shares else 1,
@@ -122,8 +122,8 @@ def _product(
     built = kernel(
         "expert_product.wgsl", [out], consts=consts, groups=outputs * ceil_div(rows, WORKGROUP_SIZE // TEAM), workgroup_size=WORKGROUP_SIZE,
         workgroup_nbytes=4 * WORKGROUP_SIZE, reads={
-            "x": x.source or 0, "chosen": chosen.source or 0, "w": layer.weights, **{n: at for n, at in given.items() if at is not None}})
-    return replace(built, optionals=tuple((name, at is not None) for name, at in given.items()))
+            "x": x.source or 0, "chosen": chosen.source or 0, "w": layer.weights, **{n: at for n, at in reads.items() if at is not None}})
+    return replace(built, optionals=tuple((name, at is not None) for name, at in reads.items()))
 
 
 def _blocks(node: BoundNode, layer: Layer, rows: int, k: int) -> dict[str, Const]:
@@ -135,11 +135,11 @@ def _blocks(node: BoundNode, layer: Layer, rows: int, k: int) -> dict[str, Const
     blocks = k // block if block else 0
     shape = (experts, rows, blocks) if block else (experts, rows)
     zero_row = ceil_div(blocks if block else rows, per)
-    zeros, wanted = node.optional(layer.zeros), (experts, rows, zero_row) if block else (experts, zero_row)
-    if scales is None or scales.shape != shape or (block and k % block) or (zeros and zeros.shape != wanted):
+    zeros, expected = node.optional(layer.zeros), (experts, rows, zero_row) if block else (experts, zero_row)
+    if scales is None or scales.shape != shape or (block and k % block) or (zeros and zeros.shape != expected):
         raise UnsupportedNodeError(
             Code.RANK, f"{node.op} with scales {scales and scales.type} and zero points {zeros and zeros.type}; expected {list(shape)} and "
-            f"{list(wanted)}")
+            f"{list(expected)}")
     return {"BLOCKS": blocks, "BLOCK": block or k, "ZERO_ROW": zero_row}
 
 

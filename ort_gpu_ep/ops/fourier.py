@@ -87,7 +87,7 @@ def stft(node: BoundNode) -> Lowering:
             f"{MAX_FRAME}, and no more than the signal has, steps of 1 and more, a window as long as a frame")
     frames, bins = (length - n) // step + 1, n // 2 + 1 if node.attr("onesided") else n
     matrix = TensorType(FLOAT32, (n * parts, 2 * bins))
-    made = kernel(
+    lowering = kernel(
         "dft_matrix.wgsl", [matrix], consts={"N": n, "BINS": bins, "PARTS": parts}, reads={"window": 2} if window is not None else {},
         writes={"y": "matrix"})
     signal = Matrix(0, Strided((batch,), (length * parts,)), step * parts, 1)
@@ -95,15 +95,15 @@ def stft(node: BoundNode) -> Lowering:
         batch, frames, 2 * bins, n * parts, signal, Matrix("matrix", Strided((1,), (0,)), 1, 2 * bins), target=node.target)
     lowered = lower_product(product, TensorType(x.dtype, (batch, frames, bins, 2)))
     return replace(
-        lowered, kernels=(made, *lowered.kernels), temps=(("matrix", matrix), *lowered.temps),
+        lowered, kernels=(lowering, *lowered.kernels), temps=(("matrix", matrix), *lowered.temps),
         once=("matrix", *lowered.once) if window is None or window.is_constant else lowered.once)
 
 
 def _axis(node: BoundNode) -> int:
     """The axis, which is not the last: an attribute before opset 20, then an input."""
     x, operand = node.input(0), node.optional(2)
-    given = int(node.attr("axis")) if node.version < 20 else number_of(node, 2) if operand else -2
-    axis = axis_of(node, given, x.rank)
+    number = int(node.attr("axis")) if node.version < 20 else number_of(node, 2) if operand else -2
+    axis = axis_of(node, number, x.rank)
     if axis == x.rank - 1:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"DFT of {x.type} along its last axis, which holds real and imaginary part")
     return axis

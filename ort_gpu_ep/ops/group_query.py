@@ -12,7 +12,7 @@ from ort_gpu_ep.ir.types import FLOATS, INT32, Shape, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, InPlace, Kernel, Lowering, kernel, op
 from ort_gpu_ep.ops import window_cache
-from ort_gpu_ep.ops.attention import Heads, Options, attend
+from ort_gpu_ep.ops.attention import Heads, Options, attend, factor_of
 from ort_gpu_ep.ops.attention_split import Newest, fits, split_attention
 
 (QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS, TOTAL, COSINES, SINES, POSITIONS, BIAS, SINK, K_SCALE, V_SCALE, Q_NORM, K_NORM,
@@ -88,17 +88,18 @@ def group_query_attention(node: BoundNode) -> Lowering:
     scale, window = node.attr("scale"), int(node.attr("local_window_size"))
     causal = bool(node.attr("causal"))
     options = Options(
-        float(scale) if scale else float(step.size) ** -0.5, causal, float(node.attr("softcap") or 0.0), True, LENGTHS, step.total,
+        factor_of(node, scale or None, step.size), causal, float(node.attr("softcap") or 0.0), True, LENGTHS, step.total,
         step.first, max(window, 0) if causal else 0, SINK if node.has(SINK) else None, node.attr("smooth_softmax") == 1)
     mask = (BIAS, node.input(BIAS)) if node.has(BIAS) else None
     out, width = TensorType(dtype, (step.batch, step.sequence, step.heads * step.size)), step.heads * step.size
     y_strides = (step.sequence * width, step.size, width)
     put = _put(node, step, appended[::-1])
     if fits(node, queries, keys, values):
-        split, more = split_attention(queries, keys, values, mask, options, out, y_strides)
+        by = node.target.figures
+        split, more = split_attention(by, queries, keys, values, mask, options, out, y_strides)
         kernels, temps = [*kernels, *split], [*temps, *more]
         newest = _newest(node, step, tokens, turns, cache)
-        at_once, _ = split_attention(queries, keys, values, mask, options, out, y_strides, newest) if newest else ([], [])
+        at_once, _ = split_attention(by, queries, keys, values, mask, options, out, y_strides, newest) if newest else ([], [])
         changing = at_once if at_once and _bindings(at_once[0]) <= node.target.limits.max_buffers_per_stage else [*put, *split]
     else:
         kernels.append(attend(node, queries, keys, values, mask, options, out, y_strides))
@@ -165,24 +166,24 @@ def _appended(
     if weight is not None and node.input(weight).shape != (step.size,):
         raise UnsupportedNodeError(Code.RANK, f"GroupQueryAttention with norm weights {node.input(weight).type}; expected [{step.size}]")
     has_positions = turns and node.has(POSITIONS)
-    given: dict[str, int | None] = {
+    sources: dict[str, int | None] = {
         "past": past if past is not None and node.has(past) else None, "cosines": COSINES if turns else None,
         "sines": SINES if turns else None, "positions": POSITIONS if has_positions else None, "weight": weight}
     if has_positions and node.input(POSITIONS).shape != (step.batch, step.sequence):
         raise UnsupportedNodeError(Code.RANK, f"GroupQueryAttention with position_ids {node.input(POSITIONS).type}; expected [B, S]")
     shape: Shape = out.shape
-    before = node.input(past).shape[2] if given["past"] is not None and past is not None else 0
+    before = node.input(past).shape[2] if sources["past"] is not None and past is not None else 0
     consts: dict[str, Const] = {
         "QUERY": is_query, "PART": (None, PAST_KEY, PAST_VALUE).index(past),
         "NORM": weight is not None, "ROTARY": turns, "SEQUENCE": step.sequence, "ROWS": shape[2], "HEADS": shape[1],
         "HEAD": step.size, "PAST": before, "TOTAL": step.total,
         "FIRST": step.first, "HALF": pairs, "COSINES": rows, "INTERLEAVED": bool(node.attr("rotary_interleaved")),
         "EPSILON": float(epsilon), "X_BATCH": step.sequence * tokens.width, "X_TOKEN": tokens.width, "X_FIRST": tokens.first}
-    reads = {n: at for n, at in given.items() if at is not None}
+    reads = {n: at for n, at in sources.items() if at is not None}
     built = kernel(
         "append_tokens.wgsl", [out], consts=consts, reads={"x": tokens.source, "lengths": LENGTHS, **reads}, writes={"y": name},
         reports=True)
-    return replace(built, optionals=tuple((n, at is not None) for n, at in given.items()))
+    return replace(built, optionals=tuple((n, at is not None) for n, at in sources.items()))
 
 
 def _put(node: BoundNode, step: Step, appended: Sequence[Kernel]) -> list[Kernel]:
@@ -214,9 +215,9 @@ def _newest(node: BoundNode, step: Step, tokens: tuple[Tokens, Tokens, Tokens], 
         consts |= {f"{letter}_ROW": part.width, f"{letter}_AT": part.first}
     apart = {"x_k": k.source, "x_v": v.source} if k.source != q.source else {}
     angles = {"cosines": COSINES, "sines": SINES, **({"positions": POSITIONS} if node.has(POSITIONS) else {})}
-    given: dict[str, int | str] = {**apart, **(angles if turns else {})}
-    optionals = tuple((name, name in given) for name in ("x_k", "x_v", "cosines", "sines", "positions"))
-    return Newest(consts, {"x": q.source, **given}, optionals, {"keys": "present_key", "values": "present_value"}, cache)
+    reads: dict[str, int | str] = {**apart, **(angles if turns else {})}
+    optionals = tuple((name, name in reads) for name in ("x_k", "x_v", "cosines", "sines", "positions"))
+    return Newest(consts, {"x": q.source, **reads}, optionals, {"keys": "present_key", "values": "present_value"}, cache)
 
 
 def _put_together(step: Step, appended: Sequence[Kernel]) -> Kernel:
@@ -227,7 +228,7 @@ def _put_together(step: Step, appended: Sequence[Kernel]) -> Kernel:
     writes, outputs, count = dict[str, int | str](), list[TensorType](), 0
     parts = sorted(appended, key=lambda k: int(dict(k.consts)["PART"]))
     for built in parts:
-        its, (letter, name), given = dict(built.consts), names[int(dict(built.consts)["PART"])], dict(built.reads or ())
+        its, (letter, name), sources = dict(built.consts), names[int(dict(built.consts)["PART"])], dict(built.reads or ())
         own = step.batch * step.sequence * step.size * (step.heads if letter == "Q" else step.groups)
         count += own
         consts |= {f"{letter}_{what}": its[f"X_{what}"] for what in ("BATCH", "TOKEN", "FIRST")}
@@ -237,20 +238,20 @@ def _put_together(step: Step, appended: Sequence[Kernel]) -> Kernel:
         consts |= {key: its[key] for key in ("SEQUENCE", "TOTAL", "FIRST", "INTERLEAVED", "HEAD")}
         if its["NORM"] or "EPSILON" not in consts:
             consts["EPSILON"] = its["EPSILON"]
-        reads |= {n: at for n, at in given.items() if n in ("lengths", "cosines", "sines", "positions")}
+        reads |= {n: at for n, at in sources.items() if n in ("lengths", "cosines", "sines", "positions")}
         if "x" not in reads:
-            reads["x"] = given["x"]
-        elif given["x"] != reads["x"]:
-            reads[letter.lower()] = given["x"]
-        if "weight" in given:
-            reads["k_weight" if "weight" in reads else "weight"] = given["weight"]
+            reads["x"] = sources["x"]
+        elif sources["x"] != reads["x"]:
+            reads[letter.lower()] = sources["x"]
+        if "weight" in sources:
+            reads["k_weight" if "weight" in reads else "weight"] = sources["weight"]
         writes[name], outputs = dict(built.writes or ())["y"], [*outputs, *built.outputs]
     consts |= {"HEADS": step.heads, "KEY_HEADS": step.groups, "ROWS": step.capacity, "COUNT": count}
     optionals = {n: n in reads for n in ("k", "v", "k_weight", "weight", "cosines", "sines", "positions")}
-    made = kernel(
+    lowering = kernel(
         "put_tokens.wgsl", outputs, consts=consts, groups=ceil_div(count, PUT_WORKGROUP_SIZE), workgroup_size=PUT_WORKGROUP_SIZE,
         reads=reads, writes=writes, reports=True)
-    return replace(made, optionals=tuple(optionals.items()))
+    return replace(lowering, optionals=tuple(optionals.items()))
 
 
 def _angles(node: BoundNode, step: Step) -> tuple[int, int]:

@@ -124,13 +124,13 @@ class Assembly:
     ) -> None:
         """The kernel that writes the temporary `mask`."""
         left, right, causal, by_query = window
-        given = bias[1].shape if bias else ()
+        bias_shape = bias[1].shape if bias else ()
         if bias:
             _check_bias(bias[1], scores)
-        full = (1,) * (4 - len(given)) + given
+        full = (1,) * (4 - len(bias_shape)) + bias_shape
         batch = scores[0] if padding.kind != NO_PADDING else full[0]
         shape = (batch, full[1], scores[2] if by_query or padding.by_query else full[2], scores[3])
-        steps = broadcast_strides(given, (*shape[:3], full[3])) if bias else (0, 0, 0, 0)
+        steps = broadcast_strides(bias_shape, (*shape[:3], full[3])) if bias else (0, 0, 0, 0)
         consts: dict[str, Const] = {
             "HEADS": shape[1], "QUERIES": shape[2], "KEYS": shape[3], "BATCHES": scores[0],
             "BIAS": 0 if bias is None else 2 if bias[1].dtype is BOOL else 1, "BIAS_KEYS": shape[3] if same(full[3], 1) else full[3],
@@ -166,11 +166,11 @@ class Assembly:
         batch, count, rows, width = q.shape
         shape = (batch, count, rows, k.shape[2])
         out = TensorType(self.dtype, shape)
-        wanted = {"SCALE", "CAPPED", "CAP", "CAUSAL", "BEFORE", "WINDOW"}
+        names = {"SCALE", "CAPPED", "CAP", "CAUSAL", "BEFORE", "WINDOW"}
         consts: dict[str, Const] = {
             "STAGE": min(stage, 2), "FINITE": finite, "SQ": rows, "SK": shape[3], "WIDTH": width, "HEADS": count,
             "GROUP": count // int(k.shape[1]), **q.consts("Q", 1), **k.consts("K", 1),
-            **{n: v for n, v in options.consts().items() if n in wanted}, **mask_consts(mask, shape)}
+            **{n: v for n, v in options.consts().items() if n in names}, **mask_consts(mask, shape, options.least if stage == 3 else 0.0)}
         target: int | str = SCORES
         if stage == 3:
             target = "scores"
@@ -179,16 +179,16 @@ class Assembly:
             "attention_scores.wgsl", [TensorType(FLOAT32, shape) if stage == 3 else out], consts=consts,
             reads={"q": q.source, "k": k.source, **({"mask": mask[0]} if mask else {})}, writes={"y": target}))
         if stage == 3:
-            found = rows_of(shape, (3,))
+            layout = rows_of(shape, (3,))
             self.kernels.append(kernel(
-                "softmax.wgsl", [out], consts={"KIND": 3, **found.consts}, indices=found.indices, groups=found.groups,
-                workgroup_size=found.workgroup_size, workgroup_nbytes=4 * found.workgroup_size, reads={"x": "scores"},
+                "softmax.wgsl", [out], consts={"KIND": 3, **layout.consts}, indices=layout.indices, groups=layout.groups,
+                workgroup_size=layout.workgroup_size, workgroup_nbytes=4 * layout.workgroup_size, reads={"x": "scores"},
                 writes={"y": SCORES}))
         return out
 
     def lowering(self, outputs: tuple[TensorType | None, ...]) -> Lowering:
-        wanted = tuple(o if self.node.wants(i) else None for i, o in enumerate(outputs[:max(1, len(self.node.node.outputs))]))
-        return Lowering(wanted, tuple(self.kernels), tuple(self.temps.items()), stored=tuple(self.stored))
+        wanted_outputs = tuple(o if self.node.wants(i) else None for i, o in enumerate(outputs[:max(1, len(self.node.node.outputs))]))
+        return Lowering(wanted_outputs, tuple(self.kernels), tuple(self.temps.items()), stored=tuple(self.stored))
 
 
 def assembled(
@@ -203,11 +203,11 @@ def assembled(
         "STORED": width, "ROWS": rows, "HEADS": heads, "WIDTH": new.shape[3], "BATCHES": new.shape[0], "X_PART": part,
         **new.consts("X", 1), **(past or contiguous(-1, (0, 0, 0, 0))).consts("P", 1), "PAST": past.shape[2] if past else 0,
         "BIAS_FIRST": bias[1] if bias else 0}
-    given: dict[str, int | str | None] = {"past": past.source if past else None, "bias": bias[0] if bias else None}
+    reads: dict[str, int | str | None] = {"past": past.source if past else None, "bias": bias[0] if bias else None}
     built = kernel(
         "assemble_heads.wgsl", [stored or out], consts=consts,
-        reads={"x": new.source, **{n: at for n, at in given.items() if at is not None}}, writes={"y": target})
-    return replace(built, optionals=tuple((name, at is not None) for name, at in given.items()))
+        reads={"x": new.source, **{n: at for n, at in reads.items() if at is not None}}, writes={"y": target})
+    return replace(built, optionals=tuple((name, at is not None) for name, at in reads.items()))
 
 
 def _lies_right(heads: Heads) -> bool:
@@ -221,8 +221,8 @@ def _is_whole(mask: Operand, scores: Shape) -> bool:
 
 
 def _check_bias(bias: Operand, scores: Shape) -> None:
-    wanted = (*scores[:3], bias.shape[-1] if bias.rank else 1)
-    if bias.dtype not in (*FLOATS, BOOL) or bias.rank > 4 or broadcast(bias.shape, wanted) != wanted or _is_longer(bias, scores):
+    expected = (*scores[:3], bias.shape[-1] if bias.rank else 1)
+    if bias.dtype not in (*FLOATS, BOOL) or bias.rank > 4 or broadcast(bias.shape, expected) != expected or _is_longer(bias, scores):
         raise UnsupportedNodeError(Code.RANK, f"attention with mask {bias.name!r} {bias.type} over scores {list(scores)}")
 
 

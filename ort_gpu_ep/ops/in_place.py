@@ -32,10 +32,10 @@ def prefix(count: int) -> str:
 
 def packed_inputs(attributes: Mapping[str, Attribute]) -> list[tuple[str, int]]:
     """Prefix and first input of each packed weight of a fused node, in the order in which they were absorbed."""
-    found: list[tuple[str, int]] = []
-    while isinstance(at := attributes.get(f"{prefix(len(found))}_input"), int):
-        found.append((prefix(len(found)), at))
-    return found
+    inputs: list[tuple[str, int]] = []
+    while isinstance(at := attributes.get(f"{prefix(len(inputs))}_input"), int):
+        inputs.append((prefix(len(inputs)), at))
+    return inputs
 
 
 def read_in_place(node: BoundNode, name: str, domain: str = "") -> Lowering:
@@ -63,8 +63,8 @@ def plain(node: BoundNode, name: str, shape: Shape, at: int, domain: str = "", b
     names, operands = node.node.inputs, node.inputs
     weight = next(weight for weight, first in packed_inputs(node.node.attributes) if first == at)
     dense = Operand(node.input(at).name, TensorType(decoded_as(node, weight), shape), decoded=bits, asked=node.input(at).asked)
-    found = replace(node.node, op=name, domain=domain, version=node.attr("op_version"), inputs=(*names[:at + 1], *names[at + PARTS:]))
-    return replace(node, node=found, inputs=(*operands[:at], dense, *operands[at + PARTS:]))
+    node_alone = replace(node.node, op=name, domain=domain, version=node.attr("op_version"), inputs=(*names[:at + 1], *names[at + PARTS:]))
+    return replace(node, node=node_alone, inputs=(*operands[:at], dense, *operands[at + PARTS:]))
 
 
 def decoded_as(node: BoundNode, weight: str) -> DType:
@@ -91,8 +91,8 @@ def _decoder(node: BoundNode, weight: str, at: int) -> Kernel:
     else:
         attributes["output_dtype"] = decoded_as(node, weight).onnx
         call = Node("DequantizeLinear", (), ("w",), version=DECODER_VERSION, attributes=attributes)
-    made, = completed(OPS[(call.domain, call.op)], BoundNode(call, parts)).kernels
-    return replace(made, reads=tuple((name, int(source) + at) for name, source in made.reads or ()))
+    decoder, = completed(OPS[(call.domain, call.op)], BoundNode(call, parts)).kernels
+    return replace(decoder, reads=tuple((name, int(source) + at) for name, source in decoder.reads or ()))
 
 
 def with_decoder(built: Kernel, at: int, decoder: Kernel, parts: int, weight: bool = True) -> Kernel:

@@ -140,8 +140,8 @@ def one_hot(node: BoundNode) -> Kernel:
 @op("EyeLike", since=9, dtypes={"T1": ANY}, bindings="_x -> y")
 def eye_like(node: BoundNode) -> Kernel:
     """y[r, c] = 1 where c - r is `k`, else 0."""
-    x, wanted = node.input(0), node.attr("dtype")
-    dtype = x.dtype if wanted is None else result_dtype(int(wanted))
+    x, onnx_type = node.input(0), node.attr("dtype")
+    dtype = x.dtype if onnx_type is None else result_dtype(int(onnx_type))
     if x.rank != 2 or dtype not in (FLOAT32, FLOAT64, INT32, UINT32, INT64, BOOL):
         raise UnsupportedNodeError(Code.DTYPE if x.rank == 2 else Code.RANK, f"EyeLike of {x.type} as {dtype}")
     rows, columns = x.shape

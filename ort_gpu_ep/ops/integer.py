@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, INT32, UINT8, Shape, TensorType
+from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.records import case, ceil_div, integers, record
 from ort_gpu_ep.kernels.registry import (
     BoundNode,
@@ -82,15 +83,17 @@ class IntegerProduct:
 
 def integer_product(node: BoundNode, product: IntegerProduct, out: TensorType) -> Kernel:
     """The kernel that writes the sums to output 0."""
-    rows = hint(product.m)
+    a, b, rows = product.a, product.b, hint(product.m)
+    in_words = not product.window and _in_words(b, along_k=False)
     tile_m, tile_n = next((t for t in TILES if rows > t[0] // 4), TILES[-1])
-    tiles_m, tiles_n = ceil_div(product.m, tile_m), ceil_div(product.n, tile_n)
     step = STEPS[0] if hint(product.k) > STEPS[1] else STEPS[1]
-    a, b = product.a, product.b
+    if not (in_words or product.window or _holds_bytes(node.target.figures, tile_m, step)):
+        (tile_m, tile_n), step = TILES[min(TILES.index((tile_m, tile_n)), 1)], STEPS[1]
+    tiles_m, tiles_n = ceil_div(product.m, tile_m), ceil_div(product.n, tile_n)
     consts: dict[str, Const] = {
         "M": product.m, "N": product.n, "K": product.k, "TILES_M": tiles_m, "TILES_N": tiles_n, "TM": tile_m, "TN": tile_n, "STEP": step,
         "A_ROW": a.outer, "A_K": a.k, "B_K": b.k, "B_COL": b.outer, "A_WORDS": _in_words(a, along_k=True),
-        "B_WORDS": not product.window and _in_words(b, along_k=False), "A_ZP_ROW": a.zp_stride, "B_ZP_COL": b.zp_stride,
+        "B_WORDS": in_words, "A_ZP_ROW": a.zp_stride, "B_ZP_COL": b.zp_stride,
         "ZP_ROWS": product.groups > 1 and a.zp_stride > 0, "GROUP_COUNT": product.groups,
         "A_SHIFT": shift(node.input(a.source).dtype), "B_SHIFT": shift(node.input(b.source).dtype),
         "USE_A_ZP": zero_counts(node, a.source, a.zp), "USE_B_ZP": zero_counts(node, b.source, b.zp),
@@ -101,6 +104,13 @@ def integer_product(node: BoundNode, product: IntegerProduct, out: TensorType) -
         "integer_product.wgsl", [out], consts=consts, indices={"a_base": a.base, "b_base": b.base},
         groups=tiles_m * tiles_n * product.batch, workgroup_size=tile_m * tile_n // 16, workgroup_nbytes=step * (tile_m + tile_n),
         reads=reads)
+
+
+def _holds_bytes(by: Figures, tile_m: int, step: int) -> bool:
+    """Whether an invocation has registers for what it loads byte by byte of b for a step, each with its place, where the compiler unrolls
+    that loop and loads ahead: on Adreno 750 of them went to memory in the flattest tile.
+    """
+    return not by.loads_ahead or 4 * (16 * step // tile_m) <= by.lane_registers
 
 
 def _in_words(side: Side, along_k: bool) -> bool:
@@ -208,10 +218,10 @@ def _requantized(node: BoundNode, product: Kernel, indices: tuple[Strided, Strid
     consts = requantized.range_of(out.dtype)
     if node.input(1).size == 1 and same(dict(product.consts)["N"] % 4, 0):
         numbers = requantized.numbers(node, outputs)
-        given = {name: source for name, source in product.reads or () if name != "c"}
+        reads = {name: source for name, source in product.reads or () if name != "c"}
         own = dict(product.consts) | {"REQUANTIZED": True, "OUTPUTS": outputs, **consts}
         done = replace(
-            product, outputs=(out,), consts=tuple(own.items()), reads=(*given.items(), ("numbers", "numbers")), writes=(("y", 0),),
+            product, outputs=(out,), consts=tuple(own.items()), reads=(*reads.items(), ("numbers", "numbers")), writes=(("y", 0),),
             words=("y",))
         once = ("numbers",) if requantized.are_constant(node) else ()
         return Lowering((out,), (numbers, done), (("numbers", numbers.outputs[0]),), once=once)

@@ -63,12 +63,12 @@ def concat(node: BoundNode) -> Lowering:
     One kernel for as many inputs as the adapter binds at once, each kernel writing its places in y; where elements are packed into
     words, and so two parts may share one, into a whole of its own.
     """
-    given = node.given()
-    out = joined_type(node, given, given[0].dtype)
+    operands = node.given()
+    out = joined_type(node, operands, operands[0].dtype)
     axis = axis_of(node, int(node.attr("axis")), out.rank)
     if node.attr(IN_PLACE):
         return Lowering((out,))
-    parts = [_Part(i, o.shape[axis]) for i, o in enumerate(given) if o.size]
+    parts = [_Part(i, o.shape[axis]) for i, o in enumerate(operands) if o.size]
     if len(parts) < 2 and not node.has_steps:
         return Lowering((out,), views=((0, int(parts[0].source) if parts else 0),))
     if len(parts) > 1 and out.dtype.nbytes < 4:
@@ -140,8 +140,8 @@ def _joined(node: BoundNode, out: TensorType, axis: int, parts: list[_Part]) -> 
             whole = _Part(0 if len(parts) <= most else f"joined{len(temps)}", sum(part.size for part in its))
             tensor = TensorType(out.dtype, replaced(out.shape, axis, whole.size))
             reads = {f"x{k}": part.source for k, part in enumerate(its)}
-            made = packed_concat(tensor, axis, [part.size for part in its], reads, whole.source)
-            kernels.append(replace(made, raw=moves_bits(node)))
+            lowering = packed_concat(tensor, axis, [part.size for part in its], reads, whole.source)
+            kernels.append(replace(lowering, raw=moves_bits(node)))
             temps += [] if whole.source == 0 else [(str(whole.source), tensor)]
             joined.append(whole)
         parts = joined
@@ -173,9 +173,9 @@ def split(node: BoundNode) -> Lowering:
     sizes = _sizes(node, x.shape[axis])
     outputs = tuple(TensorType(x.dtype, replaced(x.shape, axis, size)) for size in sizes)
     parts = [_Part(k, size) for k, size in enumerate(sizes)]
-    wanted = all(node.wants(k) for k in range(len(sizes))) and all(t.size != 0 for t in outputs)
+    is_whole = all(node.wants(k) for k in range(len(sizes))) and all(t.size != 0 for t in outputs)
     per_word, (*_, inner) = max(1, 4 // x.dtype.nbytes), around(x.shape, axis)
-    if not wanted or not all(same(size * inner % per_word, 0) for size in sizes):
+    if not is_whole or not all(same(size * inner % per_word, 0) for size in sizes):
         return Lowering(outputs, tuple(_each(node, outputs, axis)))
     kernels = []
     for first, last in _batches(node, x.type, outputs):

@@ -93,16 +93,16 @@ def causal_conv(node: BoundNode) -> Lowering:
         "LENGTH": length, "CHANNELS": channels, "LAST": last, "STATE": state, "TAPS": taps, "DILATION": dilation,
         "ACTIVATED": activation != "none"}
     types = (TensorType(x.dtype, x.shape), TensorType(x.dtype, stored))
-    given = {name: i for name, i in (("bias", 2), ("past", 3)) if node.has(i)}
+    reads = {name: i for name, i in (("bias", 2), ("past", 3)) if node.has(i)}
     kernels = []
     for output, (tensor, rows) in enumerate(zip(types, (length, state), strict=True)):
         built = kernel(
             "causal_conv.wgsl", [tensor], consts={**consts, "ROWS": rows, "PRESENT": output == 1},
-            reads={"x": 0, "w": 1, **given}, writes={"y": output})
+            reads={"x": 0, "w": 1, **reads}, writes={"y": output})
         if node.wants(output) and tensor.size:
             kernels.append(replace(built, optionals=tuple((name, node.has(i)) for name, i in (("bias", 2), ("past", 3)))))
-    wanted = tuple(tensor if node.wants(i) else None for i, tensor in enumerate(types))
-    return Lowering(wanted[:max(1, len(node.node.outputs))], tuple(kernels))
+    outputs = tuple(tensor if node.wants(i) else None for i, tensor in enumerate(types))
+    return Lowering(outputs[:max(1, len(node.node.outputs))], tuple(kernels))
 
 
 op("CausalConvWithState", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="x w bias? past? -> y present _update")(causal_conv)

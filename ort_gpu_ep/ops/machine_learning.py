@@ -62,9 +62,9 @@ def scaler(node: BoundNode) -> Kernel | Lowering:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Scaler with {node.input(1).size} offset and {node.input(2).size} scale")
     wide = {FLOAT64: "f32((x - f64(y)) * f64(z))", INT32: "(f32(x) - y) * z"}
     if dtype is INT64:
-        made = Composed(node)
-        made.elementwise("(x - y) * z", _floats(made), made.given(1), made.given(2), dtype=FLOAT32, to=0)
-        return made.lowering()
+        composed = Composed(node)
+        composed.elementwise("(x - y) * z", _floats(composed), composed.given(1), composed.given(2), dtype=FLOAT32, to=0)
+        return composed.lowering()
     return _step(node, wide.get(dtype, "(x - y) * z"), TensorType(FLOAT32, node.input(0).shape), 0, 1, 2)
 
 
@@ -85,24 +85,24 @@ def imputer(node: BoundNode) -> Kernel:
     replaced = node.attr("replaced_value_float" if floating else "replaced_value_int64") or 0
     pairs = in_pairs(node)
     number = "" if floating and math.isnan(replaced) else constant(replaced, x.dtype, pairs)
-    found = "is_nan_f32(x)" if not number else f"all(x == {number})" if pairs else f"x == {number}"
-    return _step(node, f"select(x, y, {found})", x.type, 0, at)
+    is_missing = "is_nan_f32(x)" if not number else f"all(x == {number})" if pairs else f"x == {number}"
+    return _step(node, f"select(x, y, {is_missing})", x.type, 0, at)
 
 
 @op("Normalizer", domain=DOMAIN, dtypes={"T": NUMBERS}, bindings="x -> y")
 def normalizer(node: BoundNode) -> Lowering:
     """y = x / norm of its sample, x where that is 0; norm: the sum of absolute values, the root of squares, or the largest number."""
-    norm, made = node.attr("norm"), Composed(node)
+    norm, composed = node.attr("norm"), Composed(node)
     _features(node)
     if norm not in ("MAX", "L1", "L2"):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Normalizer with norm {norm!r}; taken: MAX, L1, L2")
-    x = _floats(made)
+    x = _floats(composed)
     if norm == "MAX":
-        most = made.add("ReduceMax", x, axes=(-1,), keepdims=1)
-        made.elementwise("select(divide_f32(x, y).x, x, y == 0.0)", x, most, dtype=FLOAT32, to=0)
+        most = composed.add("ReduceMax", x, axes=(-1,), keepdims=1)
+        composed.elementwise("select(divide_f32(x, y).x, x, y == 0.0)", x, most, dtype=FLOAT32, to=0)
     else:
-        made.add("LpNormalization", x, version=1, to=0, axis=-1, p=int(norm[1]))
-    return made.lowering()
+        composed.add("LpNormalization", x, version=1, to=0, axis=-1, p=int(norm[1]))
+    return composed.lowering()
 
 
 def _sums(node: BoundNode, made: Composed, count: int) -> Part:
@@ -131,13 +131,13 @@ def _transformed(made: Composed, sums: Part, to: int) -> None:
 @op("LinearRegressor", domain=DOMAIN, dtypes={"T": (FLOAT32,)}, bindings="x coefficients? intercepts? -> y")
 def linear_regressor(node: BoundNode) -> Lowering:
     """y = x coefficients' + intercepts, and `post_transform`. x: [samples, features]; coefficients: [targets, features]."""
-    targets, made = int(node.attr("targets")), Composed(node)
+    targets, composed = int(node.attr("targets")), Composed(node)
     if targets == 1 and node.attr("post_transform") != "NONE":
         raise UnsupportedNodeError(
             Code.ATTRIBUTE, f"LinearRegressor of one target with post_transform {node.attr('post_transform')!r}, which ONNX Runtime's CPU "
             "leaves out; taken: NONE")
-    _transformed(made, _sums(node, made, targets), 0)
-    return made.lowering()
+    _transformed(composed, _sums(node, composed, targets), 0)
+    return composed.lowering()
 
 
 @op("LinearClassifier", domain=DOMAIN, dtypes={"T1": NUMBERS}, bindings="x coefficients? intercepts? labels? -> y scores")
@@ -152,16 +152,16 @@ def linear_classifier(node: BoundNode) -> Lowering:
     _parameter(node, 2, node.input(2).size if node.has(2) else 0)
     classes = int(node.input(2).size)
     _parameter(node, 3, max(classes, 2))
-    made = Composed(node)
-    sums = _sums(node, made, classes)
+    composed = Composed(node)
+    sums = _sums(node, composed, classes)
     if classes == 1:
-        _two_classes(made, sums)
-        return made.lowering()
+        _two_classes(composed, sums)
+        return composed.lowering()
     if node.wants(1):
-        _transformed(made, sums, 1)
+        _transformed(composed, sums, 1)
     if node.wants(0):
-        made.add("Gather", made.given(3), made.add("ArgMax", sums, axis=1, keepdims=0), axis=0, to=0)
-    return made.lowering()
+        composed.add("Gather", composed.given(3), composed.add("ArgMax", sums, axis=1, keepdims=0), axis=0, to=0)
+    return composed.lowering()
 
 
 def _two_classes(made: Composed, sums: Part) -> None:

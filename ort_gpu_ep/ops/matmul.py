@@ -67,19 +67,19 @@ def _matmul(node: BoundNode, turns_a: bool = False, turns_b: bool = False, alpha
 
 def _of_doubles(node: BoundNode, equation: str, alpha: float, beta: float = 0.0) -> Lowering:
     """A product in float64, which no tile is written for; with input 2, times beta, added."""
-    made = Composed(node)
+    composed = Composed(node)
     if alpha == 1 and not node.has(2):
-        made.add("Einsum", made.given(0), made.given(1), version=12, to=0, equation=equation)
-        return made.lowering()
+        composed.add("Einsum", composed.given(0), composed.given(1), version=12, to=0, equation=equation)
+        return composed.lowering()
     if node.has_steps:      # the last kernel is a step itself
         raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of float64 with a factor or a third input, and steps behind it")
-    product = made.add("Einsum", made.given(0), made.given(1), version=12, equation=equation)
+    product = composed.add("Einsum", composed.given(0), composed.given(1), version=12, equation=equation)
     scaled = f"x * {literal_f64(float(alpha))}"
     if not node.has(2):
-        made.elementwise(scaled, product, dtype=FLOAT64, to=0)
+        composed.elementwise(scaled, product, dtype=FLOAT64, to=0)
     else:
-        made.elementwise(f"{scaled} + y * {literal_f64(float(beta))}", product, made.given(2), dtype=FLOAT64, to=0)
-    return made.lowering()
+        composed.elementwise(f"{scaled} + y * {literal_f64(float(beta))}", product, composed.given(2), dtype=FLOAT64, to=0)
+    return composed.lowering()
 
 
 def _by_zeros(node: BoundNode, product: Product, tiled: tiles.TiledProduct | None, transposed: bool, out: TensorType) -> Lowering:
@@ -92,9 +92,9 @@ def _by_zeros(node: BoundNode, product: Product, tiled: tiles.TiledProduct | Non
     few = pruned.of_matrices(node, vectors, n, k, of_x, transposed, product.bias, product.alpha, product.beta)
     if few is not None:
         return lower(node.target, few.key, pruned.forms(few) | dense, out)
-    held = sparse_products.of_dense(node, transposed) if node.input(1).rank == 2 else None
+    sparse = sparse_products.of_dense(node, transposed) if node.input(1).rank == 2 else None
     bias = None if product.bias is None else (2, product.bias)
-    many = sparse_products.of_matrices(node, vectors, held, of_x, bias, product.alpha, product.beta)
+    many = sparse_products.of_matrices(node, vectors, sparse, of_x, bias, product.alpha, product.beta)
     if many is not None and (tiled is not None or not is_symbolic(vectors)):
         return lower(node.target, many.key, sparse_products.forms(many) | dense, out)
     return lower(node.target, key, dense, out)

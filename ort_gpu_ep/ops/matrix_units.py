@@ -288,7 +288,7 @@ def product_kernel(
         "W_SCALED": units.scaled or units.halves, "X_BATCHES": x.batches, "W_BATCHES": w.batches, "Y_FOURS": y_fours, "C_FOURS": c_fours,
         "ALPHA": float(product.alpha), "BETA": float(product.beta), **(codes or {})}
     names = (("x", x_fours), ("w", w_fours or consts["CODE_FOURS"]), ("y", y_fours), ("c", c_fours))
-    words = tuple(name for name, given in (("x", consts["X_EIGHTS"]), ("w", consts["W_EIGHTS"])) if given)
+    words = tuple(name for name, eighths in (("x", consts["X_EIGHTS"]), ("w", consts["W_EIGHTS"])) if eighths)
     built = kernel(
         "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size,
         workgroup_nbytes=tile.workgroup_nbytes(not w.along_k, product.target.limits),

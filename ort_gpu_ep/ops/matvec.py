@@ -88,13 +88,13 @@ class VectorProduct:
 
 def kernels(given: VectorProduct) -> dict[str, tuple[float, Make]]:
     """By the name of each form its estimated nanoseconds, and what makes its kernel, without what happens to the sums; SPLIT parts of K."""
-    found: dict[str, tuple[float, Make]] = {"any": (_any_ns(given), partial(_any, given))}
+    forms: dict[str, tuple[float, Make]] = {"any": (_any_ns(given), partial(_any, given))}
     if given.wide.k == 1 and given.vector.k == 1 and given.vectors(given.k, given.wide.outer):
         if given.target.limits.allow("matvec_rows.wgsl"):
-            found |= {f"rows {rows}": (_rows_ns(given, rows), partial(_rows, given, rows=rows)) for rows in ROWS}
+            forms |= {f"rows {rows}": (_rows_ns(given, rows), partial(_rows, given, rows=rows)) for rows in ROWS}
     elif given.wide.outer == 1 and given.vectors(given.count, given.wide.k) and given.target.limits.allow("matvec_columns.wgsl"):
-        found |= {f"columns {side}": (_columns_ns(given, side), partial(_columns, given, side=side)) for side in SIDES}
-    return found
+        forms |= {f"columns {side}": (_columns_ns(given, side), partial(_columns, given, side=side)) for side in SIDES}
+    return forms
 
 
 def _any(given: VectorProduct, out: TensorType) -> Kernel:
@@ -154,8 +154,8 @@ def _columns(given: VectorProduct, out: TensorType, side: int) -> Kernel:
 def _columns_grid(given: VectorProduct, side: int) -> tuple[int, int]:
     """Blocks of columns, and parts of K such that each unit has two workgroups."""
     blocks = -(-given.count // (4 * side))
-    wanted = -(-2 * given.target.figures.units // max(1, hint(given.batch * blocks)))
-    return blocks, int(max(1, min(SPLITS, wanted, hint(given.k) // (256 // side * ITERATIONS))))
+    splits = -(-2 * given.target.figures.units // max(1, hint(given.batch * blocks)))
+    return blocks, int(max(1, min(SPLITS, splits, hint(given.k) // (256 // side * ITERATIONS))))
 
 
 def _columns_ns(given: VectorProduct, side: int) -> float:

@@ -38,11 +38,11 @@ def moved(node: BoundNode, shape: Shape, index: Strided) -> Kernel | View:
 def reading(node: BoundNode, out: TensorType, index: Strided, target: int = 0) -> Kernel:
     """y[i] = x[index(i)] for the output `target`."""
     swap = swap_of(index)
-    made = swapping(node, swap, out, target) if swap else None
-    if isinstance(made, Kernel):
-        return made
+    lowering = swapping(node, swap, out, target) if swap else None
+    if isinstance(lowering, Kernel):
+        return lowering
     return kernel(
-        "strided.wgsl", [out], indices={"x_index": index}, raw=moves_bits(node), reads={"x": 0}, writes={"y": target}, choice=made)
+        "strided.wgsl", [out], indices={"x_index": index}, raw=moves_bits(node), reads={"x": 0}, writes={"y": target}, choice=lowering)
 
 
 def _transposed(node: BoundNode, shape: Shape, order: tuple[int, ...], out: Shape) -> Kernel | View:
@@ -81,8 +81,8 @@ def transpose(node: BoundNode) -> Kernel | View:
 
 
 def _slice_layout(node: BoundNode) -> ChannelsLast | None:
-    starts, given = ints_of(node, "starts", 1) or (), ints_of(node, "axes", 3)
-    axes = tuple(stored(axis) for axis in (range(len(starts)) if given is None else given))
+    starts, scales_given = ints_of(node, "starts", 1) or (), ints_of(node, "axes", 3)
+    axes = tuple(stored(axis) for axis in (range(len(starts)) if scales_given is None else scales_given))
     return ChannelsLast((0,), attributes={"axes": axes}) if node.version < 10 else ChannelsLast((0,), constants={3: ints(axes)})
 
 
@@ -91,8 +91,8 @@ def slice_(node: BoundNode) -> Kernel | View:
     """y[c] = x[start + c * step] along each of `axes`; starts and ends count from the end where negative, and are clamped."""
     x = node.input(0)
     starts, ends = ints_of(node, "starts", 1) or (), ints_of(node, "ends", 2) or ()
-    given = ints_of(node, "axes", 3)
-    axes = axes_of(node, range(len(starts)) if given is None else given, x.rank)
+    numbers = ints_of(node, "axes", 3)
+    axes = axes_of(node, range(len(starts)) if numbers is None else numbers, x.rank)
     steps = node.input(4).ints() if node.has(4) else (1,) * len(axes)
     if not len(starts) == len(ends) == len(set(axes)) == len(axes) == len(steps) or 0 in steps:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Slice with starts {starts}, ends {ends}, axes {axes}, steps {steps}")
@@ -116,13 +116,13 @@ def _clamped(start: int, end: int, step: int, size: int) -> tuple[int, int]:
 @op("Expand", since=8, dtypes={"T": ANY}, bindings="x _shape -> y", epilogue=True)
 def expand(node: BoundNode) -> Kernel | View:
     """y = x broadcast against the given shape (which may also have dimensions of size 1)."""
-    x, wanted = node.input(0), node.input(1).ints()
-    if any(d < 0 for d in wanted):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Expand of {x.type} to {wanted}")
+    x, target = node.input(0), node.input(1).ints()
+    if any(d < 0 for d in target):
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Expand of {x.type} to {target}")
     try:
-        shape = broadcast(x.shape, wanted)
+        shape = broadcast(x.shape, target)
     except ValueError as error:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Expand of {x.type} to {wanted}: {error}") from error
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Expand of {x.type} to {target}: {error}") from error
     return moved(node, shape, Strided(shape, broadcast_strides(x.shape, shape)))
 
 

@@ -9,7 +9,7 @@ from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.types import BOOL, BY_ONNX, FLOATS, INT8, INT32, INT64, UINT8, DType, Shape, TensorType
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Operand, op
 from ort_gpu_ep.ops import shared_cache
-from ort_gpu_ep.ops.attention import Heads, Options
+from ort_gpu_ep.ops.attention import Heads, Options, factor_of, least
 from ort_gpu_ep.ops.composed import Composed, Part
 from ort_gpu_ep.ops.heads import BY_KEY, COUNTS, ENDS, ENDS_AND_STARTS, SCORES, Assembly, Padding, assembled, contiguous, split
 
@@ -47,15 +47,15 @@ def attention(node: BoundNode) -> Lowering:
         raise UnsupportedNodeError(
             Code.ATTRIBUTE, f"Attention with is_causal of one query behind a cache, and {k.shape[2]} keys: ONNX lets it see one of them, "
             "ONNX Runtime's CPU all")
-    made, before = Assembly(node, dtype), past[0].shape[2] if past[0] else 0
+    assembly, before = Assembly(node, dtype), past[0].shape[2] if past[0] else 0
     options = Options(
-        q.shape[3] ** -0.5 if scale is None else float(scale), bool(node.attr("is_causal")), float(node.attr("softcap") or 0.0), True,
-        before=before)
+        factor_of(node, scale, q.shape[3]), bool(node.attr("is_causal")), float(node.attr("softcap") or 0.0), True,
+        before=before, least=least(dtype))
     window = tuple(-1 if (w := node.attr(name)) is None else int(w) for name in ("left_window_size", "right_window_size"))
     width = v.shape[3]
-    queries = made.rows("queries", q)
-    keys = made.rows("present_key", k, past[0], present=1 if node.wants(1) else None)
-    values = made.rows("present_value", v, past[1], present=2 if node.wants(2) else None)
+    queries = assembly.rows("queries", q)
+    keys = assembly.rows("present_key", k, past[0], present=1 if node.wants(1) else None)
+    values = assembly.rows("present_value", v, past[1], present=2 if node.wants(2) else None)
     scores = (q.shape[0], q.shape[1], q.shape[2], keys.shape[2])
     padding = None
     if node.has(6):
@@ -63,11 +63,11 @@ def attention(node: BoundNode) -> Lowering:
             raise UnsupportedNodeError(Code.RANK, f"Attention with lengths {node.input(6).type}; expected [{q.shape[0]}]")
         padding = Padding(COUNTS, 6)
     bias = (3, node.input(3)) if node.has(3) else None
-    mask, options = made.mask(scores, bias, padding, 0.0, options, (window[0], window[1]))
-    out = made.attend((queries, keys, values), width, mask, options, node.input(0).rank == 3)
-    probabilities = made.scores(queries, keys, mask, options, mode) if node.wants(SCORES) else None
+    mask, options = assembly.mask(scores, bias, padding, 0.0, options, (window[0], window[1]))
+    out = assembly.attend((queries, keys, values), width, mask, options, node.input(0).rank == 3)
+    probabilities = assembly.scores(queries, keys, mask, options, mode) if node.wants(SCORES) else None
     presents = [TensorType(dtype, (*h.shape[:2], scores[3], h.shape[3])) for h in (k, v)]
-    return made.lowering((out, *presents, probabilities))
+    return assembly.lowering((out, *presents, probabilities))
 
 
 def _past(node: BoundNode, index: int, new: Heads) -> Heads | None:
@@ -104,19 +104,19 @@ def multi_head_attention(node: BoundNode) -> Lowering:
     if offered is not None and offered.shape != (sum(hidden),):
         raise UnsupportedNodeError(Code.RANK, f"MultiHeadAttention with bias {offered.type}; expected [{sum(hidden)}]")
     firsts = [(3, sum(hidden[:i])) if offered is not None and not (i and stands) else None for i in range(3)]
-    made, before, scale = Assembly(node, dtype), past[0].shape[2] if past[0] else 0, node.attr("scale")
-    queries = made.rows("queries", q, bias=firsts[0])
-    keys = made.rows("present_key", k, past[0], firsts[1], 1 if node.wants(1) else None)
-    values = made.rows("present_value", v, past[1], firsts[2], 2 if node.wants(2) else None)
+    assembly, before, scale = Assembly(node, dtype), past[0].shape[2] if past[0] else 0, node.attr("scale")
+    queries = assembly.rows("queries", q, bias=firsts[0])
+    keys = assembly.rows("present_key", k, past[0], firsts[1], 1 if node.wants(1) else None)
+    values = assembly.rows("present_value", v, past[1], firsts[2], 2 if node.wants(2) else None)
     scores = (q.shape[0], q.shape[1], q.shape[2], keys.shape[2])
-    options = Options(float(scale) if scale else q.shape[3] ** -0.5, bool(node.attr("unidirectional")), before=before)
+    options = Options(factor_of(node, scale or None, q.shape[3]), bool(node.attr("unidirectional")), before=before)
     padding = _padding(node, node.input(4), 4, scores, before) if node.has(4) else None
     bias = (5, node.input(5)) if node.has(5) else None
     more_keys = options.causal and bool(k.shape[2] > q.shape[2])     # of which ONNX Runtime's CPU lets the last query see all
-    mask, options = made.mask(scores, bias, padding, float(node.attr("mask_filter_value")), options, last_sees_all=more_keys)
-    out = made.attend((queries, keys, values), v.shape[3], mask, options, True)
-    raw = made.scores(queries, keys, mask, options, 2, True) if node.wants(SCORES) else None
-    return made.lowering((out, *(TensorType(dtype, (*h.shape[:2], scores[3], h.shape[3])) for h in (k, v)), raw))
+    mask, options = assembly.mask(scores, bias, padding, float(node.attr("mask_filter_value")), options, last_sees_all=more_keys)
+    out = assembly.attend((queries, keys, values), v.shape[3], mask, options, True)
+    raw = assembly.scores(queries, keys, mask, options, 2, True) if node.wants(SCORES) else None
+    return assembly.lowering((out, *(TensorType(dtype, (*h.shape[:2], scores[3], h.shape[3])) for h in (k, v)), raw))
 
 
 def _three(node: BoundNode) -> tuple[Heads, Heads, Heads]:
@@ -178,11 +178,11 @@ def attention_mask(node: BoundNode) -> Lowering:
 
     padding: as that of MultiHeadAttention; y: [B, 1, S or 1, keys]. Made by the partitioner (partitioner/attention_inputs.py).
     """
-    scores, before, made = node.attr("scores"), node.attr("before"), Assembly(node, BY_ONNX[node.attr("to")])
+    scores, before, assembly = node.attr("scores"), node.attr("before"), Assembly(node, BY_ONNX[node.attr("to")])
     padding = _padding(node, node.input(0), 0, scores, before)
-    made.mask(scores, None, padding, float(node.attr("mask_filter_value")), Options(1.0, before=before))
-    out = TensorType(made.dtype, made.temps["mask"].shape)
-    return Lowering((out,), (replace(made.kernels[0], outputs=(out,), writes=(("y", 0),)),))
+    assembly.mask(scores, None, padding, float(node.attr("mask_filter_value")), Options(1.0, before=before))
+    out = TensorType(assembly.dtype, assembly.temps["mask"].shape)
+    return Lowering((out,), (replace(assembly.kernels[0], outputs=(out,), writes=(("y", 0),)),))
 
 
 @op("Attention", domain=DOMAIN, dtypes={"T": FLOATS, "M": (INT32,)},
@@ -204,8 +204,8 @@ def packed_attention(node: BoundNode) -> Lowering:
     if sum(sizes) != width or len(sizes) != 3 or any(size % count for size in sizes) or sizes[0] != sizes[1]:
         raise UnsupportedNodeError(Code.RANK, f"Attention of {width} columns as q, k and v of {sizes}, with {count} heads")
     product = Composed(node)
-    made = product.add("Gemm", product.given(0).seen((batch * rows, x.shape[2])), product.given(1), product.optional(2))
-    return _attend(product, made, (batch, rows), sizes, x.dtype, padding=3, past=4, added=5)
+    projected = product.add("Gemm", product.given(0).seen((batch * rows, x.shape[2])), product.given(1), product.optional(2))
+    return _attend(product, projected, (batch, rows), sizes, x.dtype, padding=3, past=4, added=5)
 
 
 @op("QAttention", domain=DOMAIN, dtypes={"T1": BYTES, "T2": BYTES, "T3": FLOATS, "T4": (INT32,)},
@@ -222,9 +222,9 @@ def quantized_attention(node: BoundNode) -> Lowering:
         raise UnsupportedNodeError(
             Code.RANK, f"QAttention of {x.type} by {w.type} with {count} heads; expected [B, S, D] and [D, of q, k and v]")
     product = Composed(node)
-    made = product.add("MatMulIntegerToFloat", product.given(0), product.given(1), product.given(3), product.given(4), product.optional(6),
+    sums = product.add("MatMulIntegerToFloat", product.given(0), product.given(1), product.given(3), product.given(4), product.optional(6),
                        product.optional(7), product.given(2), version=1, domain=DOMAIN)
-    return _attend(product, made, x.shape[:2], (int(w.shape[1]) // 3,) * 3, node.input(2).dtype, padding=5, past=8)
+    return _attend(product, sums, x.shape[:2], (int(w.shape[1]) // 3,) * 3, node.input(2).dtype, padding=5, past=8)
 
 
 def _attend(
@@ -240,7 +240,7 @@ def _attend(
     around, scale = Assembly(node, dtype), node.attr("scale")
     keys, values, before, present = _cached(node, around, (k, v), past)
     scores = (batch, count, rows, before + rows)
-    options = Options(float(scale) if scale else q.shape[3] ** -0.5, bool(node.attr("unidirectional")), before=before)
+    options = Options(factor_of(node, scale or None, q.shape[3]), bool(node.attr("unidirectional")), before=before)
     padded = _padding(node, node.input(padding), padding, scores, before) if node.has(padding) else None
     bias = (added, node.input(added)) if added is not None and node.has(added) else None
     mask, options = around.mask(scores, bias, padded, float(node.attr("mask_filter_value")), options)

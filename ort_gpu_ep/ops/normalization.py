@@ -91,8 +91,8 @@ def _held(node: BoundNode, rows: Rows, epsilon: float, *, rms: bool = False, cha
         return None
     if channels and (any(map(is_symbolic, (channels.plane, channels.of))) or channels.plane % 4):
         return None
-    known = forms(target, n // 4)
-    times = estimates_ns(target, known, rows.count, n // 4)
+    forms_there = forms(target, n // 4)
+    times = estimates_ns(target, forms_there, rows.count, n // 4)
     pieces = _pieces(target, rows, n // 4) if channels and not rms else {}
     choice = target.choose(f"normalize {n}, about {1 << hint(rows.count).bit_length()} rows", {
         **times, **{name: ns for name, (_, ns) in pieces.items()}, "any": any_ns(target, rows)})
@@ -105,7 +105,7 @@ def _held(node: BoundNode, rows: Rows, epsilon: float, *, rms: bool = False, cha
         "PLANE4": channels.plane // 4 if channels else 1}
     if choice.form in pieces:
         return _in_pieces(node, rows, pieces[choice.form][0], consts, {"x": 0, "scale": 1, **bias}, choice)
-    form = known[choice.form]
+    form = forms_there[choice.form]
     return kernel(
         ROWS, [x.type], consts={
             "COUNT": rows.count, "RMS": rms, "SKIP": False, "SUM": False, "EARLY": channels is None and _is_early(target, rows), **consts,
@@ -121,16 +121,16 @@ def _is_early(target: Target, rows: Rows) -> bool:
 
 def _pieces(target: Target, rows: Rows, n4: int) -> dict[str, tuple[RowForm, float]]:
     """Form -> how a workgroup has a piece of a row, and nanoseconds, for few rows that are too long for one each."""
-    found, size = dict[str, tuple[RowForm, float]](), min(PIECE_WORKGROUP_SIZE, target.limits.max_invocations)
+    by_name, size = dict[str, tuple[RowForm, float]](), min(PIECE_WORKGROUP_SIZE, target.limits.max_invocations)
     if not (target.limits.allow(MOMENTS) and target.limits.allow(JOINED)):
-        return found
+        return by_name
     for count in PIECES:
         units = ceil_div(n4, count)
         form = RowForm(1, size, ceil_div(units, size))
         if form.held <= MOST_HELD and units >= size >= count:
             times = (wide_ns(target, form, hint(rows.count) * count, units, moved) for moved in (1, 2))
-            found[f"{count} pieces"] = form, sum(times) + target.figures.normalize_piece_ns * count
-    return found
+            by_name[f"{count} pieces"] = form, sum(times) + target.figures.normalize_piece_ns * count
+    return by_name
 
 
 def _in_pieces(
@@ -233,9 +233,9 @@ def skip_normalization(node: BoundNode) -> Lowering:
     rms = node.op == "SkipSimplifiedLayerNormalization"
     optional = {"added": 3} if rms else {"bias": 3, "added": 4}
     x, skip, target = node.input(0), node.input(1), node.target
-    given = {name: k for name, k in optional.items() if node.has(k)}
+    reads = {name: k for name, k in optional.items() if node.has(k)}
     n = x.shape[-1] if x.rank > 1 else 0
-    if is_symbolic(n) or n == 0 or n % 4 or any(node.input(k).shape != (n,) for k in (2, *given.values())):
+    if is_symbolic(n) or n == 0 or n % 4 or any(node.input(k).shape != (n,) for k in (2, *reads.values())):
         raise UnsupportedNodeError(Code.RANK, f"{node.op} of {x.type} with scale {node.input(2).type}; taken: rows of a multiple of 4, and "
                                               "scale and biases of a row")
     if skip.shape != x.shape and (x.rank != 3 or skip.shape not in ((1, *x.shape[1:]), x.shape[1:])):
@@ -243,10 +243,10 @@ def skip_normalization(node: BoundNode) -> Lowering:
     if node.wants(1) or node.wants(2):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with its mean or inverse deviation as an output")
     rows = rows_of(x.shape, (x.rank - 1,))
-    known = forms(target, n // 4)
+    forms_there = forms(target, n // 4)
     choice = target.choose(
-        f"skip normalize {n}, about {1 << hint(rows.count).bit_length()} rows", estimates_ns(target, known, rows.count, n // 4))
-    form, wants_sum = known[choice.form], node.wants(3)
+        f"skip normalize {n}, about {1 << hint(rows.count).bit_length()} rows", estimates_ns(target, forms_there, rows.count, n // 4))
+    form, wants_sum = forms_there[choice.form], node.wants(3)
     consts: dict[str, Const] = {
         "COUNT": rows.count, "RMS": rms, "SKIP": True, "SUM": wants_sum, "EARLY": _is_early(target, rows),
         "SKIP_ROWS": prod(skip.shape[:-1]), "N4": n // 4, "EPSILON": float(node.attr("epsilon")), "CHANNELS": 0, "PER_ROW": 1, "PLANE4": 1,
@@ -254,9 +254,9 @@ def skip_normalization(node: BoundNode) -> Lowering:
     stored = {"y": 0, **({"total": 3} if wants_sum else {})}
     built = kernel(
         ROWS, [x.type] * len(stored), consts=consts, groups=form.groups(rows.count), workgroup_size=form.workgroup_size,
-        workgroup_nbytes=form.workgroup_nbytes(target, ROWS), reads={"x": 0, "skip": 1, "scale": 2, **given}, writes=stored,
-        vectors=("x", "skip", "scale", *given, *stored), features=form.features(target, ROWS), choice=choice)
-    built = replace(built, optionals=(*tuple((name, name in given) for name in ("bias", "added")), ("scale", True)))
+        workgroup_nbytes=form.workgroup_nbytes(target, ROWS), reads={"x": 0, "skip": 1, "scale": 2, **reads}, writes=stored,
+        vectors=("x", "skip", "scale", *reads, *stored), features=form.features(target, ROWS), choice=choice)
+    built = replace(built, optionals=(*tuple((name, name in reads) for name in ("bias", "added")), ("scale", True)))
     return Lowering((x.type, None, None, x.type if wants_sum else None)[:max(1, len(node.node.outputs))], (built,))
 
 

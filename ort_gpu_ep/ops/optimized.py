@@ -38,25 +38,25 @@ def embed_layer_normalization(node: BoundNode) -> Lowering:
     ids, segment_ids, mask: [B, S], the first two of 64 bits where the partitioner left their Cast out; words, positions, segments:
     [rows, H]; places: [B, S] or [1, S]; y, total: [B, S, H]; counts: [B].
     """
-    made, ids, words = Composed(node), node.input(IDS), node.input(WORDS)
+    composed, ids, words = Composed(node), node.input(IDS), node.input(WORDS)
     if ids.rank != 2 or words.rank != 2 or node.has(SEGMENT_IDS) != node.has(SEGMENTS):
         raise UnsupportedNodeError(Code.RANK, f"EmbedLayerNormalization of {ids.type} and {words.type}; segments without ids, or ids alone")
     (batch, length), hidden = ids.shape, words.shape[1]
     tables = [node.input(i) for i in (POSITIONS, SEGMENTS) if node.has(i)]
     alike = all(t.rank == 2 and t.shape[1] == hidden for t in tables) and all(node.input(i).shape == (hidden,) for i in (GAMMA, BETA))
-    given = [node.input(i) for i in (SEGMENT_IDS, MASK, PLACES) if node.has(i)]
-    if not alike or any(g.shape != (batch, length) and not (g is node.optional(PLACES) and g.shape == (1, length)) for g in given):
+    optional = [node.input(i) for i in (SEGMENT_IDS, MASK, PLACES) if node.has(i)]
+    if not alike or any(g.shape != (batch, length) and not (g is node.optional(PLACES) and g.shape == (1, length)) for g in optional):
         raise UnsupportedNodeError(Code.RANK, f"EmbedLayerNormalization of {ids.type}, whose tables or ids are of other sizes")
     if not node.has(PLACES) and length > node.input(POSITIONS).shape[0]:
         raise UnsupportedNodeError(Code.RANK, f"EmbedLayerNormalization of {length} tokens with {node.input(POSITIONS).shape[0]} positions")
-    total = made.computed(_embedded(node, TensorType(words.dtype, (batch, length, hidden))), 2 if node.wants(2) else None)
-    made.add(
-        "LayerNormalization", total, made.given(GAMMA), made.given(BETA), version=17, to=0, epsilon=float(node.attr("epsilon")))
+    total = composed.computed(_embedded(node, TensorType(words.dtype, (batch, length, hidden))), 2 if node.wants(2) else None)
+    composed.add(
+        "LayerNormalization", total, composed.given(GAMMA), composed.given(BETA), version=17, to=0, epsilon=float(node.attr("epsilon")))
     if node.wants(1):
-        seen = made.given(MASK if node.has(MASK) else IDS)
-        ones = made.elementwise("select(0, 1, x == 1)" if node.has(MASK) else "x * 0", seen, dtype=INT32)
-        made.add("ReduceSum", ones, version=11, to=1, axes=(1,), keepdims=0)
-    return made.lowering()
+        seen = composed.given(MASK if node.has(MASK) else IDS)
+        ones = composed.elementwise("select(0, 1, x == 1)" if node.has(MASK) else "x * 0", seen, dtype=INT32)
+        composed.add("ReduceSum", ones, version=11, to=1, axes=(1,), keepdims=0)
+    return composed.lowering()
 
 
 def _embedded(node: BoundNode, out: TensorType) -> Kernel:
@@ -94,30 +94,30 @@ def group_norm(node: BoundNode) -> Lowering:
 
     x, y: [N, H, W, C], or [N, C, H, W] where `channels_last` is 0; scale, bias: [C].
     """
-    made = Composed(node)
-    _grouped(made, made.given(0))
-    return made.lowering()
+    composed = Composed(node)
+    _grouped(composed, composed.given(0))
+    return composed.lowering()
 
 
 @op("SkipGroupNorm", domain=DOMAIN, dtypes={"T": FLOATS, "M": FLOATS}, bindings="x scale bias skip added? -> y total")
 def skip_group_norm(node: BoundNode) -> Lowering:
     """GroupNorm of s = x + skip + added; s itself where it is wanted. skip: x's shape, [N, 1, 1, C] or [N, C]; added: [C]."""
-    made, x, skip, last = Composed(node), node.input(0), node.input(3), bool(node.attr("channels_last"))
+    composed, x, skip, last = Composed(node), node.input(0), node.input(3), bool(node.attr("channels_last"))
     channels = x.shape[-1 if last else 1] if x.rank == 4 else 0
     whole = (x.shape[0], 1, 1, channels) if last else (x.shape[0], channels, 1, 1)
-    skipped, terms = made.given(3), "x + y"
+    skipped, terms = composed.given(3), "x + y"
     if skip.shape == (x.shape[0], channels):
         skipped = skipped.seen(whole)
     if x.rank != 4 or skipped.shape not in (x.shape, whole):
         raise UnsupportedNodeError(Code.RANK, f"SkipGroupNorm of {x.type} with skip {skip.type}; taken: x's shape, [N, 1, 1, C] or [N, C]")
-    parts = [made.given(0), skipped]
+    parts = [composed.given(0), skipped]
     if node.has(4):
         if node.input(4).shape != (channels,):
             raise UnsupportedNodeError(Code.RANK, f"SkipGroupNorm of {x.type} with bias {node.input(4).type}; expected [{channels}]")
-        parts.append(made.given(4).seen((channels,) if last else (channels, 1, 1)))
+        parts.append(composed.given(4).seen((channels,) if last else (channels, 1, 1)))
         terms = "x + y + z"
-    _grouped(made, made.elementwise(terms, *parts, dtype=x.dtype, to=1 if node.wants(1) else None))
-    return made.lowering()
+    _grouped(composed, composed.elementwise(terms, *parts, dtype=x.dtype, to=1 if node.wants(1) else None))
+    return composed.lowering()
 
 
 def _grouped(made: Composed, x: Part) -> None:
@@ -147,22 +147,22 @@ def _grouped(made: Composed, x: Part) -> None:
 @op("NhwcConv", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="x w bias? -> y")
 def nhwc_conv(node: BoundNode) -> Lowering:
     """Conv of images stored [N, H, W, C], with filters [M, kH, kW, C / group]. x: [N, H, W, C]; bias: [M]; y: [N, H', W', M]."""
-    x, w, made = node.input(0), node.input(1), Composed(node)
+    x, w, composed = node.input(0), node.input(1), Composed(node)
     if x.rank != 4 or w.rank != 4 or x.shape[3] != w.shape[3] * node.attr("group"):
         raise UnsupportedNodeError(
             Code.RANK, f"NhwcConv of {x.type} and {w.type}, group {node.attr('group')}; expected [N, H, W, C] and [M, kH, kW, C / group]")
-    filters = made.add("Transpose", made.given(1), perm=TO_PLANES)
+    filters = composed.add("Transpose", composed.given(1), perm=TO_PLANES)
     filters = replace(filters, operand=replace(filters.operand, fits=lambda: not w.exceeds_half))
-    images, given = made.given(0), _without(node)
-    plain = made.part("Conv", (replace(x, type=_turned(x.type, TO_PLANES)), filters.operand), given)
+    images, attributes = composed.given(0), _without(node)
+    plain = composed.part("Conv", (replace(x, type=_turned(x.type, TO_PLANES)), filters.operand), attributes)
     fixed = not any(map(is_symbolic, w.shape))
     if fixed and conv_last.takes(plain) and not conv_last.reads_planes(plain) and not conv_last.writes_planes(plain):
-        made.add("Conv", images, filters, made.optional(2), version=11, to=0, channels_last=True, **given)
+        composed.add("Conv", images, filters, composed.optional(2), version=11, to=0, channels_last=True, **attributes)
     else:
-        planes = made.add(
-            "Conv", made.add("Transpose", images, perm=TO_PLANES), filters, made.optional(2), version=11, **given)
-        made.add("Transpose", planes, perm=TO_CHANNELS_LAST, to=0)
-    return made.lowering()
+        planes = composed.add(
+            "Conv", composed.add("Transpose", images, perm=TO_PLANES), filters, composed.optional(2), version=11, **attributes)
+        composed.add("Transpose", planes, perm=TO_CHANNELS_LAST, to=0)
+    return composed.lowering()
 
 
 def _turned(tensor: TensorType, perm: tuple[int, ...]) -> TensorType:
@@ -172,20 +172,20 @@ def _turned(tensor: TensorType, perm: tuple[int, ...]) -> TensorType:
 @op("NhwcMaxPool", domain=DOMAIN, dtypes={"T": (INT8, UINT8)}, bindings="x -> y")
 def nhwc_max_pool(node: BoundNode) -> Lowering:
     """MaxPool of images stored [N, H, W, C]."""
-    made = Composed(node)
-    made.add("MaxPool", made.given(0), version=12, to=0, channels_last=True, **_without(node))
-    return made.lowering()
+    composed = Composed(node)
+    composed.add("MaxPool", composed.given(0), version=12, to=0, channels_last=True, **_without(node))
+    return composed.lowering()
 
 
 @op("BiasSoftmax", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="x bias -> y")
 def bias_softmax(node: BoundNode) -> Lowering:
     """Softmax of x + bias over all axes from `axis` on. x, y: any shape; bias: broadcasts to it."""
-    made, x = Composed(node), node.input(0)
-    total = made.elementwise("x + y", made.given(0), made.given(1), dtype=x.dtype)
+    composed, x = Composed(node), node.input(0)
+    total = composed.elementwise("x + y", composed.given(0), composed.given(1), dtype=x.dtype)
     if total.shape != x.shape:
         raise UnsupportedNodeError(Code.RANK, f"BiasSoftmax of {x.type} with bias {node.input(1).type}, which does not broadcast to it")
-    made.add("Softmax", total, version=11, to=0, axis=int(node.attr("axis")))
-    return made.lowering()
+    composed.add("Softmax", total, version=11, to=0, axis=int(node.attr("axis")))
+    return composed.lowering()
 
 
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
@@ -212,28 +212,28 @@ def _without(node: BoundNode, *prefixes: str) -> dict[str, Any]:
 @op("FusedConv", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="x w bias? added? -> y", weights=(1,))
 def fused_conv(node: BoundNode) -> Lowering:
     """Conv, the sum with `added` (of y's shape), and an activation. x: [N, C, spatial...]; w: [M, C / group, window...]."""
-    made, name = Composed(node), str(node.attr("activation") or "")
+    composed, name = Composed(node), str(node.attr("activation") or "")
     values = node.attr("activation_params") or ()
     steps = _activation(node, dict(zip(PARAMETERS.get(name, ()), values, strict=False)))
-    conv, given = (made.given(0), made.given(1), made.optional(2)), _without(node, "activation")
+    conv, attributes = (composed.given(0), composed.given(1), composed.optional(2)), _without(node, "activation")
     if not node.has(3):
-        made.add("Conv", *conv, version=11, to=0, steps=steps, **given)
-        return made.lowering()
-    product = made.add("Conv", *conv, version=11, **given)
+        composed.add("Conv", *conv, version=11, to=0, steps=steps, **attributes)
+        return composed.lowering()
+    product = composed.add("Conv", *conv, version=11, **attributes)
     if node.input(3).shape != product.shape:
         raise UnsupportedNodeError(Code.RANK, f"FusedConv of {product.operand.type} with Z {node.input(3).type}; expected the same shape")
-    made.elementwise("x + y", product, made.given(3), dtype=node.input(0).dtype, to=0, steps=steps)
-    return made.lowering()
+    composed.elementwise("x + y", product, composed.given(3), dtype=node.input(0).dtype, to=0, steps=steps)
+    return composed.lowering()
 
 
 @op("FusedGemm", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="a b c? -> y", weights=(0, 1))
 def fused_gemm(node: BoundNode) -> Lowering:
     """Gemm, and an activation. Shapes as Gemm's."""
-    made = Composed(node)
-    given = {n: v for n in ("alpha", "beta", "gamma") if (v := node.attr(f"activation_{n}")) is not None}
-    made.add(
-        "Gemm", made.given(0), made.given(1), made.optional(2), to=0, steps=_activation(node, given), **_without(node, "activation"))
-    return made.lowering()
+    gemm = Composed(node)
+    parameters = {n: v for n in ("alpha", "beta", "gamma") if (v := node.attr(f"activation_{n}")) is not None}
+    gemm.add(
+        "Gemm", gemm.given(0), gemm.given(1), gemm.optional(2), to=0, steps=_activation(node, parameters), **_without(node, "activation"))
+    return gemm.lowering()
 
 
 BYTES = (INT8, UINT8)
@@ -246,20 +246,20 @@ def matmul_integer_to_float(node: BoundNode) -> Lowering:
 
     Of b scale and zero point are scalars, or one a column; bias: [columns].
     """
-    made = Composed(node)
-    sums = made.add("MatMulInteger", made.given(0), made.given(1), made.optional(4), made.optional(5), version=10)
-    _scaled(made, sums, made.given(2), made.given(3), made.optional(6))
-    return made.lowering()
+    composed = Composed(node)
+    sums = composed.add("MatMulInteger", composed.given(0), composed.given(1), composed.optional(4), composed.optional(5), version=10)
+    _scaled(composed, sums, composed.given(2), composed.given(3), composed.optional(6))
+    return composed.lowering()
 
 
 @op("DynamicQuantizeMatMul", domain=DOMAIN, dtypes={"T1": (FLOAT32,), "T2": BYTES}, bindings="a b b_scale b_zp? bias? -> y")
 def dynamic_quantize_matmul(node: BoundNode) -> Lowering:
     """As MatMulIntegerToFloat, of an a that is rounded to 256 steps between its least and its most number."""
-    made = Composed(node)
-    codes, scale, zero = made.add_all("DynamicQuantizeLinear", (made.given(0),), (None, None, None), version=11)
-    sums = made.add("MatMulInteger", codes, made.given(1), zero, made.optional(3), version=10)
-    _scaled(made, sums, scale, made.given(2), made.optional(4))
-    return made.lowering()
+    composed = Composed(node)
+    codes, scale, zero = composed.add_all("DynamicQuantizeLinear", (composed.given(0),), (None, None, None), version=11)
+    sums = composed.add("MatMulInteger", codes, composed.given(1), zero, composed.optional(3), version=10)
+    _scaled(composed, sums, scale, composed.given(2), composed.optional(4))
+    return composed.lowering()
 
 
 def _scaled(made: Composed, sums: Part, left: Part, right: Part, bias: Part | None) -> None:

@@ -68,10 +68,10 @@ def top_k(node: BoundNode) -> Lowering:
     Workgroups sort runs of each line; pairs of runs are merged, never keeping more than k, until one run is left.
     """
     x = node.input(0)
-    given = vector_of(node, node.input(1)) if node.has(1) else (int(node.attr("k")),)
-    if len(given) != 1:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"TopK of {x.type} with k {given}; taken: one number")
-    k = given[0]
+    count = vector_of(node, node.input(1)) if node.has(1) else (int(node.attr("k")),)
+    if len(count) != 1:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"TopK of {x.type} with k {count}; taken: one number")
+    k = count[0]
     axis = axis_of(node, int(node.attr("axis")), x.rank)
     outer, n, inner = around(x.shape, axis)
     if not 0 <= k <= n:

@@ -176,8 +176,8 @@ def unpack_ns(target: Target, weights: Weights) -> float:
 
 def check_weights(node: BoundNode, weights: Weights) -> None:
     """Raises UnsupportedNodeError where they are no constants, or a scale is of other codes than the kernels take."""
-    held = [i for i in (weights.source, weights.table, weights.zp) if i is not None]
-    for i in held:
+    sources = [i for i in (weights.source, weights.table, weights.zp) if i is not None]
+    for i in sources:
         if not node.input(i).is_constant:
             raise UnsupportedNodeError(Code.NOT_CONSTANT, f"{node.op}: {node.input(i).name!r} is no constant of the model")
     per = 32 // PLANES[weights.bits][0]

@@ -124,11 +124,11 @@ def rows_of(weights: Weights, stored: TensorType) -> Layout:
         if not width:
             continue
         count = words * width // bits
-        made = TensorType(UINT32, (total, count))
+        layout = TensorType(UINT32, (total, count))
         kernels.append(_ordering(
-            "repack.wgsl", [made], consts={**_places(weights, count, False), "SHIFT": shift, "BITS": width},
+            "repack.wgsl", [layout], consts={**_places(weights, count, False), "SHIFT": shift, "BITS": width},
             reads={"w": weights.source}, writes={"y": name}))
-        temps.append((name, made))
+        temps.append((name, layout))
     sources: dict[str, int | str] = {"w": "rows", "high": "upper"} if high else {"w": "rows"}
     reads = {"rows": "rows", "upper": "upper"} if high else {"rows": "rows"}
     return Layout(words, bits, high, 0, sources, tuple(kernels), tuple(temps), _inverse(weights, stored, reads, words, bits, high))
@@ -167,12 +167,12 @@ def interleaved(node: BoundNode, weights: Weights, number: str = "") -> Layout:
 
 def _interleaved(node: BoundNode, weights: Weights, name: str, words: int) -> Layout:
     """Codes alone, which the kernel knows by that name."""
-    made, temp = TensorType(UINT32, (ceil_div(weights.rows, 32 // weights.bits), words)), f"interleaved_{name}"
+    layout, temp = TensorType(UINT32, (ceil_div(weights.rows, 32 // weights.bits), words)), f"interleaved_{name}"
     repacked = _ordering(
-        "repack.wgsl", [made], consts={**_places(weights, words, True), "SHIFT": 0, "BITS": weights.bits},
+        "repack.wgsl", [layout], consts={**_places(weights, words, True), "SHIFT": 0, "BITS": weights.bits},
         reads={"w": weights.source}, writes={"y": temp})
     inverses = _inverse(weights, node.input(weights.source).type, {"rows": temp}, words, weights.bits, 0, True)
-    return Layout(words, weights.bits, 0, 0, {name: temp}, (repacked,), ((temp, made),), inverses, together=True)
+    return Layout(words, weights.bits, 0, 0, {name: temp}, (repacked,), ((temp, layout),), inverses, together=True)
 
 
 def _places(weights: Weights, words: int, interleaves: bool) -> dict[str, int]:

@@ -45,19 +45,19 @@ def packed_products(node: BoundNode) -> Lowering:
     outs = [TensorType(x.dtype, (*x.shape[:-1], n)) for n in (rows[:1] if beside else rows)]
     layouts = [interleaved(node, weights, str(i or "")) for i, weights in enumerate(matrices)]
     sources: dict[str, int | str] = {name: source for layout in layouts for name, source in layout.sources.items()}
-    given = {f"c{i or ''}": FIRST + EACH * i + 3 for i in range(len(rows))}
-    given = {name: at for name, at in given.items() if node.has(at)}
+    biases = {f"c{i or ''}": FIRST + EACH * i + 3 for i in range(len(rows))}
+    biases = {name: at for name, at in biases.items() if node.has(at)}
     norm = {"gamma": GAMMA} if node.has(GAMMA) else {}
-    reads: dict[str, int | str] = {"x": 0, **norm, **sources, **given}
+    reads: dict[str, int | str] = {"x": 0, **norm, **sources, **biases}
     consts, size, numbers, features, choice = _form(node, matrices, layouts[0], int(count), beside)
     built = kernel(
         SHADER, outs, consts=consts, groups=sum(ceil_div(n, 32 // matrices[0].bits) for n in (rows[:1] if beside else rows)),
         workgroup_size=size, workgroup_nbytes=4 * numbers, reads=reads, writes={f"y{i or ''}": i for i in range(len(outs))},
         vectors=[n for n in reads if n.startswith(("w", "scales")) or n in ("x", "gamma")], features=features, choice=choice)
-    built = replace(built, optionals=(("zp", False), *((name, name in given) for name in (f"c{i or ''}" for i in range(len(rows))))))
+    built = replace(built, optionals=(("zp", False), *((name, name in biases) for name in (f"c{i or ''}" for i in range(len(rows))))))
     temps = tuple(temp for layout in layouts for temp in layout.temps)
     return Lowering(
-        tuple(outs), (*(made for layout in layouts for made in layout.kernels), built), temps, once=tuple(name for name, _ in temps),
+        tuple(outs), (*(step for layout in layouts for step in layout.kernels), built), temps, once=tuple(name for name, _ in temps),
         inverses=tuple(inverse for layout in layouts for inverse in layout.inverses))
 
 
@@ -85,10 +85,10 @@ def _form(
     """The constants, invocations of a workgroup, numbers in its memory, features, and the choice between forms."""
     target, first, rows = node.target, matrices[0], [w.rows for w in matrices]
     per, wide, norm = 32 // first.bits, 2 if beside else 1, int(node.has(GAMMA))
-    subgroups, held = target.limits.allow(SHADER, "subgroup"), (per * wide + norm) * count
+    subgroups, registers = target.limits.allow(SHADER, "subgroup"), (per * wide + norm) * count
     choice = target.choose(f"vectors {first.rows} x {first.k}, {first.bits} bits", decoding_ns(target, first.rows * first.k, SHADER))
     halves = choice.form == HALVES
-    size = workgroup_size(target, sum(ceil_div(n, per) for n in rows[:1 if beside else None]), layout.words, held, subgroups)
+    size = workgroup_size(target, sum(ceil_div(n, per) for n in rows[:1 if beside else None]), layout.words, registers, subgroups)
     consts: dict[str, Const] = {
         "BITS": first.bits, "WORDS": layout.words, "K": first.k, "COLS": count, "PER": per, "CODEBOOK": False,
         "VEC": under_way(layout.words // 4, size, count * wide), "BLOCK": first.block, "BLOCKS": ceil_div(first.k, first.block),
@@ -96,4 +96,4 @@ def _form(
         "X_COL": first.k, "X_K": 1, "N": first.rows, "SUBGROUPS": subgroups, "HALVES": halves, "MATRICES": len(rows), "WIDE": wide,
         "NORM": norm, "EPSILON": float(node.attr("epsilon") or 0.0), **{f"N_{i}": n for i, n in enumerate([*rows, 0, 0][:MOST])}}
     features = [name for name, used in (("subgroup", subgroups), (SUBNORMAL_HALVES, halves)) if used]
-    return consts, size, sums_of_workgroup(size, subgroups) * held, features, choice
+    return consts, size, sums_of_workgroup(size, subgroups) * registers, features, choice

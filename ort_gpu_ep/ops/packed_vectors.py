@@ -103,9 +103,9 @@ def workgroup_size(target: Target, groups: int, words: int, outputs: int, subgro
     """Invocations that share K: as many as the adapter has for each of the groups of rows, while each has a vector of words, and the sums
     of their outputs fit.
     """
-    wanted = min(target.figures.units * UNIT_LANES // max(groups, 1), words // 4, MAX_WORKGROUP_SIZE, target.limits.max_invocations)
+    threads = min(target.figures.units * UNIT_LANES // max(groups, 1), words // 4, MAX_WORKGROUP_SIZE, target.limits.max_invocations)
     size = MIN_WORKGROUP_SIZE
-    while 2 * size <= wanted and 8 * sums_of_workgroup(size, subgroups) * outputs <= target.limits.max_workgroup_nbytes - 4 * BOOK_ENTRIES:
+    while 2 * size <= threads and 8 * sums_of_workgroup(size, subgroups) * outputs <= target.limits.max_workgroup_nbytes - 4 * BOOK_ENTRIES:
         size *= 2
     return size
 

@@ -53,8 +53,8 @@ def pad(node: BoundNode) -> Kernel | View:
 @op("CenterCropPad", since=18, dtypes={"T": ANY}, bindings="x _shape -> y")
 def center_crop_pad(node: BoundNode) -> Kernel | View:
     """y = the middle of x, or x in the middle of zeros, so that `axes` get the given sizes. Odd remainders go to the end."""
-    x, sizes, given = node.input(0), node.input(1).ints(), node.attr("axes")
-    axes = axes_of(node, range(x.rank) if given is None else given, x.rank)
+    x, sizes, numbers = node.input(0), node.input(1).ints(), node.attr("axes")
+    axes = axes_of(node, range(x.rank) if numbers is None else numbers, x.rank)
     if len(sizes) != len(axes):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"CenterCropPad of {x.type} along {axes} to {sizes}")
     begins, ends = [0] * x.rank, [0] * x.rank

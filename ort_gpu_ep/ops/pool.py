@@ -68,7 +68,9 @@ def window_axes(node: BoundNode) -> list[Axis]:
 
 
 def _axis(size: int, taps: int, stride: int, dilation: int, head: int, tail: int, mode: str, up: bool) -> Axis:
-    """Resolves auto_pad and ceil_mode. A window of ceil_mode must start inside the input or the padding before it."""
+    """Resolves auto_pad and ceil_mode. A window of ceil_mode must start inside the input or the padding before it. One that is larger
+    than the padded input has the places that ONNX Runtime's division towards zero gives it.
+    """
     span = dilation * (taps - 1) + 1
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         out = -(-size // stride)
@@ -78,10 +80,10 @@ def _axis(size: int, taps: int, stride: int, dilation: int, head: int, tail: int
     if mode == "VALID":
         head = tail = 0
     room = size + head + tail - span
-    if room < 0:
+    out = (-(-room // stride) if up or room < 0 else room // stride) + 1
+    if out < 0:
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"a window of {span} over {size} elements, padded by {head} and {tail}: ONNX Runtime refuses it or rounds up")
-    out = (-(-room // stride) if up else room // stride) + 1
+            Code.ATTRIBUTE, f"a window of {span} over {size} elements, padded by {head} and {tail}, which ONNX Runtime refuses")
     if up and (out - 1) * stride >= size + head:
         out -= 1
     return Axis(size, out, taps, stride, dilation, head, tail)
@@ -122,11 +124,11 @@ def word_pool(node: BoundNode, *, highest: bool, count_pad: bool, reads: Mapping
     axes = window_axes(node)
     out = _output(node, axes)
     words = out.size // 4
-    known: dict[str, Const] = {
+    values: dict[str, Const] = {
         "TOTAL": words, "INNER": out.shape[-1] // 4, "MAX": highest, "SIGNED": out.dtype is INT8, "COUNT_PAD": count_pad, **consts,
         **_consts(axes)}
     return kernel(
-        "pool_last_bytes.wgsl", [out], consts=known, groups=ceil_div(words, WORKGROUP_SIZE), workgroup_size=WORKGROUP_SIZE, words=("y",),
+        "pool_last_bytes.wgsl", [out], consts=values, groups=ceil_div(words, WORKGROUP_SIZE), workgroup_size=WORKGROUP_SIZE, words=("y",),
         reads=reads, writes={"y": 0})
 
 

@@ -71,10 +71,10 @@ def of_matrices(
     w, limits = node.input(1), node.target.limits
     if any(map(is_symbolic, (vectors, n, k))) or not 0 < vectors <= MAX_VECTORS or not 0 < k <= NOWHERE or not w.is_constant or w.rank != 2:
         return None
-    found = w.nonzeros
-    if found is None or found.total > MAX_DENSITY * n * k or not node.input(0).dtype is w.dtype is FLOAT32:
+    nonzeros = w.nonzeros
+    if nonzeros is None or nonzeros.total > MAX_DENSITY * n * k or not node.input(0).dtype is w.dtype is FLOAT32:
         return None
-    width = width_of(found.row if transposed else found.column)
+    width = width_of(nonzeros.row if transposed else nonzeros.column)
     product = PrunedProduct(vectors, n, k, width, x_strides, (k, 1) if transposed else (1, n), bias, float(alpha), float(beta), node.target)
     packs = all(limits.allow(shader) for shader in (SHADER, PACKING, RESTORING))
     return product if packs and 2 * k + width + 8 <= limits.max_loop_iterations else None

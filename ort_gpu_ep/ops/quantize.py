@@ -125,10 +125,10 @@ def byte_decoder(node: BoundNode, x: int, dtype: DType = FLOAT32) -> Kernel:
 
     dtype: of what it makes.
     """
-    made = kernel(
+    decoder = kernel(
         "dequantize.wgsl", [TensorType(dtype, node.input(x).shape)], consts=NO_BLOCKS, indices={"scale_index": Strided((1,), (0,))},
         reads={name: x + k for k, name in enumerate(("x", "scale", "zp")) if node.has(x + k)}, writes={"y": 0})
-    return replace(made, optionals=(("zp", node.has(x + 2)),))
+    return replace(decoder, optionals=(("zp", node.has(x + 2)),))
 
 
 def quantizing(

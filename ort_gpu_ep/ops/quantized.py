@@ -133,11 +133,11 @@ def qlinear_average_pool(node: BoundNode) -> Kernel:
     as_floats = replace(node, inputs=(replace(x, type=TensorType(FLOAT32, x.shape)), *node.inputs[1:]))
     pooled = pool(as_floats, mean=True, count_pad=count_pad, fours=False)
     last = quantizing("v", node, 3, 4, x.dtype, inside=True)
-    found = with_decoder(pooled, 0, byte_decoder(node, 0), 1)
-    plain = found.outputs[0]
+    lowering = with_decoder(pooled, 0, byte_decoder(node, 0), 1)
+    plain = lowering.outputs[0]
     return replace(
-        found, outputs=(TensorType(x.dtype, plain.shape),), plain=plain, epilogue=(last,),
-        reads=(*(found.reads or ()), *((name, int(name[1:])) for name in last.arguments[1:])))
+        lowering, outputs=(TensorType(x.dtype, plain.shape),), plain=plain, epilogue=(last,),
+        reads=(*(lowering.reads or ()), *((name, int(name[1:])) for name in last.arguments[1:])))
 
 
 @op("QLinearGlobalAveragePool", domain=DOMAIN, dtypes=TAKEN, bindings="x x_scale x_zp y_scale y_zp -> y",
@@ -203,15 +203,15 @@ def _parts_last(node: BoundNode) -> ChannelsLast | None:
     channels_last=_parts_last)
 def qlinear_concat(node: BoundNode) -> Kernel:
     """y = the inputs, each with its scale and zero point, one after another along `axis`, from their scales and zero points to y's."""
-    given = [(node.input(k), k) for k in range(2, len(node.inputs), OPERANDS)]
+    operands = [(node.input(k), k) for k in range(2, len(node.inputs), OPERANDS)]
     scalars = [k for k in range(len(node.inputs)) if k < 2 or k % OPERANDS != 2]
     _scalars(node, *scalars)
     dtype = node.input(1).dtype
-    if len(node.inputs) % OPERANDS != 2 or any(o.dtype is not dtype for o, _ in given):
-        raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of {', '.join(str(o.type) for o, _ in given)} to {dtype}; taken: one type")
-    whole = joined_type(node, [o for o, _ in given], dtype)
+    if len(node.inputs) % OPERANDS != 2 or any(o.dtype is not dtype for o, _ in operands):
+        raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of {', '.join(str(o.type) for o, _ in operands)} to {dtype}; taken: one type")
+    whole = joined_type(node, [o for o, _ in operands], dtype)
     axis = axis_of(node, int(node.attr("axis")), whole.rank)
-    parts = [(o, k) for o, k in given if o.size]
+    parts = [(o, k) for o, k in operands if o.size]
     reads: dict[str, int | str] = {f"x{n}": k for n, (_, k) in enumerate(parts)}
     other = [not _alike(node, k) for _, k in parts]
     reads |= {f"{name}{n}": k + past for n, (_, k) in enumerate(parts) if other[n] for past, name in ((1, "s"), (2, "z"))}

@@ -80,15 +80,15 @@ def dynamic_quantize_lstm(node: BoundNode) -> Lowering:
     w: [directions, I, 4 H]; r: [directions, H, 4 H]; scales, zero points: [directions] or [directions, 4 H]. x is rounded as a whole, h
     in each step, a row of the batch at a time (ONNX Runtime's CPU: all the rows that a thread has).
     """
-    made = Composed(node)
-    codes, scale, zero = made.add_all("DynamicQuantizeLinear", (made.given(0),), (None, None, None), version=11)
-    x = made.elementwise("(f32(x) - f32(y)) * z", codes, zero.seen((1, 1, 1)), scale.seen((1, 1, 1)), dtype=FLOAT32)
-    weights = [_dequantized(made, i, at) for i, at in ((1, 8), (2, 10))]
+    composed = Composed(node)
+    codes, scale, zero = composed.add_all("DynamicQuantizeLinear", (composed.given(0),), (None, None, None), version=11)
+    x = composed.elementwise("(f32(x) - f32(y)) * z", codes, zero.seen((1, 1, 1)), scale.seen((1, 1, 1)), dtype=FLOAT32)
+    weights = [_dequantized(composed, i, at) for i, at in ((1, 8), (2, 10))]
     outputs = [i if node.wants(i) else None for i in range(len(node.node.outputs))]
-    made.add_all(
-        "LSTM", (x, *weights, *(made.optional(i) for i in range(3, 8))), outputs, version=14,
+    composed.add_all(
+        "LSTM", (x, *weights, *(composed.optional(i) for i in range(3, 8))), outputs, version=14,
         attributes={**node.node.attributes, ROUNDED: 1})
-    return made.lowering()
+    return composed.lowering()
 
 
 def _dequantized(made: Composed, weight: int, scale: int) -> Part:
@@ -111,8 +111,8 @@ def layer(node: BoundNode, cell: Cell) -> Lowering:
     activations_of(node, cell, sizes)       # may decline
     choice = recurrent_held.form_of(node, cell, sizes)
     if choice.form != recurrent_held.GENERAL:
-        given = [i if node.has(i) else None for i in (3, 5, 6)]
-        return held(node, cell, sizes, (recurrent_held.Layer(1, 2, *given),), choice)
+        places = [i if node.has(i) else None for i in (3, 5, 6)]
+        return held(node, cell, sizes, (recurrent_held.Layer(1, 2, *places),), choice)
     product = product_of(node, sizes)
     weights = weights_of(node, cell, sizes)
     steps, unwanted = steps_of(node, cell, sizes)
@@ -141,32 +141,32 @@ def weights_of(node: BoundNode, cell: Cell, sizes: Sizes) -> Kernel:
     reads = {name: i for name, i in (("r", 2), ("b", 3), ("p", 7)) if node.has(i) and not node.input(i).decoded}
     packed = TensorType(FLOAT32, (int(layout["P_AT"]) + (node.input(7).size if node.has(7) else 0),))
     index = Strided((sizes.directions * sizes.gates, h, h), (h * h, 1, h))
-    made = kernel("recurrent_weights.wgsl", [packed], consts=layout, indices={"r_index": index}, reads=reads, writes={"packed": "packed"})
-    return replace(made, optionals=tuple((name, name in reads) for name in "rbp"))
+    pack = kernel("recurrent_weights.wgsl", [packed], consts=layout, indices={"r_index": index}, reads=reads, writes={"packed": "packed"})
+    return replace(pack, optionals=tuple((name, name in reads) for name in "rbp"))
 
 
 def steps_of(node: BoundNode, cell: Cell, sizes: Sizes) -> tuple[Kernel, tuple[tuple[str, TensorType], ...]]:
     """The kernel that runs the steps, and a one-element temporary for each output that nobody wants."""
-    wanted = {name: node.wants(i) for i, name in enumerate(OUTPUTS)}
+    wanted_outputs = {name: node.wants(i) for i, name in enumerate(OUTPUTS)}
     nothing = TensorType(FLOAT32, (1,))
     decoded, has_rest = bool(node.input(2).decoded), node.has(3) or node.has(7)
     reads: dict[str, int | str] = {"pre": "pre", "r": 2 if decoded else "packed", **({"rest": "packed"} if decoded and has_rest else {})}
     reads.update({name: i for name, i in (("seq", 4), ("h0", 5), ("c", 6)) if node.has(i)})
-    writes: dict[str, int | str] = {name: i if wanted[name] else f"no_{name}" for i, name in enumerate(OUTPUTS)}
-    types = [t if w else nothing for t, w in zip(output_types(node, sizes), wanted.values(), strict=True)]
+    writes: dict[str, int | str] = {name: i if wanted_outputs[name] else f"no_{name}" for i, name in enumerate(OUTPUTS)}
+    types = [t if w else nothing for t, w in zip(output_types(node, sizes), wanted_outputs.values(), strict=True)]
     work = work_of(node, cell, sizes.hidden)
     parts, state_size = int(work["PARTS"]), int(work["STATE_SIZE"])
     consts: dict[str, Const] = {
         **work, **layout_of(node, cell, sizes), **options_of(node, cell, sizes), **strides_of(node, sizes),
         **activations_of(node, cell, sizes), "R_UNIT": sizes.hidden if decoded else 1, "R_K": 1 if decoded else sizes.hidden,
         "HAS_REST": "rest" in reads,
-        **{f"WANT_{name.upper()}": w for name, w in wanted.items()}}
+        **{f"WANT_{name.upper()}": w for name, w in wanted_outputs.items()}}
     consts |= {"ROUNDED": True} if node.attr(ROUNDED) else {}
     steps = kernel(
         "recurrent.wgsl", types, consts=consts, groups=sizes.directions * sizes.batch,
         workgroup_size=int(work["WIDTH"]) * int(work["SLICES"]), workgroup_nbytes=4 * state_size + 16 * parts, reads=reads, writes=writes,
         reports=node.has(4) and not are_lengths(node.input(4), sizes.steps))
-    return steps, tuple((f"no_{name}", nothing) for name, w in wanted.items() if not w)
+    return steps, tuple((f"no_{name}", nothing) for name, w in wanted_outputs.items() if not w)
 
 
 def work_of(node: BoundNode, cell: Cell, hidden: int) -> dict[str, Const]:

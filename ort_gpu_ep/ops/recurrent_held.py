@@ -104,9 +104,9 @@ def _is_plain(node: BoundNode, cell: Cell) -> bool:
     """Whether the cell is the textbook's; a GRU: with the reset after the product."""
     attributes = node.node.attributes
     usual = tuple(name.lower() for name in cell.activations)
-    given = tuple(str(name).lower() for name in attributes.get("activations") or ())    # type: ignore[union-attr]
+    activations = tuple(str(name).lower() for name in attributes.get("activations") or ())    # type: ignore[union-attr]
     return (
-        (cell is LSTM or (cell is GRU and bool(node.attr("linear_before_reset")))) and given in ((), usual, 2 * usual)
+        (cell is LSTM or (cell is GRU and bool(node.attr("linear_before_reset")))) and activations in ((), usual, 2 * usual)
         and any(map(node.wants, range(3))) and node.attr("clip") is None and not node.attr("input_forget")
         and not node.attr(ROUNDED)
         and (node.node.domain != "" or not node.has(7)))
@@ -182,14 +182,14 @@ def _packed(node: BoundNode, cell: Cell, sizes: Sizes, shares: Shares, layer: La
         "IN_VECS": vectors, "DIRECTIONS": sizes.directions}
     reads = {name: i for name, i in (("w", layer.w if vectors else None), ("r", layer.r), ("b", layer.b)) if i is not None}
     packed = TensorType(FLOAT32, (sizes.directions * sizes.hidden * (64 * shares.vectors + 4),))
-    made = kernel(PACKING, [packed], consts=consts, reads=reads, writes={"packed": f"packed{index}"})
-    return replace(made, optionals=(("w", "w" in reads), ("b", "b" in reads)))
+    packing = kernel(PACKING, [packed], consts=consts, reads=reads, writes={"packed": f"packed{index}"})
+    return replace(packing, optionals=(("w", "w" in reads), ("b", "b" in reads)))
 
 
 def _steps(
     node: BoundNode, cell: Cell, sizes: Sizes, shares: Shares, layers: tuple[Layer, ...], inlined: Mapping[str, Kernel],
 ) -> Kernel:
-    quads, wanted = _quads(node.target), {name: i for i, name in enumerate(("y", "yh", "yc")) if node.wants(i)}
+    quads, outputs = _quads(node.target), {name: i for i, name in enumerate(("y", "yh", "yc")) if node.wants(i)}
     reads: dict[str, int | str] = {"x": 0} if shares.inputs else {"pre": "pre"}
     for k, layer in enumerate(layers):
         name = f"packed{k}"
@@ -204,12 +204,12 @@ def _steps(
         "LAYERS": len(layers), "GATES": sizes.gates, "CELL": cell.code, "VECS": shares.vectors, "IV": shares.inputs, "HV": shares.state,
         "PRE": not shares.inputs, "QUADS": quads, "SEQ": "seq" in reads, "STATES": layers[0].h is not None,
         "CELLS": layers[0].c is not None, "BACKWARD": node.attr("direction") == "reverse",
-        **{f"WANT_{n.upper()}": n in wanted for n in ("y", "yh", "yc")},
+        **{f"WANT_{n.upper()}": n in outputs for n in ("y", "yh", "yc")},
         **strides_of(node, sizes)}
     types = output_types(node, sizes)
     return kernel(
-        SHADER, [types[i] for i in wanted.values()], consts=consts, groups=sizes.directions * sizes.batch,
-        workgroup_size=shares.workgroup_size, workgroup_nbytes=shares.nbytes(quads), reads=reads, writes=wanted,
+        SHADER, [types[i] for i in outputs.values()], consts=consts, groups=sizes.directions * sizes.batch,
+        workgroup_size=shares.workgroup_size, workgroup_nbytes=shares.nbytes(quads), reads=reads, writes=outputs,
         vectors=[f"packed{k}" for k in range(len(layers))], features=["subgroup"] if quads else [],
         reports="seq" in reads and not are_lengths(node.input(4), sizes.steps))
 
@@ -235,5 +235,5 @@ def recurrent_stack(node: BoundNode) -> Lowering:
 
 
 def _layer(node: BoundNode, first: int) -> Layer:
-    given = [k if node.has(k) else None for k in range(first, first + PER_LAYER)]
-    return Layer(first, first + 1, *given[2:])
+    places = [k if node.has(k) else None for k in range(first, first + PER_LAYER)]
+    return Layer(first, first + 1, *places[2:])

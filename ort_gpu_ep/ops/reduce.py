@@ -293,8 +293,8 @@ def global_lp_pool(node: BoundNode) -> Kernel | Lowering:
     p = int(node.attr("p"))
     if not 1 <= p <= 64:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"GlobalLpPool with p = {p}; taken: 1 to 64")
-    known = {1: FOLDS["ReduceL1"], 2: FOLDS["ReduceL2"]}
-    return _global(node, known.get(p, Fold("", prepare=3, finish=4)), p)
+    folds = {1: FOLDS["ReduceL1"], 2: FOLDS["ReduceL2"]}
+    return _global(node, folds.get(p, Fold("", prepare=3, finish=4)), p)
 
 
 @op("ArgMax", dtypes={"T": (*NUMBERS, INT8, UINT8)}, bindings="x -> y")
@@ -314,11 +314,11 @@ def arg(node: BoundNode) -> Lowering:
     cut = _cut(rows)
     if cut is None:
         return Lowering((out,), (_best(rows, out, {**rule, "PIECES": 1, "GIVEN": False}, {"x": 0}, 0),))
-    pieces, found = cut.count // rows.count, TensorType(UINT32, (cut.count,))
-    first = _best(cut, found, {**rule, "PIECES": pieces, "GIVEN": False}, {"x": 0}, "found")
+    pieces, indices = cut.count // rows.count, TensorType(UINT32, (cut.count,))
+    first = _best(cut, indices, {**rule, "PIECES": pieces, "GIVEN": False}, {"x": 0}, "found")
     rest = replace(rows, length=pieces, team=team_of(rows.count, pieces, False), adjacent=False)
     last = _best(rest, out, {**rule, "PIECES": 1, "GIVEN": True}, {"x": 0, "found": "found"}, 0)
-    return Lowering((out,), (first, last), temps=(("found", found),))
+    return Lowering((out,), (first, last), temps=(("found", indices),))
 
 
 def _best(rows: Rows, out: TensorType, consts: dict[str, Const], reads: dict[str, int | str], target: int | str) -> Kernel:

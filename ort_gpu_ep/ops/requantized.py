@@ -76,16 +76,16 @@ def alpha_of(node: BoundNode) -> float:
 def numbers(node: BoundNode, outputs: int, folded: Folded | None = None) -> Kernel:
     """The kernel that writes them to the temporary `numbers`; x has one scale. outputs: filters, or columns."""
     last = ends(node)
-    given = [("a_scale", X_SCALE), ("b_scale", W_SCALE), ("y_scale", last.y_scale), ("y_zp", last.y_zero), ("c", last.bias)]
+    reads = [("a_scale", X_SCALE), ("b_scale", W_SCALE), ("y_scale", last.y_scale), ("y_zp", last.y_zero), ("c", last.bias)]
     consts: dict[str, Const] = {
         "ALPHA": alpha_of(node), "OUTPUTS": outputs, "K": 0, "B_STRIDE": int(node.input(W_SCALE).size != 1)}
     if folded is not None:
-        given += [("w", W), ("x_zp", X_ZERO)]
+        reads += [("w", W), ("x_zp", X_ZERO)]
         consts |= {"K": folded.k, "W_M": folded.output, "W_K": folded.along, "X_ZP": node.has(X_ZERO),
                    "X_SHIFT": shift(node.input(X).dtype), "W_SHIFT": shift(node.input(W).dtype)}
     return kernel(
         "quantized_outputs.wgsl", [TensorType(UINT32, (2 * outputs + (1 if folded is None else 4),))], consts=consts,
-        reads={name: i for name, i in given if node.has(i)}, writes={"y": "numbers"})
+        reads={name: i for name, i in reads if node.has(i)}, writes={"y": "numbers"})
 
 
 def are_constant(node: BoundNode, folded: bool = False) -> bool:

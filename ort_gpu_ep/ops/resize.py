@@ -73,8 +73,8 @@ def _by_scales(node: BoundNode, scales: Sequence[float], axes: tuple[int, ...]) 
     if len(scales) != len(axes) or not all(s > 0 for s in scales):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of rank {len(shape)} with scales {list(scales)} for axes {axes}")
     by_axis = dict(zip(axes, scales, strict=True))
-    found = [(size, by_axis.get(a, 1.0)) for a, size in enumerate(shape)]
-    return [Axis(size, size if scale == 1.0 else derived(_scaled, size, scale), scale) for size, scale in found]
+    axes_there = [(size, by_axis.get(a, 1.0)) for a, size in enumerate(shape)]
+    return [Axis(size, size if scale == 1.0 else derived(_scaled, size, scale), scale) for size, scale in axes_there]
 
 
 def _scaled(size: int, scale: float) -> int:
@@ -89,16 +89,16 @@ def _by_sizes(node: BoundNode, sizes: tuple[int, ...], axes: tuple[int, ...]) ->
     shape, policy = node.input(0).shape, node.attr("keep_aspect_ratio_policy") or "stretch"
     if len(sizes) != len(axes) or any(size == 0 for size in shape) or policy not in ("stretch", "not_larger", "not_smaller"):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of {list(shape)} with sizes {sizes} for axes {axes}, policy {policy!r}")
-    wanted = dict(zip(axes, sizes, strict=True))
-    scales = {a: derived(_ratio, out, shape[a]) for a, out in wanted.items()}
+    target = dict(zip(axes, sizes, strict=True))
+    scales = {a: derived(_ratio, out, shape[a]) for a, out in target.items()}
     if policy != "stretch":
         common = derived(_least if policy == "not_larger" else _most, *scales.values())
         scales = dict.fromkeys(axes, common)
-        wanted = {a: derived(_rounded, common, shape[a]) for a in axes}
-    kept = {a for a, size in enumerate(shape) if same(wanted.get(a, size), size)}
+        target = {a: derived(_rounded, common, shape[a]) for a in axes}
+    kept = {a for a, size in enumerate(shape) if same(target.get(a, size), size)}
     if len(shape) - len(kept) > MAX_RESIZED or node.attr("coordinate_transformation_mode") in DIFFERS_AT_ONE:
-        kept = {a for a, size in enumerate(shape) if wanted.get(a, size) == size}
-    return [Axis(size, size, 1.0) if a in kept else Axis(size, wanted[a], scales[a]) for a, size in enumerate(shape)]
+        kept = {a for a, size in enumerate(shape) if target.get(a, size) == size}
+    return [Axis(size, size, 1.0) if a in kept else Axis(size, target[a], scales[a]) for a, size in enumerate(shape)]
 
 
 def _least(*scales: float) -> float:
@@ -223,8 +223,8 @@ def _layout(node: BoundNode) -> ChannelsLast | None:
         return ChannelsLast((0,), attributes={"axes": tuple(stored(axis) for axis in node.attr("axes"))})
     constants: dict[int, Array] = {}
     for position in (2, 3) if is_new else (1,):
-        if (given := _given(node, position)) is not None:
-            constants[position] = ints(permuted(given.ints())) if position == 3 else numbers(permuted(given.floats()), F)
+        if (scales_given := _given(node, position)) is not None:
+            constants[position] = ints(permuted(scales_given.ints())) if position == 3 else numbers(permuted(scales_given.floats()), F)
     if is_new and node.attr("coordinate_transformation_mode") == "tf_crop_and_resize" and (region := _given(node, 1)) is not None:
         starts, ends = np.split(region.require().reshape(-1), 2)
         constants[1] = np.array([*permuted(starts), *permuted(ends)], region.dtype.numpy)
@@ -239,8 +239,8 @@ def upsample(node: BoundNode) -> Kernel:
 
 def _old_form(node: BoundNode, scales: Sequence[float]) -> Kernel:
     """Upsample, and Resize of opset 10."""
-    found = _by_scales(node, scales, tuple(range(node.input(0).rank)))
-    return _resample(node, found, str(node.attr("mode")), "asymmetric", "simple", dict(_PLAIN))
+    lines = _by_scales(node, scales, tuple(range(node.input(0).rank)))
+    return _resample(node, lines, str(node.attr("mode")), "asymmetric", "simple", dict(_PLAIN))
 
 
 @op("Resize", since=10, dtypes={"T": SAMPLED, "T1": SAMPLED}, bindings="x _roi? _scales? _sizes? -> y", epilogue=True,
@@ -266,14 +266,14 @@ def resize(node: BoundNode) -> Kernel:
     scales, sizes = _given(node, 2), _given(node, 3)
     if (scales is None) == (sizes is None):
         raise UnsupportedNodeError(Code.ATTRIBUTE, "Resize needs either scales or sizes")
-    found = _by_scales(node, scales.floats(), axes) if scales else _by_sizes(node, sizes.ints() if sizes else (), axes)
+    lines = _by_scales(node, scales.floats(), axes) if scales else _by_sizes(node, sizes.ints() if sizes else (), axes)
     if coordinates == "tf_crop_and_resize":
-        found = _with_region(node, found, axes)
+        lines = _with_region(node, lines, axes)
     consts: dict[str, Const] = {
         "CUBIC_A": float(node.attr("cubic_coeff_a")), "EXCLUDE_OUTSIDE": bool(node.attr("exclude_outside")),
         "OUTSIDE": outside if node.input(0).dtype in FLOATS else int(outside)}
-    made = _resample(node, found, kind, coordinates, str(node.attr("nearest_mode")), consts)
-    return _smoothed(made, found, kind) if smooth else made
+    lowering = _resample(node, lines, kind, coordinates, str(node.attr("nearest_mode")), consts)
+    return _smoothed(lowering, lines, kind) if smooth else lowering
 
 
 def _smoothed(made: Kernel, found: list[Axis], kind: str) -> Kernel:

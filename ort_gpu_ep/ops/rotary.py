@@ -68,11 +68,11 @@ def _layout(node: BoundNode, x: Operand, head: int = 0) -> tuple[int, int, int]:
 def _check(node: BoundNode, inputs: tuple[Operand, Operand, Operand], head: int, width: int, rows: Shape) -> None:
     """Declines caches that do not have the rows that are asked for, each of width / 2 pairs."""
     x, cos, sin = inputs
-    wanted = (*rows, width // 2)
-    if width % 2 or width > head or cos.shape != wanted or sin.shape != wanted:
+    expected = (*rows, width // 2)
+    if width % 2 or width > head or cos.shape != expected or sin.shape != expected:
         raise UnsupportedNodeError(
             Code.RANK, f"{node.op} of {x.type} by {cos.type} and {sin.type}: {width} of a head's {head} elements are turned; "
-            f"expected an even number, and both of {list(wanted)}")
+            f"expected an even number, and both of {list(expected)}")
     if x.size and not cos.size and width:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of {x.type} by {cos.type}, which has no rows")
 

@@ -16,6 +16,9 @@ from ort_gpu_ep.ops.reduce import Rows
 MOST_HELD = 8
 """Units of a row that an invocation keeps; of a longer row it reads the others anew in each pass."""
 
+OTHER_REGISTERS = 32
+"""Of an invocation, besides the units that it keeps."""
+
 AGAIN = 3.2
 """Loads that are not kept, in two more passes, to one that is: they wait for each other."""
 
@@ -37,6 +40,11 @@ class RowForm:
     def consts(self, target: Target, shader: str) -> dict[str, Const]:
         return {"PER_GROUP": self.teams, "HELD": self.held, "SUBGROUPS": bool(self.features(target, shader))}
 
+    @property
+    def registers(self) -> int:
+        """Of an invocation."""
+        return 4 * self.held + OTHER_REGISTERS
+
     def groups(self, count: int) -> int:
         return ceil_div(count, self.teams)
 
@@ -49,11 +57,12 @@ class RowForm:
 
 def forms(target: Target, units: int) -> dict[str, RowForm]:
     """By name, those for rows of so many units: a subgroup a row, or a workgroup."""
-    found = {"fours": RowForm(TEAMS, TEAMS * LANES, ceil_div(units, LANES))} if units <= LANES * MOST_HELD else {}
+    by_name = {"fours": RowForm(TEAMS, TEAMS * LANES, ceil_div(units, LANES))} if units <= LANES * MOST_HELD else {}
     for size in WIDE:
-        if size <= target.limits.max_invocations and units > size // 2:
-            found[f"wide {size}"] = RowForm(1, size, min(MOST_HELD, ceil_div(units, size)))
-    return found
+        form = RowForm(1, size, min(MOST_HELD, ceil_div(units, size)))
+        if size <= target.limits.max_invocations and units > size // 2 and form.registers * size <= target.figures.registers:
+            by_name[f"wide {size}"] = form
+    return by_name
 
 
 def estimates_ns(target: Target, found: Mapping[str, RowForm], count: int, units: int) -> dict[str, float]:

@@ -111,8 +111,8 @@ def _scattered(node: BoundNode, scatter: _Scatter) -> Lowering:
     if reduction == "none":
         _check_cost(node, -(-rows // TILE) * scatter.updates)
         owners = TensorType(UINT32, (rows,))
-        found = _replacing(x.type, owners, scatter.updates, scatter.row, {"x": 0, "updates": 2})
-        return Lowering((x.type,), (find, *found), (("places", places), ("owners", owners)))
+        lowering = _replacing(x.type, owners, scatter.updates, scatter.row, {"x": 0, "updates": 2})
+        return Lowering((x.type,), (find, *lowering), (("places", places), ("owners", owners)))
     _check_cost(node, x.size * scatter.count)
     return Lowering((x.type,), (find, _reducing(node, scatter, reduction)), (("places", places),))
 

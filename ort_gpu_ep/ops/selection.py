@@ -10,8 +10,8 @@ from ort_gpu_ep.ir.graph import Step
 from ort_gpu_ep.ir.symbolic import is_symbolic
 from ort_gpu_ep.ir.types import ANY, BOOL, FLOAT32, FLOAT64, FLOATS, INT8, INT32, INT64, UINT8, UINT32, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Counted, Kernel, Lowering, kernel, op
-from ort_gpu_ep.ops.axes import around, axis_of, number_of, replaced, strides_of
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Counted, Kernel, Lowering, Operand, kernel, op
+from ort_gpu_ep.ops.axes import around, axis_of, replaced, strides_of
 from ort_gpu_ep.ops.cast import converted
 from ort_gpu_ep.ops.elementwise import COMPUTABLE
 
@@ -89,10 +89,10 @@ def _slices(source: int, order: str, out: TensorType, shape: tuple[int, int, int
 @op("Compress", since=9, dtypes={"T": ANY, "T1": (BOOL,)}, bindings="x condition -> y", counted=(0,))
 def compress(node: BoundNode) -> Lowering:
     """y = the slices of x along `axis` (without one: its elements in order) for which the condition holds; it may be shorter than x."""
-    x, condition, given = node.input(0), node.input(1), node.attr("axis")
+    x, condition, number = node.input(0), node.input(1), node.attr("axis")
     if condition.rank != 1:
         raise UnsupportedNodeError(Code.RANK, f"Compress with a condition {condition.type}; taken: one dimension")
-    axis = None if given is None else axis_of(node, int(given), x.rank)
+    axis = None if number is None else axis_of(node, int(number), x.rank)
     shape = (1, x.size, 1) if axis is None else around(x.shape, axis)
     if condition.size > shape[1]:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Compress of {x.type} with a condition of {condition.size}, more than there are")
@@ -110,8 +110,8 @@ def unique(node: BoundNode) -> Lowering:
 
     x: any shape; indices: of each, the first; inverse: of each slice of x, which one of y; counts: of each, how many there are.
     """
-    x, given, shape = node.input(0), node.attr("axis"), (1, node.input(0).size, 1)
-    axis = None if given is None else axis_of(node, int(given), x.rank)
+    x, number, shape = node.input(0), node.attr("axis"), (1, node.input(0).size, 1)
+    axis = None if number is None else axis_of(node, int(number), x.rank)
     if axis is not None:
         shape = around(x.shape, axis)
     outer, n, inner = shape
@@ -156,7 +156,7 @@ def non_max_suppression(node: BoundNode) -> Lowering:
     if boxes.rank != 3 or scores.rank != 3 or boxes.shape[2] != 4 or (boxes.shape[0], boxes.shape[1]) != (scores.shape[0], scores.shape[2]):
         raise UnsupportedNodeError(Code.RANK, f"NonMaxSuppression of {boxes.type} with {scores.type}; taken: [B, S, 4] and [B, C, S]")
     batches, classes, size = scores.shape
-    most = max(number_of(node, 2), 0) if node.has(2) else 0
+    most = max(_filled(node, 2).ints()[0], 0) if node.has(2) else 0
     if (most > MANY or not is_symbolic(size)) and size < most:
         most = size
     lines = batches * classes
@@ -184,9 +184,12 @@ def non_max_suppression(node: BoundNode) -> Lowering:
 
 def _number(node: BoundNode, index: int) -> float | None:
     """What a threshold is; None where it is left out."""
-    operand = node.optional(index)
-    if operand is None:
-        return None
-    if operand.dtype is not FLOAT32 or operand.size != 1:
-        raise UnsupportedNodeError(Code.RANK, f"NonMaxSuppression with a threshold {operand.type}; taken: one float32")
-    return float(operand.require().reshape(-1)[0])
+    return float(_filled(node, index).require().reshape(-1)[0]) if node.has(index) else None
+
+
+def _filled(node: BoundNode, index: int) -> Operand:
+    """An input of which ONNX Runtime reads the first element, however many it has."""
+    operand = node.input(index)
+    if operand.size < 1 or operand.dtype is not (INT64 if index == 2 else FLOAT32):
+        raise UnsupportedNodeError(Code.RANK, f"NonMaxSuppression with {operand.name!r} {operand.type}; taken: a number, or several")
+    return operand

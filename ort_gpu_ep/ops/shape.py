@@ -24,18 +24,18 @@ def reshape(node: BoundNode) -> View:
 
     _shape: 0 keeps the dimension of x (unless `allowzero`), -1 stands for what remains.
     """
-    x, wanted = node.input(0), list(node.input(1).ints())
+    x, shape = node.input(0), list(node.input(1).ints())
     if not node.attr("allowzero"):
-        if any(d == 0 and i >= x.rank for i, d in enumerate(wanted)):
-            raise UnsupportedNodeError(Code.ATTRIBUTE, f"Reshape of {x.type} to {wanted}: 0 stands for a dimension that the input lacks")
-        wanted = [x.shape[i] if d == 0 else d for i, d in enumerate(wanted)]
-    if wanted.count(-1) == 1:
-        others = math.prod(d for d in wanted if d != -1)
+        if any(d == 0 and i >= x.rank for i, d in enumerate(shape)):
+            raise UnsupportedNodeError(Code.ATTRIBUTE, f"Reshape of {x.type} to {shape}: 0 stands for a dimension that the input lacks")
+        shape = [x.shape[i] if d == 0 else d for i, d in enumerate(shape)]
+    if shape.count(-1) == 1:
+        others = math.prod(d for d in shape if d != -1)
         if others:
-            wanted[wanted.index(-1)] = x.size // others
-    if any(d < 0 for d in wanted) or math.prod(wanted) != x.size:
+            shape[shape.index(-1)] = x.size // others
+    if any(d < 0 for d in shape) or math.prod(shape) != x.size:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Reshape of {x.type} to {node.input(1).ints()}: the sizes differ")
-    return _view(node, tuple(wanted))
+    return _view(node, tuple(shape))
 
 
 @op("Flatten", dtypes={"T": ANY}, bindings="x -> y")
@@ -51,19 +51,19 @@ def flatten(node: BoundNode) -> View:
 @op("Squeeze", dtypes={"T": ANY}, bindings="x _axes? -> y")
 def squeeze(node: BoundNode) -> View:
     """y = x without the given dimensions of size 1, or without all such."""
-    x, given = node.input(0), ints_of(node, "axes", 1, or_scalar=True)
-    axes = axes_of(node, given, x.rank) if given else tuple(i for i, d in enumerate(x.shape) if d == 1)
+    x, numbers = node.input(0), ints_of(node, "axes", 1, or_scalar=True)
+    axes = axes_of(node, numbers, x.rank) if numbers else tuple(i for i, d in enumerate(x.shape) if d == 1)
     if any(x.shape[i] != 1 for i in axes):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Squeeze of {x.type} along {given}: a dimension is not 1")
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Squeeze of {x.type} along {numbers}: a dimension is not 1")
     return _view(node, tuple(d for i, d in enumerate(x.shape) if i not in axes))
 
 
 @op("Unsqueeze", dtypes={"T": ANY}, bindings="x _axes? -> y")
 def unsqueeze(node: BoundNode) -> View:
     """y = x with dimensions of size 1 at `axes`, counted in y."""
-    x, given = node.input(0), ints_of(node, "axes", 1, or_scalar=True) or ()
-    rank = x.rank + len(given)
-    axes, sizes = axes_of(node, given, rank), iter(x.shape)
+    x, numbers = node.input(0), ints_of(node, "axes", 1, or_scalar=True) or ()
+    rank = x.rank + len(numbers)
+    axes, sizes = axes_of(node, numbers, rank), iter(x.shape)
     return _view(node, tuple(1 if i in axes else next(sizes) for i in range(rank)))
 
 

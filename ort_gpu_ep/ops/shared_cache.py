@@ -30,21 +30,21 @@ def lower(node: BoundNode) -> Lowering:
         raise UnsupportedNodeError(
             Code.RANK, f"MultiHeadAttention with past_sequence_length of {q.type}, keys {k and k.type}, values {v and v.type} and a cache "
             f"{past and past.type}; taken: three of [B, S, heads D], and [B, heads, tokens, D]")
-    made = Composed(node)
-    tokens = [_with_bias(made, part, int(q.shape[2])) for part in range(3)]
-    mask, rows = _mask(made, heads), past.shape[2]
+    composed = Composed(node)
+    tokens = [_with_bias(composed, part, int(q.shape[2])) for part in range(3)]
+    mask, rows = _mask(composed, heads), past.shape[2]
     batch, sequence, _ = q.shape
     lengths = TensorType(INT32, (batch,))
-    made.kernels.append(kernel(
+    composed.kernels.append(kernel(
         "step_lengths.wgsl", [lengths], reads={"past": PAST_LENGTH}, writes={"y": "lengths"}, reports=True,
         consts={"SEQUENCE": sequence, "ROWS": rows, "KEYS": mask.shape[3] if mask else 0, "MASKED": mask is not None}))
-    made.temps["lengths"] = lengths
+    composed.temps["lengths"] = lengths
     most = Part(None, Operand("", TensorType(INT64, (1,)), np.array([rows], object)))
-    caches = made.given(PAST_KEY), made.given(PAST_VALUE)
-    given = [*tokens, *caches, Part("lengths", Operand("lengths", lengths)), most, None, None, None, mask]
+    caches = composed.given(PAST_KEY), composed.given(PAST_VALUE)
+    operands = [*tokens, *caches, Part("lengths", Operand("lengths", lengths)), most, None, None, None, mask]
     attributes = {"num_heads": heads, "kv_num_heads": heads, "causal": int(node.attr("unidirectional")), "scale": node.attr("scale") or 0.0}
-    made.add_all("GroupQueryAttention", given, (0, 1, 2), version=1, domain=DOMAIN, attributes=attributes)
-    return made.lowering()
+    composed.add_all("GroupQueryAttention", operands, (0, 1, 2), version=1, domain=DOMAIN, attributes=attributes)
+    return composed.lowering()
 
 
 def _with_bias(made: Composed, part: int, hidden: int) -> Part:

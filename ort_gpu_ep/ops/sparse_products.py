@@ -115,12 +115,12 @@ def of_dense(node: BoundNode, by_rows: bool) -> Held | None:
     if w.dtype is not FLOAT32 or w.rank < 2 or w.size < MIN_COUNTED_FILTERS or not w.is_constant:
         return None
     n = w.shape[0] if by_rows else w.shape[1]
-    k, found = w.size // n, w.nonzeros
-    if found is None or found.total > pruned.MAX_DENSITY * w.size or k > pruned.NOWHERE:
+    k, nonzeros = w.size // n, w.nonzeros
+    if nonzeros is None or nonzeros.total > pruned.MAX_DENSITY * w.size or k > pruned.NOWHERE:
         return None
-    width = pruned.width_of(found.row if by_rows else found.column)
+    width = pruned.width_of(nonzeros.row if by_rows else nonzeros.column)
     packs = all(map(limits.allow, (pruned.PACKING, pruned.RESTORING))) and 2 * k + width + 8 <= limits.max_loop_iterations
-    return Held(n, k, found.total, width, (k, 1) if by_rows else (1, n)) if packs else None
+    return Held(n, k, nonzeros.total, width, (k, 1) if by_rows else (1, n)) if packs else None
 
 
 def of_entries(node: BoundNode, n: int, k: int) -> Held | None:
@@ -188,7 +188,7 @@ def _estimate_ns(product: SparseProduct, rows: int, each: int, slices: int) -> f
     """A team waits for its entries and for what they name, four at a time, while the units read x; half of the shorter is hidden. What is
     not in planes is brought there before, and the elements of y lie apart then. Fitted to 16 layers of ResNet-50 and products on an H200.
     """
-    by, held, window = product.target.figures, product.held, product.window
+    by, weights, window = product.target.figures, product.held, product.window
     entry_clocks, pixel_clocks, begin_clocks, round_ns = (
         (by.sparse_tap_clocks, by.sparse_tap_pixel_clocks, 2 * window.taps + by.sparse_begin_clocks, by.sparse_tap_round_ns)
         if window is not None and product.windowed else
@@ -196,43 +196,43 @@ def _estimate_ns(product: SparseProduct, rows: int, each: int, slices: int) -> f
     if window is not None:      # neighbours in y lie apart in x
         pixel_clocks *= 1 + by.sparse_apart * (math.prod(window.strides) - 1)
     tiles = ceil_div(hint(product.images * product.pixels), TEAM * each)
-    clocks = tiles * held.total * (entry_clocks + each * pixel_clocks)
+    clocks = tiles * weights.total * (entry_clocks + each * pixel_clocks)
     clocks *= by.sparse_rows_factor if rows > 1 and not product.windowed else 1.0
-    clocks += tiles * held.n * slices * each * begin_clocks
-    reads_ns, waits_ns = clocks / by.units / by.clocks_per_ns, round_ns * rows * ceil_div(held.width, 4 * slices)
-    ns = by.sparse_launch_ns + max(waits_ns, reads_ns) + min(waits_ns, reads_ns) / 2 + 6 * held.n * held.width * by.byte_ns
+    clocks += tiles * weights.n * slices * each * begin_clocks
+    reads_ns, waits_ns = clocks / by.units / by.clocks_per_ns, round_ns * rows * ceil_div(weights.width, 4 * slices)
+    ns = by.sparse_launch_ns + max(waits_ns, reads_ns) + min(waits_ns, reads_ns) / 2 + 6 * weights.n * weights.width * by.byte_ns
     if product.y_strides[2] != 1:
-        ns += 8 * 4 * held.n * hint(product.pixels) * by.byte_ns
+        ns += 8 * 4 * weights.n * hint(product.pixels) * by.byte_ns
     if not product.x_planes:
-        ns += by.dispatch_ns + 8 * held.k * hint(product.pixels) * by.byte_ns
+        ns += by.dispatch_ns + 8 * weights.k * hint(product.pixels) * by.byte_ns
     return float(by.sparse_factor * ns)
 
 
 def _lowered(product: SparseProduct, choice: Choice, out: TensorType) -> Lowering:
     """The packing, once; x in planes, where it does not lie so; the product."""
-    held = product.held
-    packing, inverses = held.packing()
-    kernels, temps = [packing], [*pruned.places(held.n, held.width)]
+    codes = product.held
+    packing, inverses = codes.packing()
+    kernels, temps = [packing], [*pruned.places(codes.n, codes.width)]
     x: int | str = 0
     if not product.x_planes:
         x = "planes"
-        temps.append(("planes", TensorType(FLOAT32, (held.k, product.pixels))))
+        temps.append(("planes", TensorType(FLOAT32, (codes.k, product.pixels))))
         kernels.append(kernel(
-            "strided.wgsl", [temps[-1][1]], indices={"x_index": Strided((held.k, product.pixels), (1, held.k))}, raw=True, reads={"x": 0},
+            "strided.wgsl", [temps[-1][1]], indices={"x_index": Strided((codes.k, product.pixels), (1, codes.k))}, raw=True, reads={"x": 0},
             writes={"y": x}))
     kernels.append(_kernel(product, choice, x, out))
     return Lowering((out,), tuple(kernels), tuple(temps), once=("columns", "values"), inverses=inverses)
 
 
 def _kernel(product: SparseProduct, choice: Choice, x: int | str, out: TensorType) -> Kernel:
-    (rows, each, slices), held, window, unit = FORMS[choice.form], product.held, product.window, 4 if product.fours else 1
-    total, channels = product.images * product.pixels, held.k // (window.taps if window else 1)
+    (rows, each, slices), sparse, window, unit = FORMS[choice.form], product.held, product.window, 4 if product.fours else 1
+    total, channels = product.images * product.pixels, sparse.k // (window.taps if window else 1)
     _, c_row, c_pixel = product.bias or (0, 0, 0)
     by_fours = product.fours and product.y_strides[2] == 1 and c_pixel == 0
     of_image, of_row, of_pixel = (stride // 4 if by_fours else stride for stride in product.y_strides)
     bias = {"c": product.bias[0]} if product.bias else {}
     consts: dict[str, Const] = {
-        "N": held.n, "K": held.k, "PLACES": held.width, "TEAM": TEAM, "MM": rows, "EACH": each // unit, "SLICES": slices,
+        "N": sparse.n, "K": sparse.k, "PLACES": sparse.width, "TEAM": TEAM, "MM": rows, "EACH": each // unit, "SLICES": slices,
         "TOTAL": total // unit, "PIXELS": product.pixels // unit, "X_IMAGE": channels * product.plane // unit,
         "PLANE": product.plane // unit, "Y_IMAGE": of_image, "Y_ROW": of_row, "Y_PIXEL": of_pixel, "C_ROW": c_row, "C_PIXEL": c_pixel,
         "ALPHA": product.alpha, "BETA": product.beta,

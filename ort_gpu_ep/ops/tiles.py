@@ -84,6 +84,21 @@ class Tile:
         """Workgroup memory in vectors of 16 bytes: two buffers, or the teams' sums."""
         return max(2 * self.buffer, self.sums)
 
+    @property
+    def registers(self) -> int:
+        """Of a lane: its sums, what it multiplies of four of K, and what it loads for the next step."""
+        return self.own_m * self.own_n + 4 * (self.own_m + self.own_n + self.loads_m + self.loads_n) + OTHER_REGISTERS
+
+    @property
+    def loads_m(self) -> int:
+        """Vectors of weights that a lane loads for a step."""
+        return self.fours * self.m // self.workgroup_size
+
+    @property
+    def loads_n(self) -> int:
+        """Likewise of rows."""
+        return self.fours * self.n // self.workgroup_size
+
     def workgroup_nbytes(self, halves: bool) -> int:
         """In float16 the sums lie beside the buffers."""
         return 8 * 2 * self.buffer + 16 * self.sums if halves else 16 * self.shared
@@ -93,6 +108,10 @@ class Tile:
         nbytes, sums = self.workgroup_nbytes(halves), self.own_m * self.own_n
         return self.workgroup_size <= limits.max_invocations and nbytes <= limits.max_workgroup_nbytes and not (halves and sums > MOST_SUMS)
 
+
+OTHER_REGISTERS = 40
+"""Of a lane, besides those of its tile: places in memory, mostly. Intel's compiler, with 128, spills 306 of 128x128, 31 of 64x64, 6 of
+64x32/4 where it has windows, and nothing of 64x64/4 (benchmarks/compilers.py)."""
 
 TILES = (
     Tile("64x64/4", 64, 64, 8, 8, 4, 4, 2, 0.5017),
@@ -221,10 +240,14 @@ def forms(product: TiledProduct) -> dict[str, Form]:
 
 
 def shares(product: TiledProduct) -> dict[str, tuple[Tile, int]]:
-    """Every tile and number of parts of K that could be taken, by name. Small tiles of large products are more than a grid may have."""
+    """Every tile and number of parts of K that could be taken, by name. Small tiles of large products are more than a grid may have,
+    and large ones more than a lane has registers for.
+    """
     most, fitting = product.target.limits.max_groups_per_dimension, [t for t in TILES if t.fits(product.target.limits, product.halves)]
     rows, columns = int(hint(product.rows)), int(hint(product.m))
-    tiles = [t for t in fitting if max(ceil_div(rows, t.n), ceil_div(columns, t.m)) <= most] or fitting
+    by = product.target.figures
+    unspilled = [t for t in fitting if t.registers <= min(by.lane_registers, by.registers // t.workgroup_size)] or fitting
+    tiles = [t for t in unspilled if max(ceil_div(rows, t.n), ceil_div(columns, t.m)) <= most] or fitting
     return {f"{tile.name}*{split}": (tile, split) for tile in tiles for split in _splits(product, tile)}
 
 
@@ -349,8 +372,8 @@ def consts_of(tile: Tile, halves: bool = False) -> dict[str, Const]:
     outputs = tile.own_m // 4 * tile.own_n
     return {
         "TM": tile.m, "TN": tile.n, "TQ": tile.fours, "MM": tile.own_m, "NN": tile.own_n, "SLICES": tile.slices, "TEAM": tile.team,
-        "TX": tile.n // tile.own_n, "TY": tile.m // tile.own_m, "A_LOADS": tile.fours * tile.m // tile.workgroup_size,
-        "B_LOADS": tile.fours * tile.n // tile.workgroup_size, "A_SIZE": tile.fours * tile.m, "B_ROW": tile.row,
+        "TX": tile.n // tile.own_n, "TY": tile.m // tile.own_m, "A_LOADS": tile.loads_m,
+        "B_LOADS": tile.loads_n, "A_SIZE": tile.fours * tile.m, "B_ROW": tile.row,
         "BUFFER": tile.buffer, "SHARED": 2 * tile.buffer if halves else tile.shared, "SUMS": tile.sums, "ROUNDS": tile.rounds,
         "EACH": outputs // tile.rounds, "OUTPUTS": outputs // tile.slices if tile.slices > 1 else outputs}
 

@@ -145,7 +145,7 @@ def _pool_gradient(node: BoundNode, shape: Shape, of_max: bool) -> Kernel:
     out = node.input(0).shape[2:]
     sizes = {"IN": shape[2:], "OUT": out, "K": node.attr("kernel_shape"), "S": node.attr("strides"), "D": node.attr("dilations")}
     absent = 3 - len(out)
-    axes = {f"{name}{a}": size for name, given in sizes.items() for a, size in enumerate((1,) * absent + tuple(given))}
+    axes = {f"{name}{a}": size for name, number in sizes.items() for a, size in enumerate((1,) * absent + tuple(number))}
     before = {f"H{a}": h for a, h in enumerate((0,) * absent + tuple(node.attr("before")))}
     return kernel("pool_gradient.wgsl", [TensorType(FLOAT32, shape)], consts=axes | before | {"MAX": of_max})
 

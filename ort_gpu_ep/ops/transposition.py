@@ -128,25 +128,25 @@ def swapping(node: BoundNode, swap: Swap, out: TensorType, target: int) -> Kerne
     x, ends_in, limits, raw = node.input(0).dtype, node.ends_in(out.dtype), node.target.limits, not node.has_steps
     if hint(out.size) < SMALL or not limits.allow("transpose.wgsl"):
         return None
-    known = {name: tile for name, tile in _known(swap, x, ends_in, raw).items() if tile.block or limits.allow(WORKGROUP)}
-    if not known:
+    tiles = {name: tile for name, tile in _known(swap, x, ends_in, raw).items() if tile.block or limits.allow(WORKGROUP)}
+    if not tiles:
         return None
     estimates = {EACH: each_ns(swap, out.dtype, node.target.figures)} | {
-        name: tile_ns(swap, out.dtype, tile, node.target.figures) for name, tile in known.items()}
+        name: tile_ns(swap, out.dtype, tile, node.target.figures) for name, tile in tiles.items()}
     about = f"about {1 << hint(math.prod(swap.others(swap.shape))).bit_length()} times"
     choice = node.target.choose(f"transpose {hint(swap.a)} x {hint(swap.b)}, {about}, {x.bits} to {ends_in.bits} bits", estimates)
-    return choice if choice.form == EACH else _kernel(swap, known[choice.form], x, out, ends_in, raw, target, choice)
+    return choice if choice.form == EACH else _kernel(swap, tiles[choice.form], x, out, ends_in, raw, target, choice)
 
 
 def _known(swap: Swap, x: DType, ends_in: DType, raw: bool) -> Mapping[str, Tile]:
     """The tiles that can move these elements: four at a time those that have a vector or a word, others where no word of y has two runs."""
-    vectors, found = (FLOAT32, INT8, UINT8), dict[str, Tile]()
+    vectors, tiles = (FLOAT32, INT8, UINT8), dict[str, Tile]()
     if swap.begins_at(4) and (x.bits <= 32 if raw else x in vectors and ends_in in vectors):
-        found |= BLOCKS if x.bits == 32 else OF_PACKED
-        found |= WIDE if raw and x.bits == 8 and swap.begins_at(16) else {}
+        tiles |= BLOCKS if x.bits == 32 else OF_PACKED
+        tiles |= WIDE if raw and x.bits == 8 and swap.begins_at(16) else {}
     if not _is_packed(ends_in, raw) or ((raw or ends_in in vectors) and same(swap.b % (32 // ends_in.bits), 0)):
-        found |= TILES
-    return found
+        tiles |= TILES
+    return tiles
 
 
 def _is_packed(dtype: DType, raw: bool) -> bool:

@@ -41,8 +41,8 @@ for _name, _text in {
     elementwise(_name, _text)
 
 for _name, _text in {
-    "Exp": "exp_f32(x)", "Log": "log_f32(x)", "Sqrt": "sqrt(x)", "Reciprocal": "1.0 / x", "Floor": "floor(x)", "Ceil": "ceil(x)",
-    "Round": "round(x)",
+    "Exp": "exp_f32(x)", "Log": "log_f32(x)", "Sqrt": "sqrt_f32(x)", "Reciprocal": "reciprocal_f32(x)",
+    "Floor": "floor(x)", "Ceil": "ceil(x)", "Round": "round(x)",
 }.items():
     elementwise(_name, by_type(_text, ""), types=REAL)
 

@@ -79,24 +79,24 @@ def forms(
         units, weights, _powers(node, weights), rows, unpack, bias[0] if bias else None, node.target.limits.keeps_dense,
         _codes(node, weights, rows, described))
     once = 0.0 if packed.keeps else WRITTEN * unpack_ns
-    found = _of_tiles(packed, False, once)
+    by_name = _of_tiles(packed, False, once)
     along = replace(units, w=replace(units.w, along_k=True))       # as codes lie
-    return found if packed.codes is None else found | _of_tiles(replace(packed, units=along), True)
+    return by_name if packed.codes is None else by_name | _of_tiles(replace(packed, units=along), True)
 
 
 def _of_tiles(packed: PackedProduct, in_tile: bool, once_ns: float = 0.0) -> dict[str, Form]:
     """In each tile, with k whole and in the number of parts that is estimated to be the best. once_ns: what comes before."""
-    units, found = packed.units, dict[str, Form]()
+    units, by_name = packed.units, dict[str, Form]()
     product, of_codes, what = units.product, DECODED if in_tile else 0.0, "decoded in" if in_tile else "unpacked for"
     for tile in matrix_units.tiles_of(units):
         whole = partial(_lowered, packed, tile, in_tile)
-        found[f"{what} {tile.name}"] = Form(once_ns + matrix_units.estimate_ns(units, tile, of_codes), whole)
+        by_name[f"{what} {tile.name}"] = Form(once_ns + matrix_units.estimate_ns(units, tile, of_codes), whole)
         times = {split: once_ns + matrix_units.CUT_FACTOR * matrix_units.estimate_ns(units, tile, of_codes, split)
                  for split in matrix_units.splits(product.target, tile, product.m, product.n, product.k)}
         if times:
             split = min(times, key=lambda split: times[split])
-            found[f"{what} {tile.name}*{split}"] = Form(times[split], partial(_cut, whole, packed, tile, split))
-    return found
+            by_name[f"{what} {tile.name}*{split}"] = Form(times[split], partial(_cut, whole, packed, tile, split))
+    return by_name
 
 
 def _cut(whole: Build, packed: PackedProduct, tile: UnitTile, split: int, choice: Choice, out: TensorType) -> Lowering:

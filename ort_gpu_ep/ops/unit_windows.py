@@ -85,17 +85,17 @@ def forms(units: UnitConvolution | None) -> dict[str, Form]:
     if units is None:
         return {}
     product, limits = units.product, units.product.target.limits
-    found = dict[str, Form]()
+    by_name = dict[str, Form]()
     for tile in matrix_units.TILES:
         if not (tile.fits(limits, w_rows=True) and max(
                 ceil_div(int(hint(product.rows)), tile.n), ceil_div(product.m, tile.m), product.groups) <= limits.max_groups_per_dimension):
             continue
-        found[tile.name] = Form(estimate_ns(units, tile), partial(_lowered, units, tile, 1))
+        by_name[tile.name] = Form(estimate_ns(units, tile), partial(_lowered, units, tile, 1))
         times = {split: matrix_units.CUT_FACTOR * estimate_ns(units, tile, split) for split in _splits(units, tile)}
         if times:
             split = min(times, key=lambda split: times[split])
-            found[f"{tile.name}*{split}"] = Form(times[split], partial(_lowered, units, tile, split))
-    return found
+            by_name[f"{tile.name}*{split}"] = Form(times[split], partial(_lowered, units, tile, split))
+    return by_name
 
 
 def _splits(units: UnitConvolution, tile: UnitTile) -> Iterator[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ort_gpu_ep.ir.graph import Step
-from ort_gpu_ep.ir.types import INT64, DType, Shape, TensorType, summed
+from ort_gpu_ep.ir.types import FLOATS, INT64, DType, Shape, TensorType, summed
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, View, broadcast, kernel, op
 from ort_gpu_ep.ops import channels_last
 from ort_gpu_ep.ops.elementwise import NUMERIC, REAL, Expression, by_type, common_shape, constant, elementwise, in_pairs, paired
@@ -32,7 +32,8 @@ def variadic(name: str, pair: Callable[[BoundNode], str], *, types: tuple[DType,
             taken, sources = sources[:MAX_READS], [part, *sources[MAX_READS:]]
             temps[part] = TensorType(summed(out.dtype), _common_shape(node, taken, temps))
             kernels.append(_fold(name, text, taken, temps[part], part))
-        last = f"x / {constant(len(node.inputs), out.dtype)}" if mean else ""
+        number = constant(len(node.inputs), out.dtype)
+        last = "" if not mean else f"divide_f32(x, {number}).x" if out.dtype in FLOATS else f"x / {number}"
         kernels.append(_fold(name, text, sources, out, 0, last))
         return Lowering((out,), tuple(kernels), tuple(temps.items()))
 

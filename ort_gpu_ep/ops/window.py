@@ -77,10 +77,10 @@ def transpose_window(node: BoundNode, spatial: Shape, size: Shape) -> Window:
     strides = tuple(node.attr("strides") or (1,) * rank)
     dilations = tuple(node.attr("dilations") or (1,) * rank)
     extra = tuple(node.attr("output_padding") or (0,) * rank)
-    auto, wanted = node.attr("auto_pad"), node.attr("output_shape")
+    auto, shape = node.attr("auto_pad"), node.attr("output_shape")
     full = tuple((n - 1) * s + (k - 1) * d + 1 + e for n, s, k, d, e in zip(spatial, strides, size, dilations, extra, strict=True))
-    if wanted:
-        out = tuple(wanted[-rank:])
+    if shape:
+        out = tuple(shape[-rank:])
         _check_reached(node, out, full, strides)
     elif auto in ("SAME_UPPER", "SAME_LOWER"):      # a window smaller than its stride reaches less far, and nothing is added
         reach = tuple((k - 1) * d + 1 + e for k, d, e in zip(size, dilations, extra, strict=True))

@@ -32,11 +32,11 @@ def lower(node: BoundNode) -> Lowering:
     first = bool(sequence == total)
     consts: dict[str, Const] = {
         "SEQUENCE": sequence, "TOTAL": total, "FIRST": first, "CAPACITY": capacity, "WINDOW": window}
-    given = {"given": POSITIONS} if node.has(POSITIONS) else {}
+    reads = {"given": POSITIONS} if node.has(POSITIONS) else {}
     kinds = TensorType(INT32, (batch,)), TensorType(INT32, (batch, sequence))
     composed.kernels.append(kernel(
-        "window_start.wgsl", kinds, consts={"BATCH": batch, "GIVEN": bool(given), **consts},
-        groups=ceil_div(batch * sequence, WORKGROUP_SIZE), workgroup_size=WORKGROUP_SIZE, reads={"lengths": LENGTHS, **given},
+        "window_start.wgsl", kinds, consts={"BATCH": batch, "GIVEN": bool(reads), **consts},
+        groups=ceil_div(batch * sequence, WORKGROUP_SIZE), workgroup_size=WORKGROUP_SIZE, reads={"lengths": LENGTHS, **reads},
         writes={"staged": "staged", "places": "places"}, reports=True))
     composed.temps |= dict(zip(("staged", "places"), kinds, strict=True))
     staged, positions = (Part(name, Operand(name, kind)) for name, kind in zip(("staged", "places"), kinds, strict=True))

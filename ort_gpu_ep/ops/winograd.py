@@ -45,6 +45,9 @@ FORM = "winograd "
 
 SHADERS = ("winograd_input.wgsl", "winograd_output.wgsl", "winograd_weights.wgsl")
 
+REGISTERS = 192
+"""Of an invocation of the two transforms: of 36 vectors AMD's compiler has so many at once, and those of adapters with fewer spill."""
+
 record("winograd_input.wgsl", "direct", flops=lambda k: 4 * 12 * 14 * k["TILES"] * k["C4"])
 record("winograd_output.wgsl", "direct", flops=lambda k: 4 * 10 * 17 * k["TILES"] * k["M4"])
 record("winograd_weights.wgsl", "movement")
@@ -76,7 +79,7 @@ def of(node: BoundNode, window: Window, direct: TiledProduct) -> TiledConvolutio
 
     direct: the convolution as one product.
     """
-    allowed = all(map(node.target.limits.allow, SHADERS))
+    allowed = all(map(node.target.limits.allow, SHADERS)) and node.target.figures.lane_registers > REGISTERS
     steps = {*window.strides, *window.dilations}
     if not allowed or window.size != (3, 3) or steps != {1} or direct.planes or direct.spread or not direct.weights.constant:
         return None
@@ -115,8 +118,8 @@ def fewest_tiles(conv: TiledConvolution, direct: TiledProduct) -> int:
         sums = replace(direct, rows=ceil(rows * outputs))
         return best_ns(forms(replace(conv, product=replace(conv.product, rows=rows)))) < best_ns(tiles.forms(sums))
 
-    found = bisect_left(POWERS, True, key=wins)
-    return POWERS[found] if found < len(POWERS) else 0
+    power = bisect_left(POWERS, True, key=wins)
+    return POWERS[power] if power < len(POWERS) else 0
 
 
 def _lowered(conv: TiledConvolution, tile: Tile, choice: Choice, out: TensorType) -> Lowering:

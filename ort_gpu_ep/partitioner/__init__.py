@@ -34,5 +34,5 @@ __all__ = ["Costs", "NodeReport", "Partitioning", "Prediction", "Report", "fuse"
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'ort_gpu_ep.partitioner' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"ort_gpu_ep.partitioner.{_LAZY[name]}"), name)
-    return found
+    attribute = globals()[name] = getattr(import_module(f"ort_gpu_ep.partitioner.{_LAZY[name]}"), name)
+    return attribute

@@ -79,8 +79,8 @@ def absorb(graph: Graph, facts: Facts, limits: Limits, consumers: Consumers, sha
 
 def _taken(node: Node, decoder: Node, index: int, packed_op: str, facts: Facts, limits: Limits) -> Node | None:
     """The two as one node, whose types are known then; None where a row declines it, or the node by itself."""
-    made = facts.types.get(decoder.outputs[0])
-    fused = _fused(node, decoder, index, packed_op, half=made is not None and made.dtype is FLOAT16)
+    kind = facts.types.get(decoder.outputs[0])
+    fused = _fused(node, decoder, index, packed_op, half=kind is not None and kind.dtype is FLOAT16)
     before, answer = _asked(node, facts, limits), _asked(fused, facts, limits)
     if isinstance(before, Decline) or isinstance(answer, Decline):
         return None
@@ -97,9 +97,9 @@ def _asked(node: Node, facts: Facts, limits: Limits) -> Lowering | Decline:
 
 def is_decoder(node: Node, graph: Graph) -> bool:
     """Whether a node makes a weight of constants that hold less, and that are not known to be damaged."""
-    known = (node.op == "DequantizeLinear" and not node.domain) or (
+    is_decoding = (node.op == "DequantizeLinear" and not node.domain) or (
         node.domain == DOMAIN and node.op in NAMES and DAMAGE not in node.attributes)
-    return known and all(graph.values[n].is_constant for n in node.inputs if n)
+    return is_decoding and all(graph.values[n].is_constant for n in node.inputs if n)
 
 
 def _of_a_run(node: Node, graph: Graph, facts: Facts) -> bool:
@@ -124,19 +124,19 @@ class PackedWeights:
 def packed_weights(graph: Graph, facts: Facts, limits: Limits) -> PackedWeights:
     """Of what the nodes of a partition read packed, or decode by themselves, once it is planned."""
     nodes = absorb(absorb(graph, facts, limits, PRODUCTS, shared=True), facts, limits, LAYERS, shared=True).nodes
-    found = [(node, held) for node in nodes for held in _packed_weights(node, facts.types, graph)]
-    constants = {name for _, (names, _) in found for name in names if name in facts.types}
-    dense = {names[0]: nbytes for _, (names, nbytes) in found}
+    pairs = [(node, weight) for node in nodes for weight in _packed_weights(node, facts.types, graph)]
+    constants = {name for _, (names, _) in pairs for name in names if name in facts.types}
+    dense = {names[0]: nbytes for _, (names, nbytes) in pairs}
     return PackedWeights(
         sum(facts.types[name].nbytes for name in constants), sum(dense.values()),
-        tuple(node.label for node, _ in found if is_decoder(node, graph)))
+        tuple(node.label for node, _ in pairs if is_decoder(node, graph)))
 
 
 def _packed_weights(node: Node, types: Mapping[str, TensorType], graph: Graph) -> Iterator[tuple[tuple[str, ...], int]]:
     """The constants of each packed weight that a node reads or decodes, and its bytes as float32."""
     if is_decoder(node, graph):
-        made = types.get(node.outputs[0])
-        yield node.inputs, 4 * made.size if made is not None else 0
+        kind = types.get(node.outputs[0])
+        yield node.inputs, 4 * kind.size if kind is not None else 0
     elif node.domain == "com.microsoft" and node.op in ("MatMulNBits", "MatMulBnb4"):
         k, n = node.attributes.get("K"), node.attributes.get("N")
         yield node.inputs[1:4], 4 * k * n if isinstance(k, int) and isinstance(n, int) else 0
@@ -155,8 +155,8 @@ def _fused(node: Node, decoder: Node, index: int, packed_op: str, half: bool) ->
     """The node with the decoder's constants in place of input `index`, and the attributes of both. half: the decoder makes float16."""
     attributes, absorbed = dict(node.attributes), len(packed_inputs(node.attributes))
     if not absorbed:
-        found = schema(node.domain, node.op, node.version)
-        attributes = {name: default_attribute(node.domain, node.op, node.version, name) for name in (found.attributes if found else ())}
+        formal = schema(node.domain, node.op, node.version)
+        attributes = {name: default_attribute(node.domain, node.op, node.version, name) for name in (formal.attributes if formal else ())}
         attributes |= {**node.attributes, "op_version": node.version}
     attributes |= {"op_name": node.op} if packed_op == "OfBytes" else {}
     attributes |= {f"{prefix(absorbed)}_{name}": value for name, value in {**_described(decoder, half), "input": index}.items()}
@@ -173,8 +173,8 @@ def _fused(node: Node, decoder: Node, index: int, packed_op: str, half: bool) ->
 
 def _described(decoder: Node, half: bool) -> dict[str, Attribute]:
     """What a fused node is told of a weight."""
-    given = decoder.attributes
+    attributes = decoder.attributes
     return {
-        "axis": given.get("axis", 1), "block": given.get("block_size", 0), "bits": CODEBOOK.get(decoder.op, 0),
-        "sparse": int(decoder.op == SPARSE), "shape": given.get("shape", ()), "perm": given.get("perm", ()),
+        "axis": attributes.get("axis", 1), "block": attributes.get("block_size", 0), "bits": CODEBOOK.get(decoder.op, 0),
+        "sparse": int(decoder.op == SPARSE), "shape": attributes.get("shape", ()), "perm": attributes.get("perm", ()),
         "half": int(half)}

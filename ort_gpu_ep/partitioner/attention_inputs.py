@@ -28,15 +28,15 @@ def simplify_attention(graph: Graph, facts: Facts, limits: Limits) -> Graph:
     """The graph with such biases and masks outside of attention, and no Cast in front of an embedding."""
     if not any((node.domain, node.op) in (*PADDING, EMBEDDING) for node in graph.nodes):
         return graph
-    made = _Inputs(graph, facts, limits)
+    inputs = _Inputs(graph, facts, limits)
     for node in graph.nodes:
         if (node.domain, node.op) == EMBEDDING:
-            made.read_ids(node)
+            inputs.read_ids(node)
         if (node.domain, node.op) == MULTI_HEAD and len(node.inputs) > BIAS and node.inputs[BIAS]:
-            made.move_bias(node)
-    made.share_masks()
-    nodes = (n for node in graph.nodes for n in (*made.before.get(id(node), ()), made.replaced.get(id(node), node)))
-    return graph.with_nodes(tuple(nodes), made.values)
+            inputs.move_bias(node)
+    inputs.share_masks()
+    nodes = (n for node in graph.nodes for n in (*inputs.before.get(id(node), ()), inputs.replaced.get(id(node), node)))
+    return graph.with_nodes(tuple(nodes), inputs.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class _Inputs:
             assert tensor is not None, "the caller has looked"
             width = int(tensor.shape[2])
             product = self.producers.get(name)
-            made = product and self._biased(product, name, f"{node.inputs[BIAS]}.{first}", bias[first:first + width], tensor)
-            if product is None or made is None:
+            product_now = product and self._biased(product, name, f"{node.inputs[BIAS]}.{first}", bias[first:first + width], tensor)
+            if product is None or product_now is None:
                 return
-            products.append((product, made))
+            products.append((product, product_now))
             first += width
-        self.replaced.update({id(product): made for product, made in products})
+        self.replaced.update({id(product): product_now for product, product_now in products})
         self.replaced[id(node)] = replace(node, inputs=(*node.inputs[:BIAS], "", *node.inputs[BIAS + 1:]))
 
     def _biased(self, product: Node, name: str, bias_name: str, bias: Array, tensor: TensorType) -> Node | None:
@@ -99,10 +99,10 @@ class _Inputs:
         added = Node(
             "Elementwise", (), (name,), product.name, "ort_gpu_ep", 1, id=product.id, sources=product.members,
             epilogue=(Step("Add", "x + y", ("e0", "e1"), tensor.dtype),), operands=(name, bias_name))
-        made = join(product, added, name)
-        bound = bind(made, self.facts)
+        node = join(product, added, name)
+        bound = bind(node, self.facts)
         refused = isinstance(bound, Decline) or isinstance(claim(bound, self.limits), Decline)
-        return None if refused or len(made.epilogue) > MAX_STEPS or cancels(made.epilogue) else made
+        return None if refused or len(node.epilogue) > MAX_STEPS or cancels(node.epilogue) else node
 
     def _constant(self, name: str, array: Array, like: TensorType) -> None:
         array = np.ascontiguousarray(array)
@@ -117,27 +117,27 @@ class _Inputs:
         inputs, bound = list(node.inputs), bind(node, self.facts)
         for at in (IDS, SEGMENT_IDS):
             cast = self.producers.get(inputs[at])
-            given = self.facts.types.get(cast.inputs[0]) if cast is not None and cast.op == "Cast" and not cast.domain else None
-            if cast is not None and given is not None and given.dtype is INT64 and not cast.epilogue:
+            kind = self.facts.types.get(cast.inputs[0]) if cast is not None and cast.op == "Cast" and not cast.domain else None
+            if cast is not None and kind is not None and kind.dtype is INT64 and not cast.epilogue:
                 inputs[at] = cast.inputs[0]
         if tuple(inputs) == node.inputs or isinstance(bound, Decline):
             return
-        made = replace(node, domain="ort_gpu_ep", inputs=tuple(inputs), attributes={"epsilon": bound.attr("epsilon")})
-        bound = bind(made, self.facts)
+        embedding = replace(node, domain="ort_gpu_ep", inputs=tuple(inputs), attributes={"epsilon": bound.attr("epsilon")})
+        bound = bind(embedding, self.facts)
         if not isinstance(bound, Decline) and not isinstance(claim(bound, self.limits), Decline):
-            self.replaced[id(node)] = made
+            self.replaced[id(node)] = embedding
 
     # ---- masks
 
     def share_masks(self) -> None:
         """One node for each mask that several nodes would make for themselves."""
-        left = [found for node in self.graph.nodes if (found := self._masked(self.replaced.get(id(node), node))) is not None]
+        left = [masked for node in self.graph.nodes if (masked := self._masked(self.replaced.get(id(node), node))) is not None]
         origins = {self.replaced.get(id(node), node).outputs: node for node in self.graph.nodes}
         while left:
-            alike = [found for found in left if found.is_like(left[0])]
-            left = [found for found in left if not any(found is a for a in alike)]
+            alike = [masked for masked in left if masked.is_like(left[0])]
+            left = [masked for masked in left if not any(masked is a for a in alike)]
             if len(alike) > 1:
-                self._share(alike, [origins[found.node.outputs] for found in alike])
+                self._share(alike, [origins[masked.node.outputs] for masked in alike])
 
     def _masked(self, node: Node) -> _Masked | None:
         """The node, if padding is all that its mask is made of, and its type has a number for what is filtered."""
@@ -147,26 +147,26 @@ class _Inputs:
         bound = bind(node, self.facts)
         if not isinstance(bound, BoundNode) or isinstance(claim(bound, self.limits), Decline):
             return None
-        found = _Masked(node, *masked_scores(bound))
-        return None if bound.input(0).dtype is FLOAT16 and abs(found.filtered) > LARGEST_HALF else found
+        masked = _Masked(node, *masked_scores(bound))
+        return None if bound.input(0).dtype is FLOAT16 and abs(masked.filtered) > LARGEST_HALF else masked
 
     def _share(self, alike: Sequence[_Masked], origins: Sequence[Node]) -> None:
         first, name = alike[0], f"{origins[0].outputs[0]}.mask"
         dtype = self.facts.types[first.node.inputs[0]].dtype
         attributes: dict[str, Any] = {"scores": first.scores, "before": first.before, "to": dtype.onnx, "mask_filter_value": first.filtered}
-        made = Node("AttentionMask", (_padding(first.node),), (name,), f"{origins[0].label}.mask", "ort_gpu_ep", 1, attributes,
+        node = Node("AttentionMask", (_padding(first.node),), (name,), f"{origins[0].label}.mask", "ort_gpu_ep", 1, attributes,
                     id=origins[0].id, sources=origins[0].members)
-        bound = bind(made, self.facts)
+        bound = bind(node, self.facts)
         answer = bound if isinstance(bound, Decline) else claim(bound, self.limits)
         if isinstance(answer, Decline) or answer.outputs[0] is None:
             return
         self.facts.types[name], self.values[name] = answer.outputs[0], Value(name, dtype)
-        self.before.setdefault(id(origins[0]), []).append(made)
-        for found, origin in zip(alike, origins, strict=True):
-            at = PADDING[(found.node.domain, found.node.op)]
-            inputs = [*found.node.inputs, *[""] * (MASK + 1 - len(found.node.inputs))]
+        self.before.setdefault(id(origins[0]), []).append(node)
+        for masked, origin in zip(alike, origins, strict=True):
+            at = PADDING[(masked.node.domain, masked.node.op)]
+            inputs = [*masked.node.inputs, *[""] * (MASK + 1 - len(masked.node.inputs))]
             inputs[at], inputs[MASK] = "", name
-            self.replaced[id(origin)] = replace(found.node, inputs=tuple(inputs))
+            self.replaced[id(origin)] = replace(masked.node, inputs=tuple(inputs))
 
 
 def _padding(node: Node) -> str:

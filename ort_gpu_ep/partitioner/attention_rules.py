@@ -28,12 +28,12 @@ class _Exported:
         self.__signature__ = _signature("x", "keys", "values", *(["scale"] if scaled else []), *(["mask"] if masked else []))
 
     def __call__(self, op, x, keys, values, *rest) -> Call:  # type: ignore[no-untyped-def]
-        given = list(rest)
+        operands = list(rest)
         scores = op.MatMul(x, keys)
         if self.scaled:
-            scores = getattr(op, self.scaled)(scores, given.pop(0))
+            scores = getattr(op, self.scaled)(scores, operands.pop(0))
         if self.masked:
-            scores = op.Add(scores, given.pop(0))
+            scores = op.Add(scores, operands.pop(0))
         powers = op.Softmax(scores)
         if self.guarded:
             powers = op.Where(op.IsNaN(powers), 0.0, powers)
@@ -91,11 +91,13 @@ def _of_onnx(found: Match, facts: Facts) -> Built | str:
     """The same of ONNX's op, which reads and writes [batch, heads, position, element]."""
     node = found.node("Attention")
     types = [facts.types.get(name) for name in node.reads]
-    given = ("x", "keys", "values", *(["mask"] if "mask" in found.values else []))
-    if tuple(name for name in node.inputs if name) != tuple(found.values[v] for v in given) or len(node.writes) > 1:
+    operands = ("x", "keys", "values", *(["mask"] if "mask" in found.values else []))
+    if tuple(name for name in node.inputs if name) != tuple(found.values[v] for v in operands) or len(node.writes) > 1:
         return "a cache, or a score as output"
     if any(t is None for t in types) or any(t.rank != 4 for t in types[:3]) or node.attributes.get("softcap"):     # type: ignore[union-attr]
         return f"{types}, expected rank 4, without softcap"
+    if 0 in types[0].shape:     # type: ignore[union-attr]
+        return "an empty tensor"
     if len(types) > 3 and types[3].shape[-1] != types[1].shape[2]:     # type: ignore[union-attr]
         return f"mask {types[3]} for keys {types[1]}"
     scale = node.attributes.get("scale")
@@ -142,11 +144,11 @@ class _Source:
         """Adds the nodes that nothing outside the match reads."""
         consumers, inside = found.graph.consumers(), {id(n) for n in found.nodes}
         for step in self.steps:
-            held, written = inside | {id(n) for n in step}, [name for node in step for name in node.writes]
-            if any(name in found.graph.outputs or any(id(c) not in held for c in consumers.get(name, ())) for name in written):
+            inner, written = inside | {id(n) for n in step}, [name for node in step for name in node.writes]
+            if any(name in found.graph.outputs or any(id(c) not in inner for c in consumers.get(name, ())) for name in written):
                 return
             found.nodes.extend(n for n in step if id(n) not in inside)
-            inside = held
+            inside = inner
 
 
 def _sources(found: Match, facts: Facts, start: _Source, scaled: bool, repeated: bool) -> list[_Source]:
@@ -165,8 +167,8 @@ def _before(producers: dict[str, Node], facts: Facts, source: _Source, scaled: b
         return None
     node, ops = chain[0], tuple(n.op for n in chain)
     if node.op == "Transpose":
-        given = node.attributes.get("perm")
-        own = tuple(int(p) for p in given) if given else tuple(range(len(source.perm) - 1, -1, -1))      # type: ignore[union-attr]
+        perm = node.attributes.get("perm")
+        own = tuple(int(p) for p in perm) if perm else tuple(range(len(source.perm) - 1, -1, -1))      # type: ignore[union-attr]
         return replace(source, name=node.inputs[0], perm=tuple(own[axis] for axis in source.perm), steps=(*source.steps, (node,)))
     if scaled and node.op in ("Mul", "Div"):
         return _unscaled(facts, source, node)
@@ -210,12 +212,12 @@ def _number(facts: Facts, name: str) -> float | None:
 
 def _is_swap(facts: Facts, name: str, transposed: Node, before: str) -> bool:
     """Whether images of rank 3 were transposed in place of those of rank 4 that stand before and behind it."""
-    given, made, images = (facts.types.get(n) for n in (before, name, transposed.inputs[0]))
-    if given is None or made is None or images is None or given.rank != 4 or images.rank != 3:
+    source_type, result_type, images = (facts.types.get(n) for n in (before, name, transposed.inputs[0]))
+    if source_type is None or result_type is None or images is None or source_type.rank != 4 or images.rank != 3:
         return False
-    b, h, s, d = given.shape
+    b, h, s, d = source_type.shape
     return tuple(transposed.attributes.get("perm") or ()) == (0, 2, 1) and (       # type: ignore[arg-type]
-        _sized(made, b, h, d, s) and _sized(images, b * h, s, d))
+        _sized(result_type, b, h, d, s) and _sized(images, b * h, s, d))
 
 
 def _is_repeat(facts: Facts, name: str, chain: Sequence[Node], before: str) -> bool:
@@ -223,18 +225,18 @@ def _is_repeat(facts: Facts, name: str, chain: Sequence[Node], before: str) -> b
     order, with the same sizes where there are as many copies as heads: the axis that was inserted tells.
     """
     _, expanded, inserted = chain
-    given, made, wide, apart = (facts.types.get(n) for n in (before, name, expanded.outputs[0], inserted.outputs[0]))
-    if given is None or made is None or wide is None or apart is None or given.rank != 4 or wide.rank != 5:
+    source_type, result_type, wide, apart = (facts.types.get(n) for n in (before, name, expanded.outputs[0], inserted.outputs[0]))
+    if source_type is None or result_type is None or wide is None or apart is None or source_type.rank != 4 or wide.rank != 5:
         return False
-    b, h, s, d = given.shape
+    b, h, s, d = source_type.shape
     return _axes(facts, inserted) in ((2,), (-3,)) and _sized(apart, b, h, 1, s, d) and (
-        _sized(wide, b, h, wide.shape[2], s, d) and _sized(made, b, h * wide.shape[2], s, d))
+        _sized(wide, b, h, wide.shape[2], s, d) and _sized(result_type, b, h * wide.shape[2], s, d))
 
 
 def _axes(facts: Facts, node: Node) -> tuple[int, ...]:
     """The axes of an Unsqueeze; none where they are not known before the run."""
-    given = node.attributes.get("axes")
-    axes = facts.known.get(node.inputs[1]) if given is None and len(node.inputs) > 1 else given
+    numbers = node.attributes.get("axes")
+    axes = facts.known.get(node.inputs[1]) if numbers is None and len(node.inputs) > 1 else numbers
     if axes is None or any(map(is_symbolic, axes)):     # type: ignore[arg-type]
         return ()
     return tuple(int(axis) for axis in axes)    # type: ignore[union-attr]

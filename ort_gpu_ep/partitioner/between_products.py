@@ -46,8 +46,8 @@ class _Between(Surroundings):
         read = self.decoders(node.inputs[:1] if moving else node.inputs)
         if not read or not self._fits(read, last):
             return None
-        made = self._moved(node, read[0], last) if moving else self._calculated(node, read, last)
-        return None if made is None else in_place_of([last, *before, *self.gone(read)], made)
+        nodes = self._moved(node, read[0], last) if moving else self._calculated(node, read, last)
+        return None if nodes is None else in_place_of([last, *before, *self.gone(read)], nodes)
 
     def _fits(self, read: Sequence[Node], last: Node) -> bool:
         """Whether all of it is bytes of one type, each with one scale."""

@@ -68,8 +68,8 @@ def can_be_ours(graph: Graph) -> bool:
     if parent is None or parent.op not in ("If", "Loop", "Scan") or (parent.op == "Scan" and parent.version < 9):
         return False
     names = (*graph.inputs, *graph.outputs)
-    known = all(name in graph.values and graph.values[name].dtype is not None for name in names)
-    return known and not any(np.any(parent.attributes.get(f"scan_{way}_axes", ())) for way in ("input", "output"))
+    is_known = all(name in graph.values and graph.values[name].dtype is not None for name in names)
+    return is_known and not any(np.any(parent.attributes.get(f"scan_{way}_axes", ())) for way in ("input", "output"))
 
 
 def deciding(graph: Graph) -> list[Node]:
@@ -79,16 +79,16 @@ def deciding(graph: Graph) -> list[Node]:
     """
     if graph.parent is None or graph.parent.op != "Loop" or not graph.outputs:
         return []
-    known = {name for name in graph.inputs if _is_number(graph, name)} | {name for name, v in graph.values.items() if v.is_constant}
-    found = []
+    numbers = {name for name in graph.inputs if _is_number(graph, name)} | {name for name, v in graph.values.items() if v.is_constant}
+    nodes_there = []
     for node in graph.nodes:
-        if known.issuperset(node.reads) and not node.has_subgraph:
-            known |= {*node.writes}
-            found.append(node)
-    wanted, nodes = {graph.outputs[0]}, []
-    for node in reversed(found):
-        if graph.outputs[0] in known and not wanted.isdisjoint(node.writes):
-            wanted |= {*node.reads}
+        if numbers.issuperset(node.reads) and not node.has_subgraph:
+            numbers |= {*node.writes}
+            nodes_there.append(node)
+    names, nodes = {graph.outputs[0]}, []
+    for node in reversed(nodes_there):
+        if graph.outputs[0] in numbers and not names.isdisjoint(node.writes):
+            names |= {*node.reads}
             nodes.append(node)
     return nodes
 
@@ -109,13 +109,13 @@ def with_inner(
     """
     nodes, added = dict(prices.nodes), list(groups)
     for node in graph.nodes:
-        found = [report.predictions for report in bodies.get(node.id, ()) if report.predictions]
-        if not found:
+        predictions = [report.predictions for report in bodies.get(node.id, ()) if report.predictions]
+        if not predictions:
             continue
         turns = 1 if node.op == "If" else TURNS
-        best_s = turns * max(ways[0].total_s for ways in found)
+        best_s = turns * max(ways[0].total_s for ways in predictions)
         ours = is_ours(bodies[node.id])
-        apart_s = turns * max(next(way.total_s for way in ways if way.candidate == "gpu") for ways in found) if ours else best_s
+        apart_s = turns * max(next(way.total_s for way in ways if way.candidate == "gpu") for ways in predictions) if ours else best_s
         waits_s = prices.wait_s if node.op == "If" else 0.0     # for which branch it is
         nodes[id(node)] = NodeCost(apart_s, best_s + waits_s if ours else None)
         added += [[node]] if ours else []
@@ -129,8 +129,8 @@ def is_ours(bodies: Sequence[Report]) -> bool:
 
 def seen(report: Report, nodes: Sequence[Node], bodies: Mapping[int, Sequence[Report]]) -> Report:
     """The report on a graph with what became of its If, Loop and Scan. nodes: of the graph."""
-    found = {node.id: change for node in nodes if (change := _seen(node, bodies.get(node.id, ()))) is not None}
-    return replace(report, nodes=tuple(found[n.id](n) if n.id in found else n for n in report.nodes)) if found else report
+    changes = {node.id: change for node in nodes if (change := _seen(node, bodies.get(node.id, ()))) is not None}
+    return replace(report, nodes=tuple(changes[n.id](n) if n.id in changes else n for n in report.nodes)) if changes else report
 
 
 def _seen(node: Node, bodies: Sequence[Report]) -> Callable[[NodeReport], NodeReport] | None:

@@ -123,23 +123,23 @@ class _Network:
 
     def reaching(self, sink: int) -> set[int]:
         """The vertices that still reach the sink."""
-        found, queue = {sink}, [sink]
+        reached, queue = {sink}, [sink]
         for vertex in queue:
             for edge in self.out[vertex]:
-                if self.room[edge ^ 1] and self.to[edge] not in found:
-                    found.add(self.to[edge])
+                if self.room[edge ^ 1] and self.to[edge] not in reached:
+                    reached.add(self.to[edge])
                     queue.append(self.to[edge])
-        return found
+        return reached
 
     def _distances(self, source: int) -> dict[int, int]:
         """Edges from the source to each vertex that it reaches."""
-        found, queue = {source: 0}, [source]
+        distances, queue = {source: 0}, [source]
         for vertex in queue:
             for edge in self.out[vertex]:
-                if self.room[edge] and self.to[edge] not in found:
-                    found[self.to[edge]] = found[vertex] + 1
+                if self.room[edge] and self.to[edge] not in distances:
+                    distances[self.to[edge]] = distances[vertex] + 1
                     queue.append(self.to[edge])
-        return found
+        return distances
 
     def _fill(self, source: int, sink: int, distance: Mapping[int, int]) -> None:
         """Sends what can flow along shortest paths."""

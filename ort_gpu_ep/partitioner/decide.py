@@ -101,10 +101,10 @@ def nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
 
 def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs, inner: Mapping[int, Sequence[Report]]) -> _State:
     """The guess with which most nodes are claimed, of ranks that the graph does not tell, and of sizes."""
-    given = sizes.given_types(graph, costs.shapes, costs.node_shapes) if not graph.nested else {}
-    graph, best = ranks.as_shown(graph, given), None
+    types = sizes.given_types(graph, costs.shapes, costs.node_shapes) if not graph.nested else {}
+    graph, best = ranks.as_shown(graph, types), None
     for guess in ranks.guesses(graph, inner):
-        state = _best_of_sizes(ranks.with_ranks(graph, inner, guess), config, limits, given)
+        state = _best_of_sizes(ranks.with_ranks(graph, inner, guess), config, limits, types)
         state.guessed |= guess.rank is not None and bool(_declined_by_guess(state))
         if best is None or len(state.declined) < len(best.declined):
             best = state
@@ -241,18 +241,18 @@ def _check_group(state: _State, group: list[Node], config: Config, limits: Limit
     constants = {n for n in names if graph.values.get(n) is not None and graph.values[n].is_constant}
     inputs = {n: state.facts.types[n] for n in names if n not in constants and n in state.facts.types}
     alone = Graph(graph.name, tuple(inputs), tuple(outputs), tuple(group), graph.values, graph.nested)
-    found = list(walk(alone, facts_of(alone, inputs), limits, state.facts.types.get))
-    for node, answer, _ in found:
+    answers = list(walk(alone, facts_of(alone, inputs), limits, state.facts.types.get))
+    for node, answer, _ in answers:
         if isinstance(answer, Decline):
             state.declined[id(node)] = answer
         state.answers[id(node)] = (node, answer, state.answers[id(node)][2])
     if not any(id(node) in state.declined for node in group):
-        _decline_open(state, alone, found, inputs, limits)
+        _decline_open(state, alone, answers, inputs, limits)
     for name in (*inputs, *outputs):
         if name not in state.facts.types:
             _decline_all(state, group, Code.DYNAMIC_SHAPE, f"type or rank of {name!r}, which crosses the group's border, is unknown")
             return
-    lowered = [a for _, a, _ in found if isinstance(a, Lowering)]
+    lowered = [a for _, a, _ in answers if isinstance(a, Lowering)]
     if not lowered or (config.placement == "auto" and not any(a.kernels for a in lowered)):
         _decline_all(state, group, Code.COST, "no node near it needs a kernel: the GPU would have nothing to compute")
 
@@ -262,20 +262,20 @@ def _decline_open(
 ) -> None:
     """Declines what only one size lets the host compute: with the sizes of a run it is a kernel, and so is what reads it."""
     opened = sizes.opened(alone, inputs)
-    varying, wanted = set[str](), set[str]()
+    varying, names = set[str](), set[str]()
     for node, answer, _ in found if opened is not None else ():
         if isinstance(answer, HostValues) and _reads_content(alone, node):
             varying |= set(node.writes)
         if varying & {*node.reads, *node.writes}:
-            wanted |= set(node.writes)
+            names |= set(node.writes)
             varying |= set(node.writes) if isinstance(answer, HostValues) and not host.is_shape_only(node) else set()
-    if opened is None or not wanted:
+    if opened is None or not names:
         return
     nodes = []
     for node in reversed(alone.nodes):
-        if wanted & set(node.writes):
+        if names & set(node.writes):
             nodes.append(node)
-            wanted |= set(node.reads)
+            names |= set(node.reads)
     asked = alone.with_nodes(tuple(reversed(nodes)))
     declined = _declines(asked, opened, limits, state)
     if fused := [node for node in asked.nodes if id(node) in declined and len(node.members) > 1]:     # a plan then leaves them as they were
@@ -327,15 +327,15 @@ def _report(graph: Graph, state: _State, groups: list[list[Node]], config: Confi
 def _node_report(node: Node, fused: Node, state: _State, group_of: Mapping[int, int]) -> NodeReport:
     decline = state.declined.get(id(fused))
     values, types = state.graph.values, state.facts.types
-    found = NodeReport(
+    report = NodeReport(
         node.id, node.label, node.op, "cpu", reads=tuple(name for name in node.reads if name not in values or not values[name].is_constant),
         writes=tuple(node.writes), nbytes=sum(types[name].nbytes for name in node.writes if name in types))
     if decline is not None:
-        return replace(found, code=decline.code, reason=decline.reason)
+        return replace(report, code=decline.code, reason=decline.reason)
     into = fused.label if len(fused.members) > 1 and fused.label != node.label else ""
     answer = state.answers[id(fused)][1]
     device = "host" if isinstance(answer, HostValues) else "gpu"
-    return replace(found, device=device, partition=group_of[id(fused)], fused_into=into)
+    return replace(report, device=device, partition=group_of[id(fused)], fused_into=into)
 
 
 def _partition_report(index: int, group: list[Node], state: _State, exact: bool, limits: Limits) -> PartitionReport:

@@ -63,8 +63,8 @@ class Chains:
         """Whether the one output of `producer` is read by this consumer only and has the shape of the result."""
         if len(producer.writes) != 1 or name in self.graph.outputs or self.readers.get(name) != 1:
             return False
-        made = self.facts.types.get(name)
-        if made is None or made.shape != out.shape:
+        kind = self.facts.types.get(name)
+        if kind is None or kind.shape != out.shape:
             return False
         if self._as_elementwise(producer) is not None:
             return True

@@ -72,17 +72,17 @@ def _apply(index: _Index, facts: Facts, limits: Limits, rule: Rule, root: Call) 
     graph, replaced = index.graph, dict[int, Node | None]()
     values: dict[str, Value] = {}
     for node in index.by_op.get(root.op, ()):
-        found = match(root, node, graph, index.producers)
-        if found is None or any(id(n) in replaced for n in found.nodes) or _leaks(found, graph, index.consumers):
+        matched = match(root, node, graph, index.producers)
+        if matched is None or any(id(n) in replaced for n in matched.nodes) or _leaks(matched, graph, index.consumers):
             continue
-        built = rule.build(found, facts)
+        built = rule.build(matched, facts)
         if isinstance(built, str):
             continue
         fused = replace(built.node, outputs=node.outputs, id=node.id, name=built.node.name or node.name,
-                        sources=tuple(sorted({i for n in found.nodes for i in n.members})))
+                        sources=tuple(sorted({i for n in matched.nodes for i in n.members})))
         if not _accepted(fused, built, facts, limits, values):
             continue
-        replaced.update({id(n): None for n in found.nodes})
+        replaced.update({id(n): None for n in matched.nodes})
         replaced[id(node)] = fused
     if not replaced:
         return graph
@@ -174,8 +174,8 @@ def _normalized(found: Match, x: TensorType, op: str, version: int, variables: S
     for node in (n for n in found.nodes if n.op == "ReduceMean"):
         axes = node.attributes.get("axes")
         if axes is None and len(node.inputs) > 1:
-            given = found.graph.constant(node.inputs[1])
-            axes = None if given is None else tuple(int(a) for a in given)
+            numbers = found.graph.constant(node.inputs[1])
+            axes = None if numbers is None else tuple(int(a) for a in numbers)
         if axes not in ((-1,), (x.rank - 1,)) or not node.attributes.get("keepdims", 1):
             return f"ReduceMean over axes {axes}, expected the last one, kept"
     epsilon = found.constant("epsilon")

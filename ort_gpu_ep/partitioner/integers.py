@@ -77,18 +77,18 @@ class Surroundings:
 
     def before(self, last: Node) -> list[Node]:
         """What `last` quantises, behind a Relu that changes nothing: these nodes, the first one last; none where others read it."""
-        found = self.only(last.inputs[0])
-        if found is None or found.op != "Relu" or found.domain or not self._clamps_at_zero(last):
-            return [] if found is None else [found]
-        first = self.only(found.inputs[0])
-        return [found] if first is None else [found, first]
+        producer = self.only(last.inputs[0])
+        if producer is None or producer.op != "Relu" or producer.domain or not self._clamps_at_zero(last):
+            return [] if producer is None else [producer]
+        first = self.only(producer.inputs[0])
+        return [producer] if first is None else [producer, first]
 
     def decoders(self, names: Iterable[str]) -> list[Node]:
         """Who dequantises these values to float32, of bytes without blocks; empty where one is something else."""
-        found = [self.producers.get(name) for name in names]
-        its = [d for d in found if d is not None and d.op == "DequantizeLinear" and not d.domain and not d.attributes.get("block_size")
+        producers = [self.producers.get(name) for name in names]
+        its = [d for d in producers if d is not None and d.op == "DequantizeLinear" and not d.domain and not d.attributes.get("block_size")
                and in_float32(d, self.facts)]
-        return its if len(its) == len(found) else []
+        return its if len(its) == len(producers) else []
 
     def gone(self, decoders: Iterable[Node]) -> list[Node]:
         """Those of them that nothing else needs."""
@@ -124,34 +124,34 @@ class _Products(Surroundings):
 
     def _clamped(self, last: Node) -> tuple[list[Node], tuple[Step, ...]]:
         """What `last` quantises, as `before`; and what a Relu or Clip in between does to bytes, where all numbers are constants."""
-        found, kind = self.only(last.inputs[0]), self.facts.types.get(last.outputs[0])
-        first = self.only(found.inputs[0]) if found is not None and found.op in ("Relu", "Clip") and not found.domain else None
+        nodes, kind = self.only(last.inputs[0]), self.facts.types.get(last.outputs[0])
+        first = self.only(nodes.inputs[0]) if nodes is not None and nodes.op in ("Relu", "Clip") and not nodes.domain else None
         before = self.before(last)
-        if found is None or first is None or len(before) == 2 or kind is None:
+        if nodes is None or first is None or len(before) == 2 or kind is None:
             return before, ()
-        bounds, numbers = self._bounds(found), [self.graph.constant(name) for name in last.inputs[1:3]]
+        bounds, numbers = self._bounds(nodes), [self.graph.constant(name) for name in last.inputs[1:3]]
         scale, zero = (None if n is None or n.size != 1 else n.reshape(-1)[0] for n in numbers)
         if bounds is None or scale is None or zero is None:
             return before, ()
         least, most = limits_of(kind.dtype)
         low, high = (float(np.clip(np.rint(bound / scale) + np.float32(zero), least, most)) for bound in bounds)
-        clamp = Step(found.op, f"clamp(x, {kind.dtype.value}({low}), {kind.dtype.value}({high}))", ("v",), kind.dtype)
-        return [found, first], (clamp,)
+        clamp = Step(nodes.op, f"clamp(x, {kind.dtype.value}({low}), {kind.dtype.value}({high}))", ("v",), kind.dtype)
+        return [nodes, first], (clamp,)
 
     def _bounds(self, node: Node) -> tuple[Float, Float] | None:
         """Of a Relu or Clip; None where a run brings them."""
-        given: list[Float] = [np.float32(-np.inf), np.float32(np.inf)]
+        bounds: list[Float] = [np.float32(-np.inf), np.float32(np.inf)]
         if node.op == "Relu":
-            return np.float32(0), given[1]
+            return np.float32(0), bounds[1]
         for k, name in enumerate(("min", "max")):
             if isinstance(own := node.attributes.get(name), float | int):
-                given[k] = np.float32(own)
+                bounds[k] = np.float32(own)
             elif len(node.inputs) > k + 1 and node.inputs[k + 1]:
                 value = self.graph.constant(node.inputs[k + 1])
                 if value is None or value.size != 1:
                     return None
-                given[k] = np.float32(value.reshape(-1)[0])
-        return given[0], given[1]
+                bounds[k] = np.float32(value.reshape(-1)[0])
+        return bounds[0], bounds[1]
 
     def _inputs(self, product: Node, read: Sequence[Node], last: Node) -> tuple[str, ...] | None:
         """Of the fused node; None where types or scales are not those of a product of bytes."""
@@ -162,8 +162,8 @@ class _Products(Surroundings):
             return None
         axis = read[1].attributes.get("axis", 1)
         rank = types[1].rank if types[1] is not None else 0
-        wanted = 0 if product.op == "Conv" or product.attributes.get("transB") else rank - 1
-        if scales[1].size != 1 and (not isinstance(axis, int) or axis % max(rank, 1) != wanted):
+        expected = 0 if product.op == "Conv" or product.attributes.get("transB") else rank - 1
+        if scales[1].size != 1 and (not isinstance(axis, int) or axis % max(rank, 1) != expected):
             return None
         if product.op != "Gemm":
             bias = self._bias(read[2], x[1], w[1]) if len(read) > 2 else ""

@@ -162,13 +162,13 @@ class _Rewriter:
     def run(self) -> Graph:
         for node in self.graph.nodes:
             option = self.chosen.get(id(node))
-            made = self._channels_last(node, option) if option else node
-            for name in made.reads:
+            rewritten = self._channels_last(node, option) if option else node
+            for name in rewritten.reads:
                 self._provide(name)
-            if option and isinstance(self._claimed(made), Decline):
+            if option and isinstance(self._claimed(rewritten), Decline):
                 self.refused.add(id(node))
-            self.nodes.append(made)
-            self.present |= set(made.writes)
+            self.nodes.append(rewritten)
+            self.present |= set(rewritten.writes)
         for name in self.graph.outputs:
             self._provide(name)
         return self.graph.with_nodes(tuple(self.nodes), self.values)
@@ -214,9 +214,9 @@ class _Rewriter:
     def _constant(self, name: str, array: Array, dtype: DType | None) -> str:
         name, array = name + CHANNELS_LAST, np.ascontiguousarray(array)
         if name not in self.present:
-            found = dtype or BY_NAME[array.dtype.name]
-            self.values[name] = Value(name, found, tuple(array.shape), lambda: array)
-            self.facts.types[name], self.facts.known[name] = TensorType(found, tuple(array.shape)), array
+            dtype_there = dtype or BY_NAME[array.dtype.name]
+            self.values[name] = Value(name, dtype_there, tuple(array.shape), lambda: array)
+            self.facts.types[name], self.facts.known[name] = TensorType(dtype_there, tuple(array.shape)), array
             self.facts.constants.add(name)
             self.present.add(name)
         return name

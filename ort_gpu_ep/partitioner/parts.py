@@ -55,11 +55,11 @@ def _pays(parts: Mapping[str, Part], depths: Mapping[str, int], figures: Figures
 
 def _depths(graph: Graph) -> dict[str, int]:
     """Of each value that a node makes, the longest chain of nodes that leads to it."""
-    found: dict[str, int] = {}
+    depths: dict[str, int] = {}
     for node in graph.nodes:
-        depth = 1 + max((found.get(name, 0) for name in node.reads), default=0)
-        found.update(dict.fromkeys(node.writes, depth))
-    return found
+        depth = 1 + max((depths.get(name, 0) for name in node.reads), default=0)
+        depths.update(dict.fromkeys(node.writes, depth))
+    return depths
 
 
 def _marked(node: Node, into: Mapping[int, Part], joined: set[int]) -> Node:

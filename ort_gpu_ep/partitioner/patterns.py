@@ -67,8 +67,8 @@ class Match:
 
 def match(root: Call, node: Node, graph: Graph, producers: Mapping[str, Node]) -> Match | None:
     """Matches the pattern so that `root` is `node`. Commutative ops match in either order."""
-    found = Match(graph)
-    return found if _call(root, node, found, producers) else None
+    matched = Match(graph)
+    return matched if _call(root, node, matched, producers) else None
 
 
 def _call(call: Call, node: Node, found: Match, producers: Mapping[str, Node]) -> bool:

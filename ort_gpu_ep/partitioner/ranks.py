@@ -35,11 +35,11 @@ RANKS = (2, 1, 3, 4)
 def with_ranks(graph: Graph, bodies: Mapping[int, Sequence[Report]], guess: RankGuess) -> Graph:
     """The graph, whose tensors have a shape. bodies: what was decided on those of its If, Loop and Scan, by id of the node."""
     shapes, _ = _inferred(graph, bodies, guess)
-    found = {name: shapes[name] for name, value in graph.values.items() if value.shape is None and name in shapes}
+    shapes_there = {name: shapes[name] for name, value in graph.values.items() if value.shape is None and name in shapes}
     if guess.rank is not None:
         missing = (n for n, v in graph.values.items() if v.shape is None and v.dtype is not None and n not in shapes)
-        found |= dict.fromkeys(missing, (None,) * guess.rank)
-    return graph.with_nodes(graph.nodes, {name: replace(graph.values[name], shape=shape) for name, shape in found.items()})
+        shapes_there |= dict.fromkeys(missing, (None,) * guess.rank)
+    return graph.with_nodes(graph.nodes, {name: replace(graph.values[name], shape=shape) for name, shape in shapes_there.items()})
 
 
 def as_shown(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
@@ -51,10 +51,10 @@ def as_shown(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
 def guesses(graph: Graph, bodies: Mapping[int, Sequence[Report]]) -> list[RankGuess]:
     """In the order in which they are tried: one where the graph tells all."""
     branches = range(max((len(_choices(node, bodies)) for node in graph.nodes), default=0) or 1)
-    found = [RankGuess(branch) for branch in branches]
-    told = with_ranks(graph, bodies, found[0])
+    options = [RankGuess(branch) for branch in branches]
+    told = with_ranks(graph, bodies, options[0])
     open_ = any(v.shape is None and v.dtype is not None for v in told.values.values())
-    return found + [RankGuess(0, rank) for rank in RANKS] if open_ else found
+    return options + [RankGuess(0, rank) for rank in RANKS] if open_ else options
 
 
 def ranks_of(graph: Graph, bodies: Mapping[int, Sequence[Report]], known: Mapping[str, int]) -> tuple[int, ...]:
@@ -83,20 +83,20 @@ def _outputs(
         choices = _choices(node, bodies)
         return choices[guess.branch % len(choices)] if choices else ()
     rule = _RULES.get((node.domain, node.op))
-    given = [shapes.get(name, elements.get(name)) for name in node.inputs]
-    return rule(node, given) if rule is not None else ()
+    shapes_in = [shapes.get(name, elements.get(name)) for name in node.inputs]
+    return rule(node, shapes_in) if rule is not None else ()
 
 
 def _choices(node: Node, bodies: Mapping[int, Sequence[Report]]) -> list[tuple[SymbolicShape | None, ...]]:
     """Shapes of the outputs of an If, Loop or Scan as its bodies give them; more than one where branches differ in rank."""
-    found = []
+    choices = []
     for report in bodies.get(node.id, ()):
         ranks = report.ranks[1:] if node.op == "Loop" else report.ranks
         carried = len(ranks) if node.op == "If" else _carried(node)
         shapes: tuple[SymbolicShape | None, ...] = tuple(
             None if rank == UNKNOWN else (None,) * (rank + (k >= carried)) for k, rank in enumerate(ranks))
-        found.append(shapes)
-    return list(dict.fromkeys(found)) if node.op == "If" else found[:1]
+        choices.append(shapes)
+    return list(dict.fromkeys(choices)) if node.op == "If" else choices[:1]
 
 
 def _carried(node: Node) -> int:

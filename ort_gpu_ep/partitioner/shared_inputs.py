@@ -28,12 +28,12 @@ def join_products(graph: Graph, facts: Facts, limits: Limits, answers: Mapping[i
     if not any(_is(node, PRODUCT) for node in graph.nodes):
         return graph
     graph = _split_skips(graph, facts, limits, answers)
-    found = _Products(graph, facts, limits)
+    products = _Products(graph, facts, limits)
     for name in dict.fromkeys(node.inputs[0] for node in graph.nodes if _is(node, PRODUCT)):
-        found.join(name)
-    if not found.replaced:
+        products.join(name)
+    if not products.replaced:
         return graph
-    nodes = (found.replaced.get(id(node), node) for node in graph.nodes)
+    nodes = (products.replaced.get(id(node), node) for node in graph.nodes)
     return graph.with_nodes(tuple(node for node in nodes if node is not None))
 
 
@@ -43,9 +43,9 @@ def _is(node: Node, op: tuple[str, str]) -> bool:
 
 def _split_skips(graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]) -> Graph:
     """The sum of a SkipSimplifiedLayerNormalization becomes a step of the product before it, where those behind can normalize it."""
-    found, nodes, values = _Products(graph, facts, limits), list[Node](), dict[str, Value]()
+    products, nodes, values = _Products(graph, facts, limits), list[Node](), dict[str, Value]()
     for node in graph.nodes:
-        if not _is(node, SKIP_NORM) or not _may_split(node, found):
+        if not _is(node, SKIP_NORM) or not _may_split(node, products):
             nodes.append(node)
             continue
         outputs = (*node.outputs, "", "", "")
@@ -106,11 +106,11 @@ class _Products:
         return x is not None and node.attributes.get("axis", -1) in (-1, x.rank - 1)
 
     def _replace(self, found: Sequence[tuple[Node, Sequence[Node]]]) -> None:
-        for made, members in found:
-            last = members[0] if made.attributes["beside"] else members[-1]
-            place = last if made.epilogue else members[0]
+        for joined, members in found:
+            last = members[0] if joined.attributes["beside"] else members[-1]
+            place = last if joined.epilogue else members[0]
             for node in members:
-                self.replaced[id(node)] = made if node is place else None
+                self.replaced[id(node)] = joined if node is place else None
 
     def sets(self, x: str, norm: tuple[str, object] | None, source: str = "") -> list[tuple[Node, Sequence[Node]]] | None:
         """Nodes for the products of x, each with those that it stands for. norm: weight and epsilon of a normalization that gives x, of
@@ -120,42 +120,42 @@ class _Products:
         products = [n for n in readers if _is(n, PRODUCT) and n.inputs[0] == x and x not in n.operands and not any(n.inputs[GROUPING:BIAS])]
         if norm is not None and (len(products) != len(readers) or not products):
             return None
-        found: list[tuple[Node, Sequence[Node]]] = []
+        sets: list[tuple[Node, Sequence[Node]]] = []
         for members, beside in self._grouped(products):
             if len(members) == 1 and norm is None:
                 continue
-            made = _joined(members, beside, norm, source or x)
-            bound = bind(made, self.facts)
+            joined = _joined(members, beside, norm, source or x)
+            bound = bind(joined, self.facts)
             if not isinstance(bound, Decline) and not isinstance(claim(bound, self.limits), Decline):
-                found.append((made, members))
+                sets.append((joined, members))
             elif norm is not None:
                 return None
-        return found
+        return sets
 
     def _grouped(self, products: Sequence[Node]) -> list[tuple[list[Node], str]]:
         """Which go together: two of which the steps behind one read the other, whose name is given; others without steps, up to MOST."""
-        left, found = list(products), list[tuple[list[Node], str]]()
+        left, groups = list(products), list[tuple[list[Node], str]]()
         for node in products:
             for other in products:
                 name = other.outputs[0]
                 if not other.epilogue and name in node.operands and self._is_beside(node, other):
                     left = [n for n in left if n is not node and n is not other]
-                    found.append(([node, other], name))
+                    groups.append(([node, other], name))
                     break
         plain = [n for n in left if not n.epilogue]
         while plain:
             together = [n for n in plain if _alike(n, plain[0])][:MOST]
             plain = [n for n in plain if not any(n is t for t in together)]
-            found.append((together, ""))
-        return found + [([n], "") for n in left if n.epilogue]
+            groups.append((together, ""))
+        return groups + [([n], "") for n in left if n.epilogue]
 
     def _is_beside(self, node: Node, other: Node) -> bool:
         """Whether only the steps behind a node read another's result, element by element."""
         name = other.outputs[0]
-        made, beside = self.facts.types.get(node.outputs[0]), self.facts.types.get(name)
-        if self.readers[name] != [node] or name in self.graph.outputs or not _alike(node, other) or made is None or beside is None:
+        kind, beside = self.facts.types.get(node.outputs[0]), self.facts.types.get(name)
+        if self.readers[name] != [node] or name in self.graph.outputs or not _alike(node, other) or kind is None or beside is None:
             return False
-        return len(made.shape) == len(beside.shape) and all(map(same, made.shape, beside.shape))
+        return len(kind.shape) == len(beside.shape) and all(map(same, kind.shape, beside.shape))
 
 
 def _alike(node: Node, other: Node) -> bool:
@@ -168,8 +168,8 @@ def _joined(members: Sequence[Node], beside: str, norm: tuple[str, object] | Non
     """beside: what the steps of the first read of the second."""
     first, inputs = members[0], [x, norm[0] if norm else ""]
     for node in members:
-        given = (*node.inputs, *[""] * (BIAS + 1 - len(node.inputs)))
-        inputs += [*given[1:4], given[BIAS]]
+        reads = (*node.inputs, *[""] * (BIAS + 1 - len(node.inputs)))
+        inputs += [*reads[1:4], reads[BIAS]]
     while not inputs[-1]:
         inputs.pop()
     attributes = {name: first.attributes[name] for name in ALIKE} | {

@@ -46,9 +46,9 @@ def stand_in(value: Value, guess: Guess) -> TensorType | None:
         return None
     shape = []
     for axis, dim in enumerate(value.shape):
-        known = isinstance(dim, int) and dim >= 0
+        is_known = isinstance(dim, int) and dim >= 0
         size = _BATCH if axis == 0 and len(value.shape) > 1 else guess.size
-        shape.append(int(dim) if known else guess.sizes.get(Dimension(value.name, axis), size))    # type: ignore[arg-type]
+        shape.append(int(dim) if is_known else guess.sizes.get(Dimension(value.name, axis), size))    # type: ignore[arg-type]
     return TensorType(value.dtype, tuple(shape))
 
 
@@ -71,13 +71,13 @@ def misjudged(graph: Graph) -> frozenset[str]:
     """Values to which ONNX Runtime's shape inference gives a wrong shape: the output of a PRelu whose slope is larger than its input (ONNX
     forbids it, ONNX Runtime computes it), and all that follows from it.
     """
-    found = set[str]()
+    names = set[str]()
     for node in graph.nodes:
         shapes = [value.shape for name in node.inputs if (value := graph.values.get(name)) is not None]
         starts = node.op == "PRelu" and not node.domain and len(shapes) == 2 and _is_larger(shapes[1], shapes[0])
-        if starts or found.intersection(node.reads):
-            found |= {*node.writes}
-    return frozenset(found)
+        if starts or names.intersection(node.reads):
+            names |= {*node.writes}
+    return frozenset(names)
 
 
 def _is_larger(slope: SymbolicShape | None, x: SymbolicShape | None) -> bool:
@@ -96,13 +96,13 @@ def is_static(graph: Graph, names: Iterable[str]) -> bool:
 
 def input_types(graph: Graph, guess: Guess) -> Mapping[str, TensorType]:
     """A stand-in type for each graph input whose rank is known."""
-    found = {n: stand_in(graph.values[n], guess) for n in graph.inputs if n in graph.values}
-    return {n: t for n, t in found.items() if t is not None}
+    types = {n: stand_in(graph.values[n], guess) for n in graph.inputs if n in graph.values}
+    return {n: t for n, t in types.items() if t is not None}
 
 
 def opened(graph: Graph, inputs: Mapping[str, TensorType]) -> dict[str, TensorType] | None:
     """The types with a Size for each dimension that the graph leaves open, as a run has them; None where there is none."""
-    trace, found, place = Trace(), dict[str, TensorType](), 0
+    trace, types, place = Trace(), dict[str, TensorType](), 0
     for name, tensor in inputs.items():
         declared = graph.values[name].shape if name in graph.values else None
         shape = list(tensor.shape)
@@ -110,8 +110,8 @@ def opened(graph: Graph, inputs: Mapping[str, TensorType]) -> dict[str, TensorTy
             if declared is None or axis >= len(declared) or declared[axis] != size:
                 shape[axis] = trace.symbol(place, size)
                 place += 1
-        found[name] = TensorType(tensor.dtype, tuple(shape))
-    return found if place else None
+        types[name] = TensorType(tensor.dtype, tuple(shape))
+    return types if place else None
 
 
 def given_types(
@@ -120,8 +120,8 @@ def given_types(
     """The types of the values whose shapes a run has shown: of inputs by name, of others by the node that writes them (see Costs)."""
     shown = {name: shape for name, shape in shapes.items() if name in graph.inputs}
     for node in graph.nodes:
-        found = node_shapes.get((node.id, node.op), ())
-        if len(found) == len(node.writes):      # else one is no tensor, and which is which is not known
-            shown |= dict(zip(node.writes, found, strict=True))
+        known_shapes = node_shapes.get((node.id, node.op), ())
+        if len(known_shapes) == len(node.writes):      # else one is no tensor, and which is which is not known
+            shown |= dict(zip(node.writes, known_shapes, strict=True))
     types = {name: value.dtype for name in shown if (value := graph.values.get(name)) is not None and value.dtype is not None}
     return {name: TensorType(dtype, tuple(shown[name])) for name, dtype in types.items()}

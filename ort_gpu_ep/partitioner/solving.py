@@ -58,10 +58,10 @@ class _Asked(Trace):
         self.log: list[tuple[Terms, str, bool]] = []
 
     def answer(self, terms: Terms, relation: str, hint: int) -> bool:
-        found = hint == 0 if relation == "==" else hint < 0
+        holds = hint == 0 if relation == "==" else hint < 0
         if any(atoms for atoms, _ in terms):
-            self.log.append((terms, relation, found))
-        return found
+            self.log.append((terms, relation, holds))
+        return holds
 
     def keep(self, terms: Terms, relation: str, answer: bool) -> None:
         """Nothing is kept."""
@@ -120,9 +120,9 @@ class Solver:
             if not walked.declined:
                 break
         self._numbers[:len(numbers)] = numbers
-        known = dict(zip(self._dimensions, numbers, strict=False))      # a later walk may have met more dimensions
+        by_dimension = dict(zip(self._dimensions, numbers, strict=False))      # a later walk may have met more dimensions
         depends = {key: self._named(self._places_of(best.trace, (terms for terms, _, _ in log))) for key, log in best.declined.items()}
-        return Solution(replace(self._guess, sizes={**self._guess.sizes, **known}), {k: found for k, found in depends.items() if found})
+        return Solution(replace(self._guess, sizes={**self._guess.sizes, **by_dimension}), {k: laws for k, laws in depends.items() if laws})
 
     def _improve(self, walked: _Walked) -> bool:
         """Changes sizes so that comparisons have the other answer for which nodes were declined. Whether any was."""
@@ -137,9 +137,9 @@ class Solver:
                     continue
                 self._tried.add((key, relation, law.places))
                 self._left = TRIES
-                found = self._repaired(self._numbers, [law, *self._laws], frozenset())
-                if found is not None:
-                    self._numbers, changed = found, True
+                numbers = self._repaired(self._numbers, [law, *self._laws], frozenset())
+                if numbers is not None:
+                    self._numbers, changed = numbers, True
                     self._laws.append(law)
                     break
         return changed
@@ -152,15 +152,15 @@ class Solver:
     # ---- asking
 
     def _walk(self, graph: Graph) -> _Walked:
-        found = _Walked(trace := _Asked())
+        walked = _Walked(trace := _Asked())
         types = {name: tensor for name in graph.inputs if (tensor := self._type(trace, name)) is not None}
         facts, log = facts_of(graph, types), trace.log
         log.clear()
         for node, answer, _ in walk(graph, facts, self._limits, lambda name: self._otherwise(trace, name)):
             if isinstance(answer, Decline) and answer.code in BY_SIZES and log:
-                found.declined[node.id] = list(log)
+                walked.declined[node.id] = list(log)
             log.clear()
-        return found
+        return walked
 
     def _type(self, trace: Trace, name: str) -> TensorType | None:
         value = self._graph.values.get(name)
@@ -196,14 +196,14 @@ class Solver:
         formula = Formula(bare, [cast(Any, Size(bare, terms, 0))])
 
         def value(numbers: Sequence[int]) -> int | None:
-            found = formula(numbers)
-            return None if found is None else int(found[0])
+            number = formula(numbers)
+            return None if number is None else int(number[0])
 
         return _Law(value, relation, answer, self._places_of(trace, [terms]))
 
     def _places_of(self, trace: Trace, polynomials: Iterable[Terms]) -> tuple[int, ...]:
-        found = dict.fromkeys(place for terms in polynomials for place in trace.symbols_in(terms))
-        return tuple(found)
+        places = dict.fromkeys(place for terms in polynomials for place in trace.symbols_in(terms))
+        return tuple(places)
 
     def _named(self, places: Iterable[int]) -> tuple[Dimension, ...]:
         return tuple(self._dimensions[place] for place in places)
@@ -217,9 +217,9 @@ class Solver:
             if locked.isdisjoint(places) and self._left > 0:
                 self._left -= 1
                 changed = _moved(broken, numbers, places)
-                found = self._repaired(changed, laws, locked.union(places)) if changed is not None else None
-                if found is not None:
-                    return found
+                numbers_now = self._repaired(changed, laws, locked.union(places)) if changed is not None else None
+                if numbers_now is not None:
+                    return numbers_now
         return None
 
     def _groups(self, law: _Law, numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -230,8 +230,8 @@ class Solver:
 
     def _name(self, place: int) -> str:
         value, axis = self._dimensions[place]
-        found = (self._graph.values[value].shape or ())[axis]
-        return found if isinstance(found, str) else ""
+        name = (self._graph.values[value].shape or ())[axis]
+        return name if isinstance(name, str) else ""
 
 
 def _moved(law: _Law, numbers: Sequence[int], places: tuple[int, ...]) -> list[int] | None:
@@ -264,9 +264,9 @@ def _moved(law: _Law, numbers: Sequence[int], places: tuple[int, ...]) -> list[i
 
 def _before(graph: Graph, declined: Collection[int]) -> Graph:
     """The part of a graph that the declined nodes follow from."""
-    wanted, nodes = set[str](), []
+    names, nodes = set[str](), []
     for node in reversed(graph.nodes):
-        if node.id in declined or wanted.intersection(node.writes):
+        if node.id in declined or names.intersection(node.writes):
             nodes.append(node)
-            wanted.update(node.reads)
+            names.update(node.reads)
     return graph.with_nodes(tuple(reversed(nodes)))

@@ -23,18 +23,18 @@ QUANTIZER_VERSION = 25
 
 def standard(graph: Graph) -> Graph:
     """The graph with each such node in that form; itself, where there is none."""
-    made, values = list[Node](), dict[str, Value]()
+    nodes, values = list[Node](), dict[str, Value]()
     for node in graph.nodes:
         if node.domain == DOMAIN and node.op in ("QuantizeLinear", "DequantizeLinear"):
             node = replace(node, domain="", version=QUANTIZER_VERSION)
         elif node.domain == LEARNING and len(node.inputs) == 1 and (parameters := PARAMETERS.get(node.op)):
-            held = [_constant(node, name, dtype) for name, dtype in parameters.items()]
-            values |= {value.name: value for value in held if value is not None}
-            node = replace(node, inputs=(*node.inputs, *("" if value is None else value.name for value in held)))
-        made.append(node)
-    if all(a is b for a, b in zip(made, graph.nodes, strict=True)):
+            constants = [_constant(node, name, dtype) for name, dtype in parameters.items()]
+            values |= {value.name: value for value in constants if value is not None}
+            node = replace(node, inputs=(*node.inputs, *("" if value is None else value.name for value in constants)))
+        nodes.append(node)
+    if all(a is b for a, b in zip(nodes, graph.nodes, strict=True)):
         return graph
-    return graph.with_nodes(tuple(made), values)
+    return graph.with_nodes(tuple(nodes), values)
 
 
 def _constant(node: Node, name: str, dtype: type[np.generic]) -> Value | None:

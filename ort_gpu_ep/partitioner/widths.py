@@ -80,7 +80,7 @@ class _Widths:
 
     def choose(self) -> bool:
         """Fills `wide`; whether there is any."""
-        wanted = self._wanted()
+        names = self._wanted()
         magnitudes: dict[str, int] = {}
         self.wide = set()
         for node, steps in zip(self.graph.nodes, self.steps, strict=True):
@@ -88,20 +88,20 @@ class _Widths:
                 continue
             name, last = node.outputs[0], steps or node
             magnitudes[name] = self._magnitude(last, magnitudes)
-            if self._may_be(name) and self._should_be(node, last, name in wanted, magnitudes[name]):
+            if self._may_be(name) and self._should_be(node, last, name in names, magnitudes[name]):
                 self.wide.add(name)
         return bool(self.wide)
 
     def _wanted(self) -> set[str]:
         """What a reduction reads, also through what moves elements or calculates with each."""
-        wanted = set[str]()
+        names = set[str]()
         for node, steps in zip(reversed(self.graph.nodes), reversed(self.steps), strict=True):
-            passes_on = bool(wanted.intersection(node.outputs))
+            passes_on = bool(names.intersection(node.outputs))
             if _reduces(node):
-                wanted |= set(node.inputs if node.op in ALIKE else node.inputs[:1])
+                names |= set(node.inputs if node.op in ALIKE else node.inputs[:1])
             if passes_on:
-                wanted |= {*(steps or node).operands, *(node.inputs if _moves(node) else ())}
-        return wanted
+                names |= {*(steps or node).operands, *(node.inputs if _moves(node) else ())}
+        return names
 
     def _may_be(self, name: str) -> bool:
         tensor = self.facts.types.get(name)
@@ -134,24 +134,24 @@ class _Widths:
 
     def _magnitude(self, node: Node, known: Mapping[str, int]) -> int:
         """Of what a node gives, as far as its steps tell."""
-        found = {"v": PLAIN} | {
+        magnitudes = {"v": PLAIN} | {
             f"e{k}": BOUNDED if self._is_constant(name) else BEYOND if name in self.wide else known.get(name, PLAIN)
             for k, name in enumerate(node.operands)}
         for k, step in enumerate(node.epilogue):
-            found[f"s{k}"] = _after(step, [found.get(a, PLAIN) for a in step.arguments])
-        return found[f"s{len(node.epilogue) - 1}"] if node.epilogue else PLAIN
+            magnitudes[f"s{k}"] = _after(step, [magnitudes.get(a, PLAIN) for a in step.arguments])
+        return magnitudes[f"s{len(node.epilogue) - 1}"] if node.epilogue else PLAIN
 
     def rewritten(self) -> tuple[tuple[Node, ...], set[str]]:
         """The nodes, and what of `wide` goes in or out of those that a row refuses."""
         types = {**self.facts.types, **{_wide(n): TensorType(FLOAT32, self.facts.types[n].shape) for n in self.wide}}
         facts, nodes, refused, there = replace(self.facts, types=types), list[Node](), set[str](), set[str]()
         for node, steps in zip(self.graph.nodes, self.steps, strict=True):
-            made = self._changed(node, steps)
-            if made is None:
+            changed = self._changed(node, steps)
+            if changed is None:
                 nodes += [*self._narrowed(node.inputs, there), node]
                 continue
-            nodes += [*self._narrowed(made.inputs, there), *self._widened(node, made, facts, there), made]
-            bound = bind(made, facts)
+            nodes += [*self._narrowed(changed.inputs, there), *self._widened(node, changed, facts, there), changed]
+            bound = bind(changed, facts)
             if isinstance(bound, Decline) or isinstance(claim(bound, self.limits), Decline):
                 refused |= self.wide.intersection((*node.reads, *node.writes))
         nodes += self._narrowed(self.graph.outputs, there)
@@ -164,16 +164,16 @@ class _Widths:
         inputs = self.wide.intersection(node.inputs) if steps is None and (_reduces(node) or _moves(node)) else set()
         if not (wide or read or inputs):
             return None
-        made = steps or node
-        made = replace(made, operands=tuple(_wide(n) if n in read else n for n in made.operands))
+        node_now = steps or node
+        node_now = replace(node_now, operands=tuple(_wide(n) if n in read else n for n in node_now.operands))
         natural = FLOAT16
         if inputs:
             alike, natural = node.op in ALIKE, FLOAT32
-            made = replace(made, inputs=tuple(
-                _wide(n) if n in inputs or (alike and self._is_half(n)) else n for n in made.inputs))
+            node_now = replace(node_now, inputs=tuple(
+                _wide(n) if n in inputs or (alike and self._is_half(n)) else n for n in node_now.inputs))
         if wide:
-            made = replace(made, outputs=tuple(_wide(n) if n in wide else n for n in made.outputs))
-        return stored_as(made, FLOAT32 if wide else FLOAT16, natural)
+            node_now = replace(node_now, outputs=tuple(_wide(n) if n in wide else n for n in node_now.outputs))
+        return stored_as(node_now, FLOAT32 if wide else FLOAT16, natural)
 
     def _is_half(self, name: str) -> bool:
         return name in self.facts.types and self.facts.types[name].dtype is FLOAT16

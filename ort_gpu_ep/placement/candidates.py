@@ -47,18 +47,18 @@ class Candidates:
     def get(self, name: str) -> Candidate:
         """The candidate, made now if need be. Raises what onnxruntime raises."""
         with self._locks[name]:
-            made = self._made.get(name)
-            if made is None:
-                made = self._made[name] = self._make(name)
-            return made
+            candidate = self._made.get(name)
+            if candidate is None:
+                candidate = self._made[name] = self._make(name)
+            return candidate
 
     def ready(self, name: str) -> Candidate | None:
         """The candidate if it exists; else it is begun in the background, and None."""
-        made = self._made.get(name)
-        if made is None and name not in self._building:
+        candidate = self._made.get(name)
+        if candidate is None and name not in self._building:
             self._building.add(name)
             threading.Thread(target=self._build, args=(name,), name=f"ort_gpu_ep-build-{name}", daemon=True).start()
-        return made
+        return candidate
 
     def add(self, candidate: Candidate) -> None:
         self._made[candidate.name] = candidate

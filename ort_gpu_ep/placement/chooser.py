@@ -168,12 +168,12 @@ class Chooser:
         """What holds for a size now, and why."""
         learner, now_s = self.learner, time.perf_counter()
         names = [CPU, *learner.rivals]
-        known = {n: e for n in names if (e := learner.estimate(n, entry.rest, entry.size, now_s)) is not None}
-        if entry.rest != BUSY and not any(e.runs for e in known.values()):
-            known = {n: e for n in names if (e := learner.estimate(n, BUSY, entry.size, now_s)) is not None}
-        own = {n: e for n, e in known.items() if e.runs}
-        predicted = {**entry.predicted_s, **{n: e.seconds for n, e in known.items() if not e.runs}}
-        source, why = _reason(entry, known, self.config.placement_budget_ms)
+        estimates = {n: e for n in names if (e := learner.estimate(n, entry.rest, entry.size, now_s)) is not None}
+        if entry.rest != BUSY and not any(e.runs for e in estimates.values()):
+            estimates = {n: e for n in names if (e := learner.estimate(n, BUSY, entry.size, now_s)) is not None}
+        own = {n: e for n, e in estimates.items() if e.runs}
+        predicted = {**entry.predicted_s, **{n: e.seconds for n, e in estimates.items() if not e.runs}}
+        source, why = _reason(entry, estimates, self.config.placement_budget_ms)
         return Decision(entry.choice, source, why, {n: e.seconds for n, e in own.items()}, predicted, {n: e.runs for n, e in own.items()},
                         entry.rest, entry.size.work)
 

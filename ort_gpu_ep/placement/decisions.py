@@ -65,12 +65,12 @@ class Decision:
         pauses = f", with {RESTS[self.rest]}" if self.rest != BUSY else ""
         text = f"{self.candidate}, {self.source}{pauses}: {self.why}"
         for name in sorted({*self.measured_s, *self.predicted_s}):
-            found = []
+            parts = []
             if name in self.measured_s:
-                found.append(f"{self.measured_s[name] * 1e3:.3f} ms measured" + (f" ({self.runs[name]} runs)" if name in self.runs else ""))
+                parts.append(f"{self.measured_s[name] * 1e3:.3f} ms measured" + (f" ({self.runs[name]} runs)" if name in self.runs else ""))
             if name in self.predicted_s:
-                found.append(f"{self.predicted_s[name] * 1e3:.3f} ms predicted")
-            text += f"; {name} {', '.join(found)}"
+                parts.append(f"{self.predicted_s[name] * 1e3:.3f} ms predicted")
+            text += f"; {name} {', '.join(parts)}"
         return text
 
 
@@ -119,11 +119,11 @@ class Decisions:
 
 def _joined(learnt: Learnt, there: Learnt) -> Learnt:
     """What was learnt, and of other sizes what is there, as far as a session remembers them."""
-    known = {(name, kind, size.key) for name, kind, size, _, _ in learnt.rows}
+    keys = {(name, kind, size.key) for name, kind, size, _, _ in learnt.rows}
     room = Counter((name, kind) for name, kind, *_ in learnt.rows)
     others = []
     for row in there.rows:
-        if (row[0], row[1], row[2].key) not in known and room[row[0], row[1]] < KEPT:
+        if (row[0], row[1], row[2].key) not in keys and room[row[0], row[1]] < KEPT:
             room[row[0], row[1]] += 1
             others.append(row)
     floors = dict.fromkeys([*learnt.floors, *there.floors])
@@ -133,7 +133,7 @@ def _joined(learnt: Learnt, there: Learnt) -> Learnt:
 def _parse(data: dict[str, Any]) -> Learnt:
     sizes = [Size(tuple((str(name), tuple(map(int, shape))) for name, shape in key), _positive(work)) for key, work in data["sizes"]]
     rows = tuple((_one_of(NAMES, name), _one_of(KINDS, kind), _at(sizes, i), _positive(seconds), int(runs))
-                 for name, kinds in data["runs"].items() for kind, found in kinds.items() for i, seconds, runs in found)
+                 for name, kinds in data["runs"].items() for kind, by_kind in kinds.items() for i, seconds, runs in by_kind)
     times = data["times"]
     if times is not None:
         cpu_s = {(int(number), str(op)): float(seconds) for number, op, seconds in times["cpu_s"]}
@@ -185,8 +185,8 @@ def key_of(model: str | bytes, device: str, settings: Any, options: Mapping[str,
 
     digest: of its content, where it is known (Source.digest).
     """
-    given = settings if settings is not None else onnxruntime.SessionOptions()
+    own = settings if settings is not None else onnxruntime.SessionOptions()
     facts = [device, onnxruntime.__version__, os.cpu_count(), processes.physical_cores(), sorted(options.items())]
     with settings_lock:
-        facts += [str(getattr(given, name)) for name in _OPTIONS]
+        facts += [str(getattr(own, name)) for name in _OPTIONS]
     return hashlib.blake2b((digest or Source(model).digest()) + json.dumps(facts).encode(), digest_size=16).hexdigest()

@@ -160,12 +160,12 @@ class Learner:
     def entry(self, key: Hashable, work_of: Callable[[], float]) -> Entry:
         """Of a size; a new one if it was never asked for."""
         with self.lock:
-            found = self.entries.get(key)
-            if found is None:
-                found = self.entries[key] = Entry(Size(key, work_of()))
+            entry = self.entries.get(key)
+            if entry is None:
+                entry = self.entries[key] = Entry(Size(key, work_of()))
                 while len(self.entries) > MAX_SIZES:
                     self.entries.pop(next(iter(self.entries)))
-            return found
+            return entry
 
     def forget(self, entry: Entry) -> None:
         """A size that never ran: its inputs were refused."""
@@ -183,9 +183,9 @@ class Learner:
             with self.lock:
                 self._think(entry, now_s)
         if (policy := entry.policy) is not None:
-            wanted = policy.choose(load)
-            if wanted != policy.home and not self.is_out(wanted, now_s):
-                return wanted
+            choice = policy.choose(load)
+            if choice != policy.home and not self.is_out(choice, now_s):
+                return choice
         return entry.following
 
     def begin(self, entry: Entry, name: str, now_s: float, load: Load = UNKNOWN) -> Turn:
@@ -314,17 +314,17 @@ class Learner:
     def estimate(self, name: str, kind: str, size: Size, now_s: float) -> Estimate | None:
         """What a candidate takes for this size in this rhythm, seen or predicted; None where nothing tells."""
         with self.lock:
-            known = self._times.get(name, {})
-            found = known[kind].at(size, now_s) if kind in known else None
-            if found is not None:
-                return found
+            by_kind = self._times.get(name, {})
+            estimate = by_kind[kind].at(size, now_s) if kind in by_kind else None
+            if estimate is not None:
+                return estimate
             if kind != BUSY:
                 base = self.estimate(name, BUSY, size, now_s)
                 if kind == CONCURRENT:
                     return base and base.slower(self._queue(name), QUEUES)
                 awake = not self.rhythm.uses.sleeps and kind != FIRST
                 return base and base.slower(*(_SLOWER_CPU if name == CPU or awake else _SLOWER[kind]))
-            guess = known[ASSUMED].at(size, now_s) if ASSUMED in known else None
+            guess = by_kind[ASSUMED].at(size, now_s) if ASSUMED in by_kind else None
             return guess and guess.slower(1.0, GUESSED)
 
     def _queue(self, name: str) -> float:
@@ -349,19 +349,19 @@ class Learner:
         entry.rest = self.rhythm.rest
         entry.think_at = entry.runs + max(1, min(entry.runs // 4, RETHINKS if entry.rest == CONCURRENT else 256))
         kind = FIRST if entry.runs == 1 and self.novelty > NOVEL and entry.rest in STEADY else entry.rest
-        found = self._estimates((CPU, *self.rivals), kind, entry.size, now_s)
-        if not found:
+        estimates = self._estimates((CPU, *self.rivals), kind, entry.size, now_s)
+        if not estimates:
             entry.following = entry.choice = CPU
             return
         asleep = entry.rest in STEADY and not self.rhythm.uses.awake(now_s)
-        choice = self._beside_others(entry, found) if entry.rest == CONCURRENT else self._best(found, entry.choice)
+        choice = self._beside_others(entry, estimates) if entry.rest == CONCURRENT else self._best(estimates, entry.choice)
         if asleep and choice != CPU and self.waking_s <= 0.0 < self.budget_s:
-            found |= self._estimates([name for name in found if name != CPU], WAKING, entry.size, now_s)
-            choice = self._best(found, entry.choice)
+            estimates |= self._estimates([name for name in estimates if name != CPU], WAKING, entry.size, now_s)
+            choice = self._best(estimates, entry.choice)
         before, entry.choice, entry.following = entry.following, choice, choice
-        entry.expected_s = {name: e.seconds for name, e in found.items()}
+        entry.expected_s = {name: e.seconds for name, e in estimates.items()}
         if entry.runs > 1 or self.novelty > NOVEL:
-            entry.following = self._trial(entry, found, asleep, before) or choice
+            entry.following = self._trial(entry, estimates, asleep, before) or choice
         if entry.following != choice:
             entry.think_at = entry.runs + 1
         if self.host.deadline_s or (self.host.watched and entry.rest != CONCURRENT):       # there, what was measured tells more
@@ -369,8 +369,8 @@ class Learner:
 
     def _estimates(self, names: Collection[str], kind: str, size: Size, now_s: float) -> dict[str, Estimate]:
         """Of the candidates that are not left out, and that something is known of."""
-        known = {name: self.estimate(name, kind, size, now_s) for name in names if not self.is_out(name, now_s)}
-        return {name: e for name, e in known.items() if e is not None}
+        estimates = {name: self.estimate(name, kind, size, now_s) for name in names if not self.is_out(name, now_s)}
+        return {name: e for name, e in estimates.items() if e is not None}
 
     def _beside_others(self, entry: Entry, found: Mapping[str, Estimate]) -> str:
         """The choice while other threads have runs under way.

@@ -309,8 +309,8 @@ def slowdown(candidate: str, load: Load, threads: int, software: bool) -> float:
     if load.gpu is None:
         return 1.0
     if software:
-        wanted = threads if candidate == CPU else load.cores
-        return min(max(1.0, wanted / free), WORST)
+        cores = threads if candidate == CPU else load.cores
+        return min(max(1.0, cores / free), WORST)
     on_cpu = min(max(1.0, threads / free), WORST)
     on_gpu = 1.0 / max(1.0 - load.gpu, 1.0 / WORST)
     return on_cpu if candidate == CPU else on_gpu if candidate == GPU else max(on_cpu, on_gpu)

@@ -137,8 +137,8 @@ class Prover:
         measured, failed, wrong = self._first
         rivals = [name for name in rivals if name not in measured and name not in failed]
         if rivals or not measured:
-            found = self._race(rivals, feeds, predicted)
-            measured, failed, wrong = measured | found[0], failed | found[1], wrong | found[2]
+            proof = self._race(rivals, feeds, predicted)
+            measured, failed, wrong = measured | proof[0], failed | proof[1], wrong | proof[2]
         times = {n: f"{s * 1e3:.3f} ms" for n, s in measured.items()}
         log.info("placement: %s of %s; found out in %.1f s", min(measured, key=measured.__getitem__), times, time.perf_counter() - start)
         return Proof(measured, predicted, failed, wrong, _grows(reports, {**predicted, **measured}, profile))
@@ -154,14 +154,14 @@ class Prover:
         c = self.candidates
         if c.costs is not None:
             return
-        found = NodeProfile({}, {})
+        measured = NodeProfile({}, {})
         try:
             if self.profiles:
-                found = node_profile(c.model, c.settings, c.kwargs, feeds)
+                measured = node_profile(c.model, c.settings, c.kwargs, feeds)
         except Exception as error:   # no room for a file, an op of the user's own: assumed costs do
             log.info("placement: nodes could not be profiled on the CPU, costs are assumed: %s: %s", type(error).__name__, error)
         c.drop(CUT)                 # if there is one, it was made without these costs
-        c.costs = Costs(profile, found.scaled(cpu_s), dict(shapes), node_shapes=found.shapes)
+        c.costs = Costs(profile, measured.scaled(cpu_s), dict(shapes), node_shapes=measured.shapes)
 
     def _rivals(self, predicted: Mapping[str, float], cpu_s: float) -> list[str]:
         """The candidates besides the CPU that are worth a run. A cut that takes nothing, or all, is none of its own."""
@@ -170,8 +170,8 @@ class Prover:
             self.candidates.add(replace(self.candidates.get(CUT), name=GPU))
         if chosen != CUT:
             self.candidates.drop(CUT)
-        wanted = [CUT, GPU] if chosen == CUT else [GPU]
-        return [n for n in wanted if not (predicted.get(n, 0.0) > HOPELESS * cpu_s and 3 * predicted.get(n, 0.0) > self._left_s)]
+        names = [CUT, GPU] if chosen == CUT else [GPU]
+        return [n for n in names if not (predicted.get(n, 0.0) > HOPELESS * cpu_s and 3 * predicted.get(n, 0.0) > self._left_s)]
 
     def _race(self, rivals: list[str], feeds: Mapping[str, Any], predicted: Mapping[str, float]) -> Raced:
         """Median seconds of the CPU and of the rivals that work, and agree with it on the first run; why others do not; the wrong ones."""
@@ -218,9 +218,9 @@ def trouble(candidate: Candidate) -> None:
     state = candidate.state
     if state is None:
         return
-    found = next((event for event in list(state.events) if event.kind in ("error", "fallback")), None)
-    if found is not None:
-        raise found.error if isinstance(found.error, Exception) else RuntimeError(f"the CPU had to answer for it: {found.message}")
+    failure = next((event for event in list(state.events) if event.kind in ("error", "fallback")), None)
+    if failure is not None:
+        raise failure.error if isinstance(failure.error, Exception) else RuntimeError(f"the CPU had to answer for it: {failure.message}")
 
 
 def rejected(candidate: Candidate | None, name: str, error: Exception, strict: bool) -> str:
@@ -346,9 +346,9 @@ def check_outputs(
         if judge is None:
             raise
         decided = judge(names, got, want, precision)
-        found = WrongResultError(f"{error} {decided.said}")
-        found.by_cpu = decided.cpu_is_wrong
-        raise found from error
+        error_now = WrongResultError(f"{error} {decided.said}")
+        error_now.by_cpu = decided.cpu_is_wrong
+        raise error_now from error
 
 
 def opinion(
@@ -405,13 +405,13 @@ def node_profile(
         for _ in range(PROFILED if runs is None else runs):
             session.run(None, feeds)
         events = json.loads(Path(session.end_profiling()).read_bytes())
-    found: dict[tuple[int, str], list[float]] = defaultdict(list)
+    times: dict[tuple[int, str], list[float]] = defaultdict(list)
     shapes: dict[tuple[int, str], tuple[Shape, ...]] = {}
     for event in _outside_bodies([e for e in events if e.get("cat") == "Node" and e["name"].endswith(_SUFFIX)]):
         key = int(event["args"]["node_index"]), event["args"]["op_name"]
-        found[key].append(event["dur"] * 1e-6)
+        times[key].append(event["dur"] * 1e-6)
         shapes[key] = tuple(tuple(shape) for kinds in event["args"].get("output_type_shape", ()) for shape in kinds.values())
-    return NodeProfile({key: median(seconds[1:] or seconds) for key, seconds in found.items()}, shapes)
+    return NodeProfile({key: median(seconds[1:] or seconds) for key, seconds in times.items()}, shapes)
 
 
 def _outside_bodies(events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -120,8 +120,8 @@ class Runner:
     @property
     def first(self) -> str:
         """The candidate to begin with: what was decided for this model last time, else plain onnxruntime, which is there at once."""
-        found = self._decisions.found if self._decisions is not None else None
-        return found.candidate if found is not None else CPU
+        learnt = self._decisions.found if self._decisions is not None else None
+        return learnt.candidate if learnt is not None else CPU
 
     def begin(self, front: Candidate, fixed: bool, become: Callable[[Candidate], None]) -> None:
         """front: the session that is there now. fixed: all its input shapes are known. become: makes a candidate the session's front."""
@@ -285,19 +285,19 @@ class Runner:
         """The answer, if the CPU gives the same for these inputs, else the CPU's."""
         cpu = self.candidates.get(CPU).session if turn.name not in self.chooser.agreed else None
         if cpu is None:
-            made = self.candidates.ready(CPU)
-            if made is None:
+            on_cpu = self.candidates.ready(CPU)
+            if on_cpu is None:
                 return answer, True
-            cpu = made.session
+            cpu = on_cpu.session
         names, begin_s = outputs or [output.name for output in cpu.get_outputs()], time.perf_counter()
         want = _call(cpu, outputs, feeds, None, values)
         end_s = time.perf_counter()
         self.chooser.learner.checked(turn, end_s - begin_s, end_s)
         self._used_s[CPU] = end_s
         try:
-            given = dict(zip(feeds, _arrays(list(feeds.values())), strict=True))
+            arrays = dict(zip(feeds, _arrays(list(feeds.values())), strict=True))
             check_outputs(names, _arrays(answer), _arrays(want), lambda: cpu.run(outputs, feeds), self.config.precision,
-                          partial(opinion, self.candidates.model, given))
+                          partial(opinion, self.candidates.model, arrays))
         except WrongResultError as error:
             rejected(candidate, candidate.name, error, self.config.strict)
             self._judge(candidate.name, False, math.inf)

@@ -57,12 +57,15 @@ class Source:
             if isinstance(self._model, bytes):
                 digest.update(self._model)
             else:
+                end = 0
                 with self._reading() as file:
                     for at, part in blocks(file):
-                        digest.update(at.to_bytes(8, "little"))
+                        if at != end:       # a hole: without any, the same bytes count the same
+                            digest.update(at.to_bytes(8, "little"))
                         digest.update(part)
-            for location, held in self._external.items():
-                digest.update(f"{location} {held.identity.kept()}".encode("utf-8", "surrogateescape"))
+                        end = at + len(part)
+            for location, file_there in self._external.items():
+                digest.update(f"{location} {file_there.identity.kept()}".encode("utf-8", "surrogateescape"))
             self._digest = digest.digest()
         self._check()
         return self._digest
@@ -75,7 +78,7 @@ class Source:
     @property
     def nbytes(self) -> int:
         """Of its files; of bytes, their number, and their files'."""
-        return sum(held.identity.nbytes for held in self._files()) + (len(self._model) if isinstance(self._model, bytes) else 0)
+        return sum(file.identity.nbytes for file in self._files()) + (len(self._model) if isinstance(self._model, bytes) else 0)
 
     def session(self, settings: Any, names: list[str], options: list[dict[str, str]], kwargs: Mapping[str, Any]) -> Any:
         """A session of the model. Raises what onnxruntime raises, and ModelError."""
@@ -119,9 +122,9 @@ class Source:
 
     def _check(self) -> None:
         """Raises ModelError where a file has been written to since the session was made."""
-        for held in self._files():
+        for file in self._files():
             try:
-                held.check()
+                file.check()
             except ChangedError as error:
                 raise ModelError(f"{error} after the session had been made of it. The session goes on with what it has; make a new one for "
                                  "the file as it is now, and put a new model in a file's place by os.replace.") from error
@@ -136,7 +139,7 @@ class Source:
     def there(self) -> Iterator[str | bytes]:
         """The model where onnxruntime finds all of it. Raises ModelError, also where it changes meanwhile."""
         self._check()
-        if not all(held.is_held for held in self._files()) or self._is_there():
+        if not all(file.is_held for file in self._files()) or self._is_there():
             yield self._model
             self._check()
             return
@@ -150,7 +153,7 @@ class Source:
             return False
         try:
             return (self._own is None or self._own.is_there(self._path)) and all(
-                held.is_there(external.path_of(location, self._folder, self._path)) for location, held in self._external.items())
+                file.is_there(external.path_of(location, self._folder, self._path)) for location, file in self._external.items())
         except (OSError, ModelError):
             return False
 

@@ -33,10 +33,10 @@ def c_signature(letters: str) -> str:
 
 def release_of(version: str) -> tuple[int, int]:
     """(major, minor). Raises ConfigError."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
         raise ConfigError(f"onnxruntime says its version is {version!r}; expected major.minor")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def check_version(version: str) -> int:
@@ -97,13 +97,13 @@ class Api:
     def status_of(self, error: BaseException) -> Any:
         """An OrtStatus that says what was raised and where; an exception of onnxruntime's keeps its code and its words. Never raises."""
         try:
-            known = re.match(r"\[ONNXRuntimeError\] : (\d+) : ", str(error))
+            match = re.match(r"\[ONNXRuntimeError\] : (\d+) : ", str(error))
             lines = traceback.format_exception(type(error), error, error.__traceback__)
             notes = " ".join(getattr(error, "__notes__", ()))
-            message = f"{error} {notes}" if known else f"{type(error).__name__}: {error} {notes}\n{''.join(lines)}"
+            message = f"{error} {notes}" if match else f"{type(error).__name__}: {error} {notes}\n{''.join(lines)}"
             text = ffi.from_buffer(message.encode("utf-8", "replace")[:_MESSAGE_NBYTES] + b"\0")
             own = _INVALID_ARGUMENT if isinstance(error, IndexOutOfRangeError) else _FAIL      # as of the CPU's kernels
-            return self.CreateStatus(int(known[1]) if known else own, text)
+            return self.CreateStatus(int(match[1]) if match else own, text)
         except BaseException:
             return self.CreateStatus(_FAIL, ffi.from_buffer(b"ort_gpu_ep: a Python callback failed\0"))
 
@@ -133,11 +133,11 @@ def c_text(text: str) -> Any:
 
 def key_value_pairs(content: Mapping[str, str]) -> Any:
     """An OrtKeyValuePairs, to be released."""
-    made = ffi.new("void**")
-    api.CreateKeyValuePairs(made)
+    pairs = ffi.new("void**")
+    api.CreateKeyValuePairs(pairs)
     for key, value in content.items():
-        api.AddKeyValuePair(made[0], c_text(key), c_text(value))
-    return made[0]
+        api.AddKeyValuePair(pairs[0], c_text(key), c_text(value))
+    return pairs[0]
 
 
 def get(function: Callable[..., None], handle: Any, kind: str = "void**") -> Any:

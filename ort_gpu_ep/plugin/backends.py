@@ -15,5 +15,5 @@ _MODULES = {"none": "ort_gpu_ep.plugin.local", "process": "ort_gpu_ep.isolation.
 
 def open_backend(config: Config) -> Backend:
     """The adapter that the config asks for. Raises AdapterError, DeviceError, ConfigError."""
-    made: Backend = import_module(_MODULES[config.isolation]).open_backend(config)
-    return made
+    backend: Backend = import_module(_MODULES[config.isolation]).open_backend(config)
+    return backend

@@ -347,11 +347,11 @@ def download_later(values: Sequence[Any]) -> Callable[[], list[bytes]] | None:
     gpu = gpu_for(addresses[0]) if all(map(memory.owns, addresses)) else None
     if gpu is None:
         return None
-    found = [(*memory.read(gpu, address, value.tensor_size_in_bytes()), value.tensor_size_in_bytes())
+    parts = [(*memory.read(gpu, address, value.tensor_size_in_bytes()), value.tensor_size_in_bytes())
              for address, value in zip(addresses, values, strict=True)]
-    memory.release([storage for storage, _, _ in found])        # what is enqueued behind the copies may write there
-    pieces = [(cast("Buffer", storage.buffer), offset, nbytes) for storage, offset, nbytes in found]
-    later = gpu.read_later(pieces, tuple({word for storage, _, _ in found for word in storage.words}))
+    memory.release([storage for storage, _, _ in parts])        # what is enqueued behind the copies may write there
+    pieces = [(cast("Buffer", storage.buffer), offset, nbytes) for storage, offset, nbytes in parts]
+    later = gpu.read_later(pieces, tuple({word for storage, _, _ in parts for word in storage.words}))
 
     def wait() -> list[bytes]:
         content = later()

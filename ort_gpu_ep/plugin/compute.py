@@ -229,7 +229,7 @@ class Partition(Table):
         if len(self._runs_of) > _MAX_COUNTED:
             self._runs_of.clear()
         program = self.program
-        plans = len(program.specialized) + sum(not made.pending for made in program.unit_plans) if program is not None else 0
+        plans = len(program.specialized) + sum(not plan.pending for plan in program.unit_plans) if program is not None else 0
         return next(self._runs_of.setdefault((types, plans), itertools.count())) % every == 0
 
     def close(self) -> None:
@@ -268,41 +268,41 @@ class Run:
     # ---- for the program, as backend.py's Host
 
     def inputs(self) -> list[tuple[int, TensorType]]:
-        found = self._all_places()
-        self._types = tuple(kind for _, kind in found)
-        return found
+        places = self._all_places()
+        self._types = tuple(kind for _, kind in places)
+        return places
 
     def tensors(self, gpu: Gpu) -> list[Tensor]:
-        known = self._known_on(gpu)
-        self._gpu, self._known = gpu, known
+        tensors_known = self._known_on(gpu)
+        self._gpu, self._known = gpu, tensors_known
         self._places = self._all_places()
-        if known is not None:
-            there = {i: value for i, value in known.inputs.items() if value.place == self._places[i] and not value.piece.gone}
+        if tensors_known is not None:
+            there = {i: value for i, value in tensors_known.inputs.items() if value.place == self._places[i] and not value.piece.gone}
             pins = [value.storage for value in there.values()]
             memory.pin(pins)
             self.pins += pins
         else:
             there = {}
-        found = list[Tensor]()
+        tensors = list[Tensor]()
         for index, place in enumerate(self._places):
             value = there.get(index)
             if value is not None:
                 self._inputs.append((value.storage, value.offset))
-                found.append(value.tensor)
+                tensors.append(value.tensor)
             else:
-                found.append(self._input(gpu, place))
+                tensors.append(self._input(gpu, place))
                 if memory.owns(place[0]):
-                    self._found.append(Found(False, index, place, self._inputs[-1], found[-1]))
-        self._types = tuple([t.type for t in found])
-        return found
+                    self._found.append(Found(False, index, place, self._inputs[-1], tensors[-1]))
+        self._types = tuple([t.type for t in tensors])
+        return tensors
 
     def _all_places(self) -> list[tuple[int, TensorType]]:
         return [self._input_address(i) for i in range(len(self.partition.positions))]
 
     def _known_on(self, gpu: Gpu) -> Known | None:
         """What the partition's last runs there have found."""
-        known = self.partition.known
-        return known if known is not None and known.gpu is gpu else None
+        known_there = self.partition.known
+        return known_there if known_there is not None and known_there.gpu is gpu else None
 
     def _keep(self, known: Known) -> None:
         self.partition.known = known
@@ -430,10 +430,10 @@ class Run:
         return address, _checked(address, tensor_type(dtype.onnx, shape))
 
     def new_tensor(self, index: int, shape: Shape, over: int | None = None) -> Tensor:
-        gpu, known = self._gpu, self._known
+        gpu, known_there = self._gpu, self._known
         assert gpu is not None
         place = self.output(index, shape)
-        value = known.outputs.get(index) if known is not None else None
+        value = known_there.outputs.get(index) if known_there is not None else None
         if value is not None and value.place == place and not value.piece.gone and (value.over, value.users) == (
                 over, value.storage.users):
             value.storage.content = None
@@ -450,10 +450,10 @@ class Run:
         else:
             storage, offset = memory.write(gpu, address, tensor.nbytes)
         self._outputs.append(storage)
-        made = Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
+        tensor_there = Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
         if memory.owns(address):
-            self._found.append(Found(True, index, place, (storage, offset), made, over))
-        return made
+            self._found.append(Found(True, index, place, (storage, offset), tensor_there, over))
+        return tensor_there
 
     def _written_over(self, over: int, place: tuple[int, TensorType]) -> Tensor | None:
         """The tensor of an input that has the address of an output, if nothing else shares its storage: it can be changed in place."""

@@ -23,11 +23,11 @@ class LoopHelper(Table):
 
     def concat_output(self, stream: Any, values: int, count: int, target: int, nbytes: int) -> None:
         """What the turns gave, one behind the other: the target refers to it until somebody reads it as one."""
-        found = ffi.cast("uintptr_t*", pointer_to(values))
+        addresses = ffi.cast("uintptr_t*", pointer_to(values))
         at = target
         with recording(target):
             for i in range(count):
-                address, shape, kind = tensor_of(found[i])
+                address, shape, kind = tensor_of(addresses[i])
                 size = tensor_type(kind, shape).nbytes
                 memory.copy(gpu_for(target), address, at, size)
                 at += size

@@ -44,9 +44,9 @@ class Form:
         self.steady, self.wanted, self.outputs = steady, wanted, len(outputs)
         self.program = program
         self.makes = [(outputs[i].shape, outputs[i].dtype.numpy) for i in wanted]
-        given = [outputs[i] for i in wanted]
-        self.crossings = [*(("host_to_device", t.nbytes) for t in inputs), *(("device_to_host", t.nbytes) for t in given)]
-        self.counts = len(inputs), sum(t.nbytes for t in inputs), len(given), sum(t.nbytes for t in given)
+        targets = [outputs[i] for i in wanted]
+        self.crossings = [*(("host_to_device", t.nbytes) for t in inputs), *(("device_to_host", t.nbytes) for t in targets)]
+        self.counts = len(inputs), sum(t.nbytes for t in inputs), len(targets), sum(t.nbytes for t in targets)
 
 
 class DirectRun:
@@ -110,7 +110,7 @@ class Direct:
 
     def passed(self, output_names: Sequence[str] | None, feeds: Any) -> None:
         """ONNX Runtime has answered a run with these inputs and outputs: it takes what they are."""
-        arrays, known, program = self._arrays(feeds), self._partition.forms, self._partition.program
+        arrays, earlier, program = self._arrays(feeds), self._partition.forms, self._partition.program
         if arrays is None or program is None:
             return
         key = tuple([(a.dtype, a.shape) for a in arrays])
@@ -119,15 +119,15 @@ class Direct:
             steady = program.steady(self._types(arrays)) if seen >= RUNS_BEFORE else None
         if steady is not None:
             names = tuple(output_names or ())
-            forms: dict[tuple[str, ...], Form] = known.get(key, {})
+            forms: dict[tuple[str, ...], Form] = earlier.get(key, {})
             if any(form.steady is not steady for form in forms.values()):
                 forms = {}
             if len(set(names)) == len(names):
-                known[key] = {**forms, names: Form(program, steady, [self._given[name] for name in names or self._given])}
+                earlier[key] = {**forms, names: Form(program, steady, [self._given[name] for name in names or self._given])}
         while len(self._seen) > _MAX_SIZES:
             oldest = next(iter(self._seen))
             self._seen.pop(oldest, None)
-            known.pop(oldest, None)
+            earlier.pop(oldest, None)
 
     def bound_run(self, dtypes: Mapping[str, Any], given: Mapping[str, Any], wanted: Mapping[str, Any]) -> BoundRun | None:
         """Runs with an IO binding, see BoundRun.of; None where ONNX Runtime is to make them."""
@@ -141,13 +141,13 @@ class Direct:
         """The inputs in the session's order, if they are dense arrays and no others are given."""
         if type(feeds) is not dict or len(feeds) != len(self._names):
             return None
-        found = []
+        arrays = []
         for name in self._names:
             array = feeds.get(name)
             if type(array) is not np.ndarray or not array.flags.c_contiguous:
                 return None
-            found.append(array)
-        return found
+            arrays.append(array)
+        return arrays
 
     def _types(self, arrays: Sequence[Array]) -> tuple[TensorType, ...]:
         """Of what the partition reads."""

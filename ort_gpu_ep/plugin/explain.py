@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ort_gpu_ep.runtime.unit_plans import UnitPlan
 
 
-ON = {"gpu": "on the GPU", "host": "on the host, once per shape", "cpu": "on the CPU"}
+ON = {"gpu": "on the GPU", "host": "on the host (once per shape)", "cpu": "on the CPU"}
 """Where a node runs, in words."""
 
 GROUPS: dict[str, Callable[[NodeReport], str]] = {
@@ -135,8 +135,8 @@ class Explanation:
             "memory": [{**asdict(m), "ratio": m.ratio} for m in self.memory],
             "device_memory": {**asdict(d), "session_nbytes": d.session_nbytes} if (d := self.device_memory) is not None else None,
             "events": list(self.events),
-            "specialized": [{"partition": partition, **asdict(found)} for partition, found in self.specialized],
-            "unit_plans": [{"partition": partition, **asdict(found)} for partition, found in self.unit_plans],
+            "specialized": [{"partition": partition, **asdict(item)} for partition, item in self.specialized],
+            "unit_plans": [{"partition": partition, **asdict(item)} for partition, item in self.unit_plans],
             "decisions": [{"inputs": shapes, **decision.as_dict()} for shapes, decision in self.decisions],
             **({"profile": self.profile.as_dict()} if self.profile is not None else {}),
         }
@@ -161,8 +161,8 @@ class Explanation:
         counts: dict[str, Counter[str]] = {}
         for node in (n for r in self.reports for n in r.nodes):
             counts.setdefault(GROUPS[by](node), Counter())[node.device] += 1
-        found = [Group(name, count["gpu"], count["host"], count["cpu"]) for name, count in counts.items()]
-        return tuple(sorted(found, key=lambda g: (-g.cpu, -g.nodes, g.name)))
+        groups = [Group(name, count["gpu"], count["host"], count["cpu"]) for name, count in counts.items()]
+        return tuple(sorted(groups, key=lambda g: (-g.cpu, -g.nodes, g.name)))
 
     def _repr_html_(self) -> str:
         """For notebooks and `explain --html`: the summary, then a table a grouping, then one of all nodes, folded."""
@@ -175,7 +175,7 @@ class Explanation:
         return f"<div>{''.join(parts)}</div>"
 
     def __str__(self) -> str:
-        counted = f"{self.count('gpu')} on the GPU, {self.count('host')} computed once per shape, {self.count('cpu')} on the CPU"
+        counted = ", ".join(f"{self.count(device)} {where}" for device, where in ON.items())
         unseen = "none was shown to this provider; all are on onnxruntime's own"
         lines = [f"adapter: {self.adapter}", f"nodes: {counted if self.reports else unseen}"]
         lines += _decision_lines(self.decisions)
@@ -189,8 +189,8 @@ class Explanation:
         lines += _memory_lines(self.memory)
         lines += _device_memory_lines(self.device_memory) if self.device_memory is not None else []
         lines += _matrix_unit_lines(self.plans)
-        lines += [f"{partition} for {found}" for partition, found in self.specialized if not found.why]
-        lines += [f"{partition} for {found}" for partition, found in self.unit_plans if not found.why]
+        lines += [f"{partition} for {item}" for partition, item in self.specialized if not item.why]
+        lines += [f"{partition} for {item}" for partition, item in self.unit_plans if not item.why]
         lines += [f"event: {e}" for e in self.events]
         profiled = f"\n\n{self.profile}" if self.profile is not None else ""
         return "\n".join(map(printable, lines)) + profiled
@@ -198,20 +198,20 @@ class Explanation:
 
 def _matrix_unit_lines(plans: Iterable[Plan]) -> list[str]:
     """Which products use matrix units, each with its error bound (docs/precision.md)."""
-    found: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for step in (step for plan in plans for step in plan.steps):
         if isinstance(step, Dispatch) and step.kernel.shader == "matrix_product.wgsl":
             consts = dict(step.kernel.consts)
             rounded = "" if consts["W_PLAIN"] else "2^-10 + "
-            found[step.label] = f"  {step.label}: within ({rounded}{consts['K']} * 2^-24) of the sum of |x w|"
+            lines[step.label] = f"  {step.label}: within ({rounded}{consts['K']} * 2^-24) of the sum of |x w|"
         elif isinstance(step, Dispatch) and step.kernel.shader == "attention_units.wgsl":
             consts = dict(step.kernel.consts)
             rounded = "" if consts["HALVES"] else "2^-10 + "
-            found[step.label] = (f"  {step.label}: scores within ({rounded}{consts['D']} * 2^-24) of scale * sum of |q k|, weighted "
+            lines[step.label] = (f"  {step.label}: scores within ({rounded}{consts['D']} * 2^-24) of scale * sum of |q k|, weighted "
                                  f"values within (2^-10 + {consts['SK']} * 2^-23) of their magnitudes")
         elif isinstance(step, Dispatch) and step.kernel.shader == "byte_units.wgsl":
-            found[step.label] = f"  {step.label}: exact sums of bytes"
-    shown = list(found.values())
+            lines[step.label] = f"  {step.label}: exact sums of bytes"
+    shown = list(lines.values())
     rest = [f"  and {len(shown) - LISTED} more"] if len(shown) > LISTED else []
     return [f"on matrix units: {_counted(len(shown), 'product')}", *shown[:LISTED], *rest] if shown else []
 
@@ -269,8 +269,8 @@ def _decision_lines(decisions: Sequence[tuple[str, Decision]]) -> list[str]:
     lines = []
     by_size = sorted(decisions, key=lambda item: item[1].work)
     for (candidate, source, rest), group in groupby(by_size, key=lambda item: (item[1].candidate, item[1].source, item[1].rest)):
-        found = [shapes for shapes, _ in group]
-        lines.append(f"placement for {len(found)} sizes from {found[0]} to {found[-1]}: {candidate}, {source}, {rest}")
+        names = [shapes for shapes, _ in group]
+        lines.append(f"placement for {len(names)} sizes from {names[0]} to {names[-1]}: {candidate}, {source}, {rest}")
     shapes, latest = decisions[-1]
     return [*lines, f"placement for {shapes}: {latest}"]
 
@@ -355,8 +355,8 @@ def events_of(state: SessionState) -> tuple[str, ...]:
     """A line for each, those last that happened beside the runs."""
     names = state.labels()
     lines = (*(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events)),
-             *(f"warning in {partition}: {found}" for partition, found in specialized(state) if found.why),
-             *(f"warning in {partition}: {made}" for partition, made in unit_plans(state) if made.why))
+             *(f"warning in {partition}: {item}" for partition, item in specialized(state) if item.why),
+             *(f"warning in {partition}: {plan}" for partition, plan in unit_plans(state) if plan.why))
     return tuple(_renamed(line, names) for line in lines)
 
 
@@ -369,15 +369,15 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 def specialized(state: SessionState) -> tuple[tuple[str, Specialization], ...]:
     """Of each partition, by name, the sizes that have a plan of their own, or could not get one."""
     names = state.labels()
-    return tuple((names.get(p.graph.name, p.graph.name), found)
-                 for p in state.partitions if p.program is not None for found in p.program.specialized)
+    return tuple((names.get(p.graph.name, p.graph.name), item)
+                 for p in state.partitions if p.program is not None for item in p.program.specialized)
 
 
 def unit_plans(state: SessionState) -> tuple[tuple[str, UnitPlan], ...]:
     """Of each partition, by name, plans on matrix units that were not there for the first run of their sizes."""
     names = state.labels()
-    return tuple((names.get(p.graph.name, p.graph.name), found)
-                 for p in state.partitions if p.program is not None for found in p.program.unit_plans)
+    return tuple((names.get(p.graph.name, p.graph.name), plan)
+                 for p in state.partitions if p.program is not None for plan in p.program.unit_plans)
 
 
 def explanation(state: SessionState | None) -> Explanation:
@@ -390,15 +390,15 @@ def explanation(state: SessionState | None) -> Explanation:
         program = partition.program
         if program is None:
             continue
-        made = program.plans
-        expected = None if made else _expected_plan(program)
-        for plan in made or ([expected] if expected else ()):
+        built = program.plans
+        expected = None if built else _expected_plan(program)
+        for plan in built or ([expected] if expected else ()):
             plans.append(plan)
             memory.append(Memory(
                 names.get(partition.graph.name, partition.graph.name), tuple(map(str, plan.inputs)), plan.dispatches, len(plan.barriers),
                 plan.slot_nbytes, plan.intermediate_nbytes, program.weight_nbytes or _stated_weights(reports, partition.graph.outputs),
-                bool(made), plan.channels_last, plan.conversions, plan.dense_nbytes))
-        last = (*made, expected)[-1 if expected else len(made) - 1] if made or expected else None
+                bool(built), plan.channels_last, plan.conversions, plan.dense_nbytes))
+        last = (*built, expected)[-1 if expected else len(built) - 1] if built or expected else None
         if last is not None:
             reports = [_as_planned(report, partition.graph.outputs, last) for report in reports]
     return Explanation(

@@ -201,13 +201,13 @@ def own_options(entries: Mapping[str, str], name: str, state: SessionState) -> d
     Those of ONNX Runtime's WebGPU provider mean nothing to the one that stands in for it: it says which it was given.
     """
     prefix = f"ep.{name.lower()}."
-    given = {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
+    own = {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
     if name != STAND_IN_NAME:
-        return given
-    without_meaning = sorted(_WEBGPU_OPTIONS & given.keys())
+        return own
+    without_meaning = sorted(_WEBGPU_OPTIONS & own.keys())
     if without_meaning:
         state.record("notice", "options", f"options of ONNX Runtime's WebGPU provider have no effect here: {', '.join(without_meaning)}")
-    return {key: value for key, value in given.items() if key not in _WEBGPU_OPTIONS}
+    return {key: value for key, value in own.items() if key not in _WEBGPU_OPTIONS}
 
 
 @entry("sppo")

@@ -50,8 +50,8 @@ _NOBODYS = re.compile(r"implementation for (\w+)\(|Provider type for (\w+) node"
 
 def taken_by_nobody(error: Exception, reports: Iterable[Report]) -> str:
     """Why a session could not be made where neither our provider nor another takes a node; empty where it was another reason."""
-    found = _NOBODYS.search(str(error))
-    op = (found[1] or found[2]) if found else ""
+    match = _NOBODYS.search(str(error))
+    op = (match[1] or match[2]) if match else ""
     nodes = [n for report in reports for n in report.nodes if op and n.op == op and n.device == "cpu"]
     if not nodes:
         return ""

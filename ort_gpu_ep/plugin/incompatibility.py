@@ -28,14 +28,14 @@ def incompatibility(config: Config, ids: tuple[int, int] | None) -> tuple[int, s
     from ort_gpu_ep.webgpu.missing import no_adapter
 
     try:
-        found = look(config)
+        infos = look(config)
     except AdapterError as error:
         return DRIVER, str(error)
-    if not found:
+    if not infos:
         return MISSING, no_adapter(os.environ)
-    here = [info for info in found if ids in (None, (info.vendor_id, info.device_id))]
+    here = [info for info in infos if ids in (None, (info.vendor_id, info.device_id))]
     if not here:
-        there = "; ".join(f"{info.name} ({info.backend})" for info in found)
+        there = "; ".join(f"{info.name} ({info.backend})" for info in infos)
         return MISSING, f"no driver offers this GPU by Vulkan, Metal or DX12; they offer: {there}. Install the driver of the GPU's maker."
     return _of(config, here[0])
 

@@ -178,10 +178,10 @@ class IOBinding(CheckedBinding):
     def get_outputs_as_ortvaluevector(self) -> Any:
         if not self._is_answered:
             return super().get_outputs_as_ortvaluevector()
-        found = OrtValueVector()
+        values = OrtValueVector()
         for value in self._answers():
-            found.push_back(value._ortvalue)
-        return found
+            values.push_back(value._ortvalue)
+        return values
 
     def copy_outputs_to_cpu(self) -> Any:
         return [np.array(value.numpy()) for value in self._answers()] if self._is_answered else super().copy_outputs_to_cpu()

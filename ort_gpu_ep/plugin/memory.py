@@ -143,8 +143,8 @@ class Memory:
     def gpu_of(self, address: int) -> Gpu | None:
         """The GPU that has the content of an address; None where it is on the host, or nothing was written there yet."""
         with self._lock:
-            found = self._find(address, 0)[0].pieces if self.owns(address) else []
-            return next((p.storage.gpu for p in found if p.start <= address < p.stop), None)
+            pieces = self._find(address, 0)[0].pieces if self.owns(address) else []
+            return next((p.storage.gpu for p in pieces if p.start <= address < p.stop), None)
 
     def gpus(self) -> set[Gpu]:
         """All that have content of a block."""
@@ -256,10 +256,10 @@ class Memory:
         with self._lock:
             for address, host_address, nbytes in wanted:
                 pieces = self._find(address, nbytes)[1] if nbytes else []
-                found = [(max(p.start, address), min(p.stop, address + nbytes), p.storage, p.offset - p.start) for p in pieces]
+                copies = [(max(p.start, address), min(p.stop, address + nbytes), p.storage, p.offset - p.start) for p in pieces]
                 parts += [(self._pin(s), start + shift, host_address + start - address, stop - start, address)
-                          for start, stop, s, shift in found]
-                if sum(stop - start for start, stop, _, _ in found) < nbytes:
+                          for start, stop, s, shift in copies]
+                if sum(stop - start for start, stop, _, _ in copies) < nbytes:
                     ctypes.memset(host_address, 0, nbytes)
         try:
             self._fetch_all([part[:4] for part in parts])

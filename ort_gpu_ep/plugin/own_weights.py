@@ -59,9 +59,9 @@ class OwnWeights:
         if nbytes != array.nbytes or array.dtype.name in _SUB_BYTE or array.dtype.byteorder == ">":
             return None
         with suppress(OSError):
-            held = self._files.get(path) or Held(open_regular(Path(path), follow=path == self._path), path)
-            if held.is_held and _holds(held, offset, np.ascontiguousarray(array).reshape(-1).view(np.uint8)):
-                self._files[path] = held
+            file = self._files.get(path) or Held(open_regular(Path(path), follow=path == self._path), path)
+            if file.is_held and _holds(file, offset, np.ascontiguousarray(array).reshape(-1).view(np.uint8)):
+                self._files[path] = file
                 return FilePlace(path, offset, array.dtype, array.shape)
         return None
 

@@ -53,11 +53,11 @@ def partition(
                 raise ValueError(f"the content of {name!r} is another one")
         return _checked(CODEC.decode(Partitioning, data["rows"]), graph)
 
-    found = known.get(asked, read, lambda found: {"contents": contents, "rows": CODEC.encode(found)}, decided)
-    if config.placement == "auto" and [p.candidate for p in found.report.predictions[:1]] == ["gpu"]:
+    partitioning = known.get(asked, read, lambda found: {"contents": contents, "rows": CODEC.encode(found)}, decided)
+    if config.placement == "auto" and [p.candidate for p in partitioning.report.predictions[:1]] == ["gpu"]:
         # what the session will be made with that runs the winner; most often another process makes it
         partition(known, graph, replace(config, placement="gpu"), limits, software, None, inner, resident)
-    return found
+    return partitioning
 
 
 def rewrite(graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, *, known: Mapping[str, Array] | None = None) -> Graph:

@@ -66,20 +66,20 @@ class Profiler(Table):
 
     def end_profiling(self, container: Any) -> None:
         """Gives ONNX Runtime an event for each dispatch since it began."""
-        found, made, origin_ns = self._end(), [], max(self._first_ns, self._last_ns)
+        times, events, origin_ns = self._end(), [], max(self._first_ns, self._last_ns)
         out = ffi.new("void**")
         keys = [c_text("op_name"), c_text("shader")]
         try:
-            for dispatch in found:
+            for dispatch in times:
                 values = [c_text(_plain(dispatch.run)), c_text(dispatch.shader)]
                 begin_us, us = math.floor((dispatch.begin_ns - origin_ns) / 1e3), math.ceil(dispatch.ns / 1e3)
                 api.CreateProfilingEvent(_KERNEL, os.getpid(), _NO_THREAD, c_text(_plain(dispatch.label)), begin_us, us,
                                          ffi.new("char*[]", keys), ffi.new("char*[]", values), len(keys), out)
-                made.append(out[0])
-            if made:
-                api.ProfilingEventsContainer_AddEvents(container, ffi.new("void*[]", made), len(made))
+                events.append(out[0])
+            if events:
+                api.ProfilingEventsContainer_AddEvents(container, ffi.new("void*[]", events), len(events))
         finally:
-            for event in made:
+            for event in events:
                 api.ReleaseProfilingEvent(event)
 
     def _end(self) -> list[TimedDispatch]:

@@ -101,8 +101,8 @@ class Provider(Table):
 
     def _inner(self, graph: Graph) -> dict[int, list[Report]]:
         """What was decided on the bodies of a graph's If, Loop and Scan, by id of the node."""
-        found = {n.id: self._bodies.get(Parent(n.op, n.writes)) for n in graph.nodes if n.has_subgraph}
-        return {key: list(reports.values()) for key, reports in found.items() if reports is not None}
+        inner = {n.id: self._bodies.get(Parent(n.op, n.writes)) for n in graph.nodes if n.has_subgraph}
+        return {key: list(reports.values()) for key, reports in inner.items() if reports is not None}
 
     def _partitioning(self, graph: Graph) -> Partitioning:
         """What goes where; where that can't be told, the report says why."""
@@ -115,8 +115,8 @@ class Provider(Table):
         limits, software = (gpu.limits.of(self.config), gpu.info.type == "software") if gpu is not None else (Limits(), True)
         try:
             resident = self.state.backend is not None and self.state.backend.device is not None
-            known = self.state.backend.known_plans if self.state.backend is not None else None
-            return partition(known, graph, self.config, limits, software, self._costs(graph, software), self._inner(graph), resident)
+            plans = self.state.backend.known_plans if self.state.backend is not None else None
+            return partition(plans, graph, self.config, limits, software, self._costs(graph, software), self._inner(graph), resident)
         except Exception as error:
             why = f"the partitioner fails: {type(error).__name__}: {error}"
             self.state.reports.append(self._nothing(graph, Decline(Code.ERROR, why)).report)
@@ -144,19 +144,19 @@ class Provider(Table):
             if self.to_be_written:
                 raise ConfigError(NOT_COMPILED)
             for i in range(count):
-                made = self._compile(graphs[i], fused[i])
-                self.state.partitions.append(made)
-                infos[i] = made.pointer
+                partition = self._compile(graphs[i], fused[i])
+                self.state.partitions.append(partition)
+                infos[i] = partition.pointer
 
     def _compile(self, pointer: Any, fused: Any) -> Partition:
         with Reader(pointer) as reader:
-            given = reader.names(api.Node_GetNumInputs, api.Node_GetInputs, fused)
+            names = reader.names(api.Node_GetNumInputs, api.Node_GetInputs, fused)
             outputs = reader.names(api.Node_GetNumOutputs, api.Node_GetOutputs, fused)
-            graph = reader.graph(given, outputs)
-            missing = [name for name in graph.inputs if name not in given]
+            graph = reader.graph(names, outputs)
+            missing = [name for name in graph.inputs if name not in names]
             if missing:
-                raise InternalError(f"partition {graph.name} reads {missing}, which ONNX Runtime will not pass; it passes {list(given)}")
-            positions = tuple(given.index(name) for name in graph.inputs)
+                raise InternalError(f"partition {graph.name} reads {missing}, which ONNX Runtime will not pass; it passes {list(names)}")
+            positions = tuple(names.index(name) for name in graph.inputs)
             notify = partial(self.state.record, "warning", graph.name)
             program, backend, fallback = None, self.state.backend, None
             if not self.config.strict or self.config.verify or (backend is not None and backend.rereads_constants):
@@ -191,10 +191,10 @@ class Provider(Table):
 
     def release_node_compute_infos(self, infos: Any, count: int) -> None:
         for i in range(count):
-            made = owner_of(infos[i])
-            made.drop()
-            if isinstance(made, Partition):
-                made.close()
+            owner = owner_of(infos[i])
+            owner.drop()
+            if isinstance(owner, Partition):
+                owner.close()
 
     def create_allocator(self, memory_info: Any, out: Any) -> None:
         out[0] = Allocator(memory_info, self.state).pointer

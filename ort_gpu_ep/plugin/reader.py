@@ -59,11 +59,11 @@ class Reader:
         formal_outputs = [self._name(p) for p in get_list(api.Graph_GetNumOutputs, api.Graph_GetOutputs, g)]
         nodes = tuple(self._node(p) for p in get_list(api.Graph_GetNumNodes, api.Graph_GetNodes, g))
         parent = self._parent(get(api.Graph_GetParentNode, g))
-        made = {name for node in nodes for name in node.writes}
-        outside = [name for node in nodes for name in node.reads if name not in made]
-        found = [n for n in dict.fromkeys((*(formal if inputs is None else inputs), *outside)) if not self._values[n].is_constant]
+        written = {name for node in nodes for name in node.writes}
+        outside = [name for node in nodes for name in node.reads if name not in written]
+        names = [n for n in dict.fromkeys((*(formal if inputs is None else inputs), *outside)) if not self._values[n].is_constant]
         results = tuple(formal_outputs if outputs is None else outputs)
-        return Graph(get_text(api.Graph_GetName, g), tuple(found), results, nodes, self._values, parent is not None, parent)
+        return Graph(get_text(api.Graph_GetName, g), tuple(names), results, nodes, self._values, parent is not None, parent)
 
     @staticmethod
     def _parent(node: Any) -> Parent | None:

@@ -28,21 +28,21 @@ def renew(state: SessionState) -> None:
 
 def _renew(state: SessionState) -> None:
     """All programs or none. The next attempt waits longer: for the adapter where that gives no device, else for this session alone."""
-    made: list[tuple[Compiled, Executable]] = []
+    programs: list[tuple[Compiled, Executable]] = []
     old = state.backend
     try:
         assert state.config is not None
         backend = open_backend(state.config)
         for partition in list(state.partitions):
             if partition.program is not None and partition.program.gpu is not backend.adapter:
-                made.append((partition, _rebuilt(partition, partition.program, backend)))
-        for partition, program in made:
+                programs.append((partition, _rebuilt(partition, partition.program, backend)))
+        for partition, program in programs:
             partition.replace(program)
         state.backend = backend
         state.renewals += 1
         state.record("notice", "renewal", f"the session uses the GPU again, on a new device ({backend.adapter.info.name})")
     except Exception as error:   # whatever a driver raises means: not yet
-        for _, program in made:
+        for _, program in programs:
             program.close()
         state.record("warning", "renewal", error)
         why = f"the session's programs can't be rebuilt: {type(error).__name__}"
@@ -54,7 +54,7 @@ def _renew(state: SessionState) -> None:
                 partition.circuit.failed(why, at_once=True)
         forget_frames(error)
     finally:
-        made.clear()
+        programs.clear()
         old = None
         gc.collect()        # programs are cycles, and hold the lost device with its threads and memory until somebody looks for them
         state.renewing.release()

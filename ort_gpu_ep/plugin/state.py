@@ -174,8 +174,8 @@ class SessionState:
     @property
     def allowance(self) -> AbstractContextManager[object]:
         """Inside of it this thread works for this session: what it takes of the device counts as the session's."""
-        found = self.backend.allowance if self.backend is not None else None
-        return found if found is not None else _NOBODYS
+        own = self.backend.allowance if self.backend is not None else None
+        return own if own is not None else _NOBODYS
 
     @property
     def strict(self) -> bool:
@@ -207,20 +207,20 @@ class SessionState:
         """Keeps what was decided on a graph. A model with local functions is asked twice, before and after ONNX Runtime inlines those that
         nobody takes: the last answer counts.
         """
-        before = [k for k, known in enumerate(self.reports) if not known.nested]
+        before = [k for k, report_there in enumerate(self.reports) if not report_there.nested]
         if not report.nested and before:
-            self.reports[:] = self.reports[before[-1] + 1:] or [known for known in self.reports if known.nested]
+            self.reports[:] = self.reports[before[-1] + 1:] or [report_there for report_there in self.reports if report_there.nested]
         self.reports.append(report)
 
     def labels(self) -> dict[str, str]:
         """ONNX Runtime's name of a fused node, which ends in 20 digits -> what the report calls its partition."""
-        found = {}
+        labels = {}
         for partition in list(self.partitions):
             for report in self.reports:
                 for part in report.partitions:
                     if set(part.outputs) & set(partition.graph.outputs):
-                        found[partition.graph.name] = f"partition {part.index}{f' of {report.graph}' if report.nested else ''}"
-        return found
+                        labels[partition.graph.name] = f"partition {part.index}{f' of {report.graph}' if report.nested else ''}"
+        return labels
 
     def record(self, kind: str, where: str, what: BaseException | str) -> Event:
         """Keeps an event, and logs it unless the same was said before."""
@@ -250,8 +250,8 @@ class SessionState:
 
     def cause_of(self, error: BaseException) -> BaseException | None:
         """The exception of ours that ONNX Runtime has turned into `error`; None if it is not ours."""
-        found = re.search(r"\[ort_gpu_ep event (\d+)\]", str(error))
-        number = int(found[1]) if found else -1
+        match = re.search(r"\[ort_gpu_ep event (\d+)\]", str(error))
+        number = int(match[1]) if match else -1
         return next((e.error for e in list(self.events) if e.number == number), None)
 
 

@@ -53,12 +53,12 @@ class Allocator(Table):
     def get_stats(self, out: Any) -> None:
         """Bytes that the session and the process hold of the device, by the keys of ONNX Runtime's arenas; zeros without a device."""
         backend = self.state.backend if self.state is not None else None
-        held = None
+        memory = None
         if backend is not None and backend.device is not None and backend.allowance is not None:
-            held = backend.device.memory_of(backend.allowance)
+            memory = backend.device.memory_of(backend.allowance)
         out[0] = key_value_pairs({
-            "Limit": str(held.limit_nbytes if held else 0), "InUse": str(held.session_nbytes if held else 0),
-            "TotalAllocated": str(held.process_nbytes if held else 0), "MaxInUse": str(held.most_nbytes if held else 0)})
+            "Limit": str(memory.limit_nbytes if memory else 0), "InUse": str(memory.session_nbytes if memory else 0),
+            "TotalAllocated": str(memory.process_nbytes if memory else 0), "MaxInUse": str(memory.most_nbytes if memory else 0)})
 
     def shrink(self) -> None:
         """Gives what no value, no weight and no run needs now back to the driver: the next run takes it again."""
@@ -117,11 +117,11 @@ def recording(*addresses: int) -> Iterator[None]:
 def _places(source: int, target: int) -> tuple[int, int, int]:
     """Addresses of two tensor OrtValues, and the bytes of each. Raises InputError where they are not alike: a program may copy any two."""
     (address, shape, kind), (into, into_shape, into_kind) = tensor_of(source), tensor_of(target)
-    given, place = tensor_type(kind, shape), tensor_type(into_kind, into_shape)
-    if given.dtype is not place.dtype or given.size != place.size:
-        raise InputError(f"copy between devices: got a source of {given} and a target of {place}, expected one element type and as many "
+    tensor, place = tensor_type(kind, shape), tensor_type(into_kind, into_shape)
+    if tensor.dtype is not place.dtype or tensor.size != place.size:
+        raise InputError(f"copy between devices: got a source of {tensor} and a target of {place}, expected one element type and as many "
                          "elements. Make the target with the source's shape and type.")
-    return address, into, given.nbytes
+    return address, into, tensor.nbytes
 
 
 def copy_value(source: int, target: int) -> None:
@@ -161,8 +161,8 @@ def gpu_for(address: int) -> Gpu | None:
     state = memory.state_of(address)
     if state is not None:
         return gpu if (gpu := state.gpu) is not None and not gpu.lost else None
-    if (held := memory.gpu_of(address)) is not None and not held.lost:
-        return held
+    if (holder := memory.gpu_of(address)) is not None and not holder.lost:
+        return holder
     try:
         config = resolve()
         if config.isolation == "process":

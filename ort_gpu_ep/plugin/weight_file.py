@@ -92,10 +92,10 @@ class WeightFile:
 
     def load(self, name: str) -> Array:
         """The array, mapped from the file. Raises ValueError, once it is removed."""
-        held = self._held
-        if held is None:
+        mapping = self._held
+        if mapping is None:
             raise ValueError(f"the weights in {self.path} were removed with their session")
-        with held.opened() as file:
+        with mapping.opened() as file:
             return self.places[name].load(file)
 
     def remove(self) -> None:
@@ -110,10 +110,10 @@ class WeightFile:
 
 def _folder(root: Path) -> WeightFolder:
     with _lock:
-        found = _folders.get(str(root))
-        if found is None or not found.path.is_dir():
-            found = _folders[str(root)] = WeightFolder(root)
-        return found
+        folder = _folders.get(str(root))
+        if folder is None or not folder.path.is_dir():
+            folder = _folders[str(root)] = WeightFolder(root)
+        return folder
 
 
 def _remove_stale(root: Path) -> None:
@@ -122,11 +122,11 @@ def _remove_stale(root: Path) -> None:
         if not _OURS.fullmatch(lock_path.name):
             continue
         try:
-            held = _locked(lock_path)
+            lock = _locked(lock_path)
         except OSError:
             continue   # somebody lives there, or it is no file
         shutil.rmtree(lock_path.with_suffix(""), ignore_errors=True)
-        held.close()
+        lock.close()
         lock_path.unlink(missing_ok=True)
 
 

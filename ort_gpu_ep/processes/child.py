@@ -53,12 +53,12 @@ def _path() -> Iterator[str]:
 
 def _folders() -> dict[str, str]:
     """Where this process has imported PACKAGES from."""
-    found = {}
+    folders = {}
     for name in PACKAGES:
         spec = getattr(sys.modules.get(name), "__spec__", None)
         if spec is not None and spec.has_location and spec.origin:
-            found[name] = os.path.abspath(Path(spec.origin).parents[1 if spec.submodule_search_locations is not None else 0])
-    return found
+            folders[name] = os.path.abspath(Path(spec.origin).parents[1 if spec.submodule_search_locations is not None else 0])
+    return folders
 
 
 _KEPT = ("ORT_GPU_EP_DRILL", "ORT_GPU_EP_WEBGPU", "ORT_GPU_EP_WEBGPU_LIBRARY")
@@ -77,11 +77,11 @@ def starved_s(pid: int) -> dict[str, float]:
 
     Source: the Linux kernel's Documentation/scheduler/sched-stats.rst, /proc/<pid>/schedstat.
     """
-    found = {}
+    seconds = {}
     for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with suppress(OSError, IndexError):        # the thread has ended meanwhile
-            found[file.parent.name] = int(file.read_text().split()[1]) * 1e-9
-    return found
+            seconds[file.parent.name] = int(file.read_text().split()[1]) * 1e-9
+    return seconds
 
 
 def ending(code: int) -> str:

@@ -90,8 +90,8 @@ def _notes(gpu: Gpu, timed: bool) -> tuple[str, ...]:
 
 
 def _clocks(gpu: Gpu, order: int) -> str:
-    found = read_clocks(gpu.info, order)
-    return str(found) if found is not None else ""
+    clocks = read_clocks(gpu.info, order)
+    return str(clocks) if clocks is not None else ""
 
 
 def _warm(run: Callable[[], object], gpu: Gpu) -> None:
@@ -171,7 +171,7 @@ def _whole(run: Callable[[], object], gpu: Gpu, partitions: Sequence[Any], taken
 def _dispatches(taken: _Taken, contexts: Sequence[Any]) -> tuple[TimedDispatch, ...]:
     """Medians, with what each does, in the order of time."""
     plans: dict[int, Plan] = {}
-    found = []
+    dispatches = []
     for owner, step in taken.order:
         if id(owner) not in plans:
             plans[id(owner)] = owner.last_plan()
@@ -179,8 +179,8 @@ def _dispatches(taken: _Taken, contexts: Sequence[Any]) -> tuple[TimedDispatch, 
         times = taken.dispatches[id(owner), step]
         dispatch = plan.steps[step]
         assert isinstance(dispatch, Dispatch)
-        found.append(_timed(dispatch, contexts.index(owner.context), median(b for b, _ in times), median(d for _, d in times)))
-    return tuple(sorted(found, key=lambda d: d.begin_us))
+        dispatches.append(_timed(dispatch, contexts.index(owner.context), median(b for b, _ in times), median(d for _, d in times)))
+    return tuple(sorted(dispatches, key=lambda d: d.begin_us))
 
 
 def _timed(dispatch: Dispatch, partition: int, begin_us: float, us: float) -> TimedDispatch:

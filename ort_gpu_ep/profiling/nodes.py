@@ -44,9 +44,9 @@ def profile_nodes(open_session: Callable[[str], Any], feeds: Mapping[str, Any]) 
     if not runs:
         return (), NO_CLOCK
     begin, end, ours = sorted(runs[WARM_RUNS:], key=lambda run: run[1] - run[0])[RUNS // 2]
-    found = [TimedNode(f"partition {number}", "", "", (a - begin) / 1e3, (b - a) / 1e3) for number, a, b in ours]
-    found += _theirs(events, (begin - origin) / 1e3, (end - origin) / 1e3)
-    return tuple(sorted(found, key=lambda node: node.begin_us)), ""
+    rows = [TimedNode(f"partition {number}", "", "", (a - begin) / 1e3, (b - a) / 1e3) for number, a, b in ours]
+    rows += _theirs(events, (begin - origin) / 1e3, (end - origin) / 1e3)
+    return tuple(sorted(rows, key=lambda node: node.begin_us)), ""
 
 
 def _run(session: Any, feeds: Mapping[str, Any], clock: Callable[[], int]) -> tuple[int, int, list[tuple[int, int, int]]]:

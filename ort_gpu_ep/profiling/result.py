@@ -144,8 +144,8 @@ class RunProfile:
     def families(self) -> tuple[Family, ...]:
         """Totals by family, the longest first."""
         names = dict.fromkeys(d.family for d in self.dispatches)
-        found = [_family(name, [d for d in self.dispatches if d.family == name]) for name in names]
-        return tuple(sorted(found, key=lambda f: -f.us))
+        families = [_family(name, [d for d in self.dispatches if d.family == name]) for name in names]
+        return tuple(sorted(families, key=lambda f: -f.us))
 
     @property
     def costliest(self) -> tuple[TimedDispatch, ...]:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ort_gpu_ep.files import whole
 from ort_gpu_ep.profiling.result import PHASES, RunProfile
 
 _PROCESS, _HOST, _GPU, _NODES = 1, 1, 2, 3
@@ -48,4 +49,5 @@ def _event(name: str, category: str, track: int, begin_us: float, us: float, arg
 
 def write_trace(profile: RunProfile, path: Path) -> None:
     """Raises OSError."""
-    path.write_text(json.dumps(trace_of(profile)), encoding="utf-8")
+    with whole(path) as part:
+        part.write_text(json.dumps(trace_of(profile)), encoding="utf-8")

@@ -140,8 +140,8 @@ def of_no_model() -> Iterator[None]:
 
 def current() -> Known | None:
     """What the sessions that this thread makes tell their pipelines to."""
-    found: Known | None = getattr(_thread, "known", None)
-    return found
+    known_there: Known | None = getattr(_thread, "known", None)
+    return known_there
 
 
 def _mark(source: str, awaited: int) -> str:

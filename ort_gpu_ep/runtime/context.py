@@ -100,11 +100,11 @@ class PlanContext:
     ) -> Template:
         """A plan for these input types, see make_template. units: it may use matrix units. Needs no lock."""
         limits = self.limits if units else without_units(self.limits)
-        made = self._template(types, limits, values or {}, constant, apart)
-        if made.plan.dense and not self._may_stay(made.plan):
+        template = self._template(types, limits, values or {}, constant, apart)
+        if template.plan.dense and not self._may_stay(template.plan):
             self.keeps_dense &= not units       # one without them is there for a while only
             return self._template(types, replace(limits, keeps_dense=False), values or {}, constant, apart)
-        return made
+        return template
 
     def _template(
         self, types: tuple[TensorType, ...], limits: Limits, values: Mapping[int, Array], constant: bool, apart: bool,

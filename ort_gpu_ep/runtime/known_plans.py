@@ -51,7 +51,7 @@ class KnownPlans:
     def __init__(self, cache_path: str, code: str) -> None:
         self.folder, self._code = Path(cache_path) / "plans", code
         self._kept = store.SealedFolder(
-            self.folder, ".json", FORMAT, MAX_FILE_NBYTES, (MAX_FILES, MAX_NBYTES), LOOK_EVERY, "each process plans anew")
+            self.folder, ".json", FORMAT, MAX_FILE_NBYTES, (MAX_FILES, MAX_NBYTES), LOOK_EVERY)
 
     def template(
         self, graph: Graph, types: Sequence[TensorType], limits: Limits, values: Mapping[int, Array], about: Sequence[object],
@@ -76,10 +76,10 @@ class KnownPlans:
             content = graph_digest(graph, MAX_CONSTANT_NBYTES, limits.precision in HALVED)
             return digest("template", content, tuple(types), *said(limits), dict(values), *about)
 
-        found = self.get(asked, read, written, made)
-        if isinstance(found, UnknownValueError):
-            raise found
-        return found
+        template = self.get(asked, read, written, made)
+        if isinstance(template, UnknownValueError):
+            raise template
+        return template
 
     def get(
         self, asked: Callable[[], str], read: Callable[[Mapping[str, Any]], T], write: Callable[[T], dict[str, Any]], make: Callable[[], T],
@@ -108,13 +108,13 @@ def said(limits: Limits) -> tuple[object, ...]:
 @cache
 def libraries() -> tuple[object, ...]:
     """What tells the versions of the libraries that rows ask, without loading any: the operators' schemas are theirs."""
-    found = list[object]()
+    versions = list[object]()
     for name in ("onnx", "onnxruntime", "numpy", "ml_dtypes"):
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None and os.path.isfile(spec.origin):
             beside = os.listdir(os.path.dirname(os.path.dirname(spec.origin)))
-            found.append((spec.origin, identity(spec.origin).kept(), sorted(n for n in beside if n.startswith(f"{name}-"))))
-    return tuple(found)
+            versions.append((spec.origin, identity(spec.origin).kept(), sorted(n for n in beside if n.startswith(f"{name}-"))))
+    return tuple(versions)
 
 
 @cache

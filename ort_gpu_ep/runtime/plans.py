@@ -55,10 +55,10 @@ class Plans:
         """Puts a plan on the device. compiled: its pipelines, where it is a specialized one. Raises ShaderError, DeviceError."""
         self._context.provide(template.plan.weights)
         self._context.going([*self.all, template.plan])
-        made = Prepared(template, self._context, compiled, self._often)
-        (self.specialized if made.is_specialized else self.general).append(made)
+        prepared = Prepared(template, self._context, compiled, self._often)
+        (self.specialized if prepared.is_specialized else self.general).append(prepared)
         self._context.release_packed(self.all)
-        return made
+        return prepared
 
     @property
     def all(self) -> list[Plan]:
@@ -84,8 +84,8 @@ class Plans:
     def switch(self, key: Key, prepared: Prepared, filled: Filled) -> None:
         """Runs of these types have this specialized plan from now on; what the general one kept for them alone is freed."""
         if key in self.found:
-            general, known = self.found[key]
-            self.runs(general).end(known)
+            general, plan = self.found[key]
+            self.runs(general).end(plan)
             general.free_slots()
         self.found[key] = prepared, filled
         prepared.last_use = next(self._context.uses)

@@ -245,8 +245,8 @@ class Prepared:
                     self._resize(k, max(nbytes, min(int(nbytes * GROWTH), self.gpu.limits.max_buffer_nbytes)))
             self._wanted = wanted
         if not self._until_look:
-            needed, held = sum(self._needed), sum(b.nbytes for b in self._slots)
-            if held > 2 * needed and held - needed >= SHRINK_NBYTES:
+            needed, before = sum(self._needed), sum(b.nbytes for b in self._slots)
+            if before > 2 * needed and before - needed >= SHRINK_NBYTES:
                 for k, nbytes in enumerate(self._needed):
                     self._resize(k, nbytes)
             self._until_look, self._needed = SHRINK_RUNS, list(wanted)
@@ -330,7 +330,7 @@ class Prepared:
 
     def commands(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[tuple[Command, ...]]:
         """Of each step, what it records: nothing for a copy of what is there already, and several parts of a dispatch that takes long."""
-        start, found = shape.region * self.template.parameter_nbytes, list[tuple[Command, ...]]()
+        start, runs = shape.region * self.template.parameter_nbytes, list[tuple[Command, ...]]()
         numbers, most, since = self._chosen(inputs), self.gpu.most_turns, 0
         self._are_halved = numbers is self._halved
         for index, step in enumerate(self.template.plan.steps):
@@ -339,19 +339,19 @@ class Prepared:
                 (source, at), (target, to) = (self.place(p, inputs, outputs) for p in (step.source, step.target))
                 nbytes = ((shape.filled.nbytes[index] or 0) + 3) & ~3
                 in_place = source is target and at == to
-                found.append(() if in_place else (BufferCopy(source.native, at, target.native, to, nbytes),))
+                runs.append(() if in_place else (BufferCopy(source.native, at, target.native, to, nbytes),))
             else:
                 assert workgroups is not None, "a dispatch has workgroups"
                 whole, where = self._pipelines[numbers[index]], None if offset is None else start + offset
                 turns = prod(workgroups) * step.turns
                 since += turns
                 if since <= most:
-                    found.append(((whole, groups[index], workgroups, where),))
+                    runs.append(((whole, groups[index], workgroups, where),))
                     continue
                 in_parts = self._parts_of(numbers[index], whole, workgroups, ceil(turns / most))
-                found.append(tuple(c for part, count in in_parts for c in (CUT, (part, groups[index], count, where))))
+                runs.append(tuple(c for part, count in in_parts for c in (CUT, (part, groups[index], count, where))))
                 since = turns // len(in_parts)
-        return found
+        return runs
 
     def _parts_of(self, number: int, start: Any, workgroups: tuple[int, int, int], count: int) -> list[tuple[Any, tuple[int, int, int]]]:
         """A dispatch as several: the pipeline and the workgroups of each. start: the first one's pipeline. Raises ShaderError."""

@@ -252,11 +252,11 @@ class Program:
         with self.lock:
             if self.gpu.submit_each or self.steering or self.context.closed or self._ran is not None:
                 return None
-            found = self.compiled.found.get(Key((tuple(inputs), ())))
-            plan = None if found is None else found[0].template.plan
-            if found is None or plan is None or not plan.steps or plan.counted or not Steady.fits(found[1]):
+            filled = self.compiled.found.get(Key((tuple(inputs), ())))
+            plan = None if filled is None else filled[0].template.plan
+            if filled is None or plan is None or not plan.steps or plan.counted or not Steady.fits(filled[1]):
                 return None
-            return self.compiled.runs(found[0]).steady(found[1])
+            return self.compiled.runs(filled[0]).steady(filled[1])
 
     def key_of(self, types: tuple[TensorType, ...]) -> Key:
         """Of runs that repeat: the one that is there, if any, which is found again without comparing types."""
@@ -319,26 +319,26 @@ class Program:
         if self.context.closed:
             raise InternalError(f"program {self.graph.name} is closed")
         values: Mapping[int, Array] = self._content(types, read)
-        foreseen, made = self._foreseen, self.planned
+        foreseen, planned = self._foreseen, self.planned
         is_foreseen = foreseen is not None and not values and foreseen[0][0] == types
         key = foreseen[0] if foreseen is not None and is_foreseen else Key((types, _key(values)))      # whose hash is known
-        found = self.compiled.found.get(key)
-        if found is None:
+        filled = self.compiled.found.get(key)
+        if filled is None:
             self._foreseen = None
             is_there = foreseen is not None and is_foreseen and not foreseen[1][0].closed
-            found = foreseen[1] if is_there and foreseen is not None else self.compiled.fill(types, values)
-            if found is None:
+            filled = foreseen[1] if is_there and foreseen is not None else self.compiled.fill(types, values)
+            if filled is None:
                 try:
-                    found, values = self._new_plan(types, values, read)
+                    filled, values = self._new_plan(types, values, read)
                 except OutOfDeviceMemoryError:
                     if not self._give_back():
                         raise
-                    found, values = self._new_plan(types, values, read)
+                    filled, values = self._new_plan(types, values, read)
                 key = Key((types, _key(values)))     # more content may count than was known
-            self.compiled.remember(key, found)
+            self.compiled.remember(key, filled)
         self.compiled.found.move_to_end(key)
-        found[0].used(self.planned > made)
-        return found
+        filled[0].used(self.planned > planned)
+        return filled
 
     def _new_plan(
         self, types: tuple[TensorType, ...], values: Mapping[int, Array], read: Read | None,
@@ -372,10 +372,10 @@ class Program:
             try:
                 return self.context.template(types, values), values
             except UnknownValueError as error:
-                wanted = sorted({*self.steering, *sources(self.graph, error.operand, types)})
-                if wanted == list(self.steering) or read is None:
+                names = sorted({*self.steering, *sources(self.graph, error.operand, types)})
+                if names == list(self.steering) or read is None:
                     raise
-                self.steering = tuple(wanted)
+                self.steering = tuple(names)
                 values = self._content(types, read)
 
     def _often(self, filled: Filled) -> None:
@@ -386,8 +386,8 @@ class Program:
 
     def _values_of(self, key: Key) -> dict[int, Array]:
         """The content of the inputs that decide on shapes, as a key has it."""
-        types, given = key
-        return {k: np.frombuffer(data, types[k].dtype.numpy).reshape(types[k].shape) for k, data in zip(self.steering, given, strict=True)}
+        types, values = key
+        return {k: np.frombuffer(data, types[k].dtype.numpy).reshape(types[k].shape) for k, data in zip(self.steering, values, strict=True)}
 
     def shrink(self) -> None:
         """Frees what it holds only for runs: values inside of them, inputs and outputs that repeated runs keep. Weights stay."""

@@ -32,16 +32,16 @@ class Prologue:
     @property
     def nbytes(self) -> int:
         """Device memory of what was computed."""
-        return sum(buffer.nbytes for made in self._made.values() for buffer in made.values())
+        return sum(buffer.nbytes for buffers in self._made.values() for buffer in buffers.values())
 
     def missing(self, plan: Plan) -> list[Dispatch]:
         """Those that are to be run for a plan, in order."""
-        wanted, found = set(plan.kept_places), list[Dispatch]()
+        places, steps = set(plan.kept_places), list[Dispatch]()
         for step in reversed(plan.prologue):
-            if step not in self._made and any(t.written and t.place in wanted for t in step.tensors):
-                found.append(step)
-                wanted |= {t.place for t in step.tensors if not t.written}
-        return found[::-1]
+            if step not in self._made and any(t.written and t.place in places for t in step.tensors):
+                steps.append(step)
+                places |= {t.place for t in step.tensors if not t.written}
+        return steps[::-1]
 
     def missing_nbytes(self, plan: Plan) -> int:
         """Device memory that these take: what they leave, and the most that is freed behind one of them."""
@@ -52,7 +52,7 @@ class Prologue:
 
     def buffer(self, place: Place) -> Buffer:
         """What was written there."""
-        return next(made[place] for made in self._made.values() if place in made)
+        return next(buffers[place] for buffers in self._made.values() if place in buffers)
 
     def restored(self, step: Dispatch) -> Buffer:
         """What an inverse writes, in a buffer that is the caller's. Raises DeviceError, ShaderError."""
@@ -67,7 +67,7 @@ class Prologue:
         unread = Counter(name for step in missing for name in _weights_of(step))
         for step in missing:
             if any(t.written and t.place in kept for t in step.tensors):
-                unread.subtract(name for made in self._make(step, writers, kept) for name in _weights_of(made))
+                unread.subtract(name for step_there in self._make(step, writers, kept) for name in _weights_of(step_there))
                 self._read([name for name in _weights_of(step) if not unread[name]])
         return {place: buffer for step in plan.prologue for place, buffer in self._made.get(step, {}).items()}
 
@@ -79,8 +79,8 @@ class Prologue:
                 ran += self._make(other, writers, kept)
         if step not in self._made:
             ran.append(step)
-            made = self._made[step] = self._run(step)
-            self.dense_nbytes += self._dense_of(made)
+            buffers = self._made[step] = self._run(step)
+            self.dense_nbytes += self._dense_of(buffers)
         for other in before:
             if other in self._made and not kept.intersection(self._made[other]):
                 self._free(other)
@@ -88,39 +88,39 @@ class Prologue:
 
     def _run(self, step: Dispatch, use: str = REORDERED) -> dict[Place, Buffer]:
         pipe, bound = pipeline(self.gpu, step, self._checked, self._composer), bound_of(self.gpu, step)
-        made: dict[Place, Buffer] = {}
+        buffers: dict[Place, Buffer] = {}
         try:
             for tensor in step.tensors:
                 if tensor.written:
-                    made[tensor.place] = self.gpu.allocate(tensor.type.nbytes, DENSE if tensor.place in self._dense else use)
+                    buffers[tensor.place] = self.gpu.allocate(tensor.type.nbytes, DENSE if tensor.place in self._dense else use)
             group = bind_group(self.gpu, bound, lambda p: (
-                made[p] if p in made else self._weight(p.name) if p.kind is Kind.WEIGHT else self.buffer(p), 0))
+                buffers[p] if p in buffers else self._weight(p.name) if p.kind is Kind.WEIGHT else self.buffer(p), 0))
             try:
                 commands = lone_dispatch(self.gpu, step.label, (pipe, group, step.groups, None))
             except GPUError as error:
                 raise self.gpu.failure(error, f"{step.label}: a recording of the prologue") from error
             self.gpu.enqueue(commands)
         except Exception:
-            for buffer in made.values():
+            for buffer in buffers.values():
                 self.gpu.free(buffer)
             raise
-        return made
+        return buffers
 
     def keep(self, plans: Iterable[Plan]) -> None:
         """Frees what none of these plans reads."""
-        wanted = {step for plan in plans for step in plan.prologue}
-        for step in [s for s in self._made if s not in wanted]:
+        steps = {step for plan in plans for step in plan.prologue}
+        for step in [s for s in self._made if s not in steps]:
             self._free(step)
 
     def free_dense(self) -> None:
         """Frees what is dense of weights that are stored packed: there is no further run of a plan that reads it."""
-        for step in [step for step, made in self._made.items() if self._dense.intersection(made)]:
+        for step in [step for step, buffers in self._made.items() if self._dense.intersection(buffers)]:
             self._free(step)
 
     def _free(self, step: Dispatch) -> None:
-        made = self._made.pop(step)
-        self.dense_nbytes -= self._dense_of(made)
-        for buffer in made.values():
+        buffers = self._made.pop(step)
+        self.dense_nbytes -= self._dense_of(buffers)
+        for buffer in buffers.values():
             self.gpu.free(buffer)
 
     def _dense_of(self, made: Mapping[Place, Buffer]) -> int:

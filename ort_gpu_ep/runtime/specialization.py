@@ -101,11 +101,11 @@ class Specializer:
 
     def _compiled(self, steps: list[Any]) -> list[Any]:
         """The pipelines of steps, one after another: the cores are for whoever waits for a run. Without the lock."""
-        found = []
+        pipelines = []
         for step in steps:
             self._context.check_wanted()
-            found.append(self._context.pipeline(step))
-        return found
+            pipelines.append(self._context.pipeline(step))
+        return pipelines
 
     def _check_room(self, plan: Plan, filled: Filled) -> None:
         nbytes, most = sum(filled.slots) + self._context.missing_nbytes(plan), max(MAX_NBYTES, self._gpu.memory_limit_nbytes // SHARE)
@@ -129,5 +129,5 @@ class Specializer:
                     prepared.warm_up(step, inputs, outputs)
                 gpu.finish()
         finally:
-            for made in tensors:
-                gpu.free(made.buffer)
+            for scratch in tensors:
+                gpu.free(scratch.buffer)

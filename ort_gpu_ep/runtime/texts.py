@@ -33,7 +33,7 @@ class Texts:
     def __init__(self, cache_path: str, code: str) -> None:
         self.folder, self._code = Path(cache_path) / "shaders", code
         self._kept = store.SealedFolder(
-            self.folder, ".wgsl", FORMAT, MAX_FILE_NBYTES, (MAX_FILES, MAX_NBYTES), LOOK_EVERY, "shaders are composed by each process")
+            self.folder, ".wgsl", FORMAT, MAX_FILE_NBYTES, (MAX_FILES, MAX_NBYTES), LOOK_EVERY)
 
     def get(self, signature: Hashable, make: Callable[[], str]) -> str:
         """The text that follows from `signature`, which has the same repr in every process."""

@@ -99,14 +99,14 @@ class UnitPlans:
         if not steps or target.FORCING or questions.are_apart():
             return None
         try:
-            found = self._begun(steps)
+            making = self._begun(steps)
         except RuntimeError:        # no thread begins any more at exit
             return None
-        done, open_ones = wait(found, PATIENCE_S, FIRST_EXCEPTION)
+        done, open_ones = wait(making, PATIENCE_S, FIRST_EXCEPTION)
         if not open_ones and not any(future.exception() for future in done):
             return None
         try:
-            return Making(template, self._context.template(types, values, units=False), types, found, begin_s)
+            return Making(template, self._context.template(types, values, units=False), types, making, begin_s)
         except (UnsupportedNodeError, UnknownValueError) as error:
             log.info("%s: runs wait for kernels on matrix units: no plan without them: %s", self._context.graph.name, error)
             return None
@@ -122,16 +122,16 @@ class UnitPlans:
     def _slow(self, plan: Plan) -> list[Dispatch]:
         """Its steps on matrix units, one of each text."""
         steps = (*self._context.steps(plan), *self._context.prologue.missing(plan))
-        found = [step for step in steps if isinstance(step, Dispatch) and SUBGROUP_MATRIX in step.kernel.features]
-        return list({(self._context.text(step), len(step.awaited)): step for step in found}.values())
+        slow = [step for step in steps if isinstance(step, Dispatch) and SUBGROUP_MATRIX in step.kernel.features]
+        return list({(self._context.text(step), len(step.awaited)): step for step in slow}.values())
 
     def _begun(self, steps: Sequence[Dispatch]) -> list[Future[Any]]:
         """The pipelines of steps, on threads of their own; one core is left for the runs. Raises RuntimeError where no thread begins.
 
         Not a ThreadPoolExecutor's: Python waits at exit for all that one was given, before background.ending() can be seen.
         """
-        found = [Future[Any]() for _ in steps]
-        left = deque(zip(steps, found, strict=True))
+        futures = [Future[Any]() for _ in steps]
+        left = deque(zip(steps, futures, strict=True))
 
         def work() -> None:
             while left:
@@ -147,11 +147,11 @@ class UnitPlans:
 
         for _ in range(min(len(steps), max(1, (os.cpu_count() or 1) - 1))):
             threading.Thread(target=work, name="ort_gpu_ep-units").start()
-        return found
+        return futures
 
     def _finish(self, making: Making, first: Prepared, record: UnitPlan) -> None:
         """On the thread of background.py, without the lock."""
-        context, why, wanted = self._context, "", True
+        context, why, is_wanted = self._context, "", True
         try:
             kept = self._pipelines(making)
             with context.lock:
@@ -160,48 +160,48 @@ class UnitPlans:
                     self._switch(making.template, first)
             del kept
         except UnwantedError:
-            wanted = False
+            is_wanted = False
         except Exception as error:      # the plan without goes on
             forget_frames(error)
-            wanted = context.is_wanted
+            is_wanted = context.is_wanted
             why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         seconds = time.perf_counter() - making.begin_s
-        if why and wanted:
+        if why and is_wanted:
             log.warning("%s for %s: no matrix units are used: %s", context.graph.name, ", ".join(record.inputs), why)
             with context.lock:
                 context.without_units = True
         with self._changed:
-            done = [replace(record, pending=False, seconds=seconds, why=why)] if wanted else []
+            done = [replace(record, pending=False, seconds=seconds, why=why)] if is_wanted else []
             self._records = [new for old in self._records for new in (done if old is record else [old])]
             self._pending -= 1
             self._changed.notify_all()
 
     def _pipelines(self, making: Making) -> list[Any]:
         """All that the plan needs, those on units first. Without the lock."""
-        found = [future.result() for future in making.pipelines]
+        pipelines = [future.result() for future in making.pipelines]
         context, plan = self._context, making.template.plan
         with context.lock:
             context.check_wanted()
             replaced = [context.replaced[name] for name in plan.weights if name in context.replaced]
         for step in (*context.steps(plan), *plan.prologue, *replaced):
             context.check_wanted()
-            found.append(context.pipeline(step))
-        return found
+            pipelines.append(context.pipeline(step))
+        return pipelines
 
     def _switch(self, template: Template, first: Prepared) -> None:
         """The next run of each of the first plan's sizes goes by the new one, where that holds for them. Raises DeviceError."""
         context, plans = self._context, self._plans
         keys = [key for key, (owner, _) in plans.found.items() if owner is first]
         try:
-            made = plans.add(template)
+            prepared = plans.add(template)
         except OutOfDeviceMemoryError:      # beside the first one
             plans.drop(first)
             context.gpu.trim()
-            made = plans.add(template)
+            prepared = plans.add(template)
         for key in keys:
             filled = template.fill(key[0], self._values_of(key))
             if filled is not None:
-                plans.found[key] = made, filled
+                plans.found[key] = prepared, filled
         if not first.closed:
             plans.drop(first)
         context.release_packed(plans.all)

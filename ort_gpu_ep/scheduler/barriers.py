@@ -36,14 +36,14 @@ def unsettled(steps: Sequence[Dispatch | Copy]) -> list[tuple[Place, ...]]:
     """What each step reads that was written, and not read, since the pass began: what the barrier in front of it is for. Where steps of
     several runs take turns, one dispatch that binds this of all runs has the barrier that serves the step in each.
     """
-    state, found = dict[Place, bool](), list[tuple[Place, ...]]()
+    state, places = dict[Place, bool](), list[tuple[Place, ...]]()
     for step in steps:
         uses = step.uses if isinstance(step, Dispatch) else {}
-        found.append(tuple(place for place, written in uses.items() if not written and state.get(place)))
+        places.append(tuple(place for place, written in uses.items() if not written and state.get(place)))
         if isinstance(step, Copy):
             state.clear()
         state.update(uses)
-    return found
+    return places
 
 
 def _awaited(later: Sequence[Dispatch | Copy], state: dict[Place, bool], own: set[Place], room: int) -> tuple[Place, ...]:
@@ -51,15 +51,15 @@ def _awaited(later: Sequence[Dispatch | Copy], state: dict[Place, bool], own: se
 
     state: behind the barrier's step. own: what that step binds. room: bindings that it has left.
     """
-    found = list[Place]()
+    places = list[Place]()
     for step in later:
         if isinstance(step, Copy):
             break
         uses = step.uses
-        wanted = conflicts(state, uses)
-        if any(uses[p] or p in own or p.kind is not Kind.SLOT for p in wanted) or len(found) + len(wanted) > room:
+        conflicting = conflicts(state, uses)
+        if any(uses[p] or p in own or p.kind is not Kind.SLOT for p in conflicting) or len(places) + len(conflicting) > room:
             break
-        found += wanted
+        places += conflicting
         state.update(uses)
         own |= {p for p, written in uses.items() if written}
-    return tuple(found)
+    return tuple(places)

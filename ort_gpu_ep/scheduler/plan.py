@@ -175,8 +175,8 @@ class Plan:
     @property
     def reporting(self) -> tuple[str, ...]:
         """Labels of the nodes whose kernels note an index out of range, or an integer divisor of 0."""
-        found = [s.label.rpartition("/")[0] for s in self.steps if isinstance(s, Dispatch) and s.kernel.looks]
-        return tuple(dict.fromkeys(found))
+        names = [s.label.rpartition("/")[0] for s in self.steps if isinstance(s, Dispatch) and s.kernel.looks]
+        return tuple(dict.fromkeys(names))
 
     @property
     def slot_nbytes(self) -> int:
@@ -186,15 +186,15 @@ class Plan:
     @property
     def barriers(self) -> frozenset[int]:
         """The steps that wait for all before them, see barriers.py. A copy does, and ends a pass; behind it a pass begins anew."""
-        found, state = set[int](), dict[Place, bool]()
+        barriers, state = set[int](), dict[Place, bool]()
         for i, step in enumerate(self.steps):
             if isinstance(step, Copy):
                 state.clear()
                 continue
             if conflicts(state, step.uses):
-                found.add(i)
+                barriers.add(i)
             state.update(step.uses)
-        return frozenset(found)
+        return frozenset(barriers)
 
     def __str__(self) -> str:
         lines = [f"inputs  {', '.join(map(str, self.inputs))}", f"outputs {', '.join(map(str, self.outputs))}",

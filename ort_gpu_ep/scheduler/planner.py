@@ -87,10 +87,10 @@ def make_plan(
                 raise UnknownValueError(answer.operand)
             raise UnsupportedNodeError(answer.code, f"{node.label}: {plain(answer.reason)}")
         if isinstance(answer, HostValues):
-            for name, found in zip(node.outputs, answer.values, strict=True):
-                if name and found is not None:
-                    draft.known[name], dtype = found
-                    draft.types[name] = TensorType(dtype, tuple(found[0].shape))
+            for name, content in zip(node.outputs, answer.values, strict=True):
+                if name and content is not None:
+                    draft.known[name], dtype = content
+                    draft.types[name] = TensorType(dtype, tuple(content[0].shape))
         elif bound is not None:
             _lower(draft, bound, answer)
             draft.channels_last += node.channels_last
@@ -159,16 +159,16 @@ def _with_scales(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: dic
         root, searched = draft.root(bound.input(index).name), dict(lowering.temps)[temp]
         search = next(k for k in lowering.kernels if any(target == temp for _, target in k.writes or ()))
         key = (root, search.shader, search.consts, search.indices)
-        held = draft.scales.get(key) or (_given_scales(draft, root, bound.input(index).type, searched.shape[0]) if of_images else None)
-        if held is None:
+        scales = draft.scales.get(key) or (_given_scales(draft, root, bound.input(index).type, searched.shape[0]) if of_images else None)
+        if scales is None:
             draft.scales[key] = (temps[temp], searched)
             continue
-        draft.scales[key] = (temps[temp], _) = held
+        draft.scales[key] = (temps[temp], _) = scales
         kernels = tuple(
-            replace(k, consts=tuple((name, held[1].shape[1] if name == "PARTS" else value) for name, value in k.consts))
+            replace(k, consts=tuple((name, scales[1].shape[1] if name == "PARTS" else value) for name, value in k.consts))
             for k in lowering.kernels if all(target != temp for _, target in k.writes or ()))
         lowering = replace(
-            lowering, kernels=kernels, temps=tuple((name, held[1] if name == temp else tensor) for name, tensor in lowering.temps))
+            lowering, kernels=kernels, temps=tuple((name, scales[1] if name == temp else tensor) for name, tensor in lowering.temps))
     return lowering
 
 
@@ -179,15 +179,15 @@ def _given_scales(draft: _Draft, root: str, tensor: TensorType, images: int) -> 
     if len(writers) != 1:
         return None
     dispatch, names = draft.dispatches[writers[0]]
-    given, stored = dispatch.kernel.scales, dispatch.kernel.outputs[0]
+    there, stored = dispatch.kernel.scales, dispatch.kernel.outputs[0]
     most, limits = draft.limits.max_buffers_per_stage, draft.limits
-    if given is None or given.images != images or dispatch.kernel.into or stored.dtype is not FLOAT32 or stored.size != tensor.size:
+    if there is None or there.images != images or dispatch.kernel.into or stored.dtype is not FLOAT32 or stored.size != tensor.size:
         return None
-    nbytes = dispatch.kernel.workgroup_nbytes + given.workgroup_nbytes
+    nbytes = dispatch.kernel.workgroup_nbytes + there.workgroup_nbytes
     if sum(part_count(t.bound, limits.max_binding_nbytes) for t in dispatch.tensors) >= most or nbytes > limits.max_workgroup_nbytes:
         return None
-    name, scales = f"{dispatch.label}.scales of {root}", TensorType(FLOAT32, (given.images, given.parts))
-    consts = {**dict(dispatch.kernel.consts), **dict(given.consts)}
+    name, scales = f"{dispatch.label}.scales of {root}", TensorType(FLOAT32, (there.images, there.parts))
+    consts = {**dict(dispatch.kernel.consts), **dict(there.consts)}
     kernel = replace(
         dispatch.kernel, outputs=(*dispatch.kernel.outputs, scales), writes=(*(dispatch.kernel.writes or ()), ("y_scales", name)),
         consts=tuple(consts.items()), workgroup_nbytes=nbytes, scales=None)
@@ -200,27 +200,27 @@ def _given_scales(draft: _Draft, root: str, tensor: TensorType, images: int) -> 
 def _in_place(draft: _Draft, bound: BoundNode, lowering: Lowering) -> list[tuple[int, int]]:
     """The graph's inputs and outputs that a node's are, where its outputs may be its inputs: nothing else reads or gives these."""
     assert lowering.in_place is not None, "the caller has looked"
-    graph, found = draft.graph, list[tuple[int, int]]()
+    graph, pairs = draft.graph, list[tuple[int, int]]()
     reads = Counter(name for node in graph.nodes for name in node.reads)
     for output, at in lowering.in_place.pairs:
         source, target = bound.input(at), bound.node.outputs[output]
         is_alone = source.name in graph.inputs and reads[source.name] == 1 and source.name not in graph.outputs
         if not is_alone or graph.outputs.count(target) != 1 or lowering.outputs[output] != source.type:
             return []
-        found.append((graph.inputs.index(source.name), graph.outputs.index(target)))
-    return found
+        pairs.append((graph.inputs.index(source.name), graph.outputs.index(target)))
+    return pairs
 
 
 def _counted(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: Mapping[str, str]) -> list[Counted]:
     """The graph's outputs whose length the node finds. Raises UnsupportedNodeError, where another node of the graph reads one."""
-    found, graph = list[Counted](), draft.graph
+    pairs, graph = list[Counted](), draft.graph
     for counted in lowering.counted:
         name = bound.node.outputs[counted.output] if bound.wants(counted.output) else ""
         if name and any(name in node.reads for node in graph.nodes):
             raise UnsupportedNodeError(
                 Code.DYNAMIC_SHAPE, f"{bound.node.label}: only a run tells the size of {name!r}; what reads it needs another partition")
-        found += [Counted(k, counted.axis, temps[counted.count]) for k, output in enumerate(graph.outputs) if name and output == name]
-    return found
+        pairs += [Counted(k, counted.axis, temps[counted.count]) for k, output in enumerate(graph.outputs) if name and output == name]
+    return pairs
 
 
 def _groups(count: int, limits: Limits) -> tuple[int, int, int]:
@@ -255,7 +255,7 @@ def _run_once(draft: _Draft, dispatch: Dispatch, names: Sequence[str], dense: bo
 
 def _inverses(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: Mapping[str, str]) -> list[Dispatch]:
     """What gives the weights back that the prologue of this node packs."""
-    found = []
+    inverses = []
     for index, kernel in lowering.inverses:
         names = {read: temps[str(source)] for read, source in kernel.reads or ()}
         place = _place_of(draft, {}, bound.input(index).name)
@@ -264,8 +264,8 @@ def _inverses(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: Mappin
                        BoundTensor("y", kernel.outputs[0], place, True))
             groups = _groups(workgroup_count(kernel, kernel.outputs[0]), draft.limits)
             label = f"{place.name}/{kernel.shader.removesuffix('.wgsl')}"
-            found.append(Dispatch(label, replace(kernel, reads=None, writes=None), tensors, groups, 0))
-    return found
+            inverses.append(Dispatch(label, replace(kernel, reads=None, writes=None), tensors, groups, 0))
+    return inverses
 
 
 def _output_name(bound: BoundNode, index: int) -> str:
@@ -328,11 +328,11 @@ def _store_rounded(draft: _Draft) -> None:
         for tensor, name in zip(dispatch.tensors, names, strict=True):
             uses.setdefault(draft.root(name), []).append((i, tensor))
     elsewhere = {*map(draft.root, (*draft.graph.inputs, *draft.graph.outputs)), *draft.kept}
-    for root, found in reversed(uses.items()):      # the last one first: what only passes a value on follows what it becomes
-        written, read = ([use for use in found if use[1].written is way] for way in (True, False))
+    for root, uses_of in reversed(uses.items()):      # the last one first: what only passes a value on follows what it becomes
+        written, read = ([use for use in uses_of if use[1].written is way] for way in (True, False))
         if root not in elsewhere and len(written) == 1 and read and all(_rounds(draft.dispatches[i][0], t) for i, t in read) and (
                 _may_store_halves(draft.dispatches[written[0][0]][0], written[0][1])):
-            for i, tensor in found:
+            for i, tensor in uses_of:
                 dispatch, names = draft.dispatches[i]
                 draft.dispatches[i] = (_in_halves(dispatch, tensor), names)
             draft.types[root] = TensorType(FLOAT16, draft.types[root].shape)
@@ -369,15 +369,15 @@ def _halved(steps: Sequence[Dispatch | Copy], limits: Limits) -> tuple[tuple[int
         for place, tensor in read:
             if place.kind is Kind.INPUT:
                 readers.setdefault(place.index, []).append((k, tensor))
-    made: dict[int, Dispatch] = {}
-    for found in readers.values():
-        rounding = [(k, step, t) for k, t in found if t is not None and isinstance(step := steps[k], Dispatch) and _rounds(step, t)]
-        for k, step, tensor in rounding if len(rounding) == len(found) else ():
-            made[k] = _in_halves(made.get(k, step), tensor)
-    for step in made.values():
+    copies: dict[int, Dispatch] = {}
+    for use in readers.values():
+        rounding = [(k, step, t) for k, t in use if t is not None and isinstance(step := steps[k], Dispatch) and _rounds(step, t)]
+        for k, step, tensor in rounding if len(rounding) == len(use) else ():
+            copies[k] = _in_halves(copies.get(k, step), tensor)
+    for step in copies.values():
         for tensor in step.tensors:     # asked now, as in _lower
             parts(tensor.type, limits.max_binding_nbytes)
-    return tuple(sorted(made.items()))
+    return tuple(sorted(copies.items()))
 
 
 def _costs(draft: _Draft, levels: Sequence[int]) -> list[float]:
@@ -397,10 +397,10 @@ def _costs(draft: _Draft, levels: Sequence[int]) -> list[float]:
 
 def _slot_sizes(slots: Sequence[int], slot_of: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Bytes of each slot: what was assigned, or for values whose sizes vary the largest of those that share it."""
-    held: dict[int, list[int]] = {}
+    nbytes_of: dict[int, list[int]] = {}
     for name, slot in slot_of.items():
-        held.setdefault(slot, []).append(sizes[name])
-    return tuple(largest(*held[k]) if any(map(is_symbolic, held[k])) else nbytes for k, nbytes in enumerate(slots))
+        nbytes_of.setdefault(slot, []).append(sizes[name])
+    return tuple(largest(*nbytes_of[k]) if any(map(is_symbolic, nbytes_of[k])) else nbytes for k, nbytes in enumerate(slots))
 
 
 def _unwanted_types(draft: _Draft) -> None:

@@ -58,8 +58,8 @@ class Specialization:
     why: str = ""
 
     def __str__(self) -> str:
-        made = f"constants, compiled beside the runs in {self.seconds:.1f} s" if not self.why else f"numbers of each run: {self.why}"
-        return f"{', '.join(self.inputs)}: sizes are {made}"
+        text = f"constants, compiled beside the runs in {self.seconds:.1f} s" if not self.why else f"numbers of each run: {self.why}"
+        return f"{', '.join(self.inputs)}: sizes are {text}"
 
 
 class Template:
@@ -73,19 +73,19 @@ class Template:
         self.plan, self._limits, self.trace, self._values = plan, limits, trace, dict(values or {})
         self.over = {output: (source,) for source, output in plan.in_place}
         self.offsets: list[int | None] = []
-        wanted = _Wanted()
+        needs = _Wanted()
         self._outputs = _Varying(plan.outputs, {
-            k: wanted.add(t.shape) for k, t in enumerate(plan.outputs) if any(map(is_symbolic, t.shape))})
-        self._slots = wanted.add(plan.slots)
+            k: needs.add(t.shape) for k, t in enumerate(plan.outputs) if any(map(is_symbolic, t.shape))})
+        self._slots = needs.add(plan.slots)
         dispatches = {k: s for k, s in enumerate(plan.steps) if isinstance(s, Dispatch)}
         self._groups = _Varying([s.groups if isinstance(s, Dispatch) else None for s in plan.steps], {
-            k: wanted.add(s.groups) for k, s in dispatches.items() if any(map(is_symbolic, s.groups))})
+            k: needs.add(s.groups) for k, s in dispatches.items() if any(map(is_symbolic, s.groups))})
         self._nbytes = _Varying([s.nbytes if isinstance(s, Copy) else None for s in plan.steps], {
-            k: wanted.add((s.nbytes,)) for k, s in enumerate(plan.steps) if isinstance(s, Copy) and is_symbolic(s.nbytes)})
-        self._constants = [(c, wanted.add(c.type.shape), wanted.add(c.varying)) for c in plan.constants if c.varying]
-        self._parameters = self._place_parameters(wanted)
+            k: needs.add((s.nbytes,)) for k, s in enumerate(plan.steps) if isinstance(s, Copy) and is_symbolic(s.nbytes)})
+        self._constants = [(c, needs.add(c.type.shape), needs.add(c.varying)) for c in plan.constants if c.varying]
+        self._parameters = self._place_parameters(needs)
         self.parameter_nbytes = self._layout.size
-        self._formula = Formula(trace, wanted.values)
+        self._formula = Formula(trace, needs.values)
         self._symbols: list[Any] = []
         if self._values or any(is_symbolic(size) for t in plan.inputs for size in t.shape):     # nothing else brings symbols in
             _walk(plan, self._symbols.append)
@@ -96,13 +96,13 @@ class Template:
         layout, values, end = "<", list[Any](), 0
         self._struct_nbytes = dict[int, int]()
         for step in self.plan.steps:
-            found = parameters(step.kernel, step.bindings) if isinstance(step, Dispatch) else []
-            self.offsets.append(end if found else None)
-            if found:
-                nbytes = -(-4 * len(found) // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT
-                layout += "".join("I" if isinstance(value, Size) else "f" for _, value in found) + f"{nbytes - 4 * len(found)}x"
-                self._struct_nbytes[end] = 4 * len(found)
-                values += [value for _, value in found]
+            names = parameters(step.kernel, step.bindings) if isinstance(step, Dispatch) else []
+            self.offsets.append(end if names else None)
+            if names:
+                nbytes = -(-4 * len(names) // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT
+                layout += "".join("I" if isinstance(value, Size) else "f" for _, value in names) + f"{nbytes - 4 * len(names)}x"
+                self._struct_nbytes[end] = 4 * len(names)
+                values += [value for _, value in names]
                 end += nbytes
         self._layout = struct.Struct(layout)
         return wanted.add(values)
@@ -192,10 +192,10 @@ class _Varying:
         """With what `value` gives for each such place."""
         if not self._places:
             return self._values
-        found = list(self._values)
+        values = list(self._values)
         for k, where in self._places:
-            found[k] = value(k, where)
-        return tuple(found)
+            values[k] = value(k, where)
+        return tuple(values)
 
 
 _known_fields: dict[type, tuple[str, ...]] = {}
@@ -242,10 +242,10 @@ def make_template(
         inputs[name] = TensorType(tensor.dtype, tuple(
             _dimension(trace, place + axis, size, declared, axis) for axis, size in enumerate(tensor.shape)))
         place += tensor.rank
-    known: dict[str, Array] = {}
+    contents: dict[str, Array] = {}
     for index in sorted(values):
-        known[graph.inputs[index]], place = _content(trace, place, values[index], constant)
-    return Template(make_plan(graph, inputs, limits, rewrite, known, apart=apart), trace, limits, values)
+        contents[graph.inputs[index]], place = _content(trace, place, values[index], constant)
+    return Template(make_plan(graph, inputs, limits, rewrite, contents, apart=apart), trace, limits, values)
 
 
 def _content(trace: Trace, place: int, array: Array, constant: bool) -> tuple[Array, int]:
@@ -273,10 +273,10 @@ def _dimension(trace: Trace, place: int, size: int, declared: Sequence[Any] | No
 
 def sources(graph: Graph, name: str, types: Sequence[TensorType]) -> set[int]:
     """The positions of the small inputs from whose content a value is calculated. types: of the graph's inputs."""
-    producers, wanted, seen = graph.producers(), [name], set[str]()
-    while wanted:
-        value = wanted.pop()
+    producers, queue, seen = graph.producers(), [name], set[str]()
+    while queue:
+        value = queue.pop()
         if value not in seen:
             seen.add(value)
-            wanted += producers[value].reads if value in producers and not host.is_shape_only(producers[value]) else ()
+            queue += producers[value].reads if value in producers and not host.is_shape_only(producers[value]) else ()
     return {k for k, (n, t) in enumerate(zip(graph.inputs, types, strict=True)) if n in seen and is_readable(t)}

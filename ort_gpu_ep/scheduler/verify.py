@@ -18,31 +18,31 @@ _READ_ONLY = (Kind.INPUT, Kind.WEIGHT, Kind.CONSTANT, Kind.PREPARED)
 
 def violations(plan: Plan, limits: Limits | None = None) -> list[str]:
     """What is wrong with a plan, one sentence each; empty for a legal one. limits: of the adapter, where bindings are to be counted."""
-    found, prepared = _prologue_violations(plan)
+    problems, prepared = _prologue_violations(plan)
     written, filling = set(prepared), dict[Place, list[Part]]()
     for i, step in enumerate(plan.steps):
         reads, writes = _uses(step)
-        found += [f"step {i} {step.label}: {problem}" for problem in _part_violations(step, filling)]
+        problems += [f"step {i} {step.label}: {problem}" for problem in _part_violations(step, filling)]
         for place in reads:
             if (place.kind not in _READ_ONLY or place.kind is Kind.PREPARED) and place not in written:
-                found.append(f"step {i} {step.label}: reads {place} before anything wrote it")
+                problems.append(f"step {i} {step.label}: reads {place} before anything wrote it")
         for place in writes:
             if place.kind in _READ_ONLY:
-                found.append(f"step {i} {step.label}: writes {place}")
+                problems.append(f"step {i} {step.label}: writes {place}")
             if place in reads:
-                found.append(f"step {i} {step.label}: reads and writes {place}")
+                problems.append(f"step {i} {step.label}: reads and writes {place}")
         if len(set(writes)) < len(writes):
-            found.append(f"step {i} {step.label}: writes one place twice")
+            problems.append(f"step {i} {step.label}: writes one place twice")
         if isinstance(step, Dispatch):
-            found += [f"step {i} {step.label}: {problem}" for problem in _binding_violations(step, written, limits)]
+            problems += [f"step {i} {step.label}: {problem}" for problem in _binding_violations(step, written, limits)]
         written.update(writes)
-        found += [f"step {i} {step.label}: {n} B in {p} of {plan.slots[p.index]} B" for p, n in _slot_sizes(step)
+        problems += [f"step {i} {step.label}: {n} B in {p} of {plan.slots[p.index]} B" for p, n in _slot_sizes(step)
                   if n > plan.slots[p.index]]
     for k, tensor in enumerate(plan.outputs):
         if tensor.nbytes and Place(Kind.OUTPUT, k) not in written:
-            found.append(f"output {k} {tensor} is never written")
-    found += [*_in_place_violations(plan), *_halved_violations(plan)]
-    return [*found, *(f"{place} is never whole: {missing} elements of a row are missing" for place in filling
+            problems.append(f"output {k} {tensor} is never written")
+    problems += [*_in_place_violations(plan), *_halved_violations(plan)]
+    return [*problems, *(f"{place} is never whole: {missing} elements of a row are missing" for place in filling
                       if (missing := _missing(filling[place])))]
 
 
@@ -68,12 +68,12 @@ def _in_place_violations(plan: Plan) -> Iterator[str]:
 def _halved_violations(plan: Plan) -> Iterator[str]:
     """What is wrong with the steps that read inputs in float16: all that read these, and each does what the one in its place does."""
     halved, inputs = dict(plan.halved), {Place(Kind.INPUT, i) for i in plan.halved_inputs}
-    for i, made in halved.items():
+    for i, copy in halved.items():
         own = plan.steps[i] if i in range(len(plan.steps)) else None
-        if not isinstance(own, Dispatch) or _but_for(made, inputs) != _but_for(own, inputs):
-            yield f"step {i} with inputs in float16, {made.label}: binds or writes something else than the one without"
-        if {t.type.dtype for t in made.tensors if t.place in inputs} - {FLOAT16}:
-            yield f"step {i} with inputs in float16, {made.label}: reads one of them in another type"
+        if not isinstance(own, Dispatch) or _but_for(copy, inputs) != _but_for(own, inputs):
+            yield f"step {i} with inputs in float16, {copy.label}: binds or writes something else than the one without"
+        if {t.type.dtype for t in copy.tensors if t.place in inputs} - {FLOAT16}:
+            yield f"step {i} with inputs in float16, {copy.label}: reads one of them in another type"
     for i, step in enumerate(plan.steps):
         if i not in halved and inputs.intersection(_uses(step)[0]):
             yield f"step {i} {step.label}: reads in float32 what other steps may read in float16"
@@ -113,46 +113,46 @@ def _missing(parts: Sequence[Part]) -> int:
 def _binding_violations(step: Dispatch, written: set[Place], limits: Limits | None) -> list[str]:
     """What is wrong with what a dispatch awaits, and with the number of its bindings. written: before it."""
     own = {t.place for t in step.tensors}
-    found = [f"awaits {place}, which is no slot" for place in step.awaited if place.kind is not Kind.SLOT]
-    found += [f"awaits {place} before anything wrote it" for place in step.awaited if place not in written]
-    found += [f"awaits {place}, which it binds anyway" for place in step.awaited if place in own]
+    problems = [f"awaits {place}, which is no slot" for place in step.awaited if place.kind is not Kind.SLOT]
+    problems += [f"awaits {place} before anything wrote it" for place in step.awaited if place not in written]
+    problems += [f"awaits {place}, which it binds anyway" for place in step.awaited if place in own]
     if len(set(step.awaited)) < len(step.awaited):
-        found.append("awaits one place twice")
+        problems.append("awaits one place twice")
     if limits is not None:
         count = len(step.awaited) + sum(part_count(t.bound, limits.max_binding_nbytes) for t in step.tensors)
         if count > limits.max_buffers_per_stage:
-            found.append(f"binds {count} buffers of {limits.max_buffers_per_stage}")
-    return found
+            problems.append(f"binds {count} buffers of {limits.max_buffers_per_stage}")
+    return problems
 
 
 def _prologue_violations(plan: Plan) -> tuple[list[str], set[Place]]:
     """What is wrong with the prologue, and what it writes: it is the same for all sizes and runs, so it knows weights alone."""
-    found: list[str] = []
+    said: list[str] = []
     written: set[Place] = set()
     for i, step in enumerate(plan.prologue):
         reads, writes = _uses(step)
-        found += [f"prologue {i} {step.label}: reads {place}" for place in reads
+        said += [f"prologue {i} {step.label}: reads {place}" for place in reads
                   if place.kind is not Kind.WEIGHT and place not in written]
-        found += [f"prologue {i} {step.label}: reads {place}, which is not among the weights" for place in reads
+        said += [f"prologue {i} {step.label}: reads {place}, which is not among the weights" for place in reads
                   if place.kind is Kind.WEIGHT and place.name not in plan.weights]
-        found += [f"prologue {i} {step.label}: writes {place}" for place in writes if place.kind is not Kind.PREPARED]
-        found += [f"prologue {i} {step.label}: writes {place} once more" for place in writes if place in written]
+        said += [f"prologue {i} {step.label}: writes {place}" for place in writes if place.kind is not Kind.PREPARED]
+        said += [f"prologue {i} {step.label}: writes {place} once more" for place in writes if place in written]
         if parameters(step.kernel, step.bindings) or any(map(is_symbolic, step.groups)):
-            found.append(f"prologue {i} {step.label}: depends on sizes of a run")
+            said.append(f"prologue {i} {step.label}: depends on sizes of a run")
         written.update(writes)
     for i, step in enumerate(plan.inverses):
         reads, writes = _uses(step)
-        found += [f"inverse {i} {step.label}: reads {place}, which the prologue does not write" for place in reads if place not in written]
-        found += [f"inverse {i} {step.label}: writes {place}, which is not among the weights" for place in writes
+        said += [f"inverse {i} {step.label}: reads {place}, which the prologue does not write" for place in reads if place not in written]
+        said += [f"inverse {i} {step.label}: writes {place}, which is not among the weights" for place in writes
                   if place.kind is not Kind.WEIGHT or place.name not in plan.weights]
-    return found, written
+    return said, written
 
 
 def check(plan: Plan, limits: Limits | None = None) -> None:
     """Raises InternalError, naming every violation, for an illegal plan. limits: as in `violations`."""
-    found = violations(plan, limits)
-    if found:
-        raise InternalError("illegal plan:\n" + "\n".join(found) + f"\n{plan}")
+    problems = violations(plan, limits)
+    if problems:
+        raise InternalError("illegal plan:\n" + "\n".join(problems) + f"\n{plan}")
 
 
 def _uses(step: Dispatch | Copy) -> tuple[list[Place], list[Place]]:

@@ -37,15 +37,15 @@ class _Member:
         self._row_nbytes = prod(self.shape[1:]) * self.dtype.itemsize
 
     def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        wanted, data = (stop - start) * self._row_nbytes, bytearray()
+        nbytes, data = (stop - start) * self._row_nbytes, bytearray()
         try:
             with self._stream() as file:
                 file.seek(self._begin + start * self._row_nbytes)
-                while len(data) < wanted and (part := file.read(wanted - len(data))):
+                while len(data) < nbytes and (part := file.read(nbytes - len(data))):
                     data += part
         except (zipfile.BadZipFile, OSError, EOFError) as error:
             raise self._unreadable(start, stop, str(error)) from error
-        if len(data) < wanted:
+        if len(data) < nbytes:
             raise self._unreadable(start, stop, "the file was cut short")
         return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
 

@@ -57,18 +57,18 @@ def choose(slots: list[Slot], batch: int | str, model: Model, before: Mapping[st
 
 def _measured(slots: list[Slot], loaded: Loaded, most: int) -> list[str]:
     """Equal adapters are measured once."""
-    known: dict[str, tuple[int, str]] = {}
+    by_model: dict[str, tuple[int, str]] = {}
     assert loaded.held is not None
     for slot in slots:
-        if slot.kind not in known:
-            found = slot.measure(worker.Task(loaded.held.source, 0, min(loaded.rows, most)), most, BUDGET_S)
-            if isinstance(found, worker.Failed):
-                _raise(slot, found)
-                known[slot.kind] = min(UNKNOWN, most), f"not measured: {found.message}"
+        if slot.kind not in by_model:
+            rates = slot.measure(worker.Task(loaded.held.source, 0, min(loaded.rows, most)), most, BUDGET_S)
+            if isinstance(rates, worker.Failed):
+                _raise(slot, rates)
+                by_model[slot.kind] = min(UNKNOWN, most), f"not measured: {rates.message}"
             else:
-                known[slot.kind] = chosen(found)
-        slot.batch = known[slot.kind][0]
-    return [f"{kind}: {rows} ({why})" for kind, (rows, why) in known.items()]
+                by_model[slot.kind] = chosen(rates)
+        slot.batch = by_model[slot.kind][0]
+    return [f"{kind}: {rows} ({why})" for kind, (rows, why) in by_model.items()]
 
 
 def _raise(slot: Slot, failed: worker.Failed) -> None:
@@ -93,11 +93,11 @@ def _together(slots: list[Slot], loaded: Loaded) -> float:
     """Rows a second of all of these at the same time."""
     def one(slot: Slot) -> float:
         assert loaded.held is not None
-        found = slot.rate(loaded.held.source, loaded.rows, ROUND_S)
-        if isinstance(found, worker.Failed):
-            _raise(slot, found)
+        rate = slot.rate(loaded.held.source, loaded.rows, ROUND_S)
+        if isinstance(rate, worker.Failed):
+            _raise(slot, rate)
             return 0.0
-        return found
+        return rate
 
     with ThreadPoolExecutor(len(slots), "ort_gpu_ep-rate") as pool:
         return sum(pool.map(one, slots))

@@ -196,5 +196,5 @@ class Board:
 def release(loaded: Loaded) -> None:
     """Lets the inputs go."""
     if loaded.held is not None:
-        held, loaded.held = loaded.held, None
-        held.release()
+        batch, loaded.held = loaded.held, None
+        batch.release()

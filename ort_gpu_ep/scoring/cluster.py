@@ -56,7 +56,7 @@ class Cluster:
 
     def slots(self, wanted: Sequence[str]) -> list[Slot]:
         model = Broadcast(self._model)
-        places, found = self._places([text for text in wanted if text != AUTO_CPU]), list[Slot]()
+        places, slots = self._places([text for text in wanted if text != AUTO_CPU]), list[Slot]()
         needed = len(places)
         if AUTO_CPU in wanted and not any(adapter == CPU for _, adapter, _ in places):
             places += self._places([CPU])
@@ -65,8 +65,8 @@ class Cluster:
             start = partial(Remote, node.address, options, model, self._timeout_s)
             name, kind = (CPU_NAME, CPU_NAME) if adapter == CPU else (f"adapter {adapter}", "")
             setup = worker.Setup(self._model, adapter, dict(self._options))
-            found.append(Slot(number, f"{node.address}: {name}", setup, start, kind, is_optional=number >= needed))
-        return found
+            slots.append(Slot(number, f"{node.address}: {name}", setup, start, kind, is_optional=number >= needed))
+        return slots
 
     def hold(self, arrays: Mapping[str, Array]) -> memory.Held:
         return Put(arrays)
@@ -82,16 +82,16 @@ class Cluster:
 
     def _places(self, wanted: Sequence[str]) -> list[tuple[Node, str, dict[str, Any]]]:
         """(node, adapter as its process is to take it, what the actor needs) of each worker; names of adapters are those of each node."""
-        found = list[tuple[Node, str, dict[str, Any]]]()
+        places = list[tuple[Node, str, dict[str, Any]]]()
         for node in self.nodes:
             for text in wanted:
                 if text == ALL:
-                    found += [(node, AUTO, {"num_gpus": 1})] * node.count("GPU")
-                    found += [(node, AUTO, {"resources": {RESOURCE: 1}})] * node.count(RESOURCE)
+                    places += [(node, AUTO, {"num_gpus": 1})] * node.count("GPU")
+                    places += [(node, AUTO, {"resources": {RESOURCE: 1}})] * node.count(RESOURCE)
                 elif node.count("CPU"):
-                    found.append((node, text, {"num_cpus": 1}))
-        if found:
-            return found
+                    places.append((node, text, {"num_cpus": 1}))
+        if places:
+            return places
         if ALL not in wanted:
             raise ScoringError(f"no node of the cluster has a CPU for an actor: {_listed(self.nodes)}; start Ray with --num-cpus")
         self.notes.append(f"no node has a GPU, or the resource {RESOURCE!r} for adapters that Ray does not count: the CPUs have scored")

@@ -48,25 +48,25 @@ def mapping(model: Model, there: Sequence[str], given: Mapping[str, str], where:
             near = get_close_matches(name, names, 1)
             raise ScoringError(f"columns {name}={given[name]}: the model has no input {name!r}; it has {', '.join(names)}" +
                                (f". Did you mean {near[0]!r}?" if near else ""))
-    found = {}
+    by_input = {}
     for value in model.inputs:
         if value.name in given:
-            found[value.name] = _matching(given[value.name], there, value, where)
+            by_input[value.name] = _matching(given[value.name], there, value, where)
         elif value.name in there or len(there) == len(names) == 1:
-            found[value.name] = [value.name if value.name in there else there[0]]
+            by_input[value.name] = [value.name if value.name in there else there[0]]
         else:
             raise ScoringError(f"{where}: no column for input {value}; it has {_listed(there)}. Say which: --columns {value.name}=COLUMN")
-    return found
+    return by_input
 
 
 def _matching(text: str, there: Sequence[str], value: Value, where: str) -> list[str]:
-    found = list[str]()
+    matches = list[str]()
     for part in text.split(","):
         fitting = [name for name in there if name == part] or [name for name in there if fnmatchcase(name, part)]
         if not fitting:
             raise ScoringError(f"{where}: columns {value.name}={text}: no column {part!r}; it has {_listed(there)}")
-        found += fitting
-    return found
+        matches += fitting
+    return matches
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -75,14 +75,14 @@ def _listed(names: Sequence[str]) -> str:
 
 def pack(model: Model, columns: Mapping[str, Sequence[str]], rows: Rows) -> Packed:
     """The rows as the model takes them; what is wrong with a row is an error of that row, never an exception."""
-    errors, found = dict(rows.errors), dict[str, tuple[Array, Array]]()
+    errors, packed = dict(rows.errors), dict[str, tuple[Array, Array]]()
     for value in model.inputs:
         parts = [_dense(rows.columns[name], name, rows.count, errors) for name in columns[value.name]]
-        found[value.name] = _joined(parts, value, columns[value.name], errors)
+        packed[value.name] = _joined(parts, value, columns[value.name], errors)
     kept = np.setdiff1d(np.arange(rows.count), np.fromiter(errors, int, len(errors)))
     arrays = {}
     for value in model.inputs:
-        array, there = found[value.name]
+        array, there = packed[value.name]
         chosen = array if len(kept) == len(there) else array[np.searchsorted(there, kept)]
         arrays[value.name] = _typed(chosen, value, ", ".join(columns[value.name][:3]), kept, errors)
     if len(errors) > rows.count - len(kept):        # values that the type does not have
@@ -169,42 +169,42 @@ def _joined(parts: list[tuple[Array, Array]], value: Value, names: Sequence[str]
         for _, other in parts[1:]:
             there = np.intersect1d(there, other, assume_unique=True)
         array = np.stack([a[np.searchsorted(rows, there)] for a, rows in parts], axis=1)
-    wanted = _shape(array.shape[1:], value)
-    if wanted is None:
+    shape = _shape(array.shape[1:], value)
+    if shape is None:
         got = "x".join(map(str, array.shape[1:])) or "one"
         errors.update(dict.fromkeys(map(int, there), f"column {names[0]!r} has {got} values in a row, expected {value}"))
         return np.empty((0, *(d or 0 for d in value.inner))), there[:0]
-    return array.reshape(len(there), *wanted), there
+    return array.reshape(len(there), *shape), there
 
 
 def _shape(got: tuple[int, ...], value: Value) -> tuple[int, ...] | None:
     """Sizes of a row for what has the sizes `got`; None where they don't fit. A flat list takes the model's, ones don't matter."""
-    wanted = value.inner
-    if len(got) == len(wanted) and all(w is None or w == g for g, w in zip(got, wanted, strict=True)):
+    shape = value.inner
+    if len(got) == len(shape) and all(w is None or w == g for g, w in zip(got, shape, strict=True)):
         return got
-    fixed, open_sizes = [d for d in wanted if d is not None], wanted.count(None)
-    total, known = int(np.prod(got)), int(np.prod(fixed))
-    if open_sizes == 0 and ((len(got) <= 1 and total == known) or [d for d in got if d != 1] == [d for d in fixed if d != 1]):
+    fixed, open_sizes = [d for d in shape if d is not None], shape.count(None)
+    total, fixed_size = int(np.prod(got)), int(np.prod(fixed))
+    if open_sizes == 0 and ((len(got) <= 1 and total == fixed_size) or [d for d in got if d != 1] == [d for d in fixed if d != 1]):
         return tuple(fixed)
-    if open_sizes == 1 and len(got) <= 1 and known and total % known == 0:
-        return tuple(total // known if d is None else d for d in wanted)
+    if open_sizes == 1 and len(got) <= 1 and fixed_size and total % fixed_size == 0:
+        return tuple(total // fixed_size if d is None else d for d in shape)
     return None
 
 
 def _typed(array: Array, value: Value, name: str, rows: Array, errors: dict[int, str]) -> Array:
     """As the model's type. A row with a number that the type does not have is an error of that row."""
-    wanted = np.dtype(value.dtype)
-    if array.dtype == wanted:
+    dtype = np.dtype(value.dtype)
+    if array.dtype == dtype:
         return np.ascontiguousarray(array)
-    if wanted.kind == "f" or np.can_cast(array.dtype, wanted, "safe"):
-        return np.ascontiguousarray(array, wanted)
+    if dtype.kind == "f" or np.can_cast(array.dtype, dtype, "safe"):
+        return np.ascontiguousarray(array, dtype)
     with np.errstate(invalid="ignore"):
-        found = array.astype(wanted)
-    bad = (found != array).reshape(len(array), -1)
+        typed = array.astype(dtype)
+    bad = (typed != array).reshape(len(array), -1)
     for place in np.flatnonzero(bad.any(axis=1)):
         got = array.reshape(len(array), -1)[place][bad[place]][0]
         errors[int(rows[place])] = f"column {name!r} has {got}, expected an {value.dtype}"
-    return np.ascontiguousarray(found)
+    return np.ascontiguousarray(typed)
 
 
 def check_type(kind: Any, value: Value, name: str, where: str) -> None:

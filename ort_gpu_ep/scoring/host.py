@@ -46,11 +46,11 @@ class Machine:
         self._prefix = f"ortgpuep-{os.getpid()}-{next(_names)}"        # of this run: a process may have several
 
     def slots(self, wanted: Sequence[str]) -> list[Slot]:
-        found = self._named([text for text in wanted if text != AUTO_CPU])
-        optional = [(CPU, CPU_NAME, "")] if AUTO_CPU in wanted and not any(adapter == CPU for adapter, _, _ in found) else []
+        named = self._named([text for text in wanted if text != AUTO_CPU])
+        optional = [(CPU, CPU_NAME, "")] if AUTO_CPU in wanted and not any(adapter == CPU for adapter, _, _ in named) else []
         return [Slot(number, f"{name} {place}".strip(), worker.Setup(self._model, adapter, dict(self._options)),
-                     partial(Process, self._timeout_s), name, self._prefix, number >= len(found))
-                for number, (adapter, name, place) in enumerate(found + optional)]
+                     partial(Process, self._timeout_s), name, self._prefix, number >= len(named))
+                for number, (adapter, name, place) in enumerate(named + optional)]
 
     def hold(self, arrays: Mapping[str, Array]) -> memory.Held:
         return memory.put(f"{self._prefix}-s{next(_names)}", arrays)
@@ -62,22 +62,22 @@ class Machine:
         """(what to open it by, its name, where it is) of each adapter that is asked for."""
         from ort_gpu_ep.health.enumeration import look
 
-        there, found = look(resolve(self._options)) if set(wanted) != {CPU} else (), list[tuple[str, str, str]]()
+        there, rows = look(resolve(self._options)) if set(wanted) != {CPU} else (), list[tuple[str, str, str]]()
         for text in wanted:
             if text == ALL:
-                found += [(str(info.index), info.name, info.pci) for info in there if not info.is_software]
+                rows += [(str(info.index), info.name, info.pci) for info in there if not info.is_software]
             elif text == CPU:
-                found.append((CPU, CPU_NAME, ""))
+                rows.append((CPU, CPU_NAME, ""))
             else:
                 info = pick(there, text)
-                found.append((str(info.index), info.name, info.pci))
+                rows.append((str(info.index), info.name, info.pci))
         if ALL in wanted and all(info.is_software for info in there):
             self.notes.append("no hardware adapter: the CPU has scored" +
                               (f" (--adapters {there[0].index} takes {there[0].name})" if there else ""))
-        return found or [(CPU, CPU_NAME, "")]
+        return rows or [(CPU, CPU_NAME, "")]
 
 
 def wanted(adapters: str | Sequence[str | int]) -> list[str]:
     """The list that `adapters` means."""
-    found = [text.strip() for text in adapters.split(",")] if isinstance(adapters, str) else [str(a) for a in adapters]
-    return [ALL, AUTO_CPU] if found == [AUTO_CPU] else found
+    names = [text.strip() for text in adapters.split(",")] if isinstance(adapters, str) else [str(a) for a in adapters]
+    return [ALL, AUTO_CPU] if names == [AUTO_CPU] else names

@@ -50,45 +50,45 @@ def preprocessing(given: str | Path | Mapping[str, Any] | None, value: Value) ->
     """What is given, or read from a JSON file, completed by the model's input. Raises ScoringError for what does not fit."""
     where = "preprocess" if given is None or isinstance(given, Mapping) else str(given)
     facts = _facts(given, where)
-    known = {f.name for f in fields(Preprocessing)} - {"dtype"}
-    unknown = [name for name in facts if name not in known]
+    names = {f.name for f in fields(Preprocessing)} - {"dtype"}
+    unknown = [name for name in facts if name not in names]
     if unknown:
-        raise ScoringError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        raise ScoringError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(names))}")
     facts = {k: (v,) if k == "resize" and isinstance(v, int) else tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
     if len(value.inner) != 3:
         raise ScoringError(f"{where}: input {value} is no image; expected [rows, channels, height, width], or the channels last")
     last = value.inner[0] not in (1, 3) and value.inner[2] in (1, 3)
-    found = replace(Preprocessing(layout="NHWC" if last else "NCHW", dtype=value.dtype), **facts)
+    settings = replace(Preprocessing(layout="NHWC" if last else "NCHW", dtype=value.dtype), **facts)
     if np.dtype(value.dtype).kind != "f" and "scale" not in facts:
-        found = replace(found, scale=1.0)
-    depth, height, width = (value.inner[2], *value.inner[:2]) if found.layout == "NHWC" else value.inner
-    if found.layout not in ("NCHW", "NHWC") or found.channels not in ("RGB", "BGR", "L"):
-        raise ScoringError(f"{where}: layout {found.layout!r}, channels {found.channels!r}; expected NCHW or NHWC, and RGB, BGR or L")
+        settings = replace(settings, scale=1.0)
+    depth, height, width = (value.inner[2], *value.inner[:2]) if settings.layout == "NHWC" else value.inner
+    if settings.layout not in ("NCHW", "NHWC") or settings.channels not in ("RGB", "BGR", "L"):
+        raise ScoringError(f"{where}: layout {settings.layout!r}, channels {settings.channels!r}; expected NCHW or NHWC, and RGB, BGR or L")
     if depth == 1 and "channels" not in facts:
-        found = replace(found, channels="L")
-    if not found.resize and not found.crop:
+        settings = replace(settings, channels="L")
+    if not settings.resize and not settings.crop:
         if height is None or width is None:
             raise ScoringError(f"{where}: the model leaves the size of {value} open; say it: {{\"resize\": [224, 224]}}")
-        found = replace(found, resize=(height, width))
-    if len(found.resize) == 1 and not found.crop:
-        found = replace(found, crop=(height or found.resize[0], width or found.resize[0]))
-    count = 1 if found.channels == "L" else 3
-    for name, numbers in (("mean", found.mean), ("std", found.std)):
+        settings = replace(settings, resize=(height, width))
+    if len(settings.resize) == 1 and not settings.crop:
+        settings = replace(settings, crop=(height or settings.resize[0], width or settings.resize[0]))
+    count = 1 if settings.channels == "L" else 3
+    for name, numbers in (("mean", settings.mean), ("std", settings.std)):
         if len(numbers) not in (0, count):
             raise ScoringError(f"{where}: {name} has {len(numbers)} numbers, expected {count}, one a channel")
-    return found
+    return settings
 
 
 def _facts(given: str | Path | Mapping[str, Any] | None, where: str) -> dict[str, Any]:
     if given is None or isinstance(given, Mapping):
         return dict(given or {})
     try:
-        found = json.loads(Path(given).read_text("utf-8"))
+        facts = json.loads(Path(given).read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ScoringError(f"{where}: no JSON file with the preprocessing ({error})") from error
-    if not isinstance(found, dict):
-        raise ScoringError(f"{where}: got {type(found).__name__}, expected an object like {{\"resize\": 256, \"crop\": [224, 224]}}")
-    return found
+    if not isinstance(facts, dict):
+        raise ScoringError(f"{where}: got {type(facts).__name__}, expected an object like {{\"resize\": 256, \"crop\": [224, 224]}}")
+    return facts
 
 
 class Images:
@@ -111,10 +111,10 @@ class Images:
         files = pa.chunked_array([pa.array([str(p.relative_to(self.path)) for p in chosen], pa.string())])
         if IMAGE not in names:
             return Rows(stop - start, {FILE: files})
-        found = list(self._pool.map(self._one, chosen))
-        shape = next((f.shape for f in found if not isinstance(f, str)), (0, 0, 0))
-        errors = {k: f for k, f in enumerate(found) if isinstance(f, str)}
-        images = np.stack([np.zeros(shape, self.how.dtype) if isinstance(f, str) else f for f in found])
+        results = list(self._pool.map(self._one, chosen))
+        shape = next((f.shape for f in results if not isinstance(f, str)), (0, 0, 0))
+        errors = {k: f for k, f in enumerate(results) if isinstance(f, str)}
+        images = np.stack([np.zeros(shape, self.how.dtype) if isinstance(f, str) else f for f in results])
         return Rows(stop - start, {FILE: files, IMAGE: images}, errors)
 
     def _one(self, path: Path) -> Array | str:

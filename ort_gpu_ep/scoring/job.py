@@ -74,8 +74,8 @@ class Job:
         return sum(file.rows for file in self.files)
 
     def _images(self, path: Path, paths: Sequence[Path]) -> File:
-        wanted = [name for name, text in self.request.columns if text == IMAGE]
-        value = next((v for v in self.model.inputs if v.name in wanted), self.model.inputs[0])
+        names = [name for name, text in self.request.columns if text == IMAGE]
+        value = next((v for v in self.model.inputs if v.name in names), self.model.inputs[0])
         self.how = preprocessing(self.request.preprocess, value)
         return Images(path, paths, self.how)
 
@@ -106,7 +106,7 @@ class Job:
 
     def read(self, shard: Shard) -> tuple[Packed, dict[str, Any]]:
         """The rows of a shard as the model takes them, and their keys. Raises ScoringError."""
-        names = list(dict.fromkeys([*(n for found in self.columns.values() for n in found), *self.key]))
+        names = list(dict.fromkeys([*(n for column in self.columns.values() for n in column), *self.key]))
         with self._lock:
             rows = self.files[shard.file].read(shard.start, shard.stop, names)
         return columns.pack(self.model, self.columns, rows), {name: rows.columns[name] for name in self.key}
@@ -125,10 +125,10 @@ def request_of(model: str | Path, data: str | Path | Sequence[str | Path], given
     paths = [data] if isinstance(data, (str, Path)) else list(data)
     key, preprocess = given.get("key") or (), given.get("preprocess")
     mapped = {name: text if isinstance(text, str) else ",".join(text) for name, text in (given.get("columns") or {}).items()}
-    shard_rows, wanted = int(given.get("shard_rows") or 0), given.get("outputs")
+    shard_rows, outputs = int(given.get("shard_rows") or 0), given.get("outputs")
     if shard_rows < 0:
         raise ScoringError(f"shard_rows: got {shard_rows}, expected at least 1, or nothing")
     if isinstance(preprocess, (str, Path)):
         preprocess = os.path.abspath(preprocess)
     return Request(os.path.abspath(model), tuple(map(os.path.abspath, paths)), tuple(mapped.items()),
-                   (key,) if isinstance(key, str) else tuple(key), tuple(wanted) if wanted is not None else None, preprocess, shard_rows)
+                   (key,) if isinstance(key, str) else tuple(key), tuple(outputs) if outputs is not None else None, preprocess, shard_rows)

@@ -125,11 +125,11 @@ def _views(memory: SharedMemory, layout: Layout) -> dict[str, Array]:
     import pyarrow as pa
 
     stream = pa.BufferReader(pa.py_buffer(memory.buf))
-    found = {}
+    views = {}
     for name, dtype in layout:
         array: np.ndarray[Any, Any] = pa.ipc.read_tensor(stream).to_numpy()
-        found[name] = array.view(bool) if dtype == "bool" else array
-    return found
+        views[name] = array.view(bool) if dtype == "bool" else array
+    return views
 
 
 def remove(name: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from ort_gpu_ep.errors import ModelError, ScoringError
 from ort_gpu_ep.files import blocks
 from ort_gpu_ep.ir import external
+from ort_gpu_ep.ir.refused import kind_of
 
 _KINDS = "fiub"
 """Of numpy's types those that Arrow has, too: no strings, no bfloat16."""
@@ -70,21 +71,23 @@ def read_model(model: str | Path | bytes, outputs: Sequence[str] | None = None) 
     path = Path("(bytes)") if isinstance(model, bytes) else Path(model)
     try:
         data = model if isinstance(model, bytes) else path.read_bytes()
-        found = onnx.load_model_from_string(data)
+        proto = onnx.load_model_from_string(data)
+        if not proto.HasField("graph"):
+            raise ValueError("it has no graph")
     except OSError as error:
         raise ModelError(f"model {path}: {error.strerror or error}") from error
     except Exception as error:      # protobuf's own, which moves between its versions
-        raise ModelError(f"model {path}: not an ONNX file ({error})") from error
-    constants = {t.name for t in found.graph.initializer}
-    inputs = tuple(_value(v, path) for v in found.graph.input if v.name not in constants)
-    given = {v.name: v for v in found.graph.output}
-    missing = [name for name in outputs or () if name not in given]
+        raise ModelError(f"model {path}: not an ONNX file ({kind_of(data) or error})") from error
+    constants = {t.name for t in proto.graph.initializer}
+    inputs = tuple(_value(v, path) for v in proto.graph.input if v.name not in constants)
+    outputs_of = {v.name: v for v in proto.graph.output}
+    missing = [name for name in outputs or () if name not in outputs_of]
     if missing:
-        raise ScoringError(f"output {missing[0]!r}: model {path} has {', '.join(map(repr, given))}")
+        raise ScoringError(f"output {missing[0]!r}: model {path} has {', '.join(map(repr, outputs_of))}")
     if not inputs:
         raise ScoringError(f"model {path} has no inputs: there is nothing to score rows with")
-    chosen = tuple(_value(given[name], path) for name in outputs or given)
-    weights = tuple(external.locations_in(found))
+    chosen = tuple(_value(outputs_of[name], path) for name in outputs or outputs_of)
+    weights = tuple(external.locations_in(proto))
     return Model(str(path), _hash("" if isinstance(model, bytes) else str(path), data, weights), inputs, chosen, weights)
 
 
@@ -110,7 +113,7 @@ def _value(value: Any, path: Path) -> Value:
     if dtype.kind not in _KINDS:
         raise ScoringError(f"model {path}: {value.name!r} is of {dtype.name}, expected numbers or bool; cast inside the model")
     sizes = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim]
-    known = kind.HasField("shape")
-    if known and not sizes:
+    has_shape = kind.HasField("shape")
+    if has_shape and not sizes:
         raise ScoringError(f"model {path}: {value.name!r} has no dimension for rows; leave it out with `outputs`, or export it with one")
-    return Value(value.name, dtype.name, tuple(sizes[1:]), sizes[0] if sizes else None, known)
+    return Value(value.name, dtype.name, tuple(sizes[1:]), sizes[0] if sizes else None, has_shape)

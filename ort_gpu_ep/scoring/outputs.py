@@ -26,11 +26,11 @@ def table(outputs: Sequence[Value], packed: Packed, others: Mapping[str, Any], p
     refused = {int(packed.kept[row]): text for _, errors in pieces for row, text in errors.items()}
     errors = {**packed.errors, **refused}
     kept = np.setdiff1d(packed.kept, np.fromiter(refused, int, len(refused)))
-    found = {name: pa.array(list(c) if c.ndim > 1 else c) if isinstance(c, np.ndarray) else c for name, c in others.items()}
+    columns_there = {name: pa.array(list(c) if c.ndim > 1 else c) if isinstance(c, np.ndarray) else c for name, c in others.items()}
     for value in outputs:
-        found |= columns(value, [arrays[value.name] for arrays, _ in pieces if arrays], kept, packed.count)
-    found[ERROR] = pa.array([errors.get(row) for row in range(packed.count)] if errors else [None] * packed.count, pa.string())
-    return pa.table(found)
+        columns_there |= columns(value, [arrays[value.name] for arrays, _ in pieces if arrays], kept, packed.count)
+    columns_there[ERROR] = pa.array([errors.get(row) for row in range(packed.count)] if errors else [None] * packed.count, pa.string())
+    return pa.table(columns_there)
 
 
 def check(outputs: Sequence[Value], arrays: Mapping[str, Array], rows: int) -> None:
@@ -70,11 +70,11 @@ def columns(value: Value, pieces: Sequence[Array], kept: Array, rows: int) -> di
     indices = pa.array(places, mask=places < 0)
     kind, shapes = arrow_type(value), shape_column(value)
     whole = pa.concat_arrays([_array(value, p, kind) for p in pieces]) if pieces else pa.array([], kind)
-    found = {value.name: _filled(whole, indices, kind)}
+    filled = {value.name: _filled(whole, indices, kind)}
     if shapes:
         sizes = [list(p.shape[1:]) for p in pieces for _ in range(len(p))]
-        found[shapes] = pa.array(sizes, pa.list_(pa.int64())).take(indices)
-    return found
+        filled[shapes] = pa.array(sizes, pa.list_(pa.int64())).take(indices)
+    return filled
 
 
 def _array(value: Value, piece: Array, kind: Any) -> Any:

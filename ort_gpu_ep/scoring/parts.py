@@ -67,11 +67,11 @@ def claimed(out: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
         raise ScoringError(f"{folder} exists and holds something else than parts of an earlier run: choose another output, or remove it")
     lock = locked(folder / LOCK)
     try:
-        known = _read(folder / MANIFEST)
-        if known is None:
+        noted = _read(folder / MANIFEST)
+        if noted is None:
             write_whole(folder / MANIFEST, json.dumps({"format": FORMAT, **manifest}, indent=1).encode())
         else:
-            _compare(folder, known, {"format": FORMAT, **manifest})
+            _compare(folder, noted, {"format": FORMAT, **manifest})
         for rest in folder.glob(f"*{_TEMPORARY}"):
             rest.unlink(missing_ok=True)
         yield folder
@@ -86,8 +86,8 @@ def noted(folder: Path) -> dict[str, int]:
 
 def note(folder: Path, batches: Mapping[str, int]) -> None:
     """Adds to the manifest what a later run is to do likewise. No other run would be refused for it."""
-    known = _read(folder / MANIFEST) or {}
-    write_whole(folder / MANIFEST, json.dumps({**known, _BATCHES: {**known.get(_BATCHES, {}), **batches}}, indent=1).encode())
+    manifest = _read(folder / MANIFEST) or {}
+    write_whole(folder / MANIFEST, json.dumps({**manifest, _BATCHES: {**manifest.get(_BATCHES, {}), **batches}}, indent=1).encode())
 
 
 _BATCHES = "batches"
@@ -116,12 +116,12 @@ def locked(path: Path) -> IO[bytes]:
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         with open_regular(path) as file:
-            found = json.loads(file.read())
+            content = json.loads(file.read())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise ScoringError(f"{path}: not a manifest ({error}): remove the output, or choose another one") from error
-    return dict(found)
+    return dict(content)
 
 
 def _compare(folder: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -49,13 +49,13 @@ class Predictor:
         packed = columns_of.pack(self._model, mapped, Rows(len(next(iter(batch.values()))), {name: batch[name] for name in used}))
         names = [value.name for value in self._model.outputs]
         try:
-            found = score_rows(partial(self._session.run, names), self._model, packed.arrays) if len(packed.kept) else None
+            scored = score_rows(partial(self._session.run, names), self._model, packed.arrays) if len(packed.kept) else None
         except OutOfDeviceMemoryError:
             raise
         except DeviceError as error:
             self._leave(error)
             raise
-        pieces = [(found.arrays, found.errors)] if found is not None else []
+        pieces = [(scored.arrays, scored.errors)] if scored is not None else []
         return outputs_of.table(self._model.outputs, packed, {name: v for name, v in batch.items() if name not in used}, pieces)
 
     @staticmethod

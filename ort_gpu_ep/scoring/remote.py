@@ -148,10 +148,10 @@ class Remote:
 
     def open(self, setup: worker.Setup) -> worker.Failed | None:
         self.pid = self._call(BEGIN_S, worker.identify)
-        found = self.call(open_here, setup, self._model)
-        if isinstance(found, worker.Failed):
-            return found
-        self.name, self.kind = " ".join((f"{self._where}:", *found)).strip(), found[0]
+        failure = self.call(open_here, setup, self._model)
+        if isinstance(failure, worker.Failed):
+            return failure
+        self.name, self.kind = " ".join((f"{self._where}:", *failure)).strip(), failure[0]
         return None
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -160,7 +160,7 @@ class Remote:
     def _call(self, timeout_s: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         failures = self._ray.exceptions
         try:
-            found: T = self._ray.get(self._actor.call.remote(function, *args, **kwargs), timeout=timeout_s)
+            answer: T = self._ray.get(self._actor.call.remote(function, *args, **kwargs), timeout=timeout_s)
         except failures.GetTimeoutError:
             self.kill()
             raise WorkerEndError(f"the actor on {self._where} did not {'answer' if self.pid else 'start'} within {timeout_s:g} s and was "
@@ -171,7 +171,7 @@ class Remote:
             raise error.as_instanceof_cause() from None
         except failures.RayError as error:
             raise WorkerEndError(f"the actor on {self._where} ended ({reason(error)})") from error
-        return found
+        return answer
 
     def kill(self) -> None:
         """Ends it at once, also where it hangs, or has not begun."""

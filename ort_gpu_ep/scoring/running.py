@@ -74,11 +74,11 @@ def score_rows(run: Run, model: Model, feeds: Mapping[str, Array]) -> Scored:
     step = model.batch or count
     for start in range(0, count, step):
         part = {name: a[start:start + step] for name, a in feeds.items()}
-        for place, found in _halved(run, model, part, start):
-            if isinstance(found, str):
-                errors[place] = found
+        for place, half in _halved(run, model, part, start):
+            if isinstance(half, str):
+                errors[place] = half
             else:
-                pieces.append(found)
+                pieces.append(half)
     arrays = {value.name: _joined([p[k] for p in pieces]) for k, value in enumerate(model.outputs)} if pieces else {}
     return Scored(arrays, errors)
 
@@ -122,6 +122,6 @@ def _run(run: Run, model: Model, feeds: dict[str, Array], count: int) -> list[Ar
     missing = (model.batch or count) - count
     if missing:
         feeds = {name: np.concatenate([a, np.repeat(a[-1:], missing, 0)]) for name, a in feeds.items()}
-    found = list(run(feeds))
-    outputs.check(model.outputs, {v.name: np.asarray(f) for v, f in zip(model.outputs, found, strict=True)}, count + missing)
-    return [f[:count] for f in found] if missing else found
+    arrays = list(run(feeds))
+    outputs.check(model.outputs, {v.name: np.asarray(f) for v, f in zip(model.outputs, arrays, strict=True)}, count + missing)
+    return [f[:count] for f in arrays] if missing else arrays

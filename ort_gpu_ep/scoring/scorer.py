@@ -49,10 +49,10 @@ def score(
     A run that was killed goes on when the same call is made again. Raises ScoringError, ModelError, AdapterError, ConfigError; what was
     scored until then stays.
     """
-    given = {"columns": columns, "key": key, "outputs": outputs, "preprocess": preprocess, "shard_rows": shard_rows}
+    request = {"columns": columns, "key": key, "outputs": outputs, "preprocess": preprocess, "shard_rows": shard_rows}
     resolve(options)
     batching.check(batch)
-    job = Job(request_of(model, data, given))
+    job = Job(request_of(model, data, request))
     try:
         host = _host(job, dict(options or {}), timeout_s, ray)
         try:
@@ -126,8 +126,8 @@ class _Run:
         packed, keys = self._job.read(shard)
         if packed.errors and not self._first_error:
             self._first_error = self._job.place(shard, *min(packed.errors.items()))
-        held = self._host.hold(packed.arrays) if len(packed.kept) else None
-        return Loaded(shard, replace(packed, arrays={}), keys, held)
+        batch = self._host.hold(packed.arrays) if len(packed.kept) else None
+        return Loaded(shard, replace(packed, arrays={}), keys, batch)
 
     def _commit(self, loaded: Loaded) -> None:
         pieces = [loaded.pieces[start][:2] for start in sorted(loaded.pieces)]
@@ -157,19 +157,19 @@ class _Run:
     @contextmanager
     def _sample(self) -> Iterator[Callable[[], Loaded]]:
         """The first shard that is left, for measurements: read when it is asked for."""
-        found = list[Loaded]()
+        batches = list[Loaded]()
 
         def sample() -> Loaded:
-            if not found:
-                found.append(self._read(self._left[0]))
-            if found[0].held is None:
+            if not batches:
+                batches.append(self._read(self._left[0]))
+            if batches[0].held is None:
                 raise ScoringError(self._first_error or "no row of the first shard can be scored")
-            return found[0]
+            return batches[0]
 
         try:
             yield sample
         finally:
-            for loaded in found:
+            for loaded in batches:
                 release(loaded)
 
     def _watch(self, board: Board, slots: list[drive.Slot], progress: Callable[[Progress], None] | None) -> None:
@@ -207,6 +207,6 @@ def _open(slots: list[drive.Slot]) -> None:
             slot.counts.given_up = f"its worker did not start: {error}"
 
     with ThreadPoolExecutor(len(slots), "ort_gpu_ep-open") as pool:
-        for found in [pool.submit(one, slot) for slot in slots]:
-            found.result()
+        for future in [pool.submit(one, slot) for slot in slots]:
+            future.result()
     drive.check_left(slots)

@@ -61,18 +61,18 @@ def identity(file: File) -> Identity:
         facts = [(str(p.relative_to(file.path)), identity_of(p).kept()) for p in file.paths]  # type: ignore[attr-defined]
         listing = hashlib.sha256(repr(facts).encode()).hexdigest()
         return Identity(str(file.path.resolve()), 0, 0, 0, file.rows, 0, listing)
-    found = identity_of(file.path)
-    return Identity(str(file.path.resolve()), found.nbytes, found.mtime_ns, found.ctime_ns, file.rows, len(file.groups))
+    state = identity_of(file.path)
+    return Identity(str(file.path.resolve()), state.nbytes, state.mtime_ns, state.ctime_ns, file.rows, len(file.groups))
 
 
 def open_sources(data: str | Path | Sequence[str | Path], images: Any) -> list[File]:
     """The files that DATA means, in order. images: makes an images.Images of a folder. Raises ScoringError for what can't be read."""
-    given = [data] if isinstance(data, (str, Path)) else list(data)
-    if not given:
+    paths = [data] if isinstance(data, (str, Path)) else list(data)
+    if not paths:
         raise ScoringError("no data: give at least one file")
     files = list[File]()
     try:
-        for text in given:
+        for text in paths:
             for file in _opened(text, images):
                 files.append(file)
         if not any(file.rows for file in files):
@@ -100,10 +100,10 @@ def _opened(text: str | Path, images: Any) -> Iterator[File]:
             raise ScoringError(f"{path}: nothing to score in this folder; expected {FORMATS}")
         yield from map(_open, tables)
         return
-    found = [path] if path.exists() else sorted(map(Path, glob.glob(str(text), recursive=True)))
-    if not found:
+    matches = [path] if path.exists() else sorted(map(Path, glob.glob(str(text), recursive=True)))
+    if not matches:
         raise ScoringError(f"{text}: no such file")
-    yield from map(_open, found)
+    yield from map(_open, matches)
 
 
 def _open(path: Path) -> File:

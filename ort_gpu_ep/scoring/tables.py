@@ -23,15 +23,15 @@ class _Cursor:
 
     def take(self, count: int) -> list[Any]:
         """Batches of that many rows in all."""
-        found, self.position = list[Any](), self.position + count
+        values, self.position = list[Any](), self.position + count
         while count:
             batch = self._rest.pop() if self._rest else next(self._batches)
             if batch.num_rows > count:
                 self._rest.append(batch.slice(count))
                 batch = batch.slice(0, count)
-            found.append(batch)
+            values.append(batch)
             count -= batch.num_rows
-        return found
+        return values
 
     def skip(self, count: int) -> None:
         self.take(count)
@@ -50,12 +50,12 @@ class _Grouped:
     def read(self, start: int, stop: int, names: Sequence[str]) -> Rows:
         import pyarrow as pa
 
-        wanted = tuple(names)
+        columns = tuple(names)
         try:
-            if self._cursor is None or self._cursor[0] != wanted or self._cursor[1].position != start:
+            if self._cursor is None or self._cursor[0] != columns or self._cursor[1].position != start:
                 first = next(k for k, end in enumerate(self._ends) if end > start)
                 begin = self._ends[first] - self.groups[first]
-                self._cursor = wanted, _Cursor(self._batches(first, list(names)), begin)
+                self._cursor = columns, _Cursor(self._batches(first, list(names)), begin)
                 self._cursor[1].skip(start - begin)
             batches = self._cursor[1].take(stop - start)
         except (pa.ArrowException, OSError, StopIteration) as error:

@@ -71,12 +71,12 @@ def _index(file: Any) -> tuple[list[int], int]:
     """(where row 0, 1024, 2048, ... begin and where the last one ends, how many there are). Empty lines are no rows."""
     offsets, place, rows, quotes, previous = list[int](), 0, -1, 0, -1
     while data := file.read(_CHUNK):
-        found = np.frombuffer(data, np.uint8)
-        inside = (np.cumsum(found == 34) + quotes) & 1
-        ends = np.flatnonzero((found == 10) & (inside == 0)) + place
-        quotes += int(np.count_nonzero(found == 34))
+        codes = np.frombuffer(data, np.uint8)
+        inside = (np.cumsum(codes == 34) + quotes) & 1
+        ends = np.flatnonzero((codes == 10) & (inside == 0)) + place
+        quotes += int(np.count_nonzero(codes == 34))
         begins = np.concatenate(([previous], ends[:-1])) if len(ends) else ends
-        full = ends[_is_full(found, begins, ends, place)]
+        full = ends[_is_full(codes, begins, ends, place)]
         numbers = np.arange(rows + 1, rows + 1 + len(full))
         offsets += [int(e) + 1 for e in full[numbers % _EVERY == 0]]
         rows, place = rows + len(full), place + len(data)

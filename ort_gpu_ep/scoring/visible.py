@@ -127,10 +127,10 @@ def own_adapter(
 
     `cpu` where there is no hardware adapter. Raises AdapterError where all are claimed.
     """
-    given = visible(adapters, os.environ if environment is None else environment)
-    if given:
-        return str(given[0].index)
-    free = [a for a in adapters if not a.is_software and not (given is not None and a.vendor_id == NVIDIA)]
+    own = visible(adapters, os.environ if environment is None else environment)
+    if own:
+        return str(own[0].index)
+    free = [a for a in adapters if not a.is_software and not (own is not None and a.vendor_id == NVIDIA)]
     folder = folder or Path(tempfile.gettempdir()) / f"ort_gpu_ep-adapters-{os.getuid() if hasattr(os, 'getuid') else 0}"
     for info in free:
         if _claim(folder, (info.pci or info.uuid or str(info.index)).replace(":", "-")):

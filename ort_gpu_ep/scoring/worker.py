@@ -127,7 +127,7 @@ def exchange(task: Task | None) -> Done | Failed | None:
 
 def measure(task: Task, limit: int, budget_s: float) -> list[tuple[int, float]] | Failed:
     """(rows, rows a second) for batches of 1, 2, 4, ... rows, until more rows bring nothing, or the time is over. limit: the most."""
-    state, found, until_s = _opened(), list[tuple[int, float]](), time.perf_counter() + budget_s
+    state, rates, until_s = _opened(), list[tuple[int, float]](), time.perf_counter() + budget_s
     rows = {name: a[task.start:task.stop] for name, a in _arrays(state, task).items()}
     size = 1
     try:
@@ -139,16 +139,16 @@ def measure(task: Task, limit: int, budget_s: float) -> list[tuple[int, float]] 
                 return Failed("fatal", "the model refused rows of the measurement")
             first_s = time.perf_counter() - start
             times = [_timed(run) for _ in range(3 if first_s < 0.2 else 1)]
-            found.append((size, size / min(times)))
-            stale = len(found) > _STALE and max(r for _, r in found[-_STALE:]) < 1.03 * max(r for _, r in found[:-_STALE])
+            rates.append((size, size / min(times)))
+            stale = len(rates) > _STALE and max(r for _, r in rates[-_STALE:]) < 1.03 * max(r for _, r in rates[:-_STALE])
             if stale or time.perf_counter() > until_s:
                 break
             size *= 2
     except OutOfDeviceMemoryError as error:
-        return found or Failed("memory", str(error))
+        return rates or Failed("memory", str(error))
     except Exception as error:
         return _failed(error)
-    return found
+    return rates
 
 
 def rate(task: Task, size: int, budget_s: float) -> float | Failed:
@@ -195,9 +195,9 @@ def _work(state: _State, task: Task) -> Done | Failed:
         scored = score_rows(partial(_run, state), state.model, {name: a[task.start:task.stop] for name, a in arrays.items()})
         outputs: memory.Segment | dict[str, Array] = scored.arrays
         if scored.arrays and task.answer:
-            made = memory.put(task.answer, scored.arrays)
-            outputs = made.source
-            made.close()
+            block = memory.put(task.answer, scored.arrays)
+            outputs = block.source
+            block.close()
     except Exception as error:
         return _failed(error)
     return Done(outputs, scored.errors, state.busy.total_s)

@@ -49,9 +49,9 @@ class Early:
             from ort_gpu_ep.health.workarounds import with_workarounds
 
             gpu = open_gpu(self._config, self._uses)
-            self._known = known = _known(self._config, self._model, self._device)
+            self._known = known_now = _known(self._config, self._model, self._device)
             self._read.set()
-            known.compile(gpu, with_workarounds(self._config, gpu.workarounds).checked_shaders)
+            known_now.compile(gpu, with_workarounds(self._config, gpu.workarounds).checked_shaders)
         except Exception as error:      # the session meets it, too, and says it
             log.info("nothing is compiled ahead: %s: %s", type(error).__name__, str(error)[:200])
         finally:
@@ -112,21 +112,21 @@ def uses_of(config: Config, model: Source) -> Uses:
 
 def in_order(config: Config) -> str | None:
     """Names the adapter that `known_verdict` is about. Loads no driver."""
-    found = known_verdict(config)
-    return found[0] if found is not None else None
+    verdict_there = known_verdict(config)
+    return verdict_there[0] if verdict_there is not None else None
 
 
 def known_verdict(config: Config) -> tuple[str, Verdict] | None:
     """The name of the adapter that the options mean, with its driver and this code, and its verdict, if an earlier process has found it in
     order and a session with these options uses it. Loads no driver."""
-    found = _last_verdict(config)
-    return found if found is not None and not found[1].unfit else None
+    last = _last_verdict(config)
+    return last if last is not None and not last[1].unfit else None
 
 
 def unfit(config: Config) -> str:
     """Why no session uses the adapter that the options mean, if an earlier process has found that out; else empty. Loads no driver."""
-    found = _last_verdict(config)
-    return found[1].unfit if found is not None else ""
+    last = _last_verdict(config)
+    return last[1].unfit if last is not None else ""
 
 
 def _last_verdict(config: Config) -> tuple[str, Verdict] | None:
@@ -134,8 +134,8 @@ def _last_verdict(config: Config) -> tuple[str, Verdict] | None:
     from ort_gpu_ep.health.enumeration import known
 
     try:
-        found = known(config)
-        info = pick(found, config.adapter) if found else None
+        verdict_there = known(config)
+        info = pick(verdict_there, config.adapter) if verdict_there else None
     except AdapterError:
         return None
     if info is None or (info.is_software and config.placement == "auto" and not config.adapter):

@@ -52,15 +52,15 @@ ORT_FORMAT = (
 def asked_providers(providers: Sequence[Any] | None, options: Any, settings: Any) -> tuple[list[str], list[dict[str, Any]]]:
     """Names and options of the providers, in step. Names may come as (name, options), as onnxruntime allows."""
     if providers is None:
-        given = dict(options) if isinstance(options, Mapping) else dict(options[0]) if options else {}
-        return ([EP_NAME], [given]) if forbids_cpu(settings) else ([EP_NAME, CPU_PROVIDER], [given, {}])
-    names, found = [], []
+        first = dict(options) if isinstance(options, Mapping) else dict(options[0]) if options else {}
+        return ([EP_NAME], [first]) if forbids_cpu(settings) else ([EP_NAME, CPU_PROVIDER], [first, {}])
+    names, all_options = [], []
     extra = list(options or [{}] * len(providers)) if not isinstance(options, Mapping) else [options]
     for i, provider in enumerate(providers):
         name, own = provider if isinstance(provider, tuple) else (provider, extra[i] if i < len(extra) else {})
         names.append(name)
-        found.append(dict(own))
-    return names, found
+        all_options.append(dict(own))
+    return names, all_options
 
 
 def forbids_cpu(settings: Any) -> bool:
@@ -229,9 +229,9 @@ def stays_on_cpu(config: Config) -> bool:
     if config.adapter:
         return False
     try:
-        found = known(config)
-        if found is not None:
-            return pick(found, "").is_software
+        verdict = known(config)
+        if verdict is not None:
+            return pick(verdict, "").is_software
         why = no_driver(os.environ)
         if why:
             say_once(why)
@@ -267,11 +267,11 @@ def own_settings(settings: Any) -> Any:
     with settings_lock:
         profiling, settings.enable_profiling = settings.enable_profiling, False      # what is made for the copy would begin a file
         try:
-            made = copied_settings(settings)
+            copy = copied_settings(settings)
         finally:
             settings.enable_profiling = profiling
-    made.enable_profiling = profiling
-    return made
+    copy.enable_profiling = profiling
+    return copy
 
 
 @contextmanager
@@ -293,12 +293,12 @@ def is_decided(config: Config, model: Source, settings: Any, uses: Uses) -> bool
     """Whether all is known that another process could find out: adapters, a verdict for such a model (uses: of open_gpu), and what was
     decided for this one. Loads no driver.
     """
-    found = known_verdict(config)
-    if found is None:
+    last = known_verdict(config)
+    if last is None:
         return False
     from ort_gpu_ep.health.verdicts import wanted
 
-    device, verdict = found
+    device, verdict = last
     if verdict.late and wanted(verdict.late, uses(device)):
         return False
     from ort_gpu_ep.placement.decisions import Decisions, key_of, speed_options

@@ -75,11 +75,11 @@ def patch(options: Mapping[str, object] | None = None, say: bool = True) -> Patc
     Raises: ConfigError for an unknown option or value.
     """
     global _said
-    made = Patch(options or {})
+    patch_now = Patch(options or {})
     if say and not _said:
         _said = True
         print(f"ort_gpu_ep: {children.announcement(resolve({}).placement)}; in Python children too", file=sys.stderr)
-    return made
+    return patch_now
 
 
 def in_front(providers: Any, options: Any, settings: Any) -> tuple[Any, Any]:
@@ -95,17 +95,17 @@ def in_front(providers: Any, options: Any, settings: Any) -> tuple[Any, Any]:
         plugin.ensure_registered()
     there = onnxruntime.get_available_providers()
     try:
-        names, found = private.normalized_providers(providers, options, [*there, EP_NAME])
+        names, all_options = private.normalized_providers(providers, options, [*there, EP_NAME])
     except ValueError as error:
         warnings.warn(f"{error} Going on with {EP_NAME} and {CPU_PROVIDER}.", stacklevel=2)
-        names, found = [], []
+        names, all_options = [], []
     if EP_NAME in names and CPU_PROVIDER not in names[:names.index(EP_NAME)]:
         return providers, options
-    given = {name: own for name, own in zip(names, found, strict=True) if name in there and name != IDLE_PROVIDER}
-    ours = given.pop(EP_NAME, {})       # behind the CPU it would have no node: so a program passes what get_available_providers() gives
+    by_name = {name: own for name, own in zip(names, all_options, strict=True) if name in there and name != IDLE_PROVIDER}
+    ours = by_name.pop(EP_NAME, {})       # behind the CPU it would have no node: so a program passes what get_available_providers() gives
     if not forbids_cpu(settings):
-        given.setdefault(CPU_PROVIDER, {})
-    return [EP_NAME, *given], [ours, *given.values()]
+        by_name.setdefault(CPU_PROVIDER, {})
+    return [EP_NAME, *by_name], [ours, *by_name.values()]
 
 
 @functools.wraps(_init)

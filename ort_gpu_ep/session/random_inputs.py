@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.inputs.guess import Guess, guess, structure_of
+from ort_gpu_ep.inputs.guess import Guess, NoGuessError, guess, structure_of
 from ort_gpu_ep.plugin import ort_session
 from ort_gpu_ep.providers import CPU_PROVIDER
 
@@ -27,13 +26,13 @@ WAYS = "--input NAME=FILE, --dim SYMBOL=SIZE, --shape NAME=AxB; in Python random
 def random_inputs(
     values: Sequence[Any], model: Any, given: Mapping[str, Array], sizes: Mapping[str, int], shapes: Mapping[str, Sequence[int]], seed: int,
 ) -> Guess:
-    """See `guess`. values: a session's inputs. model: its path or bytes, on which sizes are tried. Raises ModelError if it takes none."""
-    made = guess(values, structure_of(model), given, sizes, shapes, seed, _tries(values, model, given, sizes, shapes))
-    if made.refused:
+    """See `guess`. values: a session's inputs. model: its path or bytes, on which sizes are tried. Raises NoGuessError if it takes none."""
+    guessed = guess(values, structure_of(model), given, sizes, shapes, seed, _tries(values, model, given, sizes, shapes))
+    if guessed.refused:
         name = f"{os.path.basename(os.fspath(model))}: the model" if isinstance(model, (str, os.PathLike)) else "the model"
-        raise ModelError(
-            f"{name} does not run on guessed inputs. Give inputs or sizes: {WAYS}. onnxruntime says of the first guess: {made.refused}")
-    return made
+        raise NoGuessError(
+            f"{name} does not run on guessed inputs. Give inputs or sizes: {WAYS}. onnxruntime says of the first guess: {guessed.refused}")
+    return guessed
 
 
 def _tries(
@@ -46,5 +45,8 @@ def _tries(
         return None
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4      # what it refuses is raised as well
-    plain = ort_session(model if isinstance(model, bytes) else os.fspath(model), settings, providers=[CPU_PROVIDER])
+    try:
+        plain = ort_session(model if isinstance(model, bytes) else os.fspath(model), settings, providers=[CPU_PROVIDER])
+    except Exception:       # nodes that the CPU has no kernel for; of what is wrong with a model, who opens it to run it is told
+        return None
     return lambda feeds: plain.run(None, dict(feeds))

@@ -46,8 +46,8 @@ class Refinement:
         if not is_wanted(state) or not all(isinstance(value, np.ndarray) for value in feeds.values()):
             self._over.set()
             return
-        given = {name: np.array(value) for name, value in feeds.items()}
-        beside_runs(partial(self._work, state, given))
+        arrays = {name: np.array(value) for name, value in feeds.items()}
+        beside_runs(partial(self._work, state, arrays))
 
     def cancel(self) -> None:
         """From now on the session stays what it is: values may be bound to it."""
@@ -67,10 +67,10 @@ class Refinement:
         try:
             if self._cancelled or ending():
                 return
-            found = self._refined(feeds)
+            candidate = self._refined(feeds)
             with self._lock:
-                if not self._cancelled and not ending() and _placed(found.state) > _placed(state):
-                    self._become(found)
+                if not self._cancelled and not ending() and _placed(candidate.state) > _placed(state):
+                    self._become(candidate)
         except Exception as error:      # an op of the user's own that a profile does not run, no room for a file: it goes on as it is
             log.info("placement: nodes that guesses left to the CPU stay there: %s: %s", type(error).__name__, error)
         finally:

@@ -122,12 +122,12 @@ def _probe_the_rest(options: dict[str, str]) -> None:
 def _inputs(job: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
 
-    found = {}
+    arrays = {}
     for name, kind, shape in job["feeds"]:
         dtype = np.dtype(kind)
         data = sys.stdin.buffer.read(math.prod(shape) * dtype.itemsize)
-        found[name] = np.frombuffer(data, dtype).reshape(shape)
-    return found
+        arrays[name] = np.frombuffer(data, dtype).reshape(shape)
+    return arrays
 
 
 def _give_way() -> None:

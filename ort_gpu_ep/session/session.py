@@ -18,7 +18,7 @@ from onnxruntime import OrtValue
 from ort_gpu_ep import plugin, private
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.errors import AdapterError, ConfigError, DeviceHangError, DeviceLostError
-from ort_gpu_ep.ir.refused import conversion, remedy
+from ort_gpu_ep.ir.refused import add_remedy, conversion, remedy
 from ort_gpu_ep.placement import CPU
 from ort_gpu_ep.placement.candidates import Candidate
 from ort_gpu_ep.placement.source import Source, not_written, with_profiler, write_optimized
@@ -91,7 +91,7 @@ class InferenceSession(plugin.PlainSession):
         try:
             self._open_any(providers, provider_options)
         except Exception as error:
-            _add_note(error, lambda said: remedy(path_or_bytes, said))
+            add_remedy(error, lambda said: remedy(path_or_bytes, said))
             raise
 
     def _open_any(self, providers: Any, provider_options: Any) -> None:
@@ -176,7 +176,7 @@ class InferenceSession(plugin.PlainSession):
             self._refinement = Refinement(source, settings, names, options or [], kwargs, _weakly(self._become))
             self.__class__ = _SessionByGuesses
         elif type(self) is InferenceSession and (state is None or not state.partitions):
-            self.__class__ = _SessionOnCpu
+            self.__class__ = _NewSessionOnCpu
 
     def _created(
         self, names: list[str] | None, options: list[dict[str, Any]] | None, costs: Costs | None, threads: int = 0,
@@ -224,7 +224,7 @@ class InferenceSession(plugin.PlainSession):
         for name in asked_providers(providers, None, None)[0] if providers else ():
             if name not in there and name not in onnxruntime.get_all_providers():
                 raise RuntimeError(f"Unknown Provider Type: {name}. There are: {', '.join(dict.fromkeys(there))}.")
-        if type(self) in (_SessionOnCpu, _SessionByGuesses):
+        if type(self) in (_SessionOnCpu, _NewSessionOnCpu, _SessionByGuesses):
             self.__class__ = InferenceSession
         self._open_any(providers, provider_options)
 
@@ -248,7 +248,7 @@ class InferenceSession(plugin.PlainSession):
                 plugin.fall_back_or_raise(self._state, error)
                 return self._cpu_session().run(output_names, input_feed, run_options)
         except Exception as error:
-            _add_note(error, conversion)
+            add_remedy(error, lambda said: conversion(said, input_feed))
             raise
 
     def run_async(self, output_names: Any, input_feed: Any, callback: Any, user_data: Any, run_options: Any = None) -> None:
@@ -397,9 +397,9 @@ class InferenceSession(plugin.PlainSession):
         config = state.config if state is not None and state.config is not None else resolve(session._options)
         session.run(None, feeds)
         session.wait_ready()        # kernels on matrix units, and what the first run's sizes show, are what further runs go by
-        found = session._state if session._state is not None and session._state.partitions else None
+        own = session._state if session._state is not None and session._state.partitions else None
         result = profile_runs(
-            lambda: session.run(None, feeds), found.partitions if found else (), found.gpu if found else None, config, name, runs, progress)
+            lambda: session.run(None, feeds), own.partitions if own else (), own.gpu if own else None, config, name, runs, progress)
         if session.direct is not None:      # all outputs come from one partition
             return result
         nodes, note = profile_nodes(session._with_profiler, feeds)
@@ -427,9 +427,9 @@ class InferenceSession(plugin.PlainSession):
         if self._options is None or config.isolation == "process":
             raise ConfigError(f"tune: this session has no GPU of this process; give it {EP_NAME} by name, with isolation=none.")
         feeds, gpu = self.random_inputs() if inputs is None else inputs, open_gpu(config, everything)
-        found = tune(self._on_gpu, feeds, gpu, config, BUDGET_S if budget_s is None else budget_s, fresh, (), progress)
+        result = tune(self._on_gpu, feeds, gpu, config, BUDGET_S if budget_s is None else budget_s, fresh, (), progress)
         self.set_providers(*self._asked_for)
-        return found
+        return result
 
     def random_inputs(
         self, seed: int = 0, sizes: Mapping[str, int] | None = None, given: Mapping[str, Any] | None = None,
@@ -450,10 +450,10 @@ class InferenceSession(plugin.PlainSession):
         """The same model with all nodes on the GPU, whatever this session has chosen."""
         model, settings, kwargs = self._arguments
         options = {**(self._options or {}), "placement": "gpu", "tune": "0", "unit_plans": "wait"}
-        made = InferenceSession(model, settings, None, options, **kwargs)
-        if made._refinement is not None:        # what is measured does not become another session
-            made._refinement.cancel()
-        return made
+        session = InferenceSession(model, settings, None, options, **kwargs)
+        if session._refinement is not None:        # what is measured does not become another session
+            session._refinement.cancel()
+        return session
 
     def _tune_once(self, config: Config) -> None:
         """For the option `tune`: measures a model that was not tuned on this adapter yet; a failure of that is a warning."""
@@ -471,8 +471,8 @@ class InferenceSession(plugin.PlainSession):
             name = key_of(model if isinstance(model, bytes) else os.fspath(model), tuning_key(gpu.info), settings, {})
             if name in tuned.read(config.cache_path, tuning_key(gpu.info)).models:
                 return
-            found = tune(self._on_gpu, self._on_gpu()._guessed(), gpu, config, models=[name])
-            log.info("tuned in %.1f s: %d of %d kernels have another form", found.seconds, found.changed, len(found.choices))
+            result = tune(self._on_gpu, self._on_gpu().random_inputs(), gpu, config, models=[name])
+            log.info("tuned in %.1f s: %d of %d kernels have another form", result.seconds, result.changed, len(result.choices))
         except Exception as error:      # an untuned model is slower, not wrong
             log.warning("tune=1: not tuned, %s: %s", type(error).__name__, error)
 
@@ -481,10 +481,10 @@ class InferenceSession(plugin.PlainSession):
 
         profile: also times each dispatch, see `profile`; true, or the inputs of its runs.
         """
-        found = self._explain()
+        explanation_now = self._explain()
         if profile is False:
-            return found
-        return replace(found, profile=self.profile(None if profile is True else profile))
+            return explanation_now
+        return replace(explanation_now, profile=self.profile(None if profile is True else profile))
 
     def _explain(self) -> Explanation:
         load("ort_gpu_ep.plugin.explain")
@@ -501,8 +501,8 @@ class InferenceSession(plugin.PlainSession):
             self._state, self._asked = states[-1], None
         if self._runner is not None:
             return self._runner.explain()
-        found = explanation(self._state)
-        return replace(found, adapter=f"none ({self._forbidden})") if self._forbidden else found
+        explanation_now = explanation(self._state)
+        return replace(explanation_now, adapter=f"none ({self._forbidden})") if self._forbidden else explanation_now
 
     def stats(self) -> dict[str, Any]:
         """Counts since the session was created, see docs/placement.md.
@@ -558,6 +558,20 @@ class _SessionOnCpu(InferenceSession):
     run_with_ort_values = plugin.OrtSession.run_with_ort_values
 
 
+class _NewSessionOnCpu(_SessionOnCpu):
+    """One before its first run: what most programs get wrong, they get wrong there."""
+
+    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
+        try:
+            answer = super().run(output_names, input_feed, run_options)
+        except Exception as error:
+            add_remedy(error, lambda said: conversion(said, input_feed))
+            raise
+        if type(self) is _NewSessionOnCpu:
+            self.__class__ = _SessionOnCpu
+        return answer
+
+
 class _SessionByGuesses(InferenceSession):
     """A session with placement=gpu before its first run, which shows the sizes that were guessed."""
 
@@ -591,10 +605,10 @@ def _is_on_cpu(value: Any) -> bool:
 
 def _weakly(method: Any) -> Any:
     """A bound method without its object: nothing that a session holds may hold the session, or `del` would free nothing at once."""
-    found = weakref.WeakMethod(method)
+    method_ref = weakref.WeakMethod(method)
 
     def call(*arguments: Any) -> None:
-        bound = found()
+        bound = method_ref()
         if bound is not None:
             bound(*arguments)
 
@@ -610,9 +624,3 @@ def _raise_cause(error: Exception, states: list[plugin.SessionState]) -> None:
     nobodys = taken_by_nobody(error, (report for state in states for report in state.reports))
     if nobodys:
         raise NoProviderError(nobodys) from error
-
-
-def _add_note(error: Exception, sentence: Callable[[str], str]) -> None:
-    """Adds what to do to an exception of onnxruntime's, once: its traceback shows it."""
-    if type(error).__module__.startswith("onnxruntime") and not hasattr(error, "__notes__") and (note := sentence(str(error))):
-        error.add_note(note)

@@ -274,9 +274,9 @@ class Start:
         self.stage = SEARCHING
         try:
             with self.source.there() as model, _folder() as folder:
-                given = b"" if isinstance(model, str) else model
-                job |= {"model": model if isinstance(model, str) else "", "nbytes": len(given), "folder": folder}
-                scout = Worker(job, None, SCOUT, [given, *payload], listens=True)
+                content = b"" if isinstance(model, str) else model
+                job |= {"model": model if isinstance(model, str) else "", "nbytes": len(content), "folder": folder}
+                scout = Worker(job, None, SCOUT, [content, *payload], listens=True)
                 self._searched = True
                 return self._follow(scout)
         except OSError as error:
@@ -295,23 +295,23 @@ class Start:
     def _follow(self, scout: Worker) -> str | None:
         """Answers what the process asks, until it is done, or nobody wants to know any more. Gives what `_search` does."""
         deadline_s = time.monotonic() + SILENT_S
-        found: dict[str, Any] | None = {}
+        answer: dict[str, Any] | None = {}
         if in_order(self.config) is not None:       # else there may be no GPU; what the winner needs is loaded meanwhile
             load(*MODULES, *CHOOSING, *(DRIVING if self.config.isolation != "process" else ()))
         while not self._stops and not self._hurried.is_set() and time.monotonic() < deadline_s:
             try:
-                found = scout.line(LOOK_S)
+                answer = scout.line(LOOK_S)
             except TimeoutError:
                 continue
-            if found is None or "done" in found:
+            if answer is None or "done" in answer:
                 break
             deadline_s = time.monotonic() + SILENT_S + self.config.hang_timeout_ms * 1e-3
-            if "ask" in found:
+            if "ask" in answer:
                 share = 1 - 1 / SHARE if self._threads else 1.0
                 scout.tell({"cpu_s": self.least_s * share if math.isfinite(self.least_s) else None})
         scout.hang_up()
         code = scout.end(patience_s=LAST_S)
-        return self._told(found, code, scout.pid)
+        return self._told(answer, code, scout.pid)
 
     def _told(self, found: dict[str, Any] | None, code: int, pid: int) -> str | None:
         """What follows from the last line of the process, and from how it ended."""
@@ -329,8 +329,8 @@ class Start:
 
 def _options(config: Config) -> dict[str, str]:
     """Of a process that finds out."""
-    found = {o.name: str(int(v)) if isinstance(v := getattr(config, o.name), bool) else str(v) for o in OPTIONS}
-    return {**found, "load": "off"}
+    texts = {o.name: str(int(v)) if isinstance(v := getattr(config, o.name), bool) else str(v) for o in OPTIONS}
+    return {**texts, "load": "off"}
 
 
 @contextmanager
@@ -350,8 +350,8 @@ def _probe_the_rest(config: Config) -> None:
     """
     from ort_gpu_ep.health import markers
 
-    found = known_verdict(config) if config.isolation != "process" else None       # whose worker has run them all
-    if found is None or not found[1].late:
+    verdict = known_verdict(config) if config.isolation != "process" else None       # whose worker has run them all
+    if verdict is None or not verdict[1].late:
         return
     try:
         with _folder() as folder:
@@ -370,14 +370,14 @@ def _probe_the_rest(config: Config) -> None:
 
 def _copied(feeds: Feeds) -> Feeds | None:
     """The inputs as they are now; None where one is no array."""
-    found = {}
+    copies = {}
     for name, value in feeds.items():
         if isinstance(value, OrtValue):
             value = value.numpy() if value.is_tensor() else None
         if not isinstance(value, np.ndarray):
             return None
-        found[name] = np.array(value)
-    return found
+        copies[name] = np.array(value)
+    return copies
 
 
 _turns_lock = threading.Lock()

@@ -84,15 +84,15 @@ def eights(name: str, pieces: Sequence[tuple[int, int]]) -> str:
 
 def word_pairs(name: str, dtype: DType, text: str, raw: bool) -> list[str]:
     """`<name>_of(low, high)`, an element from its bits, and `<name>_pair(i)`, one of 64 bits as two words, where the body calls them."""
-    found = []
+    lines = []
     if f"{name}_of(" in text:
-        made = "low" if dtype.nbytes < 8 else "vec2<u32>(low, high)" if raw else f"{name}_t((u64(high) << 32u) | u64(low))"
-        found.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {made}; }}")
+        whole = "low" if dtype.nbytes < 8 else "vec2<u32>(low, high)" if raw else f"{name}_t((u64(high) << 32u) | u64(low))"
+        lines.append(f"fn {name}_of(low: u32, high: u32) -> {name}_t {{ return {whole}; }}")
     if f"{name}_pair(" in text and dtype.nbytes == 8:
         value = f"{name}_at(i)"
         words = value if raw else f"vec2<u32>(u32({value} & 4294967295li), u32(({value} >> 32u) & 4294967295li))"
-        found.append(f"fn {name}_pair(i: u32) -> vec2<u32> {{ return {words}; }}")
-    return found
+        lines.append(f"fn {name}_pair(i: u32) -> vec2<u32> {{ return {words}; }}")
+    return lines
 
 
 def word_readers(name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vector: bool, text: str, raw: bool) -> list[str]:
@@ -133,9 +133,9 @@ def vector_writer(
                     for k, (start, _) in reversed(list(enumerate(pieces))) if k)
     lines = [vector_steps(kernel, bindings)] if fused else []
     at, four = _stored_at(kernel, name == first, 4), "vec4<u32>" if kernel.raw else "vec4<f32>"
-    given = plain_vector(kernel) if fused else four
+    body = plain_vector(kernel) if fused else four
     return "\n".join([
-        *lines, f"fn {name}_final4(i: u32, v: {given}) -> {four} {{ return {'fused4(v, i)' if fused else 'v'}; }}",
+        *lines, f"fn {name}_final4(i: u32, v: {body}) -> {four} {{ return {'fused4(v, i)' if fused else 'v'}; }}",
         f"fn {name}_store4(i: u32, v: {four}) {{ {cases}{name}[{at}] = {value}; }}",
-        f"fn {name}_set4(i: u32, v: {given}) {{ {name}_store4(i, {name}_final4(i, v)); }}",
+        f"fn {name}_set4(i: u32, v: {body}) {{ {name}_store4(i, {name}_final4(i, v)); }}",
         *([steps_beside(kernel, bindings, name)] if f"{name}_beside4(" in text else [])])

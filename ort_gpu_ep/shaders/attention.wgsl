@@ -6,8 +6,8 @@
 // Expects: q, k, v, mask?, y (all but mask as vectors of four elements); SQ, SK (queries, keys), DQ, DV (vectors that an invocation has of
 // a head's elements), GROUP (heads that share keys), offsets in vectors <Q, K, V, Y>_<B, H, S> of a batch, head and position, from
 // <Q, K, V>_FIRST on; MASK (0 none,
-// 1 added, 2 bool) with MASK_<B, H, Q, K> in elements; CAUSAL (query i sees keys up to BEFORE + i), CAPPED (scores s become
-// CAP tanh(s / CAP)), EMPTY_IS_ZERO (what a query without a key gets; else NaN; 2: also one
+// 1 added, 2 bool, 3 added, but a number up to LEAST hides a key) with MASK_<B, H, Q, K> in elements; CAUSAL (query i sees keys up to
+// BEFORE + i), CAPPED (scores s become CAP tanh(s / CAP)), EMPTY_IS_ZERO (what a query without a key gets; else NaN; 2: also one
 // whose powers are NaN); MASK_KEYS (elements of a row of the mask); LENGTHS (0 none, 1
 // given: query i is token tokens_before(b) + i, and sees keys up to its own), WINDOW (how many keys a query sees at most, its own with them; 0: any),
 // SINK (0 none, 1 given for each head, 2 a score of 0: one more score in each sum of powers, without a value).
@@ -103,6 +103,9 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #if PARTS > 2
         s$(r)_$n += quadSwapY(s$(r)_$n);
+#end
+#if PARTS > 4
+        s$(r)_$n += subgroupShuffleXor(s$(r)_$n, 4u);
 #end
         s$(r)_$n = scored(s$(r)_$n, b, h, i$r, j + $(n)u);
         let sees$(r)_$n = sees(b, h, i$r, j + $(n)u, before);

@@ -24,6 +24,11 @@ fn element(i: u32) -> y_t {
 #if MASK == 2
     if (!mask_at(b * MASK_B + h * MASK_H + row * MASK_Q + min(j, MASK_KEYS - 1u) * MASK_K)) { return unseen(); }
 #end
+#if MASK == 3
+    let added = mask_at(b * MASK_B + h * MASK_H + row * MASK_Q + min(j, MASK_KEYS - 1u) * MASK_K);
+    if (added <= LEAST) { return unseen(); }
+    s += added;
+#end
 #if CAUSAL
     if (j > row + BEFORE) { return unseen(); }
 #end

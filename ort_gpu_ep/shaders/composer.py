@@ -108,8 +108,8 @@ def compose(kernel: Kernel, bindings: Bindings, limits: Limits = DEFAULT_LIMITS,
     pieces = {name: parts(tensor, limits.max_binding_nbytes) for name, (tensor, _) in bindings.items()}
     full = "subgroup" in kernel.features and limits.fills_subgroups(kernel.workgroup_size)
     signature = (_signature(kernel, bindings, pieces), full)
-    made = partial(_composed, kernel, bindings, pieces, full)
-    return _sources.get(signature) or _sources.put(signature, made() if kept is None else kept(signature, made))
+    text = partial(_composed, kernel, bindings, pieces, full)
+    return _sources.get(signature) or _sources.put(signature, text() if kept is None else kept(signature, text))
 
 
 _sources: Memo[str] = Memo(1024)     # of a few kilobytes each
@@ -143,8 +143,8 @@ def _composed(
     kernel: Kernel, bindings: Bindings, pieces: Pieces, full: bool,
 ) -> str:
     """full: no subgroup lacks an invocation."""
-    given = parameters(kernel, bindings)
-    symbols = {name for name, _ in given}
+    item = parameters(kernel, bindings)
+    symbols = {name for name, _ in item}
     out = [f"// {kernel.shader}"]
     raw = {name: as_bits(kernel, tensor.dtype, name) for name, (tensor, _) in bindings.items()}
     if "shader-f16" in kernel.features or any(t.dtype.storage == "f16" and not raw[name] for name, (t, _) in bindings.items()):
@@ -158,9 +158,9 @@ def _composed(
     vectors = vector_bindings(kernel, bindings)
     out += [_declaration(kernel, bindings, vectors, name, f"@group(0) @binding({i}) var<storage, {{}}> {part_name(name, k)}")
             for i, (name, k) in enumerate(variables)]
-    out += _parameter_struct(given, len(variables))
+    out += _parameter_struct(item, len(variables))
     out += [_const(name, value) for name, value in kernel.consts if name not in symbols]
-    out += [_optional(name, given) for name, given in kernel.optionals]
+    out += [_optional(name, item) for name, item in kernel.optionals]
     first = first_written(bindings)
     out += [strided(name, index) for name, index in kernel.indices]
     out += _readers(kernel, bindings, pieces, vectors, text)
@@ -231,7 +231,7 @@ def _writers(kernel: Kernel, bindings: Bindings, pieces: Pieces, vectors: Contai
 def _texts(kernel: Kernel) -> Iterable[str]:
     """Of a kernel that is inlined: no size in it is one of a run."""
     yield from (_const(name, value) for name, value in kernel.consts)
-    yield from (_optional(name, given) for name, given in kernel.optionals)
+    yield from (_optional(name, item) for name, item in kernel.optionals)
     yield from (strided(name, index) for name, index in kernel.indices)
     yield expand(body(kernel.shader), _numbers(kernel))
 
@@ -255,17 +255,17 @@ def is_elementwise(shader: str) -> bool:
 
 def parameters(kernel: Kernel, bindings: Bindings) -> list[tuple[str, Size | Real]]:
     """What only a run knows, by its name in the shader's uniform struct, in the struct's order. Each takes four bytes."""
-    found: list[tuple[str, object]] = list(kernel.consts)
+    pairs: list[tuple[str, object]] = list(kernel.consts)
     for name, index in kernel.indices:
         shape, strides = merged(index.shape, index.strides)
-        found += [(f"{name}_size{k}", size) for k, size in enumerate(shape) if k]
-        found += [(f"{name}_stride{k}", stride) for k, stride in enumerate(strides)]
-        found.append((f"{name}_offset", index.offset))
+        pairs += [(f"{name}_size{k}", size) for k, size in enumerate(shape) if k]
+        pairs += [(f"{name}_stride{k}", stride) for k, stride in enumerate(strides)]
+        pairs.append((f"{name}_offset", index.offset))
     if is_elementwise(kernel.shader):
-        found.append(("ELEMENTS", bindings[first_written(bindings)][0].size))
+        pairs.append(("ELEMENTS", bindings[first_written(bindings)][0].size))
     elif kernel.grid is None:
-        found.append(("GROUPS", kernel.groups))
-    return [(name, value) for name, value in found if isinstance(value, (Size, Real))]
+        pairs.append(("GROUPS", kernel.groups))
+    return [(name, value) for name, value in pairs if isinstance(value, (Size, Real))]
 
 
 def _parameter_struct(given: Sequence[tuple[str, Size | Real]], binding: int) -> list[str]:
@@ -282,9 +282,9 @@ def _with_parameters(text: str, symbols: Iterable[str]) -> str:
         return text
     lines = []
     for line in _joined_constants(text).split("\n"):
-        found = re.fullmatch(r"const (\w+)(?:: (\w+))? = (.*);", line)
-        if found and any(re.search(rf"\b{name}\b", found[3]) for name in replaced):
-            replaced[found[1]] = f"({_replace(found[3], replaced)})"
+        match = re.fullmatch(r"const (\w+)(?:: (\w+))? = (.*);", line)
+        if match and any(re.search(rf"\b{name}\b", match[3]) for name in replaced):
+            replaced[match[1]] = f"({_replace(match[3], replaced)})"
         else:
             lines.append(line)
     return _replace("\n".join(lines), replaced)
@@ -301,13 +301,13 @@ def _replace(text: str, replaced: Mapping[str, str]) -> str:
 
 def _called(source: str) -> Iterable[str]:
     """The library functions that the source calls, and those that these call."""
-    known, wanted, texts = library(), [source], dict[str, str]()
-    while wanted:
-        caller = wanted.pop()
-        for name in known:      # most are not even a part of a word: looking for all words took longer than the rest of composing
+    files, queue, texts = library(), [source], dict[str, str]()
+    while queue:
+        caller = queue.pop()
+        for name in files:      # most are not even a part of a word: looking for all words took longer than the rest of composing
             if name not in texts and f"{name}(" in caller and re.search(rf"\b{name}\(", caller):
-                texts[name] = known[name]
-                wanted.append(known[name])
+                texts[name] = files[name]
+                queue.append(files[name])
     return texts.values()
 
 
@@ -348,7 +348,7 @@ def _numbers(kernel: Kernel) -> dict[str, int]:
     """What the directives of a body may name: constants that are whole numbers and known, and which optional inputs there are."""
     numbers = {name: value for name, value in kernel.consts if isinstance(value, (int, bool)) and not is_symbolic(value)}
     return {**numbers, "WORKGROUP_SIZE": kernel.workgroup_size, "PAIRS": kernel.pairs,
-            **{f"HAS_{name.upper()}": given for name, given in kernel.optionals}}
+            **{f"HAS_{name.upper()}": item for name, item in kernel.optionals}}
 
 
 _BITS = {"f32": "(pack2x16float(vec2<f32>({0}, 0.0)) & {1})",
@@ -418,8 +418,8 @@ class _Subgroup:
 
     def passed_to(self, text: str) -> str:
         """The body whose main function gets them as parameters: of these, other than of variables, WGSL knows that a subgroup agrees."""
-        given = "".join(f", {name}: u32" for name in self.names)
-        return re.sub(r"\bfn (?:group|grid)_main\([^)]*", lambda found: found[0] + given, text)
+        arguments = "".join(f", {name}: u32" for name in self.names)
+        return re.sub(r"\bfn (?:group|grid)_main\([^)]*", lambda found: found[0] + arguments, text)
 
 
 def _subgroup(kernel: Kernel, full: bool) -> _Subgroup:

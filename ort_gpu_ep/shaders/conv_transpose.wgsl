@@ -16,10 +16,15 @@ fn position(q: i32, t: u32, dilation: u32, stride: u32, size: u32) -> i32 {
     return select(-1, p, at >= 0 && p * i32(stride) == at && p < i32(size));
 }
 
-// The first tap that can hit an x position; from there every `stride`-th does, if taps are not dilated.
-fn first_tap(q: i32, dilation: u32, stride: u32) -> u32 {
-    return select(0u, u32(modulo_i32(q, i32(stride))), dilation == 1u);
+// The first tap of an output at `q` that can hit an x position; from there every `stride`-th does, if taps are not dilated. A window may be far
+// larger than x.
+fn first_tap(q: i32, dilation: u32, stride: u32, size: u32) -> u32 {
+    let beyond = q - (i32(size) - 1) * i32(stride);
+    return u32(select(max(0, (beyond + i32(dilation) - 1) / i32(dilation)), max(modulo_i32(q, i32(stride)), beyond), dilation == 1u));
 }
+
+// Behind the last tap that does not read before x.
+fn end_tap(q: i32, dilation: u32, window: u32) -> u32 { return select(min(window, u32(q) / dilation + 1u), 0u, q < 0); }
 
 // Over the channels, of one tap and one x position.
 fn product(w_first: u32, x_first: u32) -> f32 {
@@ -39,14 +44,17 @@ fn element(i: u32) -> y_t {
     let group = m / GROUP_FILTERS;
     let x_start = (plane / FILTERS * GROUP_COUNT + group) * CHANNELS * X_PLANE;
     let w_start = (group * CHANNELS * GROUP_FILTERS + m % GROUP_FILTERS) * TAPS;
+    let end_z = end_tap(qz, DILATION_Z, WINDOW_Z);
+    let end_y = end_tap(qy, DILATION_Y, WINDOW_Y);
+    let end_x = end_tap(qx, DILATION_X, WINDOW_X);
     var total = 0.0;
-    for (var tz = first_tap(qz, DILATION_Z, STRIDE_Z); tz < WINDOW_Z; tz += TAP_Z) {
+    for (var tz = first_tap(qz, DILATION_Z, STRIDE_Z, DEPTH); tz < end_z; tz += TAP_Z) {
         let z = position(qz, tz, DILATION_Z, STRIDE_Z, DEPTH);
         if (z < 0) { continue; }
-        for (var ty = first_tap(qy, DILATION_Y, STRIDE_Y); ty < WINDOW_Y; ty += TAP_Y) {
+        for (var ty = first_tap(qy, DILATION_Y, STRIDE_Y, HEIGHT); ty < end_y; ty += TAP_Y) {
             let y = position(qy, ty, DILATION_Y, STRIDE_Y, HEIGHT);
             if (y < 0) { continue; }
-            for (var tx = first_tap(qx, DILATION_X, STRIDE_X); tx < WINDOW_X; tx += TAP_X) {
+            for (var tx = first_tap(qx, DILATION_X, STRIDE_X, WIDTH); tx < end_x; tx += TAP_X) {
                 let x = position(qx, tx, DILATION_X, STRIDE_X, WIDTH);
                 if (x < 0) { continue; }
                 let tap = (tz * WINDOW_Y + ty) * WINDOW_X + tx;

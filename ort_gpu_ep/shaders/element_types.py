@@ -26,8 +26,8 @@ def as_bits(kernel: Kernel, dtype: DType, name: str = "") -> bool:
 
 def by_eight(kernel: Kernel, name: str, dtype: DType) -> bool:
     """Whether a binding that is read is bound by eight elements of 16 bits."""
-    given = name in kernel.vectors and name in kernel.words
-    return given and dtype.bits == 16 and all(name != written for written, _ in kernel.writes or ())
+    is_wide = name in kernel.vectors and name in kernel.words
+    return is_wide and dtype.bits == 16 and all(name != written for written, _ in kernel.writes or ())
 
 
 def value_type(dtype: DType, raw: bool) -> str:

@@ -93,9 +93,9 @@ class _Module:
     def _constant(self, text: str) -> str:
         tokens, at, rules = self.tokens, self.at, self.rules
         self.tokens, self.at, self.rules = _TOKEN.findall(text), 0, Rules()
-        found = self.expression().type
+        kind = self.expression().type
         self.tokens, self.at, self.rules = tokens, at, rules
-        return found
+        return kind
 
     def type_named(self, text: str) -> str:
         """A type without aliases, spaces, attributes and short forms."""
@@ -341,8 +341,8 @@ class _Module:
 
 def _pointed(kind: str) -> str:
     """What a pointer points to; any other type itself."""
-    found = re.match(r"ptr<[^,]*,(.*?)(?:,(?:read|write|read_write))?>$", kind)
-    return found[1] if found else kind
+    match = re.match(r"ptr<[^,]*,(.*?)(?:,(?:read|write|read_write))?>$", kind)
+    return match[1] if match else kind
 
 
 def _type_of_literal(token: str) -> str:
@@ -356,15 +356,15 @@ def _outside_functions(text: str) -> list[str]:
     """The parts of a module that are in no function, without comments."""
     bare = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     parts, start, depth = list[str](), 0, 0
-    for found in re.finditer(r"\bfn\s+\w+|[{}]", bare):
-        if found[0] == "{":
+    for match in re.finditer(r"\bfn\s+\w+|[{}]", bare):
+        if match[0] == "{":
             depth += 1
-        elif found[0] == "}":
+        elif match[0] == "}":
             depth -= 1
             if not depth and start < 0:
-                start = found.end()
+                start = match.end()
         elif not depth:
-            parts.append(bare[start:found.start()])
+            parts.append(bare[start:match.start()])
             start = -1
     return [*parts, bare[start:] if start >= 0 else ""]
 

@@ -33,6 +33,21 @@ fn divide_f32(n: f32, d: f32) -> vec2<f32> {
     let steps = round(remainder / unit);
     return vec2<f32>(bitcast<f32>(bits + i32(steps)), (remainder - steps * unit) / d);
 }
+fn reciprocal_f32(x: f32) -> f32 { return divide_f32(1.0, x).x; }
+fn reciprocal_f64(x: f64) -> f64 { return 1.0lf / x; }
+// The root, as the CPU has it wherever WGSL's own is off by a few ULPs: moved by whole ULPs, by what its square, computed exactly as in
+// divide_f32, lacks. One that is rounded correctly stays.
+fn sqrt_f32(x: f32) -> f32 {
+    let r = sqrt(x);
+    if (!(x > 1e-20 && x < 1e38)) { return r; }
+    let head = head_f32(r);
+    let tail = r - head;
+    let remainder = ((x - head * head) - 2.0 * head * tail) - tail * tail;
+    let bits = bitcast<i32>(r);
+    let unit = 2.0 * r * bitcast<f32>((bits & 0x7f800000) - (23 << 23u));
+    return bitcast<f32>(bits + i32(round(remainder / unit * 0.999999)));
+}
+fn sqrt_f64(x: f64) -> f64 { return sqrt(x); }
 // x as float16 has it: rounded to the nearest, of two as near to the even one, and infinite beyond its range. A driver's own conversion may
 // round another way.
 fn half_f32(x: f32) -> f32 {

@@ -27,12 +27,12 @@ def _signed(value: int, name: str) -> str:
 
 def _quotients(shape: Shape) -> list[str]:
     """Coordinates by divisors that the compiler knows."""
-    found, divisor = [], 1
+    lines, divisor = [], 1
     for k in range(len(shape) - 1, -1, -1):
         coordinate = "i" if divisor == 1 else f"(i / {divisor}u)"
-        found.append(coordinate if k == 0 else f"({coordinate} % {shape[k]}u)")
+        lines.append(coordinate if k == 0 else f"({coordinate} % {shape[k]}u)")
         divisor *= shape[k] if k else 1
-    return found[::-1]
+    return lines[::-1]
 
 
 def _rests(name: str, shape: Shape, lines: list[str]) -> list[str]:

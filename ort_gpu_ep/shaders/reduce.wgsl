@@ -55,8 +55,12 @@ fn finish(a: x_t) -> y_t {
 }
 #else
 fn finish(a: x_t) -> y_t {
+#if FLOAT
+    if (FINISH == 1u) { return y_t(divide_f32(f32(a), f32(COUNT)).x); }
+#else
     if (FINISH == 1u) { return y_t(a / x_t(COUNT)); }
-    if (FINISH == 2u) { return y_t(sqrt(f32(a))); }
+#end
+    if (FINISH == 2u) { return y_t(sqrt_f32(f32(a))); }
     if (FINISH == 3u) { return y_t(log_f32(f32(a))); }
     if (FINISH == 4u) { return y_t(select(pow(f32(a), 1.0 / f32(P)), 0.0, f32(a) == 0.0)); }
     return y_t(a);

@@ -74,10 +74,10 @@ def opaque_divisors(text: str) -> str:
         return text
     main = _MAIN.search(changed)
     names = dict(_BUILTIN.findall(main[2])) if main else {}
-    known = next((name for name in _KNOWN_ZERO if name in names), None)
-    if main is None or known is None:
+    zero = next((name for name in _KNOWN_ZERO if name in names), None)
+    if main is None or zero is None:
         raise ValueError(f"WGSL: main has none of the built-in values {', '.join(_KNOWN_ZERO)}, one of which gives the opaque zero")
-    value = names[known] + ("" if known == "local_invocation_index" else ".x")
+    value = names[zero] + ("" if zero == "local_invocation_index" else ".x")
     return f"{changed[:main.end()]} {_ZERO} = {value} >> 31u;{changed[main.end():]}var<private> {_ZERO}: u32;\n"
 
 

@@ -60,17 +60,17 @@ def fused_reading(kernel: Kernel, bindings: Bindings) -> dict[str, str]:
         return {}
     innermost = out.shape[-1] if out.shape else 1
     in_one_row = same(innermost % 4, 0)     # else some four begin in one row of the output and end in the next
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name in fused_operands(kernel):
         tensor = bindings[name][0]
         if not tensor.shape or same(tensor.size, 1) or (in_one_row and same(tensor.shape[-1], 1)):
-            found[name] = "one"
+            texts[name] = "one"
         elif words:
             neighbours = tensor.shape == out.shape or (in_one_row and same(tensor.shape[-1], innermost))
-            found[name] = "word" if neighbours and tensor.dtype in (INT8, UINT8) else "each"
+            texts[name] = "word" if neighbours and tensor.dtype in (INT8, UINT8) else "each"
         else:
-            found[name] = "four" if in_one_row and tensor.dtype in (FLOAT32, FLOAT16) and same(tensor.shape[-1], innermost) else "each"
-    return found
+            texts[name] = "four" if in_one_row and tensor.dtype in (FLOAT32, FLOAT16) and same(tensor.shape[-1], innermost) else "each"
+    return texts
 
 
 def stores_words(kernel: Kernel, first: str, out: TensorType) -> bool:

@@ -81,22 +81,22 @@ def expand(text: str, constants: Mapping[str, int]) -> str:
 def _parsed(text: str) -> _Block:
     stack = [_Block()]
     for number, line in enumerate(text.split("\n"), 1):
-        found = _DIRECTIVE.fullmatch(line)
+        match = _DIRECTIVE.fullmatch(line)
         where = f"line {number}, {line.strip()!r}"
-        if found is None:
+        if match is None:
             stack[-1].open.append(line)
-        elif found[1] in ("for", "if", "let", "default"):
-            form = {"for": _LOOP, "let": _NAME, "default": _NAME}.get(found[1])
-            parts = form.fullmatch(found[2].strip()) if form else None
+        elif match[1] in ("for", "if", "let", "default"):
+            form = {"for": _LOOP, "let": _NAME, "default": _NAME}.get(match[1])
+            parts = form.fullmatch(match[2].strip()) if form else None
             if form and parts is None:
                 raise InternalError(f"shader text, {where}: expected `#for NAME in EXPRESSION` or `#let NAME = EXPRESSION`")
-            block = _Block(found[1], where, parts[1] if parts else "", parts[2] if parts else found[2].strip())
+            block = _Block(match[1], where, parts[1] if parts else "", parts[2] if parts else match[2].strip())
             stack[-1].open.append(block)
-            if found[1] in ("for", "if"):
+            if match[1] in ("for", "if"):
                 stack.append(block)
-        elif len(stack) == 1 or (found[1] == "else" and (stack[-1].word == "for" or stack[-1].otherwise is not None)):
+        elif len(stack) == 1 or (match[1] == "else" and (stack[-1].word == "for" or stack[-1].otherwise is not None)):
             raise InternalError(f"shader text, {where}: nothing is open that it could belong to")
-        elif found[1] == "else":
+        elif match[1] == "else":
             stack[-1].otherwise = []
         else:
             stack.pop()
@@ -166,8 +166,8 @@ def _parsed_expression(text: str) -> ast.expr:
     for node in ast.walk(tree):
         if not isinstance(node, _NODES) or (isinstance(node, ast.Constant) and not isinstance(node.value, int)):
             raise TypeError(f"{type(node).__name__} is not taken")
-    found: ast.expr = _Truth().visit(tree.body)
-    return found
+    expression: ast.expr = _Truth().visit(tree.body)
+    return expression
 
 
 def _compiled(expression: ast.expr) -> CodeType:

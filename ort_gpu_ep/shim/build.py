@@ -83,14 +83,14 @@ def build(path: Path, target: str | None = None) -> Path:
     said = []
     for command in _compilers(target):
         with tempfile.TemporaryDirectory(prefix=".shim-", dir=path.parent) as folder:
-            made = Path(folder) / path.name
+            built = Path(folder) / path.name
             try:
-                done = subprocess.run([*command, *FLAGS, *_names(path), "-o", str(made), str(SOURCE)], capture_output=True, text=True)
+                done = subprocess.run([*command, *FLAGS, *_names(path), "-o", str(built), str(SOURCE)], capture_output=True, text=True)
             except OSError as error:
                 said.append(f"{' '.join(command)}: {error}")
                 continue
             if done.returncode == 0:
-                return _publish(made, path)
+                return _publish(built, path)
             said.append(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-500:]}")
     raise BuildError(
         f"the native shim for {target or current_platform()} must be compiled, and that failed. "
@@ -115,7 +115,7 @@ def _compilers(target: str | None) -> list[Sequence[str]]:
     if target is not None:
         return list(zig)
     names = [os.environ.get("CC", ""), "cc", "gcc", "clang"]
-    native = next(([found, *position] for name in names if name and (found := shutil.which(name))), None)
+    native = next(([path, *position] for name in names if name and (path := shutil.which(name))), None)
     return [*([native] if native else []), *zig]
 
 

@@ -58,8 +58,8 @@ class Admm(Optimizer):
 
     def chosen(self, names: Sequence[str]) -> Admm:
         """The same with the parameters' names for the patterns."""
-        found = {n: part for pattern, part in reversed(list(self.sparsity.items())) for n in matching("Admm", [pattern], names)}
-        return replace(self, sparsity=found)
+        parts = {n: part for pattern, part in reversed(list(self.sparsity.items())) for n in matching("Admm", [pattern], names)}
+        return replace(self, sparsity=parts)
 
     def held(self, name: str) -> dict[str, float]:
         return {GOAL: 0.0, DUAL: 0.0, MASK: 1.0} if name in self.sparsity else {}
@@ -80,18 +80,18 @@ class Admm(Optimizer):
         return step == self.prune_at or (step < self.prune_at and step % self.every == 0)
 
     def renewed(self, step: int, carried: Mapping[str, Array]) -> dict[str, Array]:
-        found = dict(carried)
+        state = dict(carried)
         for name, part in self.chosen([n.removesuffix("." + MASK) for n in carried if n.endswith("." + MASK)]).sparsity.items():
             weight = carried[name]
             goal, dual, mask = (f"{name}.{slot}" for slot in (GOAL, DUAL, MASK))
             if step == self.prune_at:
-                found[mask] = kept(weight, part)
-                found[name] = weight * found[mask]
+                state[mask] = kept(weight, part)
+                state[name] = weight * state[mask]
             else:
-                wanted = weight + carried[dual]
-                found[goal] = wanted * kept(wanted, part)
-                found[dual] = wanted - found[goal]
-        return found
+                target = weight + carried[dual]
+                state[goal] = target * kept(target, part)
+                state[dual] = target - state[goal]
+        return state
 
     def __str__(self) -> str:
         parts = ", ".join(f"{pattern}: {part:g}" for pattern, part in self.sparsity.items())
@@ -100,6 +100,6 @@ class Admm(Optimizer):
 
 def kept(array: Array, part: float) -> Array:
     """1 where an element is kept, 0 for this part of them, those of the smallest magnitude."""
-    found = np.ones(array.size, np.float32)
-    found[np.argsort(np.abs(array), axis=None, kind="stable")[:round(part * array.size)]] = 0.0
-    return found.reshape(array.shape)
+    mask = np.ones(array.size, np.float32)
+    mask[np.argsort(np.abs(array), axis=None, kind="stable")[:round(part * array.size)]] = 0.0
+    return mask.reshape(array.shape)

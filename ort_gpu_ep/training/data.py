@@ -64,19 +64,19 @@ def padded(array: Array, count: int) -> Array:
 
 def weights(weight: Any, given: int) -> Array:
     """Sample weights [given], float64. Raises TrainingError for those that are none."""
-    found = np.asarray(weight, np.float64)
-    if found.shape != (given,) or not np.isfinite(found).all() or (found < 0).any() or not found.sum() > 0:
-        raise TrainingError(f"sample weights: got the shape {list(found.shape)}, expected {given} finite numbers of at least 0, not all "
+    numbers = np.asarray(weight, np.float64)
+    if numbers.shape != (given,) or not np.isfinite(numbers).all() or (numbers < 0).any() or not numbers.sum() > 0:
+        raise TrainingError(f"sample weights: got the shape {list(numbers.shape)}, expected {given} finite numbers of at least 0, not all "
                             "of them 0")
-    return found
+    return numbers
 
 
 def normalized(weight: Any, given: int, count: int) -> Array:
     """Sample weights [count] that sum to 1, zeros for the padding. None: all equal. Raises TrainingError."""
     if weight is None:
         return equal_weights(given, count)
-    found = weights(weight, given)
-    return np.concatenate([found / found.sum(), np.zeros(count - given)]).astype(np.float32)
+    numbers = weights(weight, given)
+    return np.concatenate([numbers / numbers.sum(), np.zeros(count - given)]).astype(np.float32)
 
 
 @lru_cache(16)

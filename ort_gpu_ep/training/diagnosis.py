@@ -22,8 +22,8 @@ def first_bad_node(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> str:
             return f"the input {name!r}"
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
-    known = {o.name for o in shown.graph.output}
-    shown.graph.output.extend(onnx.ValueInfoProto(name=n) for node in shown.graph.node for n in node.output if n and n not in known)
+    outputs = {o.name for o in shown.graph.output}
+    shown.graph.output.extend(onnx.ValueInfoProto(name=n) for node in shown.graph.node for n in node.output if n and n not in outputs)
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -21,19 +21,19 @@ def differentiate(writer: Writer, tape: Sequence[onnx.NodeProto], seeds: Mapping
 
     Raises: TrainingError, for a node on the way that has no rule.
     """
-    found = dict(seeds)
+    gradients = dict(seeds)
     for node in reversed(tape):
-        grads = tuple(found.get(name) if name else None for name in node.output)
+        grads = tuple(gradients.get(name) if name else None for name in node.output)
         inputs = tuple(writer.values.get(name) if name else None for name in node.input)
-        wanted = any(v is not None and v.tracked for v in inputs)
-        if not wanted or all(g is None for g in grads) or (node.op_type in STOPS and not node.domain):
+        is_tracked = any(v is not None and v.tracked for v in inputs)
+        if not is_tracked or all(g is None for g in grads) or (node.op_type in STOPS and not node.domain):
             continue
         rule = RULES.get((node.domain, node.op_type))
         if rule is None:
             raise missing_rule(node)
         site = Site(node, writer, inputs, tuple(writer.values.get(name) if name else None for name in node.output), grads)
-        _take(site, rule(site), found)
-    return found
+        _take(site, rule(site), gradients)
+    return gradients
 
 
 def _take(site: Site, given: Sequence[Value | None], found: dict[str, Value]) -> None:

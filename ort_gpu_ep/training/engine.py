@@ -239,8 +239,8 @@ class Engine:
         """
         if last.value is None:      # another thread has read it
             return
-        held, start = [*(loss for loss in self._held() if loss.step < last.step), last], clock()
-        unread, numbers = self._numbers(held)
+        losses, start = [*(loss for loss in self._held() if loss.step < last.step), last], clock()
+        unread, numbers = self._numbers(losses)
         if self._mover is not None:
             self._mover.waited(self.placement, clock() - start)
         self._settle(unread, numbers)
@@ -256,8 +256,8 @@ class Engine:
         """Losses that somebody holds and nobody has read: all are later than the snapshot, and of the last LOSSES steps, or of as many
         before them and on their way.
         """
-        found = [entry.loss() for entry in self.journal.entries[-2 * LOSSES:]]
-        return _unread([loss for loss in found if loss is not None])
+        losses = [entry.loss() for entry in self.journal.entries[-2 * LOSSES:]]
+        return _unread([loss for loss in losses if loss is not None])
 
     def _numbers(self, losses: list[Loss]) -> tuple[list[Loss], list[float]]:
         """Those that are unread, and what they are: after a failure some are read already."""
@@ -293,9 +293,9 @@ class Engine:
 
     def _settle_losses(self) -> None:
         """Reads the losses that somebody still holds: after a snapshot nothing could compute them again."""
-        held = self._held()
-        if held:
-            self.fetch(held[-1])
+        losses = self._held()
+        if losses:
+            self.fetch(losses[-1])
 
     # ---- when it fails
 
@@ -381,8 +381,8 @@ class Engine:
             numbers.append(value)
         done = len(numbers)
         at = self.journal.step + done
-        for held in self._held():
-            held.settle(math.nan if held.step >= at else numbers[held.step - self.journal.step])
+        for earlier in self._held():
+            earlier.settle(math.nan if earlier.step >= at else numbers[earlier.step - self.journal.step])
         self.resident.write(good)
         self.journal.renew(at, good, self.journal.taken_s)
         where = first_bad_node(self.step.model, {**entries[done].batch.whole(), **good}) if done < len(entries) else ""
@@ -400,10 +400,10 @@ def _timed(resident: Resident, carried: Mapping[str, Array]) -> float:
     """Seconds of a step, the fastest of a few, on zeros; the state is afterwards what it was."""
     rng = np.random.default_rng(0)
     feeds = Batch({n: rng.random(s).astype(d) if d.kind == "f" else np.zeros(s, d) for n, (d, s) in resident.step.feeds.items()})
-    found = []
+    times = []
     for _ in range(TIMED_STEPS + 2):
         start = time.perf_counter()
         resident.numbers([resident.run(feeds)])
-        found.append(time.perf_counter() - start)
+        times.append(time.perf_counter() - start)
     resident.write(carried)
-    return min(found[2:])
+    return min(times[2:])

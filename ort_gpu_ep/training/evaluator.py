@@ -30,12 +30,12 @@ class Evaluator:
                 binding.bind_ortvalue_input(name, resident.values[name])
             else:
                 binding.bind_cpu_input(name, fixed[name])
-        wanted = [self.step.output] if output else [LOSS, *(f"training.{m}" for m in self.step.metrics)]
+        names = [self.step.output] if output else [LOSS, *(f"training.{m}" for m in self.step.metrics)]
         read = {i.name for i in self.session.get_inputs()}
         for name, array in feeds.items():
             if name in read:
                 binding.bind_cpu_input(name, np.ascontiguousarray(array).reshape(array.shape))
-        for name in wanted:
+        for name in names:
             binding.bind_output(name, "cpu")
         self.session.run_with_iobinding(binding)
-        return {name.removeprefix("training."): value.numpy() for name, value in zip(wanted, binding.get_outputs(), strict=True)}
+        return {name.removeprefix("training."): value.numpy() for name, value in zip(names, binding.get_outputs(), strict=True)}

@@ -56,8 +56,8 @@ class Coming:
 
 def coming(values: Sequence[Any]) -> list[Any]:
     """float32 values as they are now, those on a GPU of this process on their way to the host, without a wait. Raises DeviceError."""
-    wanted = [v for v in values if not isinstance(v, Coming)]
-    wait = download_later(wanted) if wanted else None
+    numbers = [v for v in values if not isinstance(v, Coming)]
+    wait = download_later(numbers) if numbers else None
     if wait is None:
         return list(values)
     once, at = cache(wait), itertools.count()

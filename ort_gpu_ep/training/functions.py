@@ -277,5 +277,5 @@ def function(name: str, opset: int) -> onnx.FunctionProto:
     text = TEXTS[name].replace("GRU_GATES", _GRU_GATES)
     for parts in (3, 4):
         text = text.replace(f"SPLIT{parts}", "axis = 1" + (f", num_outputs = {parts}" if opset >= 18 else ""))
-    found: onnx.FunctionProto = onnx.parser.parse_function(f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n{text}')
-    return found
+    proto: onnx.FunctionProto = onnx.parser.parse_function(f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n{text}')
+    return proto

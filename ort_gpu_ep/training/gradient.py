@@ -48,18 +48,18 @@ class Site:
         return self.grads[0]
 
     def input(self, index: int) -> Value:
-        found = self.optional(index)
-        if found is None:
+        value = self.optional(index)
+        if value is None:
             raise InternalError(f"{self.label}: input {index} is left out, but its gradient reads it")
-        return found
+        return value
 
     def optional(self, index: int) -> Value | None:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def wants(self, index: int) -> bool:
         """Whether the gradient of an input is needed."""
-        found = self.optional(index)
-        return found is not None and found.tracked and found.is_float
+        value = self.optional(index)
+        return value is not None and value.tracked and value.is_float
 
     def attr(self, name: str) -> Any:
         """An attribute, its default by the schema, or None where it has neither. Texts are str, lists tuples."""
@@ -71,12 +71,12 @@ class Site:
 
     def constant(self, index: int) -> Array | None:
         """The content of an input that must be known before the run; None where it is left out. Raises TrainingError."""
-        found = self.optional(index)
-        if found is None:
+        value = self.optional(index)
+        if value is None:
             return None
-        if found.content is None:
-            raise self.unsupported(f"its input {found.name!r} is known only when it runs; its gradient needs a constant")
-        return found.content
+        if value.content is None:
+            raise self.unsupported(f"its input {value.name!r} is known only when it runs; its gradient needs a constant")
+        return value.content
 
     @property
     def label(self) -> str:
@@ -128,8 +128,8 @@ def axes_of(site: Site, index: int = 1) -> list[int]:
     """The axes of a reduction or of a Squeeze, from an attribute or an input; empty: none is given."""
     axes = site.attr("axes")
     if axes is None:
-        known = site.constant(index)
-        axes = () if known is None else tuple(int(a) for a in known)
+        constant = site.constant(index)
+        axes = () if constant is None else tuple(int(a) for a in constant)
     return sorted(int(a) % site.x.rank for a in axes)
 
 

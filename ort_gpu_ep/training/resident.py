@@ -103,9 +103,9 @@ class Resident:
     def _own(self, session: InferenceSession, array: Array) -> Any:
         """A value on the device; since onnxruntime 1.30 of this session: what is copied there counts in its stats."""
         make = getattr(session, "create_ortvalue_from_shape_and_type", OrtValue.ortvalue_from_shape_and_type)
-        made = make(array.shape, array.dtype.type, *self.device)
-        made.update_inplace(array)
-        return made
+        value = make(array.shape, array.dtype.type, *self.device)
+        value.update_inplace(array)
+        return value
 
     @property
     def now(self) -> int:
@@ -138,8 +138,8 @@ class Resident:
         session = open_session(gathering(source, batch, LOSSES).SerializeToString(), self._options)
         if not runs_whole(session):
             return "the adapter does not take the nodes that gather a batch"
-        made = Gathered(source, batch, LOSSES, session, self._value, self._own)
-        self._gathered, self._gathering = made, self._of_places(made.slots)
+        gathered = Gathered(source, batch, LOSSES, session, self._value, self._own)
+        self._gathered, self._gathering = gathered, self._of_places(gathered.slots)
         return ""
 
     def run(self, batch: Batch) -> Any:
@@ -174,8 +174,8 @@ class Resident:
 
     def stats(self) -> dict[str, Any]:
         """The counts of the step's session, with the copies of those that gathered batches."""
-        found = self.session.stats()
-        return {**found, **{n: found[n] + count for n, count in (self._copied + self._copies()).items()}}
+        stats = self.session.stats()
+        return {**stats, **{n: stats[n] + count for n, count in (self._copied + self._copies()).items()}}
 
     def _copies(self) -> Counter[str]:
         """Of the session that gathers batches now."""
@@ -189,13 +189,13 @@ class Resident:
 
     def numbers(self, losses: Sequence[Any]) -> list[float]:
         """Losses that `run` gave, or `coming` of them, on the host; together they wait for the device once."""
-        found = [float(v) if isinstance(v, Coming) else float(v.numpy().reshape(())) for v in coming(losses)]
+        numbers = [float(v) if isinstance(v, Coming) else float(v.numpy().reshape(())) for v in coming(losses)]
         now = time.perf_counter()
         if self._taken:
             most = SUBMISSION_S * self._taken / max(now - self._since, 1e-9) if self._since else 1
             self._together = int(min(max(most, 1), LOSSES))
         self._since, self._taken = now, 0
-        return found
+        return numbers
 
     def read(self) -> dict[str, Array]:
         """What is carried, on the host."""

@@ -60,10 +60,10 @@ def chosen(
         raise TrainingError(f"the model has no float32 weights to train (its initializers are: {kinds}); quantized and float16 models are "
                             "trained before they are converted")
     kept = matching("frozen", frozen, candidates)
-    found = [n for n in candidates if arrays[n].size > 1] if patterns is None else matching("trainable", patterns, candidates)
-    if not found:
+    names = [n for n in candidates if arrays[n].size > 1] if patterns is None else matching("trainable", patterns, candidates)
+    if not names:
         raise TrainingError("trainable: got no pattern; None trains all weights")
-    left = [n for n in found if n not in kept]
+    left = [n for n in names if n not in kept]
     if not left:
         raise TrainingError(f"frozen: {', '.join(map(repr, frozen))} leaves no weight to train; choose fewer")
     return left
@@ -73,13 +73,13 @@ def matching(what: str, patterns: Iterable[str], names: Sequence[str]) -> list[s
     """The names that one of the patterns (fnmatch) matches. Raises TrainingError for a pattern that matches none."""
     if isinstance(patterns, str):
         raise TrainingError(f"{what}: got the text {patterns!r}, expected a list of patterns: [{patterns!r}]")
-    found = dict[str, None]()
+    matches = dict[str, None]()
     for pattern in patterns:
         some = [n for n in names if fnmatchcase(n, pattern)]
         if not some:
             raise TrainingError(f"{what}: {pattern!r} matches none of the model's {len(names)} float32 weights; {_hint(pattern, names)}")
-        found.update(dict.fromkeys(some))
-    return list(found)
+        matches.update(dict.fromkeys(some))
+    return list(matches)
 
 
 def _hint(pattern: str, names: Sequence[str]) -> str:
@@ -107,8 +107,8 @@ def fixed_batch(model: onnx.ModelProto) -> int | None:
     """The number of samples that the model's inputs fix; None where they leave it open, or differ."""
     stored = {t.name for t in model.graph.initializer}
     dims = [i.type.tensor_type.shape.dim for i in model.graph.input if i.name not in stored]
-    found = {d[0].dim_value if d and d[0].HasField("dim_value") else None for d in dims}
-    return found.pop() if len(found) == 1 else None
+    sizes = {d[0].dim_value if d and d[0].HasField("dim_value") else None for d in dims}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _shape(info: onnx.ValueInfoProto, given: Sequence[int] | None, batch: int | None) -> tuple[int, ...]:

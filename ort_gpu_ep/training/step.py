@@ -94,8 +94,8 @@ def make_training_step(
     Raises: TrainingError, with what was got, what is expected and what to try: an op without a gradient, a pattern that matches nothing,
     weights that the loss does not depend on, sizes that are open or contradict the model; ModelError for what is no model.
     """
-    found = source.prepared(external.load(model))
-    request = Request(found, loss_of(loss), trainable, output, batch_norm, dropout, shapes or {}, batch, frozen, accumulate)
+    prepared = source.prepared(external.load(model))
+    request = Request(prepared, loss_of(loss), trainable, output, batch_norm, dropout, shapes or {}, batch, frozen, accumulate)
     return training_step(request, optimizer)
 
 
@@ -109,8 +109,8 @@ def training_step(request: Request, optimizer: Optimizer) -> TrainingStep:
     logits = _stripped(forward, output, request.loss)
     label, weight = _loss_inputs(forward, logits, request.loss)
     written = request.loss.write(logits, label, weight)
-    found = differentiate(writer, forward.tape, {logits.name: written.gradient})
-    grads = _gradients(forward, found, request.trainable)
+    gradients = differentiate(writer, forward.tape, {logits.name: written.gradient})
+    grads = _gradients(forward, gradients, request.trainable)
     end = updates(forward, grads, optimizer, request.accumulate)
     model = writer.model("training_step", [writer.named(written.loss, LOSS), *end.outputs])
     return TrainingStep(model, _feeds(model, end.carried, forward), end.carried, tuple(grads), tuple(forward.updated), tuple(forward.notes),
@@ -139,17 +139,17 @@ def _output(model: onnx.ModelProto, name: str | None, forward: Forward) -> Value
     names = [o.name for o in model.graph.output]
     if name is not None and name not in names:
         raise TrainingError(f"output {name!r}: the model has no such output; it has {', '.join(map(repr, names))}")
-    found = forward.writer.values.get(name or names[0])
-    if found is None or found.dtype != np.float32:
-        raise TrainingError(f"output {name or names[0]!r} is {None if found is None else found.dtype}, a loss needs float32; "
+    value = forward.writer.values.get(name or names[0])
+    if value is None or value.dtype != np.float32:
+        raise TrainingError(f"output {name or names[0]!r} is {None if value is None else value.dtype}, a loss needs float32; "
                             f"choose another one (output=) of {', '.join(map(repr, names))}")
-    if not found.tracked:
+    if not value.tracked:
         some = ", ".join(map(repr, [*forward.parameters][:5]))
-        raise TrainingError(f"output {found.name!r} depends on none of the trainable weights {some}; choose other weights (trainable=) or "
+        raise TrainingError(f"output {value.name!r} depends on none of the trainable weights {some}; choose other weights (trainable=) or "
                             "another output (output=)")
-    if not found.rank:
-        raise TrainingError(f"output {found.name!r} is a scalar; a loss needs [N, ...]")
-    return found
+    if not value.rank:
+        raise TrainingError(f"output {value.name!r} is a scalar; a loss needs [N, ...]")
+    return value
 
 
 def _stripped(forward: Forward, output: Value, loss: Loss) -> Value:
@@ -195,8 +195,8 @@ def _gradients(forward: Forward, found: Mapping[str, Value], patterns: Sequence[
 
 def _feeds(model: onnx.ModelProto, carried: Iterable[str], forward: Forward) -> dict[str, tuple[np.dtype[Any], Shape]]:
     """What the model's graph is given besides what is carried."""
-    known = set(carried)
-    values = [forward.writer.inputs[i.name] for i in model.graph.input if i.name not in known]
+    names = set(carried)
+    values = [forward.writer.inputs[i.name] for i in model.graph.input if i.name not in names]
     return {v.name: (np.dtype(v.dtype), v.shape) for v in values}
 
 

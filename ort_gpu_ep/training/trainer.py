@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError, TrainingError
+from ort_gpu_ep.files import whole
 from ort_gpu_ep.ir import external
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.processes.interrupts import uninterrupted
@@ -136,14 +137,14 @@ class Trainer:
         weight = None if sample_weight is None else np.asarray(sample_weight)
         kept = np.arange(count) if weight is None else np.flatnonzero(data.weights(weight, count))
         engine = self._opened({n: a[:size] for n, a in inputs.items()})
-        held, where, latest = None, "", None
+        data_set, where, latest = None, "", None
         for epoch in range(1, epochs + 1):
             if where != engine.placement:
-                held, where = self._held(engine, inputs, label, size), engine.placement
+                data_set, where = self._held(engine, inputs, label, size), engine.placement
             order = np.random.default_rng([self.seed, self.epochs]).permutation(kept) if shuffle else kept
             parts = list(data.batches(len(kept), size, order))
             at = Progress((epoch - 1) * len(parts), epochs * len(parts), epoch, epochs, latest)
-            losses = self._epoch(engine, self._batches(engine, inputs, label, held, parts, weight), at, on_step)
+            losses = self._epoch(engine, self._batches(engine, inputs, label, data_set, parts, weight), at, on_step)
             self.epochs += 1
             history.append({"loss": float(np.average(losses, weights=[len(part) for part in parts]))})
             if validation is not None:
@@ -174,8 +175,8 @@ class Trainer:
         for part in data.batches(count, self._batch(engine), np.arange(count)):
             weight = float(share[part].sum())
             if weight:
-                found = self._evaluated(engine, {n: a[part] for n, a in inputs.items()}, label[part], share[part])
-                total = {k: total.get(k, 0.0) + weight * float(v.reshape(())) for k, v in found.items()}
+                metrics = self._evaluated(engine, {n: a[part] for n, a in inputs.items()}, label[part], share[part])
+                total = {k: total.get(k, 0.0) + weight * float(v.reshape(())) for k, v in metrics.items()}
         return total
 
     def predict(self, x: data.Inputs) -> Array:
@@ -185,12 +186,12 @@ class Trainer:
         count = data.samples(inputs, first)
         engine = self._opened({n: a[:self._fixed or BATCH] for n, a in inputs.items()})
         dtype, shape = engine.step.feeds[LABEL]
-        found = []
+        parts = []
         for part in data.batches(count, self._batch(engine), np.arange(count)):
             label = np.zeros((len(part), *shape[1:]), dtype)
-            given = {n: a[part] for n, a in inputs.items()}
-            found.append(self._evaluated(engine, given, label, None, output=True)[engine.step.output][:len(part)])
-        return np.concatenate(found)
+            feeds = {n: a[part] for n, a in inputs.items()}
+            parts.append(self._evaluated(engine, feeds, label, None, output=True)[engine.step.output][:len(part)])
+        return np.concatenate(parts)
 
     # ---- state
 
@@ -238,7 +239,8 @@ class Trainer:
         for tensor in tuned.graph.initializer:
             if tensor.name in values:
                 tensor.CopyFrom(numpy_helper.from_array(values[tensor.name], tensor.name))
-        onnx.save(tuned, os.fspath(path))
+        with whole(path) as part:
+            onnx.save(tuned, part)
 
     def named(self, x: data.Inputs) -> dict[str, Array]:
         """Samples as the model's inputs by name; of a model of one input it may have any name. Raises TrainingError."""
@@ -365,10 +367,10 @@ class Trainer:
 
     def _feeds(self, step: TrainingStep, inputs: Mapping[str, Array], label: Array, weight: Array | None) -> dict[str, Array]:
         """Checked, in the step's sizes and types, copied: the caller may change the arrays. Raises TrainingError."""
-        given, size = data.samples(inputs, label), step.feeds[WEIGHT][1][0]
-        self._check_count(step, given)
+        arrays, size = data.samples(inputs, label), step.feeds[WEIGHT][1][0]
+        self._check_count(step, arrays)
         feeds = {n: np.array(data.padded(a, size), order="C") for n, a in self._checked(step, inputs, label).items()}
-        return {**feeds, WEIGHT: data.normalized(weight, given, size)}
+        return {**feeds, WEIGHT: data.normalized(weight, arrays, size)}
 
     def _check_count(self, step: TrainingStep, given: int) -> None:
         """Raises TrainingError for more samples than a step takes."""

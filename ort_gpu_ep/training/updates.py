@@ -57,34 +57,34 @@ class Updates:
 
 def numbers(optimizer: Optimizer, accumulate: int, step: int) -> Array:
     """What a step, counted from 0, is given as HYPER."""
-    found = optimizer.numbers(step // accumulate)
+    array = optimizer.numbers(step // accumulate)
     if accumulate == 1:
-        return found
+        return array
     part = step % accumulate
-    return np.append(found, [np.float32(part > 0), np.float32(part == accumulate - 1)])
+    return np.append(array, [np.float32(part > 0), np.float32(part == accumulate - 1)])
 
 
 def updates(forward: Forward, grads: Mapping[str, Value], optimizer: Optimizer, accumulate: int) -> Updates:
     """Writes the update of each parameter."""
-    writer, found, optimizer = forward.writer, Updates(), optimizer.chosen(list(grads))
+    writer, result, optimizer = forward.writer, Updates(), optimizer.chosen(list(grads))
     count = len(optimizer.scalars)
     hyper = writer.input(HYPER, np.float32, (count + (PARTS if accumulate > 1 else 0),))
     several: Accumulation | None = None
     if accumulate > 1:
         keep, last = (writer.slice(hyper, 0, k, k + 1) for k in (count, count + 1))
         several = Accumulation(accumulate, keep, writer.op("Cast", last, to=9))
-        sums = {n: found.begin(writer, f"{n}.gradient", np.zeros_like(forward.parameters[n])) for n in grads}
+        sums = {n: result.begin(writer, f"{n}.gradient", np.zeros_like(forward.parameters[n])) for n in grads}
         grads = several.added(grads, sums)
     taken = clipped(writer, grads, optimizer.clip) if optimizer.clip is not None else grads
     scalars = optimizer.split(writer.slice(hyper, 0, 0, count))
     for name, grad in taken.items():
-        _update(forward, found, optimizer, several, name, grad, scalars)
+        _update(forward, result, optimizer, several, name, grad, scalars)
         if several is not None:
-            found.end(f"{name}.gradient", grads[name])
+            result.end(f"{name}.gradient", grads[name])
     for name, new in forward.updated.items():
-        found.carried[name] = forward.buffers[name]
-        found.end(name, new)
-    return found
+        result.carried[name] = forward.buffers[name]
+        result.end(name, new)
+    return result
 
 
 def _update(
@@ -97,9 +97,9 @@ def _update(
     slots = [f"{name}.{slot}" for slot in optimizer.used_slots()]
     states = [found.begin(writer, n, np.zeros_like(first)) for n in slots]
     fixed = {f"{name}.{slot}": np.full_like(first, number) for slot, number in optimizer.held(name).items()}
-    held = [found.begin(writer, n, array) for n, array in fixed.items()]
+    state = [found.begin(writer, n, array) for n, array in fixed.items()]
     found.held += fixed
-    news = optimizer.update(parameter, grad, states, held, scalars)
+    news = optimizer.update(parameter, grad, states, state, scalars)
     for n, old, new in zip((name, *slots), (parameter, *states), news, strict=True):
         found.end(n, new if several is None else several.taken(old, new))
 

@@ -103,9 +103,9 @@ class Writer:
         """A name that no value has yet."""
         while True:
             self._count += 1
-            found = f"{self.scope}{label}_{self._count}"
-            if found not in self.values:
-                return found
+            unique = f"{self.scope}{label}_{self._count}"
+            if unique not in self.values:
+                return unique
 
     def _value(self, name: str, dtype: Any, shape: Shape | None, content: Array | None = None, tracked: bool = False) -> Value:
         if name in self.values:
@@ -131,11 +131,11 @@ class Writer:
         key = (array.dtype.str, array.shape, array.tobytes()) if shared else ("", (), b"")
         if key in self._known:
             return self._known[key]
-        found = self._value(name or self.name("constant"), array.dtype, array.shape, array if small else None)
-        self.constants[found.name] = array
+        value = self._value(name or self.name("constant"), array.dtype, array.shape, array if small else None)
+        self.constants[value.name] = array
         if shared:
-            self._known[key] = found
-        return found
+            self._known[key] = value
+        return value
 
     def ints(self, *numbers: int) -> Value:
         """A constant int64 vector."""
@@ -154,8 +154,8 @@ class Writer:
     def ops(self, op_type: str, outputs: int, *inputs: Value | None, **attributes: Any) -> list[Value]:
         """Writes a node with so many outputs."""
         names = [self.name(op_type) for _ in range(outputs)]
-        found = self.add(helper.make_node(op_type, ["" if i is None else i.name for i in inputs], names, name=names[0], **attributes))
-        return [v for v in found if v is not None]
+        values = self.add(helper.make_node(op_type, ["" if i is None else i.name for i in inputs], names, name=names[0], **attributes))
+        return [v for v in values if v is not None]
 
     def add(self, node: onnx.NodeProto) -> list[Value | None]:
         """Writes a node whose inputs are there; returns its outputs, None for those left out."""
@@ -167,8 +167,8 @@ class Writer:
         outputs: list[Value | None] = []
         for i, name in enumerate(node.output):
             dtype, shape = types.get(name, (None, None))
-            known = content[i] if i < len(content) else None
-            outputs.append(self._value(name, dtype, shape, known, tracked) if name else None)
+            array = content[i] if i < len(content) else None
+            outputs.append(self._value(name, dtype, shape, array, tracked) if name else None)
         return outputs
 
     def origin(self, name: str) -> str:
@@ -213,9 +213,9 @@ class Writer:
         return None
 
     def _identity(self, value: Value, name: str) -> Value:
-        found = self.add(helper.make_node("Identity", [value.name], [name], name=name))[0]
-        assert found is not None
-        return found
+        copy = self.add(helper.make_node("Identity", [value.name], [name], name=name))[0]
+        assert copy is not None
+        return copy
 
     def _content(self, node: onnx.NodeProto, inputs: Sequence[Value | None]) -> Sequence[Array | None]:
         """What a node gives, if that is small and follows from constants or shapes."""
@@ -225,16 +225,16 @@ class Writer:
                 return [np.array(np.prod(first.shape, dtype=np.int64))]
             span = {a.name: a.i for a in node.attribute}
             return [np.array(first.shape, np.int64)[slice(span.get("start", 0), span.get("end"))]]
-        known = [v for v in inputs if v is not None]
+        operands = [v for v in inputs if v is not None]
         plain = self.folding and not node.domain and not any(a.HasField("g") for a in node.attribute)
-        if not plain or not known or any(v.content is None for v in known):
+        if not plain or not operands or any(v.content is None for v in operands):
             return []
-        feeds = {v.name: v.content for v in known}
+        feeds = {v.name: v.content for v in operands}
         try:
-            found = ReferenceEvaluator(_alone(node, known, self.opset, self.ir_version)).run(None, feeds)
+            results = ReferenceEvaluator(_alone(node, operands, self.opset, self.ir_version)).run(None, feeds)
         except Exception:       # what the reference can't evaluate is not known before the run, which is said where it matters
             return []
-        arrays = [np.asarray(a) for a in found]
+        arrays = [np.asarray(a) for a in results]
         return [a if a.size <= CONTENT_ELEMENTS else None for a in arrays]
 
     # ---- helpers whose form depends on the opset, or that need no node
@@ -303,9 +303,9 @@ class Writer:
             nodes[::-1], name, [_info(v) for v in self.inputs.values() if v.name in needed], [_info(v) for v in outputs],
             [numpy_helper.from_array(a, n) for n, a in self.constants.items() if n in needed])
         used = {n.op_type for n in nodes if n.domain == DOMAIN}
-        found = [f for f in self.functions.values() if f.name in used]
-        imports = [helper.make_opsetid("", self.opset), *([helper.make_opsetid(DOMAIN, 1)] if found else [])]
-        return helper.make_model(graph, functions=found, opset_imports=imports, ir_version=self.ir_version, producer_name=DOMAIN)
+        used_functions = [f for f in self.functions.values() if f.name in used]
+        imports = [helper.make_opsetid("", self.opset), *([helper.make_opsetid(DOMAIN, 1)] if used_functions else [])]
+        return helper.make_model(graph, functions=used_functions, opset_imports=imports, ir_version=self.ir_version, producer_name=DOMAIN)
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
@@ -346,24 +346,24 @@ def _inferred(
 ) -> dict[str, tuple[np.dtype[Any], Shape | None]]:
     """Element type and shape of each output by ONNX's inference. Raises TrainingError for a node that contradicts its op."""
     schema = schema_of(node.op_type, opset, node.domain)
-    known = [v for v in inputs if v is not None]
-    if schema is None or any(v.dtype is None for v in known) or any(name and v is None for name, v in zip(node.input, inputs, strict=True)):
+    read = [v for v in inputs if v is not None]
+    if schema is None or any(v.dtype is None for v in read) or any(name and v is None for name, v in zip(node.input, inputs, strict=True)):
         return {}
     try:
-        if node.op_type in _LIKE_THE_FIRST and known[0].dtype is not None:
-            return {name: (known[0].dtype, known[0].shape_or_none) for name in node.output if name}
-        data = {v.name: numpy_helper.from_array(v.content, v.name) for v in known if v.content is not None}
-        found = infer_node_outputs(schema, node, {v.name: _type_proto(v) for v in known}, data,
+        if node.op_type in _LIKE_THE_FIRST and read[0].dtype is not None:
+            return {name: (read[0].dtype, read[0].shape_or_none) for name in node.output if name}
+        data = {v.name: numpy_helper.from_array(v.content, v.name) for v in read if v.content is not None}
+        types = infer_node_outputs(schema, node, {v.name: _type_proto(v) for v in read}, data,
                                    opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
     except (InferenceError, ValueError) as error:
-        shapes = ", ".join(f"{v.name} {v.shape_or_none}" for v in known)
+        shapes = ", ".join(f"{v.name} {v.shape_or_none}" for v in read)
         raise TrainingError(f"node {node.name or node.output[0]!r} ({node.op_type}) does not take its inputs {shapes}: {error}; "
                             "check the sizes given for the model's inputs") from error
-    return {name: _parsed(kind) for name, kind in found.items() if kind.HasField("tensor_type") and kind.tensor_type.elem_type}
+    return {name: _parsed(kind) for name, kind in types.items() if kind.HasField("tensor_type") and kind.tensor_type.elem_type}
 
 
 def _parsed(kind: onnx.TypeProto) -> tuple[np.dtype[Any], Shape | None]:
     tensor = kind.tensor_type
     dims = tensor.shape.dim
-    known = tensor.HasField("shape") and all(d.HasField("dim_value") for d in dims)
-    return helper.tensor_dtype_to_np_dtype(tensor.elem_type), tuple(d.dim_value for d in dims) if known else None
+    is_known = tensor.HasField("shape") and all(d.HasField("dim_value") for d in dims)
+    return helper.tensor_dtype_to_np_dtype(tensor.elem_type), tuple(d.dim_value for d in dims) if is_known else None

@@ -61,16 +61,16 @@ class TuneResult:
     @property
     def saved_ns(self) -> float:
         """Of a run: what the estimated forms take longer than those that were chosen."""
-        return sum(found.ns[self.estimated[key]] - found.ns[found.form] for key, found in self.choices.items())
+        return sum(choice.ns[self.estimated[key]] - choice.ns[choice.form] for key, choice in self.choices.items())
 
     @property
     def changed(self) -> int:
-        return sum(found.form != self.estimated[key] for key, found in self.choices.items())
+        return sum(choice.form != self.estimated[key] for key, choice in self.choices.items())
 
     def as_dict(self) -> dict[str, object]:
         """For `--json`."""
-        rows = [{"key": key, "form": found.form, "estimated": self.estimated[key], "ns": dict(found.ns)}
-                for key, found in self.choices.items()]
+        rows = [{"key": key, "form": choice.form, "estimated": self.estimated[key], "ns": dict(choice.ns)}
+                for key, choice in self.choices.items()]
         return {"adapter": self.adapter, "candidates": self.candidates, "runs": self.runs, "seconds": self.seconds, "changed": self.changed,
                 "saved_ns": self.saved_ns, "choices": rows, "notes": list(self.notes)}
 
@@ -99,23 +99,23 @@ def tune(
         raise ConfigError(f"{gpu.info.name} has no timestamps: kernels can't be timed on it, so estimates choose.")
     say, start = progress or (lambda what, part: None), time.perf_counter()
     with _alone:
-        known = gpu.limits.tuned
+        before = gpu.limits.tuned
         say("planning", 0.0)
-        with _forms(gpu, Tuned() if fresh else known):
+        with _forms(gpu, Tuned() if fresh else before):
             first = _opened(open_session, feeds, gpu)
-        wanted = {key: c for key, c in choices_of(first.session).items() if len(c.forms) > 1 and (fresh or not known.get(key))}
-        estimated = {key: c.forms[0] for key, c in wanted.items()}
-        others = {} if fresh else dict(known.items())
-        most = max((len(c.forms) for c in wanted.values()), default=0)
-        trials = [_trial(others, wanted, k) for k in range(min(CANDIDATES, most))]
+        choices = {key: c for key, c in choices_of(first.session).items() if len(c.forms) > 1 and (fresh or not before.get(key))}
+        estimated = {key: c.forms[0] for key, c in choices.items()}
+        others = {} if fresh else dict(before.items())
+        most = max((len(c.forms) for c in choices.values()), default=0)
+        trials = [_trial(others, choices, k) for k in range(min(CANDIDATES, most))]
         taken, notes, runs = _measured(open_session, feeds, gpu, first, trials, budget_s, say, config.precision)
-        found = {key: _best(estimated[key], taken[key]) for key in wanted if estimated[key] in taken.get(key, {})}
+        best = {key: _best(estimated[key], taken[key]) for key in choices if estimated[key] in taken.get(key, {})}
         key = tuning_key(gpu.info)
-        table = read(config.cache_path, key).with_choices(found, models)
+        table = read(config.cache_path, key).with_choices(best, models)
         write(config.cache_path, key, table)
-        gpu.limits = replace(gpu.limits, tuned=Tuned(dict(known.items()) | {k: m.form for k, m in found.items()}))
+        gpu.limits = replace(gpu.limits, tuned=Tuned(dict(before.items()) | {k: m.form for k, m in best.items()}))
     say("done", 1.0)
-    return TuneResult(gpu.info.name, found, estimated, len(trials), runs, time.perf_counter() - start, notes)
+    return TuneResult(gpu.info.name, best, estimated, len(trials), runs, time.perf_counter() - start, notes)
 
 
 def _trial(known: Mapping[str, str], wanted: Mapping[str, Choice], place: int) -> Tuned:
@@ -142,11 +142,11 @@ def _opened(open_session: Callable[[], Any], feeds: Mapping[str, Any], gpu: Gpu)
 
 def choices_of(session: Any) -> dict[str, Choice]:
     """Key -> what there was to choose, of all plans of a session."""
-    found: dict[str, Choice] = {}
+    choices: dict[str, Choice] = {}
     for partition in session._state.partitions if session._state is not None else ():
         for plan in partition.program.plans if partition.program is not None else ():
-            found |= {s.kernel.choice.key: s.kernel.choice for s in plan.steps if isinstance(s, Dispatch) and s.kernel.choice is not None}
-    return found
+            choices |= {s.kernel.choice.key: s.kernel.choice for s in plan.steps if isinstance(s, Dispatch) and s.kernel.choice is not None}
+    return choices
 
 
 def _measured(
@@ -215,10 +215,10 @@ def _times(candidate: _Candidate, feeds: Mapping[str, Any], gpu: Gpu) -> dict[st
         nodes[node] = nodes.get(node, 0.0) + end - begin
         if dispatch.kernel.choice is not None:
             chosen[node] = dispatch.kernel.choice
-    found: dict[str, tuple[str, float]] = {}
+    timed: dict[str, tuple[str, float]] = {}
     for node, choice in chosen.items():
-        found[choice.key] = choice.form, found.get(choice.key, ("", 0.0))[1] + nodes[node]
-    return found
+        timed[choice.key] = choice.form, timed.get(choice.key, ("", 0.0))[1] + nodes[node]
+    return timed
 
 
 def _best(estimated: str, ns: Mapping[str, float]) -> Measured:

@@ -26,12 +26,12 @@ def _uses(function: str, names: Iterable[str]) -> re.Pattern[str]:
 
 def _declared(code: str) -> list[tuple[str, str]]:
     """Name and last index of each array that is declared, as expressions of WGSL."""
-    found = []
+    declared = []
     for match in _ARRAYS.finditer(code):
         element = code[match.end():_end(code, match.end(), "<", ">") - 1]
         cut = _last_comma(element)
-        found.append((match[1], f"arrayLength(&{match[1]}) - 1u" if cut < 0 else f"u32({element[cut + 1:].strip()}) - 1u"))
-    return found
+        declared.append((match[1], f"arrayLength(&{match[1]}) - 1u" if cut < 0 else f"u32({element[cut + 1:].strip()}) - 1u"))
+    return declared
 
 
 def _clamped(code: str, lengths: dict[str, str], uses: re.Pattern[str]) -> str:
@@ -58,9 +58,9 @@ def _end(code: str, start: int, opening: str, closing: str) -> int:
 
 def _last_comma(element: str) -> int:
     """Where the length of `array<element, length>` begins; -1 without one."""
-    depth, found = 0, -1
+    depth, last = 0, -1
     for place, letter in enumerate(element):
         depth += (letter in "<(") - (letter in ">)")
         if letter == "," and not depth:
-            found = place
-    return found
+            last = place
+    return last

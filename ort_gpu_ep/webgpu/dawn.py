@@ -33,8 +33,8 @@ _answers: dict[int, tuple[Any, str]] = {}
 @ffi.callback("WGPURequestAdapterCallback", onerror=interrupts.late)  # type: ignore[untyped-decorator]  # cffi has none
 @interrupts.callback
 def _on_adapter(status: int, adapter: Any, message: Any, number: Any, unused: Any) -> None:
-    made = adapter if status == lib.WGPURequestAdapterStatus_Success else None
-    _answers[int(ffi.cast("uintptr_t", number))] = made, text_of(message)
+    pointer = adapter if status == lib.WGPURequestAdapterStatus_Success else None
+    _answers[int(ffi.cast("uintptr_t", number))] = pointer, text_of(message)
 
 
 class _Toggles:
@@ -61,7 +61,7 @@ class _Configurations(ctypes.Structure):
             return ()
         numbers = (ctypes.c_uint32 * (5 * self.count)).from_address(self.first)
         each = [numbers[i:i + 5] for i in range(0, 5 * self.count, 5)]
-        return tuple(f"{_TYPES.get(given, given)} {_TYPES.get(sums, sums)} {m}x{n}x{k}" for given, sums, m, n, k in each)
+        return tuple(f"{_TYPES.get(operands, operands)} {_TYPES.get(sums, sums)} {m}x{n}x{k}" for operands, sums, m, n, k in each)
 
 
 class Dawn(WgpuNative):
@@ -94,21 +94,21 @@ class Dawn(WgpuNative):
         return self._instance
 
     def adapters(self, instance: Any) -> list[Any]:
-        found: dict[tuple[int, int, int, str], Any] = {}
+        by_identity: dict[tuple[int, int, int, str], Any] = {}
         for backend in _BACKENDS.get(sys.platform, (lib.WGPUBackendType_Vulkan,)):
             for preference in (lib.WGPUPowerPreference_HighPerformance, lib.WGPUPowerPreference_LowPower):
                 for software in (False, True):
                     options = ffi.new("WGPURequestAdapterOptions *", {
                         "nextInChain": self._toggles.chain, "powerPreference": preference, "forceFallbackAdapter": software,
                         "backendType": backend})
-                    made = self._request(instance, options)
-                    if made is None:
+                    handle = self._request(instance, options)
+                    if handle is None:
                         continue
-                    if found.setdefault(self._kind(made), made) is made:
-                        self._asked[made] = options
+                    if by_identity.setdefault(self._kind(handle), handle) is handle:
+                        self._asked[handle] = options
                     else:
-                        lib.wgpuAdapterRelease(made)
-        return list(found.values())
+                        lib.wgpuAdapterRelease(handle)
+        return list(by_identity.values())
 
     def _request(self, instance: Any, options: Any) -> Any:
         """A WGPUAdapter, None where there is none."""
@@ -128,20 +128,20 @@ class Dawn(WgpuNative):
         return kind
 
     def fresh(self, instance: Any, adapter: Any) -> Any:
-        made = self._request(instance, self._asked[adapter])
-        if made is None:
+        handle = self._request(instance, self._asked[adapter])
+        if handle is None:
             raise RuntimeError("Dawn has this adapter no longer")
-        return made
+        return handle
 
     def configurations(self, adapter: Any) -> tuple[str, ...]:
         """Empty where Dawn does not tell: matrix units stay unused then."""
-        found = _Configurations(sType=self._build.structures["AdapterPropertiesSubgroupMatrixConfigs"])
-        info = ffi.new("WGPUAdapterInfo *", {"nextInChain": ffi.cast("WGPUChainedStruct *", ctypes.addressof(found))})
+        chain = _Configurations(sType=self._build.structures["AdapterPropertiesSubgroupMatrixConfigs"])
+        info = ffi.new("WGPUAdapterInfo *", {"nextInChain": ffi.cast("WGPUChainedStruct *", ctypes.addressof(chain))})
         if lib.wgpuAdapterGetInfo(adapter, info) != lib.WGPUStatus_Success:
             return ()
         lib.wgpuAdapterInfoFreeMembers(info[0])
-        names = found.names()
-        ctypes.CDLL(self._build.path).wgpuAdapterPropertiesSubgroupMatrixConfigsFreeMembers(found)
+        names = chain.names()
+        ctypes.CDLL(self._build.path).wgpuAdapterPropertiesSubgroupMatrixConfigsFreeMembers(chain)
         return names
 
     def driver_name(self, vendor: str, description: str) -> str:

@@ -38,18 +38,18 @@ def find(path: str) -> Build:
     except OSError as error:
         raise ConfigError(f"option webgpu_library={path!r}: {file} can't be read ({error.strerror or error}). Give the path of Dawn's "
                           "library, or webgpu=wgpu.") from error
-    known = json.loads(KNOWN.read_text("utf-8"))
-    if digest not in known:
-        names = ", ".join(sorted(build["name"] for build in known.values()))
+    builds = json.loads(KNOWN.read_text("utf-8"))
+    if digest not in builds:
+        names = ", ".join(sorted(build["name"] for build in builds.values()))
         raise ConfigError(f"{file} is no build of Dawn that this version of ort_gpu_ep knows (sha256 {digest}); known: {names}. "
                           "Use one of these, or webgpu=wgpu.")
-    return Build(str(file), known[digest]["name"], known[digest]["features"], known[digest]["structures"])
+    return Build(str(file), builds[digest]["name"], builds[digest]["features"], builds[digest]["structures"])
 
 
 def _installed() -> Path:
     """The library of the package. Raises ConfigError, where that is not installed."""
-    found = find_spec(PACKAGE)
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
         raise ConfigError(f"option webgpu=dawn: no module named {PACKAGE!r}, which brings Dawn's library. Install it "
                           "(scripts/dawn_wheel.py makes it), give the library's path as webgpu_library, or use webgpu=wgpu.")
-    return Path(next(iter(found.submodule_search_locations)), _LIBRARIES.get(sys.platform, "libwebgpu_dawn.so"))
+    return Path(next(iter(spec.submodule_search_locations)), _LIBRARIES.get(sys.platform, "libwebgpu_dawn.so"))

@@ -46,10 +46,10 @@ class GPUInternalError(GPUError):
 
 def resources() -> Path:
     """Where wgpu-py keeps its header and its library. wgpu-py is not loaded for it."""
-    found = find_spec("wgpu")
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec("wgpu")
+    if spec is None or not spec.submodule_search_locations:
         raise ImportError("no module named 'wgpu': it brings the library wgpu-native. Install it: pip install wgpu")
-    return Path(next(iter(found.submodule_search_locations))) / "resources"
+    return Path(next(iter(spec.submodule_search_locations))) / "resources"
 
 
 def digest(header: str) -> str:

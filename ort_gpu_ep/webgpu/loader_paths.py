@@ -48,11 +48,11 @@ def library(name: str, environment: Mapping[str, str], root: Path = ROOT) -> lis
 
 
 def _named(text: str, root: Path) -> list[Path]:
-    found: list[Path] = []
+    paths: list[Path] = []
     for part in filter(None, text.split(os.pathsep)):
         path = _below(root, part)
-        found += sorted(path.glob("*.json")) if path.is_dir() else [path]
-    return found
+        paths += sorted(path.glob("*.json")) if path.is_dir() else [path]
+    return paths
 
 
 def _below(root: Path, path: str) -> Path:

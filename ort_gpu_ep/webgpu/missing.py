@@ -61,24 +61,24 @@ class _System:
     def cause(self) -> tuple[str, str]:
         """(what is the matter, the remedy), the first that is seen."""
         name, value = only_named(self.environment)
-        found = [path for path in manifests(self.environment, self.root) if path.exists()]
-        if name and not found:
+        files = [path for path in manifests(self.environment, self.root) if path.exists()]
+        if name and not files:
             return (f"{name}={value} names no driver that exists, and replaces the search for them",
                     f"Unset {name}, or name a driver's .json.")
         if not library("libvulkan.so.1", self.environment, self.root):
             return "the Vulkan loader (libvulkan.so.1) is not installed", self._install("loader", "mesa")
         if self.nvidia:
-            return self._of_nvidia(found)
+            return self._of_nvidia(files)
         closed = [path for path in self.render if not self.may_use(path)]
         if closed:
             return self._of_closed(closed[0])
         if (self.root / "dev" / "dxg").exists():
             return ("this is WSL2, whose GPU (/dev/dxg) needs a Vulkan driver of Mesa's called dzn, which not every distribution builds",
                     f"{self._install('mesa')} If no dzn_icd.json comes with it, run in Windows itself.")
-        if self.render and not found:
+        if self.render and not files:
             return f"there is a GPU ({self.render[0].name}), but no Vulkan driver for it", self._install("mesa")
         if self.render:
-            names = ", ".join(path.name for path in found)
+            names = ", ".join(path.name for path in files)
             return (f"the drivers that are installed ({names}) offer no device that can compute",
                     "Update them; `vulkaninfo --summary` shows what they offer.")
         visible = "give the container a GPU: --gpus all (NVIDIA) or --device /dev/dri (AMD, Intel)" if self.is_container else (
@@ -89,9 +89,9 @@ class _System:
     def _of_nvidia(self, found: list[Path]) -> tuple[str, str]:
         here = f"an NVIDIA GPU is there ({self.nvidia[0].name})"
         if not library("libGLX_nvidia.so.0", self.environment, self.root):
-            wanted = self.environment.get("NVIDIA_DRIVER_CAPABILITIES", "")
-            if self.is_container and not {"all", "graphics"} & set(wanted.split(",")):
-                return (f"{here}, but NVIDIA_DRIVER_CAPABILITIES={wanted or '(unset)'} keeps its Vulkan driver out of the container",
+            capabilities = self.environment.get("NVIDIA_DRIVER_CAPABILITIES", "")
+            if self.is_container and not {"all", "graphics"} & set(capabilities.split(",")):
+                return (f"{here}, but NVIDIA_DRIVER_CAPABILITIES={capabilities or '(unset)'} keeps its Vulkan driver out of the container",
                         "Start it with -e NVIDIA_DRIVER_CAPABILITIES=compute,utility,graphics.")
             return (f"{here}, but not its Vulkan driver (libGLX_nvidia.so.0), as after an installation for computing alone",
                     f"Install {self._nvidia_package()} {'on the host' if self.is_container else ''}".rstrip() + ".")

@@ -23,8 +23,8 @@ UNIFORM, STORAGE, QUERY_RESOLVE = 0x40, 0x80, 0x200
 def _write(view: Any, text: str) -> object:
     """Puts text into a WGPUStringView. Returns what must live as long as that is read."""
     data = text.encode()
-    view.data, view.length = (held := ffi.from_buffer("char[]", data)), len(data)
-    return held
+    view.data, view.length = (buffer := ffi.from_buffer("char[]", data)), len(data)
+    return buffer
 
 
 class Object:
@@ -135,10 +135,10 @@ class Device(Object):
     def create_buffer(self, label: str, size: int, usage: int) -> Buffer:
         """size: bytes, a multiple of 4. usage: of the numbers above."""
         descriptor = ffi.new("WGPUBufferDescriptor *", {"size": size, "usage": usage})
-        held = _write(descriptor.label, label)
-        made = Buffer(checked.wgpuDeviceCreateBuffer(self.handle, descriptor), self, size)
-        del held
-        return made
+        text = _write(descriptor.label, label)
+        buffer = Buffer(checked.wgpuDeviceCreateBuffer(self.handle, descriptor), self, size)
+        del text
+        return buffer
 
     def create_shader_module(self, label: str, code: str) -> Any:
         """The ShaderModule of WGSL code, with bounds and loop checks."""
@@ -152,10 +152,10 @@ class Device(Object):
         source, descriptor = ffi.new("WGPUShaderSourceWGSL *"), ffi.new("WGPUShaderModuleDescriptor *")
         source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
         descriptor.nextInChain = ffi.addressof(source, "chain")
-        held = _write(source.code, code), _write(descriptor.label, label)
-        made = ShaderModule(create(descriptor), self)
-        del held
-        return made
+        texts = _write(source.code, code), _write(descriptor.label, label)
+        module = ShaderModule(create(descriptor), self)
+        del texts
+        return module
 
     def create_bind_group_layout(self, written: Sequence[bool], uniform: bool = False, awaited: int = 0) -> Any:
         """A BindGroupLayout of storage buffers of compute shaders, in the order of their bindings: read-write or read-only.
@@ -178,10 +178,10 @@ class Device(Object):
             (ffi.NULL, index, buffer, offset, size, ffi.NULL, ffi.NULL) for index, (buffer, offset, size) in enumerate(bindings)])
         descriptor = ffi.new("WGPUBindGroupDescriptor *", {
             "layout": layout.handle, "entryCount": len(bindings), "entries": entries})
-        held = _write(descriptor.label, label)
-        made = BindGroup(checked.wgpuDeviceCreateBindGroup(self.handle, descriptor), self)
-        del held
-        return made
+        text = _write(descriptor.label, label)
+        group = BindGroup(checked.wgpuDeviceCreateBindGroup(self.handle, descriptor), self)
+        del text
+        return group
 
     def create_pipeline_layout(self, group: Any) -> Any:
         """The PipelineLayout of a single bind group's layout."""
@@ -192,10 +192,10 @@ class Device(Object):
     def create_compute_pipeline(self, label: str, layout: Any, module: Any) -> Any:
         """The ComputePipeline of the entry point `main`. Compiles, without the GIL."""
         descriptor = ffi.new("WGPUComputePipelineDescriptor *", {"layout": layout.handle, "compute": {"module": module.handle}})
-        held = _write(descriptor.label, label), _write(descriptor.compute.entryPoint, "main")
-        made = ComputePipeline(checked.wgpuDeviceCreateComputePipeline(self.handle, descriptor), self)
-        del held
-        return made
+        texts = _write(descriptor.label, label), _write(descriptor.compute.entryPoint, "main")
+        pipeline = ComputePipeline(checked.wgpuDeviceCreateComputePipeline(self.handle, descriptor), self)
+        del texts
+        return pipeline
 
     def create_query_set(self, count: int) -> Any:
         """A QuerySet of timestamps."""
@@ -204,10 +204,10 @@ class Device(Object):
 
     def create_command_encoder(self, label: str = "") -> CommandEncoder:
         descriptor = ffi.new("WGPUCommandEncoderDescriptor *")
-        held = _write(descriptor.label, label)
-        made = CommandEncoder(checked.wgpuDeviceCreateCommandEncoder(self.handle, descriptor), self)
-        del held
-        return made
+        text = _write(descriptor.label, label)
+        encoder = CommandEncoder(checked.wgpuDeviceCreateCommandEncoder(self.handle, descriptor), self)
+        del text
+        return encoder
 
 
 @ffi.callback("WGPUDeviceLostCallback", onerror=interrupts.late)  # type: ignore[untyped-decorator]  # cffi has none
@@ -226,8 +226,8 @@ _answers: dict[int, tuple[Any, str]] = {}
 @ffi.callback("WGPURequestDeviceCallback", onerror=interrupts.late)  # type: ignore[untyped-decorator]  # cffi has none
 @interrupts.callback
 def _on_device(status: int, device: Any, message: Any, number: Any, unused: Any) -> None:
-    made = device if status == lib.WGPURequestDeviceStatus_Success else None
-    _answers[int(ffi.cast("uintptr_t", number))] = made, f"status {status}: {text_of(message)}"
+    pointer = device if status == lib.WGPURequestDeviceStatus_Success else None
+    _answers[int(ffi.cast("uintptr_t", number))] = pointer, f"status {status}: {text_of(message)}"
 
 
 class Adapter(Object):
@@ -268,7 +268,7 @@ class Adapter(Object):
         descriptor = ffi.new("WGPUDeviceDescriptor *", {
             "requiredFeatureCount": len(numbers), "requiredFeatures": numbers, "requiredLimits": limits})
         chained = own.require(descriptor, limits, self._extended)
-        held, number = _write(descriptor.label, label), next(Device._numbers)
+        text, number = _write(descriptor.label, label), next(Device._numbers)
         lost = descriptor.deviceLostCallbackInfo
         lost.mode, lost.callback, lost.userdata1 = lib.WGPUCallbackMode_AllowSpontaneous, _on_loss, ffi.cast("void *", number)
         descriptor.uncapturedErrorCallbackInfo.callback = on_error
@@ -279,11 +279,11 @@ class Adapter(Object):
         lib.wgpuInstanceProcessEvents(instance())
         if fresh != self.handle:
             lib.wgpuAdapterRelease(fresh)
-        made, why = _answers.pop(number, (None, "no answer"))
-        del held, chained
-        if made is None:
+        handle, why = _answers.pop(number, (None, "no answer"))
+        del text, chained
+        if handle is None:
             raise RuntimeError(f"request for a device failed ({why})")
-        return Device(made, number)
+        return Device(handle, number)
 
 
 _instances: list[Any] = []

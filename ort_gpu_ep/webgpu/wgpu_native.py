@@ -46,9 +46,9 @@ class WgpuNative:
         extras = ffi.new("WGPUInstanceExtras *", {"backends": _VULKAN | _METAL | _DX12, "flags": 0})    # no checks of indirect dispatches
         extras.chain.sType = lib.WGPUSType_InstanceExtras
         if compiler := dxc.path().encode():
-            held = ffi.from_buffer(compiler)
+            buffer = ffi.from_buffer(compiler)
             extras.dx12ShaderCompiler, extras.dxcMaxShaderModel = lib.WGPUDx12Compiler_Dxc, lib.WGPUDxcMaxShaderModel_V6_5
-            extras.dxcPath = {"data": held, "length": len(held)}
+            extras.dxcPath = {"data": buffer, "length": len(buffer)}
         return checked.wgpuCreateInstance(ffi.new("WGPUInstanceDescriptor *", {"nextInChain": ffi.addressof(extras, "chain")}))
 
     def adapters(self, instance: Any) -> list[Any]:

@@ -78,10 +78,10 @@ def codebook_fault(codes: Array, codebook: Array, shape: tuple[int, ...], size: 
         for k in range(bits):
             words |= part[:, k].astype(np.uint64) << np.uint64(8 * k)
         for k in range(8):
-            found = (words >> np.uint64(bits * k)) & np.uint64((1 << bits) - 1)
-            found = found[:max(0, -(-(count - 8 * first - k) // 8))]      # codes past the last element choose nothing
-            if found.size and int(found.max()) >= values:
-                return f"code {int(found.max())} in a codebook of {values} values"
+            places = (words >> np.uint64(bits * k)) & np.uint64((1 << bits) - 1)
+            places = places[:max(0, -(-(count - 8 * first - k) // 8))]      # codes past the last element choose nothing
+            if places.size and int(places.max()) >= values:
+                return f"code {int(places.max())} in a codebook of {values} values"
     return ""
 
 

@@ -44,6 +44,39 @@ def test_it_names_adapter_versions_and_placement(model: Path) -> None:
     assert data["driver"]
 
 
+def table_of(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_markdown_to_share(tmp_path: Path) -> None:
+    model = tmp_path / "a folder" / "net_v1|x.onnx"
+    model.parent.mkdir()
+    written(tmp_path, "N").rename(model)
+    done = call("bench", model, "--runs", 3, "--against", "cpu", "--share", *GPU, "-o", f"cache_dir={tmp_path / 'cache'}")
+    assert done.returncode == 0, done.stderr
+    head, _, *rest = done.stdout.splitlines()
+    assert head.startswith(r"**net\_v1\|x.onnx** on ")
+    (names, line, ours, cpu) = table_of(done.stdout)
+    assert names == ["", "median ms", "p95 ms", "rows/s"]
+    assert set(line) == {"---"}
+    assert (ours[0], cpu[0]) == ("ort-gpu-ep", "cpu")
+    assert float(ours[3].replace(",", "")) == pytest.approx(1e3 / float(ours[1]), rel=0.02, abs=1)
+    assert f"onnxruntime {onnxruntime.__version__}" in done.stdout
+    assert rest[-1] == "`ort-gpu-ep bench net_v1|x.onnx --runs 3 --against cpu -o placement=gpu -o cache_dir=...`"
+    assert str(tmp_path) not in done.stdout
+
+
+def test_markdown_of_rows_and_images(tmp_path: Path, model: Path) -> None:
+    done = call("bench", model, "--runs", 2, "--batch", "1,8", "--share", *GPU)
+    assert [row[0] for row in table_of(done.stdout)] == ["batch", "---", "1", "8"]
+    assert "`ort-gpu-ep bench model.onnx --runs 2 --batch 1,8 --threads 1 -o placement=gpu`" in done.stdout
+    (tmp_path / "image.onnx").write_bytes(model_of("(float[4, 3, 8, 8] x) => (y) { y = Relu(x) }").SerializeToString())
+    names, _, row = table_of(call("bench", tmp_path / "image.onnx", "--runs", 3, "--share").stdout)
+    assert names[3] == "images/s"
+    assert float(row[3].replace(",", "")) == pytest.approx(4e3 / float(row[1]), rel=0.1)
+    assert "--share does not go with --json" in rejected("bench", model, "--share", "--json")
+
+
 def test_the_cpu_is_not_compared_with_itself(model: Path) -> None:
     """placement=auto leaves everything on the CPU on a software adapter."""
     data = parsed("bench", model, "--runs", 3, "--against", "cpu", "--json")

@@ -124,9 +124,73 @@ def test_run_json(model: Path) -> None:
     assert data["load_ms"] > 0
 
 
+def test_numbers_that_json_has_none_for_are_text(tmp_path: Path) -> None:
+    """Parsers of other languages refuse the bare words NaN and Infinity."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model_of("(float[4] x, float[4] z) => (float[4] a, float[4] b, float[4] c) { a = Div(x, z) b = Neg(a) c = Sub(a, a) }").SerializeToString())
+    done = call("run", path, "--input", "x=1", "--input", "z=0", "--json")
+    assert done.returncode == 0, done.stderr
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    outputs = json.loads(done.stdout, parse_constant=refuse)["outputs"]
+    assert [o["max"] for o in outputs] == ["Infinity", "-Infinity", "NaN"]
+    assert [float(o["max"]) for o in outputs[:2]] == [np.inf, -np.inf]
+
+
 def test_the_seed_decides_the_inputs(model: Path) -> None:
     first, again, other = (parsed("run", model, "--seed", s, "--json")["outputs"] for s in (1, 1, 2))
     assert first == again != other
+
+
+# ---- Ctrl-C
+
+HELD = """
+import sys
+from ort_gpu_ep.cli import shared
+from ort_gpu_ep.processes.interrupts import uninterrupted
+
+@shared.reports_errors
+def command():
+    uninterrupted(lambda: (print("begun", flush=True), sys.stdin.readline()))
+    print("never", flush=True)
+
+import typer
+app = typer.Typer(add_completion=False)
+app.command()(command)
+app()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_ctrl_c_is_acknowledged_while_what_holds_it_goes_on() -> None:
+    with subprocess.Popen([sys.executable, "-c", HELD], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == "Ctrl-C: this ends when the kernel or run that goes on is over\n"
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stderr.read() == "interrupted\n"
+        assert process.stdout.read() == ""
+        assert process.wait() == 130
+
+
+def test_the_wakeup_of_a_program_that_calls_a_command_is_given_back(model: Path) -> None:
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    before = signal.set_wakeup_fd(sink)
+    try:
+        assert call("inspect", model).returncode == 0
+        assert signal.set_wakeup_fd(sink) == sink
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(source)
+        os.close(sink)
 
 
 # ---- explain
@@ -147,7 +211,7 @@ def test_explain_json(model: Path) -> None:
     data = parsed("explain", model, "-o", "placement=gpu", "--json")
     (graph,) = data["graphs"]
     assert sorted(n["op"] for n in graph["nodes"]) == ["Gather", "MatMul", "Softmax"]
-    assert [(m["exact"], m["dispatches"]) for m in data["memory"]] == [(False, 3)]     # expected: nothing has run
+    assert [(m["exact"], m["dispatches"]) for m in data["memory"]] == [(True, 3)]     # the sizes that a run would have
 
 
 # ---- bench

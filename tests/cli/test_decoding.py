@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from models.language import language_model
 from ort_gpu_ep.cli import app
+from tests.cli.test_cli import call
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,14 @@ def test_both_sides_and_a_picture(path: Path, tmp_path: Path) -> None:
         assert len(row["token_ms"]) == 6
         assert min(row["token_per_s"], row["prompt_per_s"], row["first_prompt_s"], row["opening_s"]) > 0
     assert plot.stat().st_size > 1000
+
+
+def test_markdown_to_share(path: Path) -> None:
+    done = call("bench", path, "--decode", 4, "--context", 8, "--share")
+    assert done.returncode == 0, done.stderr
+    assert "|  | prompt tokens/s | tokens/s | ms a token |" in done.stdout
+    assert "| ort-gpu-ep | " in done.stdout
+    assert f"`ort-gpu-ep bench {path.name} --decode 4 --context 8`" in done.stdout
 
 
 def test_a_table_that_fits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,8 +176,8 @@ def test_one_line_a_reason_and_one_number_of_dispatches(tmp_path: Path) -> None:
         node.name = f"node{k}"
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     text = " ".join(printed("explain", tmp_path / "m.onnx", *GPU).split())
-    assert "memory of partition 0 for about" in text
-    assert "8.1 KiB of weights" in text
+    assert "memory of partition 0 for float32[1, 64]" in text
+    assert "8.2 KiB of weights" in text
     assert len(set(re.findall(r"(\d+) dispatch", text))) == 1
     assert "WgpuExecutionProvider_" not in text
     for name, into in re.findall(r"(node\d) .*fused into (node\d)", text):

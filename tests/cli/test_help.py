@@ -66,7 +66,9 @@ def test_every_file_of_a_command_is_in_the_list() -> None:
 def test_a_command_that_is_not_there() -> None:
     done = CliRunner().invoke(cli.app, ["rum"], env={"COLUMNS": "100"})
     assert done.exit_code == 2
-    assert "No such command 'rum'" in done.output
+    assert "No such command 'rum'; did you mean 'run'?" in done.output
+    for word, near in (("benchmark", "; did you mean 'bench'?"), ("inspct", "; did you mean 'inspect'?"), ("qqq", ".")):
+        assert f"No such command {word!r}{near}" in CliRunner().invoke(cli.app, [word], env={"COLUMNS": "100"}).output
 
 
 def test_without_a_command_the_list_is_printed() -> None:

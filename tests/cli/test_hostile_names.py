@@ -46,6 +46,7 @@ SIZE = ("--dim", f"N{HOSTILE}=4")
 
 COMMANDS = {
     "explain": ("-o", "placement=gpu"),
+    "inspect": (),
     "run": SIZE,
     "compare": SIZE,
     "bisect": (*SIZE, "--tolerance", "1e-12"),

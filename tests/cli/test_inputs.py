@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
@@ -87,3 +89,41 @@ def test_explain_takes_sizes(tmp_path: Path) -> None:
     assert found["graphs"][0]["partitions"][0]["input_nbytes"] == 3 * 50 * 4
     assert found["graphs"][0]["partitions"][0]["exact"]
     assert "--dim M: the model has no such named size; it has N, S" in rejected("explain", model, "--dim", "M=3")
+
+
+OPEN = {
+    "named": ("(float[N, S] x, int64[N, S] i) => (float[N, S, 4] y) { e = Gather(w, i) a = Unsqueeze(x, last) y = Add(e, a) }", ["--dim", "S=9"]),
+    "unnamed": ("(float[?, 3, ?, ?] x) => (y) { r = Relu(x) y = GlobalAveragePool(r) }", ["--shape", "x=2x3x20x30"]),
+    "both": ("(float[N, ?] x, float[N, 3] z) => (y) { y = Concat<axis = 1>(x, z) }", ["--dim", "N=3", "--shape", "x=3x5"]),
+    "of a file": ("(float[N, S] x) => (y) { y = Relu(x) }", ["--input"]),
+    "fixed": ("(float[2, 5] x) => (y) { y = Relu(x) }", ["--seed", "3"])}
+
+
+@pytest.mark.parametrize("external", [False, True], ids=["whole", "weights beside it"])
+@pytest.mark.parametrize("case", OPEN)
+def test_explain_shows_the_sizes_that_run_runs_with(case: str, external: bool, tmp_path: Path) -> None:
+    """And prints the same line, with the same options and without any."""
+    text, more = OPEN[case]
+    model, held = tmp_path / "m.onnx", {"w": np.random.default_rng(1).standard_normal((50, 4)).astype("f"), "last": np.array([2])}
+    onnx.save(model_of(text, {name: array for name, array in held.items() if f"{name}," in text or f" {name})" in text}), model,
+              save_as_external_data=external, location="w.bin", size_threshold=64)
+    np.save(tmp_path / "x.npy", np.ones((6, 7), "f"))
+    for options in ([], [*more, *([f"x={tmp_path / 'x.npy'}"] if case == "of a file" else [])]):
+        ran, explained = call("run", model, *GPU, *options, "--json"), call("explain", model, *GPU, *options, "--json")
+        assert (ran.returncode, explained.returncode) == (0, 0), ran.stderr + explained.stderr
+        assert ran.stderr == explained.stderr
+        of_run, found = json.loads(ran.stdout)["explanation"], json.loads(explained.stdout)
+        assert [m["shapes"] for m in found["memory"]] == [m["shapes"] for m in of_run["memory"]]
+        assert all(part["exact"] for graph in found["graphs"] for part in graph["partitions"])
+
+
+@pytest.mark.parametrize("text", [
+    "(float[a, b] x, float[7, m] y) => (z) { z = Concat<axis = 1>(x, y) }", "(seq(float[N]) x) => (float[M] y) { y = ConcatFromSequence<axis = 0>(x) }"])
+def test_explain_needs_no_inputs(text: str, tmp_path: Path) -> None:
+    """Where nothing can be guessed that the model runs on, its sizes stay open, and that is said."""
+    model = written(tmp_path, text)
+    done = call("explain", model, *GPU, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("sizes stay open: ")
+    assert json.loads(done.stdout)["graphs"]
+    assert "Give inputs or sizes" in " ".join(rejected("run", model).split()) or "no random values" in " ".join(rejected("run", model).split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ort_gpu_ep import cli
+from tests.unit.graphs import model_of
 
 READ = {"bench --before", "compress --calibrate", "compress --labels", "score --preprocess", "train --data"}
 FOLDERS = {"bisect --save", "run --save", "score --out"}
@@ -117,3 +119,50 @@ def test_compress_says_what_to_use_in_place_of_o(given: str) -> None:
     assert done.exit_code == 2
     assert "--out FILE.onnx" in done.stderr
     assert "-o NAME=VALUE" in done.stderr
+
+
+WRITES = {      # command -> arguments, and what it writes
+    "run": (["--save", "out"], "out/y.npy"), "explain": (["--html", "page.html"], "page.html"), "profile": (["--trace", "t.json", "--runs", "1"], "t.json"),
+    "profile html": (["--html", "p.html", "--runs", "1"], "p.html"), "bench": (["--plot", "b.svg", "--runs", "2"], "b.svg"),
+    "calibrate": (["--plot", "c.svg"], "c.svg")}
+
+
+@pytest.mark.parametrize("case", WRITES)
+def test_a_file_that_is_cut_off_is_not_left(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was there before stays, and the message has the name, how far it came, and the reason."""
+    resource = pytest.importorskip("resource")
+    arguments, name = WRITES[case]
+    command, file = case.split()[0], tmp_path / name
+    monkeypatch.chdir(tmp_path)
+    model = model_of("(float[2, 300] x) => (float[2, 300] y) { y = Relu(x) }").SerializeToString()
+    Path("m.onnx").write_bytes(model)
+    words = [command, *(["m.onnx"] if command != "calibrate" else []), *arguments, *(["-o", "placement=gpu"] if command != "calibrate" else [])]
+    done = CliRunner().invoke(cli.app, words, catch_exceptions=False)      # caches are written here
+    assert done.exit_code == 0, done.output
+    before = file.read_bytes()
+    assert len(before) > 1000
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    try:
+        done = CliRunner().invoke(cli.app, words, env={"COLUMNS": "400"}, catch_exceptions=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert done.exit_code == 1, done.output
+    assert f"{name} can't be written" in done.stderr
+    assert file.read_bytes() == before
+    assert [path.name for path in file.parent.iterdir() if ".part" in path.name] == []
+
+
+@pytest.mark.parametrize(("asked", "lacks", "said"), [
+    (["--plot", "p.png"], "matplotlib", "pip install matplotlib"), (["--against", "webgpu"], "onnxruntime_ep_webgpu", "pip install onnxruntime-ep-webgpu"),
+    (["--against", "cuda"], "", "install onnxruntime-gpu")])
+def test_bench_finds_what_is_missing_before_it_opens_the_model(
+    asked: list[str], lacks: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if lacks:
+        monkeypatch.setitem(sys.modules, lacks, None)
+    done = CliRunner().invoke(cli.app, ["bench", "none.onnx", *asked], env={"COLUMNS": "400"}, catch_exceptions=False)
+    assert done.exit_code == 1
+    assert said in done.stderr
+    assert "there is no such file" not in done.stderr

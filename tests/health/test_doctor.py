@@ -186,6 +186,31 @@ def test_names_of_people_are_left_out(text: str, want: str, monkeypatch: pytest.
     assert bundle.shortened(text) == want
 
 
+def test_ten_lines_for_an_issue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On one line each, without the user's name or folders; also where there is no adapter, which most issues are about."""
+    monkeypatch.setenv("USER", "jdoe")
+    monkeypatch.setenv("ORT_GPU_EP_CACHE_DIR", str(tmp_path / "jdoe"))
+    monkeypatch.setenv("VK_LOADER_DEBUG", "none")
+    done = CliRunner().invoke(app, ["doctor", "--quick", "--text"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    names = [line.partition(": ")[0] for line in done.stdout.splitlines()]
+    assert names == ["versions", "system", "adapter", "other adapters", "features", "limits", "health", "failed", "known faults", "environment"]
+    text = done.stdout
+    assert "ort-gpu-ep 0." in text
+    assert "onnxruntime 1." in text
+    assert "9 PASS" in text
+    assert "VK_LOADER_DEBUG=none" in text
+    assert "ORT_GPU_EP_CACHE_DIR=" in text
+    assert "jdoe" not in text
+    assert str(tmp_path.parent) not in text
+    failing = {"versions": {"ort-gpu-ep": "1"}, "adapters": [], "health": "unusable", "reason": "no GPU adapter: the reason\nin two lines"}
+    lines = bundle.summary(failing)
+    assert len(lines) == 10
+    assert lines[2] == "adapter: no GPU adapter: the reason in two lines"
+    probes = [{"name": "add", "status": "FAIL", "seen": "1 is not 2\nmore"}, {"name": "mul", "status": "PASS", "seen": ""}]
+    assert bundle.summary({**failing, "probes": probes})[6:8] == ["health: unusable; 1 FAIL, 1 PASS", "failed: add (FAIL: 1 is not 2)"]
+
+
 def test_the_report_is_about_the_driver_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     monkeypatch.setenv("VK_DRIVER_FILES", "/home/somebody/drivers/icd.json:C:\\Users\\Somebody\\b.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,15 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from ort_gpu_ep.errors import Code
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
+from ort_gpu_ep.kernels.cost_parameters import figures_for
 from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops import attention
-from ort_gpu_ep.ops.attention import Form, Problem, forms_of
+from ort_gpu_ep.ops.attention import Form, Problem, forms_of, registers_of
 from ort_gpu_ep.partitioner.passes import fuse
 from tests.direct import run_direct
 from tests.ops.single_node import Array, assert_agree, check_decline, node_model, normal, on_cpu
@@ -55,7 +57,26 @@ def test_sizes(batch: int, heads: int, kv: int, queries: int, keys: int, width: 
 def some_forms() -> list[Form]:
     target = Target(Limits(frozenset(("subgroup",))))
     problems = (Problem(1, 2, 40, 70, 8, 8), Problem(1, 2, 1, 70, 8, 8), Problem(1, 2, 5, 70, 8, 8))
-    return list(dict.fromkeys(form for problem in problems for form in forms_of(problem, target)))[::4]
+    usual = list(dict.fromkeys(form for problem in problems for form in forms_of(problem, target)))[::4]
+    return [*usual, Form(8, 2, 2, 4, keys=2), Form(16, 1, 1, 4, keys=1), Form(8, 1, 4, 2, keys=1), Form(8, 2, 8, 2, keys=1), Form(4, 1, 8, 1)]
+
+
+@pytest.mark.parametrize("compiler", ["amd", "apple", "intel", "nvk", "qualcomm"])
+@pytest.mark.parametrize("problem", [Problem(1, 32, 1, 2048, 32, 32), Problem(1, 32, 128, 128, 32, 32), Problem(1, 12, 256, 256, 16, 16)])
+def test_forms_fit_into_the_registers_that_a_compiler_has(compiler: str, problem: Problem) -> None:
+    figures = figures_for("discrete", None, compiler)
+    target = Target(Limits(frozenset(("subgroup",)), max_invocations=1024, figures=figures))
+    forms = forms_of(problem, target)
+    assert forms
+    assert all(registers_of(problem, form) <= figures.lane_registers for form in forms)
+    own = forms_of(problem, Target(replace(target.limits, figures=figures_for("discrete", None, "nvidia"))))
+    assert {(form.keys, form.parts) for form in own} <= {(4, 1), (4, 2), (4, 4)}
+
+
+def test_where_no_form_fits_the_smallest_is_taken() -> None:
+    problem = Problem(1, 2, 9, 70, 64, 64)
+    target = Target(Limits(figures=figures_for("integrated", None, "intel")))      # without subgroups an invocation has a head alone
+    assert {(form.keys, form.per_lane, form.parts) for form in forms_of(problem, target)} == {(1, 1, 1)}
 
 
 @pytest.mark.parametrize("form", some_forms(), ids=lambda f: f.name)
@@ -81,20 +102,30 @@ def test_masks(shape: tuple[int, ...], kind: str) -> None:
         check(q, k, v, mask, exact(q, k, v, mask))
 
 
-def test_a_mask_of_the_lowest_numbers_alone_leaves_the_mean_of_all() -> None:
-    """As exporters mask padded queries: no NaN may come of it."""
-    q, k, v = random((1, 2, 9, 16), (1, 2, 37, 16), (1, 2, 37, 16))
-    mask = np.full((9, 37), np.finfo(np.float32).min)
-    check(q / 8, k / 8, v, mask, np.broadcast_to(v.mean(2, keepdims=True), q.shape).astype("f"))
-
-
-def test_a_query_that_sees_nothing_gets_zeros_by_onnx() -> None:
-    q, k, v = random((1, 2, 9, 16), (1, 2, 37, 16), (1, 2, 37, 16))
+@pytest.mark.parametrize(("hidden", "kind"), [
+    (None, "float32"), (-np.inf, "float32"), (np.finfo("f4").min, "float32"), (np.finfo("f2").min, "float16")], ids=str)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_a_query_that_sees_nothing_gets_zeros_by_onnx(hidden: float | None, kind: str, batch: int, causal: int) -> None:
+    """Exporters write the lowest number of the type for what is not seen: it hides a key as False and minus infinity do."""
+    q, k, v = (a.astype(kind) for a in random((batch, 2, 9, 16), (batch, 2, 37, 16), (batch, 2, 37, 16)))
     seen = np.ones((9, 37), bool)
     seen[4] = False
-    want = exact(q, k, v)
-    want[:, :, 4] = 0
-    check(q, k, v, seen, want)
+    seen[5, :6] = False
+    mask = seen if hidden is None else np.where(seen, 0.5, hidden).astype(kind)
+    seen = seen & (not causal or np.tril(seen))
+    want = exact(*(a.astype("f") for a in (q, k, v)), np.where(seen, 0.0, -np.inf))
+    want[:, :, ~seen.any(-1)] = 0
+    model, feeds = node_model("Attention", [q, k, v, mask], 23, is_causal=causal)
+    (got,) = run_direct(model, feeds)
+    assert_agree(got, want.astype(kind), TOLERANCE if kind == "float32" else 2e-3)
+
+
+def test_a_mask_of_numbers_above_the_lowest_leaves_the_mean_of_all() -> None:
+    """No NaN may come of it."""
+    q, k, v = random((1, 2, 9, 16), (1, 2, 37, 16), (1, 2, 37, 16))
+    mask = np.full((9, 37), np.nextafter(np.finfo(np.float32).min, np.float32(0)))
+    check(q / 8, k / 8, v, mask, np.broadcast_to(v.mean(2, keepdims=True), q.shape).astype("f"))
 
 
 def test_scores_far_beyond_exp() -> None:
@@ -124,6 +155,16 @@ def test_attributes(attributes: dict[str, Any], shape: tuple[int, ...]) -> None:
     (Code.RANK, ((1, 5, 6), (1, 5, 6), (1, 5, 6)))], ids=str)
 def test_declines(code: Code, shapes: Any) -> None:
     check_decline(code, "Attention", random(*shapes), 23)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 3, 0), (1, 0, 3, 4), (1, 2, 0, 4)], ids=str)
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_heads_of_nothing_are_declined(shape: tuple[int, ...], scale: float | None) -> None:
+    """onnxruntime's CPU refuses them."""
+    model, feeds = node_model("Attention", random(*[shape] * 3), 23, **({"scale": scale} if scale else {}))
+    for every_size_open in (False, True):
+        with pytest.raises(UnsupportedNodeError):
+            run_direct(model, feeds, every_size_open=every_size_open)
 
 
 def exported(heads: int, scaled: str, masked: bool, folded: bool) -> tuple[onnx.ModelProto, dict[str, Array]]:
@@ -255,6 +296,15 @@ def test_as_new_exporters_write_it(name: str) -> None:
     assert not {"Softmax", "MatMul", "Where"} & {op for op, _ in ops}
     for every_size_open in (False, True):
         assert_agree(run_direct(model, feeds, fuse, every_size_open)[0], on_cpu(model, feeds)[0], TOLERANCE)
+
+
+def test_the_lowest_number_hides_a_key_of_onnxs_op_between_transpositions() -> None:
+    (name,) = (n for n, (_, _, text) in BY_EXPORTERS.items() if "a = Attention" in text and "mask" in text)
+    model, feeds = by_exporter(name)
+    feeds["mask"][1, 0, 3] = np.finfo("f4").min
+    (wanted,) = on_cpu(model, feeds)
+    assert not wanted[1, 3].any()
+    assert_agree(run_direct(model, feeds, fuse)[0], wanted, TOLERANCE)
 
 
 @pytest.mark.parametrize("form", some_forms(), ids=lambda f: f.name)

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import Code
-from ort_gpu_ep.ir.types import Shape
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import FLOAT32, Shape, TensorType
 from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.kernels.records import loop_bound
+from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS
+from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.planner import make_plan
 from tests.direct import run_direct
 from tests.ops.test_matmul import assert_close, check_against_ort, declined, model_of, random_inputs, with_steps
 
@@ -97,6 +102,11 @@ TRANSPOSES = [
     ((1, 9, 3, 4, 5), (9, 4, 2, 3, 2), True, {"strides": [2, 1, 3], "pads": [0, 1, 0, 1, 0, 0]}),
     ((1, 3, 3, 4, 5), (3, 4, 2, 3, 2), True, {"strides": [1, 2, 2], "dilations": [2, 1, 1]}),
     ((1, 9, 1, 1), (9, 1, 1, 1), True, {}),
+    # windows larger than x
+    ((2, 3, 2, 3), (3, 4, 9, 11), True, {}),
+    ((2, 3, 3, 2), (3, 4, 9, 11), True, {"strides": [2, 3], "pads": [4, 1, 0, 7]}),
+    ((2, 3, 3, 2), (3, 4, 9, 7), True, {"dilations": [2, 3], "strides": [3, 2], "pads": [3, 5, 1, 2]}),
+    ((1, 9, 1, 3, 2), (9, 2, 5, 7, 9), False, {"dilations": [1, 4, 1], "strides": [2, 2, 5]}),
 ]
 
 
@@ -104,6 +114,17 @@ TRANSPOSES = [
 def test_conv_transpose(x: Shape, w: Shape, bias: bool, attributes: dict[str, Any]) -> None:
     filters = w[1] * int(attributes.get("group", 1))
     check_against_ort("ConvTranspose", [x, w, (filters,)] if bias else [x, w], **attributes)
+
+
+def test_taps_that_hit_nothing_are_not_looked_at() -> None:
+    """A window of 33 x 33 x 33 over few elements took minutes on a software adapter."""
+    shapes = [(1, 1, 33, 4, 5), (1, 5, 33, 33, 33)]
+    x, w = random_inputs(shapes)
+    types = {name: TensorType(FLOAT32, shape) for name, shape in zip(("i0", "i1"), shapes, strict=True)}
+    plan = make_plan(from_onnx(model_of("ConvTranspose", [x, w])), types, DEFAULT_LIMITS)
+    (dispatch,) = (step for step in plan.steps if isinstance(step, Dispatch))
+    assert loop_bound(dispatch.kernel) <= 3 * 33 * 4 * 5
+    check_against_ort("ConvTranspose", [(1, 1, 9, 2, 3), (1, 2, 9, 9, 9)])
 
 
 def test_products_too_large_to_store_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.partitioner import rewrite
+from ort_gpu_ep.webgpu.objects import Device
 from tests.direct import run_direct
 from tests.ops.single_node import Array, Host, data, model_of, on_cpu
 from tests.unit.graphs import model_of as model_of_text
@@ -125,6 +127,46 @@ def test_unary_special_values(op: str, reference: Function, attributes: dict[str
         assert_close(run(op, SPECIAL, **attributes)[keep], wanted[keep], 1e-7)
     else:
         assert_close(run(op, SPECIAL, **attributes), wanted, 1e-30)
+
+
+DRIVERS = {
+    "exact": lambda text: f"({text})",
+    "low": lambda text: f"bitcast<f32>(bitcast<i32>({text}) - 2)",
+    "high": lambda text: f"bitcast<f32>(bitcast<i32>({text}) + 2)"}
+"""What WGSL lets a driver make of a root or a division: an error of 2.5 ULP."""
+
+
+QUOTIENTS: dict[str, tuple[Function, dict[str, Any]]] = {
+    "Sqrt": (np.sqrt, {}), "Reciprocal": (np.reciprocal, {}), "Div": (lambda x: x / np.float32(3), {}), "Mean": (lambda x: (x + 2 * x) / 2, {}),
+    "ReduceMean": (lambda x: x.sum(1, keepdims=True) / np.float32(3), {"axes": [1]}),
+    "ReduceL2": (lambda x: np.sqrt((x * x).sum(1, keepdims=True)), {"axes": [1]}), "Pow 0.5": (np.sqrt, {}), "Pow -1": (np.reciprocal, {})}
+
+
+@pytest.mark.parametrize("what", QUOTIENTS)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_roots_and_quotients_are_rounded_correctly_on_every_driver(driver: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may compare them, round them down or count by them: 6 / 3 that is less than 2 gives another number of elements."""
+    (op, _, exponent), (reference, attributes) = what.partition(" "), QUOTIENTS[what]
+    compiled, texts = Device.create_shader_module, list[str]()
+
+    def create(self: Device, label: str, code: str) -> Any:
+        texts.append(re.sub(r"sqrt\(x\)(?=;)|(?<== )n / d(?=;)", lambda found: DRIVERS[driver](found[0]), code))
+        return compiled(self, label, texts[-1])
+
+    monkeypatch.setattr(Device, "create_shader_module", create)
+    rows = 101 * {"exact": 1, "low": 3, "high": 5}[driver] + len(what)       # texts of their own: pipelines are kept
+    x = np.exp(uniform(*((-30, 30) if op != "ReduceL2" else (-9, 9)), rows, 3))
+    x.flat[:90:3] = np.arange(1, 31) ** 2
+    if op == "ReduceMean":
+        x = np.round(np.clip(x, 1, 1000))       # sums are exact
+    more = {"Div": [np.full(1, 3, "f")], "Mean": [2 * x], "Pow": [Host(float(exponent or 0), "float32")]}.get(op, [])
+    (got,) = run_direct(*model_of(op, (x, *more), opset=13, **attributes))
+    want = reference(x)
+    if op == "ReduceL2":        # whose sum is not exact
+        np.testing.assert_array_max_ulp(got, want, 1)
+    else:
+        np.testing.assert_array_equal(got, want)
+    assert any(DRIVERS[driver]("sqrt(x)") in text or DRIVERS[driver]("n / d") in text for text in texts)
 
 
 def test_sine_of_huge_numbers() -> None:

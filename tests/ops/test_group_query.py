@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import TensorType, dtype_of
@@ -42,6 +45,18 @@ def model(
     while inputs[-1] is None:
         inputs.pop()
     return model_of("GroupQueryAttention", tuple(inputs), 3, domain="com.microsoft", num_heads=heads, kv_num_heads=groups, do_rotary=int(rotary > 0), **attributes)
+
+
+@pytest.mark.parametrize(("size", "parts"), [(32, 4), (64, 8), (48, 4)])
+def test_keys_are_shared_where_registers_are_few(size: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By more invocations for a key, as far as its vectors can be shared."""
+    gpu = Gpu.open(Config())
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, figures=replace(gpu.limits.figures, loads_ahead=True, lane_registers=64)))
+    one, feeds = model([70, 33], 1, 96, size=size, rotary=16)
+    types = {name: TensorType(dtype_of(array), array.shape) for name, array in feeds.items()}
+    kernels = [step.kernel for step in make_plan(from_onnx(one), types, gpu.limits).steps if isinstance(step, Dispatch)]
+    assert [dict(k.consts)["PARTS"] for k in kernels if k.shader == "attention_split.wgsl"] == [parts]
+    np.testing.assert_allclose(run_direct(one, feeds)[0], on_cpu(one, feeds)[0], rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(("sequence", "causal"), [(1, 1), (20, 1), (20, 0)])

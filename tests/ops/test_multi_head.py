@@ -224,6 +224,24 @@ def test_a_mask_for_the_most_tokens() -> None:
         agree(got, want)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("given", [
+    {"causal": 1}, {"mask": "bool"}, {"mask": "-inf", "causal": 1}, {"mask": "lowest"}, {"mask": "lowest", "causal": 1, "past": 4}, {"lengths": 1},
+    {"lengths": 1, "mask": "-inf"}, {"lengths": 1, "mask": "bool", "causal": 1}, {"mask": "bool", "softcap": 2.0}], ids=str)
+def test_the_probabilities_of_keys_that_are_not_seen(given: dict[str, Any], dtype: str) -> None:
+    """They are 0, of a whole row that the mask hides, too: by False, minus infinity or the lowest number."""
+    q, k, v = (normal(B, N, rows, H, dtype=dtype, seed=i) for i, rows in enumerate((S, 12, 12)))
+    caches = [normal(B, N, given["past"], H, dtype=dtype, seed=i) for i in (3, 4)] if "past" in given else [None, None]
+    seen = normal(S, 12 + given.get("past", 0)) > -0.5
+    seen[2] = False
+    hidden = {"-inf": -np.inf, "lowest": np.finfo(dtype).min}.get(given.get("mask", ""))
+    mask = None if "mask" not in given else seen if hidden is None else np.where(seen, normal(*seen.shape), hidden).astype(dtype)
+    lengths = np.array([5, 12]) if "lengths" in given else None
+    compare(*model_of(
+        "Attention", (q, k, v, mask, *caches, lengths), 4, opset=24, qk_matmul_output_mode=3, is_causal=given.get("causal", 0),
+        softcap=given.get("softcap", 0.0)))
+
+
 @pytest.mark.parametrize("kind", ["float", "bool"])
 def test_keys_behind_a_short_mask_are_not_seen(kind: str) -> None:
     """ONNX pads it with minus infinity."""

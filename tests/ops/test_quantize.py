@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,13 @@ import onnxruntime
 import pytest
 from onnx import helper
 
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import TensorType, dtype_of
+from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.planner import make_plan
 from tests.direct import run_direct
 from tests.ops.single_node import check_decline, check_node
 
@@ -108,6 +115,19 @@ def test_matmul_integer(a: tuple[int, ...], b: tuple[int, ...], zero_points: str
     if zero_points != "none":
         feeds["u"] = integers(np.uint8)
         feeds["v"] = integers(np.int8, *((b[-1],) if zero_points == "columns" and len(b) == 2 else ()))
+    check("MatMulInteger", feeds, opset=10)
+
+
+@pytest.mark.parametrize(("rows", "tile"), [(1, (16, 16)), (9, (16, 16)), (70, (64, 64))])
+def test_where_registers_are_few_less_is_loaded_at_once(rows: int, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of columns that share no words: one tile less flat, in short steps. tile: rows of it, and elements of a step."""
+    gpu = Gpu.open(Config())
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, figures=replace(gpu.limits.figures, loads_ahead=True, lane_registers=128)))
+    feeds = {"x": integers(np.uint8, rows, 84), "w": integers(np.int8, 84, 10), "u": integers(np.uint8), "v": integers(np.int8)}
+    graph = from_onnx(model_of("MatMulInteger", feeds, ["y"], 10, {}))
+    plan = make_plan(graph, {name: TensorType(dtype_of(array), array.shape) for name, array in feeds.items()}, gpu.limits)
+    consts, = [dict(step.kernel.consts) for step in plan.steps if isinstance(step, Dispatch)]
+    assert (consts["TM"], consts["STEP"]) == tile
     check("MatMulInteger", feeds, opset=10)
 
 

@@ -20,7 +20,7 @@ from ort_gpu_ep.kernels.lowering import bind, facts_of
 from ort_gpu_ep.kernels.registry import BoundNode, Limits, Lowering
 from ort_gpu_ep.ops.packed import BEFORE, IN_TILES
 from ort_gpu_ep.partitioner.passes import fuse, rewrite
-from ort_gpu_ep.partitioner.sizes import Assumption, input_types
+from ort_gpu_ep.partitioner.sizes import Guess, input_types
 from tests.direct import run_direct
 from tests.ops.single_node import Array, assert_agree, node_model, on_cpu_exactly
 
@@ -117,7 +117,7 @@ def test_products_between_them_are_products_of_bytes(product: str) -> None:
     for domain in (ORT, ""):
         model, feeds = quantized_network(domain, product)
         graph = from_onnx(model)
-        fused.append([(n.op, n.domain) for n in fuse(graph, input_types(graph, Assumption(8)), Limits()).nodes])
+        fused.append([(n.op, n.domain) for n in fuse(graph, input_types(graph, Guess(8)), Limits()).nodes])
         results.append(run_direct(model, feeds)[0])
         assert_agree(results[-1], on_cpu_exactly(model, feeds)[0])
     assert fused[0] == fused[1]
@@ -137,7 +137,7 @@ def test_weights_of_four_bits_of_their_domain(kind: int) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(ORT, 1)], ir_version=10)
     feeds = {"x": normal(3, 16)}
     read = from_onnx(model)
-    assert [n.op for n in fuse(read, input_types(read, Assumption(8)), Limits()).nodes] == ["PackedMatMul"]
+    assert [n.op for n in fuse(read, input_types(read, Guess(8)), Limits()).nodes] == ["PackedMatMul"]
     exact = feeds["x"].astype(np.float64) @ ((w - zeros) * steps(12).astype(np.float64))
     assert_agree(run_direct(model, feeds)[0], exact.astype(np.float32))
 
@@ -301,7 +301,7 @@ def test_its_weights_stay_packed(rows: int) -> None:
     """What is on the device from run to run is in codes, and the model's own order need not be there beside."""
     model, _ = contrib_model("MatMulBnb4", [normal(rows, 256), *bnb4(512, 256, 64)], (1, 2), K=256, N=512, block_size=64, quant_type=1)
     graph = from_onnx(model)
-    bound = bind(graph.nodes[0], facts_of(graph, input_types(graph, Assumption(64))))
+    bound = bind(graph.nodes[0], facts_of(graph, input_types(graph, Guess(64))))
     assert isinstance(bound, BoundNode)
     built = claim(bound, Limits())
     assert isinstance(built, Lowering)

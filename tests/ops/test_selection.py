@@ -174,6 +174,13 @@ def test_a_threshold_that_is_no_share_of_an_area_is_an_error_as_on_the_cpu(thres
         session.run(None, feeds)
 
 
+@pytest.mark.parametrize("every_size_open", [False, True])
+def test_of_several_numbers_for_all_classes_the_first_counts(every_size_open: bool) -> None:
+    boxes, scores = boxes_of(2, 9), RNG.random((2, 2, 9)).astype(np.float32)
+    inputs = boxes, scores, np.array([3, 7]), np.array([0.4, 0.9], np.float32), np.array([[0.2], [0.7]], np.float32)
+    check("NonMaxSuppression", inputs, 11, every_size_open=every_size_open)
+
+
 def test_nothing_is_kept() -> None:
     boxes, scores = boxes_of(1, 5), RNG.random((1, 1, 5)).astype(np.float32)
     check("NonMaxSuppression", (boxes, scores), 11)

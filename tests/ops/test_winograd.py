@@ -12,7 +12,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import Graph
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
-from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, SOFTWARE_FIGURES
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, SOFTWARE_FIGURES, figures_for
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import LAST_ARRIVING, Tuned
 from ort_gpu_ep.ops import winograd
@@ -82,7 +82,8 @@ def test_where_it_is_taken() -> None:
         x, w = np.zeros((batch, 28, 28, 128), np.float32), np.zeros((128, 128, 3, 3), np.float32)
         return shaders(conv_graph(x, w, None, None, pads=PADS, strides=[strides] * 2), limits)
 
-    assert of(32) == of(8) == KERNELS
+    assert of(32) == of(8) == of(32, replace(ROOMY, figures=figures_for("discrete", None, "amd"))) == KERNELS
+    assert of(32, replace(ROOMY, figures=figures_for("discrete", None, "intel"))) == ["product.wgsl"], "its transforms would spill"
     assert of(1) == of(32, replace(ROOMY, figures=SOFTWARE_FIGURES)) == of(32, strides=2) == ["product.wgsl"]
     for shader in winograd.SHADERS:
         assert of(32, replace(ROOMY, disabled=((shader, "a fault"),))) == ["product.wgsl"]

@@ -87,7 +87,7 @@ def test_a_file_that_is_overwritten_in_place_answers_nothing(how: Callable[[Path
 def test_weights_that_onnxruntime_changed_are_written(tmp_path: Path) -> None:
     """Those of a convolution with the BatchNormalization behind it."""
     rng = np.random.default_rng(3)
-    weights = {"w": rng.normal(size=(64, 32, 3, 3)).astype("f"), **{n: np.abs(rng.normal(size=64)).astype("f") for n in ("s", "b", "m", "v")}}
+    weights = {"w": rng.normal(size=(64, 32, 3, 3)).astype("f"), **{n: rng.uniform(0.5, 1.5, 64).astype("f") for n in ("s", "b", "m", "v")}}
     model = make_model([node("Conv", "x w", "h"), node("BatchNormalization", "h s b m v", "y")], [info("x", [1, 32, 8, 8])], ["y"], weights)
     where = tmp_path / "m.onnx"
     where.write_bytes(model)

@@ -20,6 +20,7 @@ from ort_gpu_ep.health import verdicts
 from ort_gpu_ep.placement import chooser, proof
 from ort_gpu_ep.plugin.local import LocalProgram
 from ort_gpu_ep.runtime.program import Program
+from tests.insides import state_of
 from tests.patience import until
 from tests.plugin.cases import assert_close, info, make_model, node, reference
 from tests.unit.graphs import model_of
@@ -47,7 +48,7 @@ def run(session: Any, model: bytes, times: int = 1) -> int:
 
 
 def circuit_of(session: Any) -> Any:
-    return session._state.gpu.circuit
+    return state_of(session).gpu.circuit
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def _at_once(suspect: Any, probe: Callable[[], None]) -> Any:
 
 def fails(session: Any, monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
     """Runs of this session's program raise the error, and are counted."""
-    (partition,) = session._state.partitions
+    (partition,) = state_of(session).partitions
     tried: list[int] = []
     program, whole = partition.program, LocalProgram.execute
 
@@ -101,10 +102,10 @@ def test_what_a_model_can_t_do_is_its_own_affair(error: Exception, probes: list[
     assert circuit_of(healthy).is_closed
     assert probes
     assert run(opened(HEALTHY), HEALTHY) == 0
-    verdict = verdicts.read(resolve().cache_path, verdicts.key_of(healthy._state.gpu.info))
+    verdict = verdicts.read(resolve().cache_path, verdicts.key_of(state_of(healthy).gpu.info))
     assert verdict is None or not verdict.unfit
     monkeypatch.undo()
-    sick._state.partitions[0].circuit._clock = lambda: 1e12
+    state_of(sick).partitions[0].circuit._clock = lambda: 1e12
     assert run(sick, SICK, 3) == 0, "its pause is over, and nothing fails any more"
 
 
@@ -123,14 +124,14 @@ def test_a_wrong_result_is_one_model_s_until_another_has_one(isolation: str) -> 
     """By `verify`; float64 says that the CPU is right."""
     options = {"faults": f"corrupt@1,corrupt@3;seed={next(_seeds)}", "verify": 1, "isolation": isolation}
     sick, healthy, too = (opened(m, **options) for m in (SICK, HEALTHY, SICK_TOO))
-    circuit = sick._state.backend.adapter.circuit
-    pid = getattr(sick._state.backend.adapter, "pid", None)
+    circuit = state_of(sick).backend.adapter.circuit
+    pid = getattr(state_of(sick).backend.adapter, "pid", None)
     assert run(sick, SICK) == 1
     assert any("WrongResultError" in e and "Float64 agrees with the CPU" in e for e in sick.explain().events)
     until(lambda: circuit.state != "probing" and not circuit._probing)
     assert run(healthy, HEALTHY) == 0
     assert circuit.is_closed
-    assert getattr(sick._state.backend.adapter, "pid", None) == pid, "the worker goes on"
+    assert getattr(state_of(sick).backend.adapter, "pid", None) == pid, "the worker goes on"
     assert run(sick, SICK, 2) == 2, "it is left to the CPU"
     assert run(too, SICK_TOO) == 1
     assert circuit.state == "open"
@@ -162,7 +163,7 @@ def test_a_device_that_is_gone_is_replaced_for_all(kind: str) -> None:
 def test_a_model_that_loses_each_device_is_left_alone_for_longer_than_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"faults": f"slow@1x;seed={next(_seeds)}"}
     sick, healthy = opened(SICK, **options), opened(HEALTHY, **options)
-    losses, whole, (partition,) = [], LocalProgram.execute, sick._state.partitions
+    losses, whole, (partition,) = [], LocalProgram.execute, state_of(sick).partitions
 
     def execute(self: Any, host: Any) -> None:
         if self is partition.program:
@@ -176,7 +177,7 @@ def test_a_model_that_loses_each_device_is_left_alone_for_longer_than_the_adapte
         run(sick, SICK)
         for session, model in ((healthy, HEALTHY), (sick, SICK)):
             circuit_of(session).reset()
-            if session._state.gpu.lost and (session is healthy or partition.circuit.is_closed):
+            if state_of(session).gpu.lost and (session is healthy or partition.circuit.is_closed):
                 before = session.stats()["renewals"]
                 run(session, model)
                 until(lambda: session.stats()["renewals"] > before)     # noqa: B023
@@ -199,7 +200,7 @@ def test_a_session_that_can_t_be_rebuilt_holds_up_no_other(monkeypatch: pytest.M
     monkeypatch.setattr(Program, "__init__", init)
     circuit_of(sick).reset()
     run(sick, SICK)
-    until(lambda: not sick._state.partitions[0].circuit.is_closed)
+    until(lambda: not state_of(sick).partitions[0].circuit.is_closed)
     assert circuit_of(sick).is_closed
     run(healthy, HEALTHY)
     until(lambda: healthy.stats()["renewals"] == 1)

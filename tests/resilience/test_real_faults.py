@@ -267,7 +267,8 @@ def test_a_full_disk(process: Process, tmp_path: Path) -> None:
     assert done.said["right"]
     assert done.said["gpu"] > 0
     assert done.said["fallbacks"] == 0
-    assert len(done.lines("can't be written")) == 4        # what drivers and the adapter are like, plans, and composed shaders
+    assert len(done.lines("can't be written")) == 1        # said once of what drivers and the adapter are like, plans, and composed shaders
+    assert len(done.lines("which takes seconds; ORT_GPU_EP_CACHE_DIR names another folder")) == 1
     assert len(done.lines("no marker in")) == 1
     assert len(done.lines("weights for the CPU fallback stay in memory")) == 1
     assert [p.name for p in cache.rglob("*") if p.is_file()] == ["verdicts.lock"]      # which is empty on any disk
@@ -279,7 +280,7 @@ def test_no_cache_folder(place: str, process: Process, tmp_path: Path) -> None:
     done = process(cache_dir=str(tmp_path / place / "cache"))
     assert done.said["right"]
     assert done.said["gpu"] > 0
-    assert len(done.lines("can't be written")) == 4
+    assert len(done.lines("can't be written")) == 1
     assert len(done.lines("stay in memory")) == 1
 
 
@@ -340,7 +341,7 @@ def test_folders_where_cache_files_should_be(process: Process, tmp_path: Path) -
     done = process()
     assert done.said["gpu"] > 0
     assert len(done.lines("is ignored and made anew")) == 2
-    assert len(done.lines("can't be written")) == 2
+    assert len(done.lines("can't be written")) == 1
 
 
 def test_broken_markers_count_as_an_unclean_exit(process: Process, tmp_path: Path) -> None:

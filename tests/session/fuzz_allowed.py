@@ -121,6 +121,13 @@ def _short_mask(model: FuzzModel, defect: str) -> bool:
     return False
 
 
+def _unseen(model: FuzzModel, defect: str) -> bool:
+    """Minus infinity where onnxruntime has the lowest number, and the scores behind the mask are an output."""
+    lowest = re.search(r"differ, -inf instead of (-3\.40282\d*e\+38|-655\d\d\.0) ", defect)
+    return lowest is not None and any(n.op_type == "Attention" and n.output[3:4] and any(a.name == "qk_matmul_output_mode" and a.i == 2 for a in n.attribute)
+                                      for n in onnx.load_from_string(model.model).graph.node)
+
+
 def _unique(model: FuzzModel, defect: str) -> bool:
     wanted = any(a.name == "axis" for n in onnx.load_from_string(model.model).graph.node if n.op_type == "Unique" for a in n.attribute)
     return wanted and any(np.isnan(a).any() for a in _fed(model, defect).values() if a.dtype.kind == "f")
@@ -138,6 +145,7 @@ DIFFERENCES: Mapping[str, Callable[[FuzzModel, str], bool]] = {
     "tensors without elements": _empty,
     "a scale for each row and no zero point": _made_wrong,
     "masks of fewer keys in Attention": _short_mask,
+    "scores of keys that are not seen in Attention": _unseen,
     "NaN in Unique along an axis": _unique,
 }
 """Each by its name, and how a defect is known to be one of its kind."""

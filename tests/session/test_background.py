@@ -27,7 +27,7 @@ from ort_gpu_ep.config import OPTIONS
 from ort_gpu_ep.errors import AdapterError, ConfigError
 from ort_gpu_ep.health import helper
 from ort_gpu_ep.placement.rhythm import BUSY
-from ort_gpu_ep.plugin import plain
+from ort_gpu_ep.plugin import ort_sessions
 from ort_gpu_ep.private import OrtSession
 from ort_gpu_ep.session import starting
 from ort_gpu_ep.session.opening import SHARE, threads_beside_search
@@ -249,7 +249,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         init(self, model, settings, *more, **named)
 
     monkeypatch.setattr(OrtSession, "__init__", noted)
-    monkeypatch.setattr(plain, "_init", noted)
+    monkeypatch.setattr(ort_sessions, "_init", noted)
     return threads
 
 

@@ -16,6 +16,7 @@ from ort_gpu_ep.device import Buffer
 from ort_gpu_ep.device.allowance import DENSE, REORDERED, RUNS, VALUES, WEIGHTS, current
 from ort_gpu_ep.errors import MemoryLimitError, OutOfDeviceMemoryError
 from ort_gpu_ep.webgpu import native
+from tests.insides import state_of
 from tests.session.conftest import gpu_session, on_the_cpu
 from tests.unit.graphs import model_of
 
@@ -41,7 +42,7 @@ def answers(session: Any, model: bytes, x: Array) -> int:
 
 
 def held(session: Any) -> int:
-    return int(session._state.backend.allowance.held_nbytes)
+    return int(state_of(session).backend.allowance.held_nbytes)
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -83,13 +84,13 @@ def test_what_a_session_gives_back_it_may_have_again(x: Array) -> None:
     model = bytes(model_of("(float[N, 1024] x) => (float[N, 1024] y) { a = Softmax(x) y = Softmax<axis=0>(a) }").SerializeToString())
     session = gpu_session(model, memory_limit_mb=4)
     for rows, falls in ((4, False), (4096, True), (64, False), (4096, True), (5, False)):
-        session._state.gpu.circuit.reset()
+        state_of(session).gpu.circuit.reset()
         before = session.stats()["fallbacks"]
         given = np.random.default_rng(rows).standard_normal((rows, 1024)).astype("f")
         np.testing.assert_allclose(session.run(None, {"x": given})[0], on_the_cpu(model, {"x": given})[0], rtol=1e-4, atol=1e-9)
         assert (session.stats()["fallbacks"] > before) is falls
         assert 0 <= held(session) <= 4 << 20
-    allowance = session._state.backend.allowance
+    allowance = state_of(session).backend.allowance
     del session
     gc.collect()
     assert allowance.held_nbytes == 0
@@ -112,7 +113,7 @@ def test_values_on_the_device_count_for_their_session(heavy: bytes, x: Array) ->
 
 def counted_one_by_one(session: Any) -> Counter[str]:
     """Bytes of all buffers that count for a session, by what they are for."""
-    allowance, found = session._state.backend.allowance, Counter[str]()
+    allowance, found = state_of(session).backend.allowance, Counter[str]()
     for buffer in (b for b in gc.get_objects() if isinstance(b, Buffer)):
         for owner, use in buffer.users:
             found[use] += buffer.nbytes if owner is allowance else 0
@@ -145,10 +146,10 @@ def test_the_table_of_device_memory_is_what_the_limit_counts(heavy: bytes, x: Ar
         assert found.session_nbytes == held(session) == counted_one_by_one(session).total()
         assert {use: n for use, n in found.session.items() if n} == counted_one_by_one(session)
         weights = sum(found.session[use] for use in (WEIGHTS, REORDERED, DENSE))
-        assert weights == sum(p.program.weight_nbytes for p in session._state.partitions)
+        assert weights == sum(p.program.weight_nbytes for p in state_of(session).partitions)
         assert all(found.session[use] for use in (RUNS, VALUES))
         assert found.limit_nbytes == 64 << 20
-        stats = session._state.gpu.stats
+        stats = state_of(session).gpu.stats
         assert (found.process_nbytes, found.waiting_nbytes) == (stats.allocated_nbytes, stats.pooled_nbytes)
         every = [b for b in gc.get_objects() if isinstance(b, Buffer) and b.forgotten.alive and b.forgotten.peek()[2][0] is stats]
         assert found.process_nbytes == sum(b.nbytes for b in every)
@@ -166,8 +167,8 @@ def test_a_refusal_names_what_the_table_adds_up_to(x: Array) -> None:
     session = gpu_session(model, memory_limit_mb=4)
     session.run(None, {"x": x})
     before = session.explain().device_memory
-    with pytest.raises(MemoryLimitError, match=f"holds {before.session_nbytes} B"), session._state.allowance:
-        session._state.gpu.allocate(4 << 20)
+    with pytest.raises(MemoryLimitError, match=f"holds {before.session_nbytes} B"), state_of(session).allowance:
+        state_of(session).gpu.allocate(4 << 20)
     assert session.explain().device_memory.session == before.session
 
 

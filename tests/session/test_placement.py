@@ -92,7 +92,7 @@ def test_explain_of_a_run(mlp: bytes, x: Array) -> None:
     assert memory.dispatches == 3
     assert memory.shapes == ("float32[5, 16]",)
     assert memory.unshared_nbytes == 5 * 8 * 4
-    assert f"{NODES} on the GPU, 0 computed once per shape, 0 on the CPU" in str(got)
+    assert f"{NODES} on the GPU, 0 on the host (once per shape), 0 on the CPU" in str(got)
     assert [line for line in str(got).splitlines() if len(line) > 160] == []
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
 
+from ort_gpu_ep import config
 from ort_gpu_ep.config import OPTIONS, Config, resolve, unknown_variables
 from ort_gpu_ep.errors import ConfigError
 
@@ -83,6 +85,78 @@ def test_values_outside_their_set(options: dict[str, object], environment: dict[
 
 def test_a_bad_variable_does_not_matter_where_the_option_is_given() -> None:
     assert resolve({"strict": "0"}, {"ORT_GPU_EP_STRICT": "yes"}).strict is False
+
+
+# ---- files
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current one, with a file two folders above it."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a" / "b")
+    for option in OPTIONS:
+        monkeypatch.delenv(option.variable, raising=False)
+    return tmp_path
+
+
+def resolved(options: dict[str, object] | None = None) -> Config:
+    config.file_above.cache_clear()
+    return resolve(options)
+
+
+def test_argument_then_environment_then_file_then_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "ort-gpu-ep.toml").write_text('placement = "gpu"\nstrict = true\nfusion = false\nmemory_limit_mb = 12\n')
+    assert resolved() == Config(placement="gpu", strict=True, fusion=False, memory_limit_mb=12)
+    monkeypatch.setenv("ORT_GPU_EP_MEMORY_LIMIT_MB", "34")
+    monkeypatch.setenv("ORT_GPU_EP_STRICT", "")
+    assert resolved() == Config(placement="gpu", strict=True, fusion=False, memory_limit_mb=34)
+    assert resolved({"memory_limit_mb": 56, "placement": "cpu"}) == Config(placement="cpu", strict=True, fusion=False, memory_limit_mb=56)
+    assert resolve({}, {}) == Config(), "another environment than the process's has no folder"
+
+
+def test_the_nearest_file_counts_alone(folder: Path) -> None:
+    (folder / "ort-gpu-ep.toml").write_text("strict = true\n")
+    (folder / "a" / "pyproject.toml").write_text("[project]\nname = 'x'\ndependencies = ['ort-gpu-ep']\n")
+    assert resolved().strict
+    (folder / "a" / "pyproject.toml").write_text("[tool.ort-gpu-ep]\nfusion = 0\n")
+    assert resolved() == Config(fusion=False)
+    (folder / "a" / "ort-gpu-ep.toml").write_text("placement = 'cpu'\n")
+    assert resolved() == Config(placement="cpu")
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("placment = 'gpu'", r"ort-gpu-ep\.toml: option 'placment' is unknown; did you mean 'placement'\?"), ("placement = 'tpu'", "toml: placement: got 'tpu', expected"),
+    ("placement =", r"toml: .*expected TOML"), ("placement = ['gpu']", r"placement: got \['gpu'\], expected a text"), ("memory_limit_mb = -1", "got '-1', expected"),
+    ("[tool.ort-gpu-ep]", "option 'tool' is unknown"), ("\udcff", "expected TOML"), *((f"{name} = 'x'", f"{name}: this is set by the program or by ORT_GPU_EP_")
+                                                                                 for name in ("webgpu", "webgpu_library", "cache_dir", "quirks", "faults")),
+    ("load = 'file:/dev/zero'", "load: this is set by the program")])
+def test_files_with_other_content(text: str, message: str, folder: Path) -> None:
+    (folder / "ort-gpu-ep.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigError, match=message):
+        resolved()
+    with pytest.raises(ConfigError, match=message):
+        resolve()
+
+
+def test_a_file_of_others_is_ignored(folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = folder / "ort-gpu-ep.toml"
+    file.write_text("strict = true\n")
+    file.chmod(0o666)
+    assert not resolved().strict
+    assert "is ignored: it belongs to another user, or others may write to it" in caplog.text
+    file.chmod(0o644)
+    assert resolved().strict
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert resolved().strict == (file.stat().st_uid == 0)
+    file.unlink()
+    os.mkfifo(file)
+    assert not resolved().strict
+
+
+def test_a_deleted_folder_has_no_file(folder: Path) -> None:
+    (folder / "a" / "b").rmdir()
+    assert resolved() == Config()
 
 
 def test_cache_path() -> None:

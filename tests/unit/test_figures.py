@@ -37,7 +37,7 @@ from ort_gpu_ep.kernels.forms import taken
 from ort_gpu_ep.kernels.profile import GUESSED
 from ort_gpu_ep.kernels.registry import Strided
 from ort_gpu_ep.kernels.target import Limits, Target
-from ort_gpu_ep.ops import contraction, matvec, tiles
+from ort_gpu_ep.ops import contraction, matvec, row_forms, tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product
 from ort_gpu_ep.ops.tiles import TiledProduct, Weights, shares
 
@@ -221,14 +221,48 @@ def test_a_type_says_what_no_profile_does() -> None:
     assert figures_for("integrated", None).lane_registers == figures_for("integrated", SMALL).lane_registers == 64
     assert figures_for("integrated", SMALL).units == SMALL.units
     assert figures_for("discrete", None) is figures_for("unknown", None) is DEFAULT_FIGURES
-    assert figures_for("software", SMALL) is SOFTWARE_FIGURES
+    assert figures_for("software", SMALL) is figures_for("software", SMALL, "intel") is SOFTWARE_FIGURES
+
+
+def test_a_compiler_says_how_many_registers_there_are() -> None:
+    """Of an integrated GPU and of another, measured or not; what NVIDIA's own driver goes by are the defaults."""
+    assert figures_for("discrete", None, "nvidia") is DEFAULT_FIGURES
+    assert figures_for("discrete", SMALL, "nvidia") is SMALL
+    for kind in ("integrated", "discrete"):
+        for compiler, registers in (("amd", 256), ("intel", 128), ("apple", 128), ("qualcomm", 192), ("arm", 64)):
+            assert figures_for(kind, None, compiler).lane_registers == figures_for(kind, SMALL, compiler).lane_registers == registers
+    assert figures_for("discrete", None, "nvk").loads_ahead
+    assert not figures_for("discrete", None, "nvidia").loads_ahead
+    assert figures_for("discrete", SMALL, "amd").units == SMALL.units
+
+
+@pytest.mark.parametrize(("info", "compiler"), [
+    (AdapterInfo(0, "AMD Radeon", "discrete", "Vulkan", "1", 0x1002, 2, family="radv"), "amd"),
+    (AdapterInfo(0, "NVIDIA H200", "discrete", "Vulkan", "580", 0x10DE, 2, family="NVIDIA"), "nvidia"),
+    (AdapterInfo(0, "NVK GA102", "discrete", "Vulkan", "Mesa", 0x10DE, 2, family="NVK"), "nvk"),
+    (AdapterInfo(0, "Apple M1", "integrated", "Vulkan", "Mesa", 0x10005, 2, family="Honeykrisp"), "apple"),
+    (AdapterInfo(0, "Apple M3", "integrated", "Metal", "", 0, 0), "apple"),
+    (AdapterInfo(0, "llvmpipe", "software", "Vulkan", "Mesa", 0x10005, 2, family="llvmpipe"), "")])
+def test_an_adapter_says_whose_compiler_it_has(info: AdapterInfo, compiler: str) -> None:
+    assert info.compiler == compiler
+
+
+def test_no_form_is_taken_that_a_lane_has_no_registers_for() -> None:
+    """Of products, and of rows; where an adapter has them, as NVIDIA's do, nothing is left out."""
+    product = TiledProduct(1024, 1024, Weights(1, 1024, 1, 1, 1024, 0, True), target=Target(H200))
+    assert {name.split("*")[0] for name in shares(product)} == {tile.name for tile in tiles.TILES}
+    of_intel = replace(product, target=Target(replace(H200, figures=figures_for("integrated", None, "intel"))))
+    assert {name.split("*")[0] for name in shares(of_intel)} & {"128x128", "64x64", "64x32/4"} == set()
+    apple = Target(replace(H200, figures=figures_for("integrated", None, "apple")))
+    assert "wide 1024" in row_forms.forms(Target(H200), 10_000)
+    assert "wide 1024" not in row_forms.forms(apple, 10_000)
 
 
 def test_every_figure_says_its_unit_and_is_told_of() -> None:
     told = Figures.__doc__ or ""
     for field in fields(Figures):
         assert field.name in told or field.name.split("_", 1)[1] in told, field.name
-        assert getattr(DEFAULT_FIGURES, field.name) > 0
+        assert field.type == "bool" or getattr(DEFAULT_FIGURES, field.name) > 0
 
 
 def test_what_is_chosen_follows_from_them() -> None:

@@ -16,7 +16,20 @@ import pytest
 
 from ort_gpu_ep import files
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.files import ChangedError, Held, blocks, content, copy, file_names, identity, new_file, open_regular, read_at
+from ort_gpu_ep.files import (
+    ChangedError,
+    Held,
+    blocks,
+    content,
+    copy,
+    file_names,
+    identity,
+    new_file,
+    open_regular,
+    read_at,
+    whole,
+    write_array,
+)
 from ort_gpu_ep.placement.source import Source
 from ort_gpu_ep.plugin.own_weights import OwnWeights
 from tests.overwriting import overwrite, overwrite_like
@@ -249,3 +262,54 @@ def test_sessions_of_more_files_than_a_process_may_open(tmp_path: Path) -> None:
     path = of_many_files(tmp_path, 170)
     done = subprocess.run([sys.executable, "-c", FEW, str(path)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+# ---- files that are written whole
+
+
+def fill(path: Path, data: bytes | None, error: type[Exception] | None = None) -> None:
+    with whole(path) as part:
+        if data is not None:
+            with open(part, "wb", 0) as file:
+                while data:
+                    data = data[file.write(data):]
+        if error is not None:
+            raise error
+
+
+def test_a_file_is_there_whole_or_as_it_was(path: Path) -> None:
+    path.chmod(0o640)
+    for part_nbytes in (10, None):
+        with pytest.raises(ZeroDivisionError):
+            fill(path, CONTENT[:part_nbytes] if part_nbytes else None, ZeroDivisionError)
+        assert (path.read_bytes(), os.listdir(path.parent)) == (CONTENT, [path.name])
+    with whole(path) as part:
+        part.write_bytes(b"new")
+        assert path.read_bytes() == CONTENT
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode), os.listdir(path.parent)) == (b"new", 0o640, [path.name])
+
+
+def test_where_there_is_no_room_the_name_the_size_and_the_reason_are_told(path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match=rf"^{path} can't be written, after 4,096 B: File too large$"):
+            fill(path, CONTENT)
+        with pytest.raises(OSError, match=rf"^{path} can't be written, after .* B: File too large$"):
+            write_array(path, np.arange(1000.0))      # numpy alone leaves the beginning there, and says nothing
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (path.read_bytes(), os.listdir(path.parent)) == (CONTENT, [path.name])
+    with pytest.raises(OSError, match=f"^{path.parent / 'none' / 'file'} can't be written: No such file"), whole(path.parent / "none" / "file") as part:
+        part.write_bytes(b"")
+
+
+def test_a_link_is_replaced_and_a_device_written_to(path: Path) -> None:
+    link = path.with_name("link.json")
+    link.symlink_to(path)
+    with whole(link) as part:
+        assert part.suffix == ".json"
+        part.write_bytes(b"own")
+    assert (link.is_symlink(), link.read_bytes(), path.read_bytes()) == (False, b"own", CONTENT)
+    with whole(os.devnull) as part:
+        assert part == Path(os.devnull)

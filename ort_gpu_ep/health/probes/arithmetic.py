@@ -40,8 +40,8 @@ def f32(trial: Trial) -> str:
         x, y = trial.normal(COUNT), trial.normal(COUNT)
         y += np.copysign(np.float32(0.5), y)
         wide = x.astype(np.float64), y.astype(np.float64)
-        wanted = {"x * y + x": wide[0] * wide[1] + wide[0], "x / y": wide[0] / wide[1], "sqrt(abs(x))": np.sqrt(abs(wide[0]))}
-        for text, want in wanted.items():
+        expected = {"x * y + x": wide[0] * wide[1] + wide[0], "x / y": wide[0] / wide[1], "sqrt(abs(x))": np.sqrt(abs(wide[0]))}
+        for text, want in expected.items():
             worst = max(worst, agree(text, _each(trial, "f32", ("f32", "f32"), text, (x, y), "float32"), want, 1e-6))
     return f"largest error {worst:.1e}"
 
@@ -83,3 +83,106 @@ def f16(trial: Trial) -> str:
         wide = _each(trial, "f16", ("f16", "f32"), "f32(x) * f32(y)", (x, y), "float32", "enable f16;")
         agree("f32(x) * f32(y)", wide, want, 1e-6)
     return f"{trial.rounds * 2 * (COUNT - 1)} elements within 16 bits"
+
+
+_WORDS = """
+@group(0) @binding(0) var<storage, read> xs: array<u32>;
+@group(0) @binding(1) var<storage, read_write> out: array<u32>;
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {{
+    let i = id.x;
+    if (i >= {count}u) {{ return; }}
+    let x = xs[i];
+    let next = xs[(i + 1u) % {count}u];
+    {text}
+}}
+"""
+
+
+def _words(trial: Trial, what: str, text: str, x: Array, want: Sequence[Array]) -> None:
+    """Compares what an invocation writes, some words each, of its own number `x` and the next one's. Raises WrongResultError."""
+    got = trial.wgsl("words", _WORDS.format(count=x.size, text=text), [x], ("uint32", len(want) * x.size), -(-x.size // 64))
+    agree(what, got.reshape(x.size, -1), np.stack(want, 1))
+
+
+_WRAPPED = """
+    out[3u * i] = ((x * x) >> 16u) % 3u;
+    out[3u * i + 1u] = ((x * 2654435761u) >> 8u) / 7u;
+    out[3u * i + 2u] = (x + 0x9e3779b9u) % (next | 1u);
+"""
+
+
+@probe("u32 quotients of what wraps", "arithmetic", fault=("% 3u", "% 5u"))
+def wrapped(trial: Trial) -> str:
+    """/ and % of sums and products beyond 32 bits, which Metal's compiler took for smaller ones. Source: crbug.com/517225032."""
+    for _ in range(trial.rounds):
+        x = trial.integers(0, 2**32, COUNT, dtype="uint32")
+        _words(trial, "quotients", _WRAPPED, x, [
+            ((x * x) >> 16) % 3, ((x * np.uint32(2654435761)) >> 8) // 7, (x + np.uint32(0x9e3779b9)) % (np.roll(x, -1) | 1)])
+    return f"{trial.rounds * 3 * COUNT} elements equal"
+
+
+_SELECTED = """
+    let byte = (x >> 24u) & 0xffu;
+    let low = byte & 0xfu;
+    out[2u * i] = select(select(0u, 1u, low == 0u), 2u, low == 8u);
+    out[2u * i + 1u] = select(select(7u, 5u, (byte >> 4u) != 0u), 3u, (byte >> 4u) == 15u);
+"""
+
+
+@probe("selects by masked bits", "arithmetic", fault=("low == 0u", "low != 0u"))
+def selected(trial: Trial) -> str:
+    """Comparisons with zero of a few bits of a word, one select inside another. Source: crbug.com/543420711."""
+    for _ in range(trial.rounds):
+        x = trial.integers(0, 2**32, COUNT, dtype="uint32")
+        low, high = x >> 24 & 15, x >> 28
+        chosen = np.where(low == 8, 2, np.where(low == 0, 1, 0)), np.where(high == 15, 3, np.where(high != 0, 5, 7))
+        _words(trial, "selects", _SELECTED, x, [c.astype(np.uint32) for c in chosen])
+    return f"{trial.rounds * 2 * COUNT} elements equal"
+
+
+_SIGNS = """
+    let f = bitcast<f32>(x);
+    out[4u * i] = bitcast<u32>(-f);
+    out[4u * i + 1u] = bitcast<u32>(abs(f));
+    out[4u * i + 2u] = bitcast<u32>(-abs(-f));
+    out[4u * i + 3u] = bitcast<u32>(select(-f, f, f < bitcast<f32>(next)));
+"""
+
+
+@probe("minus and abs", "arithmetic", fault=(r"-abs\(-f\)", "abs(-f)"))
+def signs(trial: Trial) -> str:
+    """Alone, nested, and inside a select. Source: crbug.com/448294721."""
+    for _ in range(trial.rounds):
+        f = trial.normal(COUNT)
+        _words(trial, "signs", _SIGNS, f.view(np.uint32), [
+            a.view(np.uint32) for a in (-f, abs(f), -abs(f), np.where(f < np.roll(f, -1), f, -f))])
+    return f"{trial.rounds * 4 * COUNT} elements equal"
+
+
+_BOUNDS = """
+    if (i % 4u != 0u) { return; }
+    let v = bitcast<vec4<f32>>(vec4<u32>(x, next, xs[i + 2u], xs[i + 3u]));
+    let clamped = bitcast<vec4<u32>>(clamp(v, vec4<f32>(-0.5), vec4<f32>(0.5)));
+    let between = bitcast<vec4<u32>>(max(min(v, vec4<f32>(0.25)), vec4<f32>(-0.25)));
+    for (var k = 1u; k < 4u; k++) {
+        out[i * 2u + k] = clamped[k];
+        out[i * 2u + 4u + k] = between[k];
+    }
+    out[i * 2u] = 0u;
+    out[i * 2u + 4u] = 0u;
+"""
+
+
+@probe("bounds beside a NaN", "arithmetic", fault=(r"vec4<f32>\(0\.25\)", "vec4<f32>(0.3)"))
+def bounds(trial: Trial) -> str:
+    """min, max and clamp of vectors whose first element is NaN leave the others alone. Source: crbug.com/407109052."""
+    for _ in range(trial.rounds):
+        f = trial.normal(COUNT // 4, 4)
+        f[:, 0] = np.nan
+        want = np.stack([np.clip(f, -0.5, 0.5), np.clip(f, -0.25, 0.25)], 1)
+        want[:, :, 0] = 0.0
+        source = _WORDS.format(count=f.size, text=_BOUNDS)
+        got = trial.wgsl("bounds", source, [f.reshape(-1).view(np.uint32)], ("uint32", want.size), -(-f.size // 64))
+        agree("bounds", got.view(np.float32).reshape(want.shape), want, 0.0)
+    return f"{trial.rounds * (COUNT // 4)} vectors"

@@ -23,9 +23,9 @@ def _drawn(trial: Trial, given: Random | Known | None) -> Array | None:
 
 def _run(trial: Trial, case: Case) -> None:
     """Raises WrongResultError; Unsupported where the adapter lacks an element type."""
-    known = {i: np.array(given.values, given.dtype) for i, given in enumerate(case.inputs) if isinstance(given, Known)}
+    constants = {i: np.array(item.values, item.dtype) for i, item in enumerate(case.inputs) if isinstance(item, Known)}
     try:
-        compare(trial, case.op, case.version, [_drawn(trial, given) for given in case.inputs], known, case.outputs, case.tolerance,
+        compare(trial, case.op, case.version, [_drawn(trial, item) for item in case.inputs], constants, case.outputs, case.tolerance,
                 **dict(case.attributes))
     except UnsupportedNodeError as error:
         if error.code != Code.DTYPE:

@@ -24,9 +24,9 @@ def unique(trial: Trial) -> str:
     for _ in range(trial.rounds):
         x = trial.integers(0, 90, 300)
         want, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True)
-        for k, (got, wanted) in enumerate(zip(
+        for k, (got, expected) in enumerate(zip(
                 trial.node("Unique", 11, [x], outputs=4, sorted=1), (want, first, inverse, counts), strict=True)):
-            agree(f"Unique output {k}", got, wanted)
+            agree(f"Unique output {k}", got, expected)
         agree("Unique unsorted", trial.node("Unique", 11, [x], sorted=0)[0], x[np.sort(first)])
     return "300 numbers"
 
@@ -37,8 +37,8 @@ def suppression(trial: Trial) -> str:
     for _ in range(trial.rounds):
         corners = abs(trial.normal(1, 40, 2))
         boxes = np.concatenate([corners, corners + np.float32(0.2) + abs(trial.normal(1, 40, 2))], -1)
-        known = {2: np.array([6]), 3: np.array([0.3], np.float32), 4: np.array([-9.0], np.float32)}
-        got, = trial.node("NonMaxSuppression", 11, [boxes, scores := trial.normal(1, 2, 40), None, None, None], known)
+        constants = {2: np.array([6]), 3: np.array([0.3], np.float32), 4: np.array([-9.0], np.float32)}
+        got, = trial.node("NonMaxSuppression", 11, [boxes, scores := trial.normal(1, 2, 40), None, None, None], constants)
         want = [(0, c, k) for c in range(2) for k in _kept(boxes[0].astype(np.float64), scores[0, c], 6, 0.3)]
         agree("NonMaxSuppression", got, np.array(want))
     return "40 boxes"

@@ -67,8 +67,8 @@ def _product(trial: Trial, rows: int, columns: int, k: int, precision: str, tran
     if precision == TF32:
         a *= np.exp2(trial.integers(-40, 41, rows, 1)).astype(np.float32)
         b *= np.exp2(trial.integers(-40, 41, 1, columns)).astype(np.float32)
-    given, bias = np.ascontiguousarray(b.T) if transposed else b, np.zeros(columns, np.float32)
-    arrays = {"a": a, "b": given, "c": bias}
+    weights, bias = np.ascontiguousarray(b.T) if transposed else b, np.zeros(columns, np.float32)
+    arrays = {"a": a, "b": weights, "c": bias}
     node = Node("Gemm", ("a", "b", "c"), ("y",), version=13, attributes={"transB": int(transposed)})
     got, = trial.graph(graph_of(arrays, {}, node), [*arrays.values()], precision)
     agree(f"{precision} {rows} x {k} x {columns}", got, a @ b, 0.0)

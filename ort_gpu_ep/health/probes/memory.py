@@ -23,12 +23,12 @@ def memory(trial: Trial) -> str:
     blocks = [gpu.allocate(block) for _ in range(count)]
     offsets = (0, block // 2, block - SAMPLE_NBYTES)
     samples = [[trial.integers(0, 256, SAMPLE_NBYTES, dtype="uint8") for _ in offsets] for _ in blocks]
-    for buffer, given in zip(blocks, samples, strict=True):
-        for offset, sample in zip(offsets, given, strict=True):
+    for buffer, numbers in zip(blocks, samples, strict=True):
+        for offset, sample in zip(offsets, numbers, strict=True):
             gpu.upload(buffer, offset, sample.ctypes.data, sample.nbytes)
     back = np.empty(SAMPLE_NBYTES, np.uint8)
-    for k, (buffer, given) in enumerate(zip(blocks, samples, strict=True)):
-        for offset, sample in zip(offsets, given, strict=True):
+    for k, (buffer, numbers) in enumerate(zip(blocks, samples, strict=True)):
+        for offset, sample in zip(offsets, numbers, strict=True):
             gpu.download(buffer, offset, back.ctypes.data, back.nbytes)
             if trial.planted == FLIPPED_BIT:
                 back[0] ^= 1

@@ -41,8 +41,8 @@ def tiled(trial: Trial) -> str:
 @probe("tensors made of a shape", "kernels", disables=("fill.wgsl", "range.wgsl", "range_float.wgsl", "window.wgsl"))
 def made_of_a_shape(trial: Trial) -> str:
     """ConstantOfShape, Range and a window of sizes that the run brings: of fixed ones, the host computes them."""
-    held = {"zero": np.array(0), "one": np.array(1), "start": np.array(-2.5, np.float32), "step": np.array(0.25, np.float32)}
-    values = {n: Value(n, dtype_of(a), a.shape, lambda a=a: a) for n, a in held.items()}      # type: ignore[misc]
+    constants = {"zero": np.array(0), "one": np.array(1), "start": np.array(-2.5, np.float32), "step": np.array(0.25, np.float32)}
+    values = {n: Value(n, dtype_of(a), a.shape, lambda a=a: a) for n, a in constants.items()}      # type: ignore[misc]
     nodes = (
         Node("Shape", ("x",), ("s",), version=15),
         Node("ConstantOfShape", ("s",), ("f",), attributes={"value": np.array([2.5], np.float32)}, version=9),

@@ -38,19 +38,19 @@ def _product(
     codes, zeros = (trial.integers(low, low + (1 << dtype.bits), *s) for s in (shape, scales))
     scale, x = abs(trial.normal(*scales)) + np.float32(0.1), trial.normal(m, k)
     x[:, k - 1] = peak or x[:, k - 1]
-    held = {"w": codes.astype(dtype.numpy), "s": scale, "z": zeros.astype(dtype.numpy)}
+    constants = {"w": codes.astype(dtype.numpy), "s": scale, "z": zeros.astype(dtype.numpy)}
     node = Node("PackedGemm", ("x", "w", "s", "z"), ("y",), domain="ort_gpu_ep", version=1, attributes={
         "transA": 0, "transB": int(transposed), "alpha": 1.0, "beta": 1.0, "weight_axis": int(transposed == bool(block)),
         "weight_block": block, "weight_bits": 0, "weight_shape": (), "weight_perm": (), "weight_sparse": 0})
-    graph = graph_of({"x": x}, held, node)
+    graph = graph_of({"x": x}, constants, node)
     def wide(given: Array) -> Array:
-        found: Array = given.T if transposed else given
-        return np.repeat(found, block, axis=0)[:k] if block and given is not codes else found
+        array: Array = given.T if transposed else given
+        return np.repeat(array, block, axis=0)[:k] if block and given is not codes else array
 
     agree(f"{kind} {m} x {k} x {n}", trial.graph(graph, [x])[0],
           x.astype(np.float64) @ ((wide(codes) - wide(zeros)) * wide(scale).astype(np.float64)))
     if back:
-        agree(f"{kind} {k} x {n} given back", trial.weight(graph, [x], "w"), as_bytes(held["w"]), 0.0)
+        agree(f"{kind} {k} x {n} given back", trial.weight(graph, [x], "w"), as_bytes(constants["w"]), 0.0)
     if back and block:
         agree(f"scales of {kind} {k} x {n} given back", trial.weight(graph, [x], "s"), scale, 0.0)
 
@@ -83,10 +83,10 @@ def together(trial: Trial) -> str:
 def _together(trial: Trial, count: int, k: int, rows: tuple[int, ...], beside: bool) -> None:
     """x [count, k], divided by its root mean square, times matrices of so many rows in blocks of 16."""
     blocks, x, gamma = -(-k // 16), trial.normal(count, k), trial.normal(k)
-    held, dense, names = {"g": gamma}, list[Array](), ["x", "g"]
+    constants, dense, names = {"g": gamma}, list[Array](), ["x", "g"]
     for i, n in enumerate(rows):
         codes, scale = trial.integers(0, 256, n, blocks, 8).astype(np.uint8), abs(trial.normal(n, blocks)) + np.float32(0.1)
-        held |= {f"w{i}": codes, f"s{i}": scale, f"c{i}": trial.normal(n)}
+        constants |= {f"w{i}": codes, f"s{i}": scale, f"c{i}": trial.normal(n)}
         names += [f"w{i}", f"s{i}", "", f"c{i}"]
         wide = np.stack((codes & 15, codes >> 4), 3).reshape(n, blocks, 16).astype(np.float64) - 8
         dense.append((wide * scale[..., None]).reshape(n, -1)[:, :k])
@@ -95,11 +95,11 @@ def _together(trial: Trial, count: int, k: int, rows: tuple[int, ...], beside: b
         "PackedProducts", tuple(names), outputs, domain="ort_gpu_ep", version=1,
         attributes={"K": k, "N": rows, "bits": 4, "block_size": 16, "epsilon": 1e-5, "beside": int(beside)},
         epilogue=(Step("Sub", "x - y", ("v", BESIDE), FLOAT32),) if beside else ())
-    graph = graph_of({"x": x}, held, node)
+    graph = graph_of({"x": x}, constants, node)
     normed = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5) * gamma
-    wanted = [normed @ d.T + held[f"c{i}"] for i, d in enumerate(dense)]
-    wanted = [wanted[0] - wanted[1]] if beside else wanted
-    for i, (got, want) in enumerate(zip(trial.graph(graph, [x]), wanted, strict=True)):
+    expected = [normed @ d.T + constants[f"c{i}"] for i, d in enumerate(dense)]
+    expected = [expected[0] - expected[1]] if beside else expected
+    for i, (got, want) in enumerate(zip(trial.graph(graph, [x]), expected, strict=True)):
         agree(f"{count} x {k} x {rows}, {i}", got, want)
 
 
@@ -161,17 +161,17 @@ def _rounded(trial: Trial, m: int, k: int, n: int, block: int, bits: int, with_z
     steps = trial.integers(-127, 128, m, blocks * block)
     steps[:, ::block] = 127
     x = (steps * np.exp2(trial.integers(-3, 4, m, blocks)).repeat(block, 1)).astype(np.float32)[:, :k]
-    held = {"w": pack_codes(codes, bits).reshape(n, blocks, -1), "s": scale}
-    held |= {"z": pack_codes(zeros, bits).reshape(-1)[:zeros.size // per]} if with_zeros else {}
-    node = Node("MatMulNBits", ("x", *held), ("y",), domain="com.microsoft", version=1, attributes={
+    constants = {"w": pack_codes(codes, bits).reshape(n, blocks, -1), "s": scale}
+    constants |= {"z": pack_codes(zeros, bits).reshape(-1)[:zeros.size // per]} if with_zeros else {}
+    node = Node("MatMulNBits", ("x", *constants), ("y",), domain="com.microsoft", version=1, attributes={
         "K": k, "N": n, "bits": bits, "block_size": block, "accuracy_level": 4, "weight_prepacked": 0})
-    graph = graph_of({"x": x}, held, node)
+    graph = graph_of({"x": x}, constants, node)
     taken = (zeros[:, :blocks] if with_zeros else np.full((n, blocks), 1 << bits - 1)).repeat(block, 1)
     dense = ((codes - taken) * scale.astype(np.float64).repeat(block, 1))[:, :k]
     agree(f"{bits} bits, {m} x {k} x {n}", trial.graph(graph, [x])[0], x.astype(np.float64) @ dense.T)
     index = trial.rng.permutation(np.arange(k) // block).astype(np.int32)
     inputs = ("x", "w", "s", "z" if with_zeros else "", "g")
-    sorted_graph = graph_of({"x": x}, {**held, "g": index}, replace(node, inputs=inputs))
+    sorted_graph = graph_of({"x": x}, {**constants, "g": index}, replace(node, inputs=inputs))
     taken = zeros[:, index] if with_zeros else np.full((n, k), 1 << bits - 1)
     dense = (codes[:, :k] - taken) * scale.astype(np.float64)[:, index]
     order = np.argsort(index, kind="stable")
@@ -194,12 +194,12 @@ def _given_back(trial: Trial, bits: int, perm: tuple[int, ...]) -> None:
     """A codebook's codes, which are in two planes on the device."""
     stored = (123, 331)
     codes, values = trial.integers(0, 1 << bits, *stored), trial.normal(1 << bits)
-    held = {"w": pack_codes(codes, bits), "t": values}
+    constants = {"w": pack_codes(codes, bits), "t": values}
     x = trial.normal(1, stored[perm[0]])
     node = Node("PackedMatMul", ("x", "w", "t"), ("y",), domain="ort_gpu_ep", version=1, attributes={
         "weight_axis": 1, "weight_block": 0, "weight_bits": bits, "weight_shape": stored, "weight_perm": perm, "weight_sparse": 0})
-    graph = graph_of({"x": x}, held, node)
-    agree(f"Codebook{bits} given back", trial.weight(graph, [x], "w"), held["w"], 0.0)
+    graph = graph_of({"x": x}, constants, node)
+    agree(f"Codebook{bits} given back", trial.weight(graph, [x], "w"), constants["w"], 0.0)
 
 
 def _decoded(trial: Trial, op: str, m: int, density: float = 0.2, stored: tuple[int, int] = (37, 67)) -> None:
@@ -209,21 +209,21 @@ def _decoded(trial: Trial, op: str, m: int, density: float = 0.2, stored: tuple[
         values[0] = 0
         codes = trial.integers(1, 16, *stored) * (trial.rng.random(stored) < density)
         entries, starts = pack_sparse(codes)
-        held = {"w": entries, "t": values, "s": starts}
+        constants = {"w": entries, "t": values, "s": starts}
     else:
         codes = trial.integers(0, len(values), *stored)
-        held = {"w": pack_codes(codes, CODEBOOK[op]), "t": values}
+        constants = {"w": pack_codes(codes, CODEBOOK[op]), "t": values}
     own: tuple[str, ...] = ("w", "s", "t") if op == SPARSE else ("w", "t")
-    fused = ("x", *held)
+    fused = ("x", *constants)
     x = trial.normal(m, stored[1])
     form: dict[str, Attribute] = {"size": (codes.size,), "shape": stored, "perm": (1, 0)}
     alone = Node(op, own, ("d",), domain=DOMAIN, version=1, attributes=form)
-    agree(f"{op} by itself", trial.graph(graph_of({}, held, alone), [])[0], values[codes].T, 0.0)
+    agree(f"{op} by itself", trial.graph(graph_of({}, constants, alone), [])[0], values[codes].T, 0.0)
     whole: dict[str, Attribute] = {
         "weight_axis": 1, "weight_block": 0, "weight_bits": CODEBOOK.get(op, 0), "weight_shape": stored, "weight_perm": (1, 0),
         "weight_sparse": int(op == SPARSE)}
     node = Node("PackedMatMul", fused, ("y",), domain="ort_gpu_ep", version=1, attributes=whole)
-    agree(f"{op} in a product", trial.graph(graph_of({"x": x}, held, node), [x])[0],
+    agree(f"{op} in a product", trial.graph(graph_of({"x": x}, constants, node), [x])[0],
           x.astype(np.float64) @ values[codes].T)
 
 
@@ -241,13 +241,13 @@ def _levels(trial: Trial, kind: int, m: int) -> None:
     """A MatMulBnb4, and its codes given back."""
     n, k, block = 37, 96, 32
     x, codes, scale = trial.normal(m, k), trial.integers(0, 16, n * k // 2, 2), abs(trial.normal(n * k // block)) + np.float32(0.1)
-    held = {"w": (codes[:, 0] * 16 + codes[:, 1]).astype(np.uint8), "s": scale}
-    node = Node("MatMulBnb4", ("x", *held), ("y",), domain="com.microsoft", version=1, attributes={
+    constants = {"w": (codes[:, 0] * 16 + codes[:, 1]).astype(np.uint8), "s": scale}
+    node = Node("MatMulBnb4", ("x", *constants), ("y",), domain="com.microsoft", version=1, attributes={
         "K": k, "N": n, "block_size": block, "quant_type": kind})
-    graph = graph_of({"x": x}, held, node)
+    graph = graph_of({"x": x}, constants, node)
     dense = np.array(BLOCKS_OF_FOUR[kind])[codes].reshape(n, k) * scale.astype(np.float64).repeat(block).reshape(n, k)
     agree(f"levels {kind} of {m}", trial.graph(graph, [x])[0], x.astype(np.float64) @ dense.T)
-    agree(f"levels {kind} of {m} given back", trial.weight(graph, [x], "w"), held["w"], 0.0)
+    agree(f"levels {kind} of {m} given back", trial.weight(graph, [x], "w"), constants["w"], 0.0)
 
 
 @probe("sparse weights with x in workgroup memory", "kernels", disables=(HOLDING,))
@@ -296,10 +296,10 @@ def _pruned(trial: Trial, m: int, shape: tuple[int, int], transposed: bool) -> N
        fault=(r"if \((p\d) < TOTAL && ", r"if (\1 + 1u < TOTAL && "))
 def sparse_product(trial: Trial) -> str:
     """Convolutions over planes and products of many vectors, of single pixels and of fours, in rows, and in slices."""
-    for form, given in trial.repeated(("1 x 1", "1 x 4, 4 slices", "4 x 8"), (
+    for form, case in trial.repeated(("1 x 1", "1 x 4, 4 slices", "4 x 8"), (
             ((2, 64, 6, 6), (70, 64, 1, 1), 0, (1, 1)), ((1, 20, 7, 5), (33, 20, 3, 3), 1, (1, 2))), of=3, turn=2):
         with forced(form):
-            _convolved(trial, *given)
+            _convolved(trial, *case)
     return "planes, windows, steps"
 
 
@@ -354,16 +354,16 @@ def _rows_of_blocks(trial: Trial, bits: int, has_zeros: bool) -> None:
 
     def in_bytes(numbers: Array) -> Array:
         padded = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % per))).reshape(rows, -1, per)
-        found: Array = np.bitwise_or.reduce(padded << np.arange(0, 8, bits), axis=2).astype(np.uint8)
-        return found
+        array: Array = np.bitwise_or.reduce(padded << np.arange(0, 8, bits), axis=2).astype(np.uint8)
+        return array
 
-    held = {"w": in_bytes(codes), "s": scale, **({"z": in_bytes(zeros)} if has_zeros else {})}
-    node = Node("GatherBlockQuantized", ("w", "i", *list(held)[1:]), ("y",), domain="com.microsoft", version=1, attributes={
+    constants = {"w": in_bytes(codes), "s": scale, **({"z": in_bytes(zeros)} if has_zeros else {})}
+    node = Node("GatherBlockQuantized", ("w", "i", *list(constants)[1:]), ("y",), domain="com.microsoft", version=1, attributes={
         "gather_axis": 0, "quantize_axis": 1, "block_size": block, "bits": bits})
-    graph = graph_of({"i": indices}, held, node)
+    graph = graph_of({"i": indices}, constants, node)
     zero = zeros if has_zeros else np.full_like(zeros, 1 << bits - 1)
-    wanted = (codes - np.repeat(zero, block, axis=1)) * np.repeat(scale, block, axis=1)
-    agree(f"{bits} bits", trial.graph(graph, [indices])[0], wanted[indices])
+    expected = (codes - np.repeat(zero, block, axis=1)) * np.repeat(scale, block, axis=1)
+    agree(f"{bits} bits", trial.graph(graph, [indices])[0], expected[indices])
 
 
 def _picked(trial: Trial, kind: str, perm: tuple[int, ...]) -> None:
@@ -371,15 +371,15 @@ def _picked(trial: Trial, kind: str, perm: tuple[int, ...]) -> None:
     rows, width, bits = 37, 67, CODEBOOK.get(kind, 0)
     if bits:
         codes, values = trial.integers(0, 1 << bits, width, rows), trial.normal(1 << bits)
-        held, wanted = {"w": pack_codes(codes, bits), "t": values}, values[codes].T
+        constants, expected = {"w": pack_codes(codes, bits), "t": values}, values[codes].T
     else:
         dtype = BY_NAME[kind]
         low = -(1 << dtype.bits - 1) if dtype.value == "i32" else 0
         codes, scale = trial.integers(low, low + (1 << dtype.bits), rows, width), abs(trial.normal(rows)) + np.float32(0.1)
-        held, wanted = {"w": codes.astype(dtype.numpy), "t": scale}, codes * scale[:, None]
+        constants, expected = {"w": codes.astype(dtype.numpy), "t": scale}, codes * scale[:, None]
     indices = trial.integers(-rows, rows, 19)
     node = Node("PackedGather", ("w", "t", "", "i"), ("y",), domain="ort_gpu_ep", version=1, attributes={
         "axis": 0, "weight_input": 0, "op_version": 13, "weight_axis": 0, "weight_block": 0, "weight_bits": bits, "weight_sparse": 0,
         "weight_shape": codes.shape if bits else (), "weight_perm": perm})
-    graph = graph_of({"i": indices}, held, node)
-    agree(f"{kind}, rows picked", trial.graph(graph, [indices])[0], wanted[indices])
+    graph = graph_of({"i": indices}, constants, node)
+    agree(f"{kind}, rows picked", trial.graph(graph, [indices])[0], expected[indices])

@@ -29,6 +29,17 @@ def quantization(trial: Trial) -> str:
     return "uint8 and int8"
 
 
+@probe("quantization in float16", "kernels", disables=("quantize_halves.wgsl",))
+def halves(trial: Trial) -> str:
+    """QuantizeLinear by channel whose quotient is rounded to float16: rounding that of float32 once more gives the same."""
+    for _ in range(trial.rounds):
+        x, scale = (10 * trial.normal(7, 13)).astype(np.float16), (abs(trial.normal(13)) + np.float32(0.1)).astype(np.float16)
+        zeros = trial.integers(0, 100, 13).astype(np.uint8)
+        got = trial.node("QuantizeLinear", 23, [x, scale, zeros], axis=1)[0]
+        agree("QuantizeLinear", got, np.clip(np.rint((x / scale).astype(np.float64)) + zeros, 0, 255))
+    return "uint8"
+
+
 @probe("dynamic quantization", "kernels", disables=("quantize_range.wgsl", "quantize_parameter.wgsl", "quantize.wgsl"))
 def dynamic(trial: Trial) -> str:
     """The scale and zero point of tensors around a part's size."""
@@ -50,11 +61,11 @@ def _convolution(trial: Trial, kind: type[np.uint8 | np.int8], x: Shape, w: Shap
     zero, scales = kind(57), (abs(trial.normal(w[0])) + np.float32(0.5)) / np.float32(100)
     planes = w[1] <= 4 and attributes.get("group", 1) == 1
     stored = image if planes else np.ascontiguousarray(image.transpose(0, 2, 3, 1))
-    given: dict[str, Array] = {name: np.asarray(array) for name, array in (
+    arrays: dict[str, Array] = {name: np.asarray(array) for name, array in (
         ("x", stored), ("xs", np.float32(0.02)), ("xz", zero), ("w", weights), ("ws", scales), ("wz", np.int8(0)), ("ys", np.float32(0.3)),
         ("yz", kind(31)), ("c", bias))}
-    node = Node("QLinearConv", tuple(given), ("y",), "", "", 10, attributes, channels_last=True)
-    graph = graph_of({"x": given.pop("x")}, given, node)
+    node = Node("QLinearConv", tuple(arrays), ("y",), "", "", 10, attributes, channels_last=True)
+    graph = graph_of({"x": arrays.pop("x")}, arrays, node)
     got, = trial.graph(graph, [stored])
     sums, = reference("Conv", 11, [(a.astype(np.float64)) for a in (image.astype(np.int64) - int(zero), weights, bias)], **attributes)
     exact = sums.transpose(0, 2, 3, 1) * (0.02 * scales.astype(np.float64) / 0.3)
@@ -105,8 +116,8 @@ def words(trial: Trial) -> str:
     for (width, shape), in trial.repeated(((13, (36, 32, 2, 2)), (7, (16, 128, 1, 1))), of=2):
         with chosen(SMALL, 1):      # the first is one of `byte_tiles`: its kernels are there
             graph, image, weights = _convolution(trial, np.uint8, (1, shape[1], 5, width), shape, pads=(shape[2] // 2,) * 4)
-            given = trial.weight(graph, [image], "w")
-        agree(f"weights {list(shape)} given back", given, weights, 0.0)
+            stored = trial.weight(graph, [image], "w")
+        agree(f"weights {list(shape)} given back", stored, weights, 0.0)
     return "2 shapes"
 
 

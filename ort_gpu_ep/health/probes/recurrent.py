@@ -16,8 +16,8 @@ from ort_gpu_ep.ops.recurrent_held import GENERAL, PACKING, PRODUCT, SHADER, WHO
 
 def _layer(trial: Trial, op: str, gates: int, hidden: int, **attributes: Attribute) -> None:
     x, w, r = trial.normal(5, 2, 3), trial.normal(1, gates * hidden, 3), trial.normal(1, gates * hidden, hidden) / hidden
-    given = [x, w, r, trial.normal(1, 2 * gates * hidden)]
-    compare(trial, op, 14, given, None, 2, 1e-4, hidden_size=hidden, **attributes)
+    inputs = [x, w, r, trial.normal(1, 2 * gates * hidden)]
+    compare(trial, op, 14, inputs, None, 2, 1e-4, hidden_size=hidden, **attributes)
 
 
 @probe("recurrent layers", "kernels", disables=("recurrent.wgsl", "recurrent_weights.wgsl"))
@@ -37,8 +37,8 @@ def _rounded(trial: Trial) -> None:
     w, r = (trial.integers(-128, 128, 1, size, 4 * hidden, dtype="int8") for size in (3, hidden))
     x, h, zero = trial.integers(0, 256, 1, 2, 3).astype(np.float32) / 255, trial.normal(1, 2, hidden), np.zeros(1, np.int8)
     x[..., 0] = 1
-    given = [x, w, r, None, None, h, None, None, scale, zero, scale, zero]
-    got = trial.node("DynamicQuantizeLSTM", 1, given, domain="com.microsoft", hidden_size=hidden)[0]
+    inputs = [x, w, r, None, None, h, None, None, scale, zero, scale, zero]
+    got = trial.node("DynamicQuantizeLSTM", 1, inputs, domain="com.microsoft", hidden_size=hidden)[0]
     low, high = (np.clip(of(h, axis=2, keepdims=True), *ends) for of, ends in ((np.min, (None, 0)), (np.max, (0, None))))
     step = (high - low) / np.float32(255)
     zeros = np.rint(-low / step)
@@ -74,15 +74,15 @@ def packed(trial: Trial) -> str:
 def _packed_layer(trial: Trial, op: str, gates: int, hidden: int, **attributes: Any) -> None:
     """W and R as int8, with a scale and a zero point for all."""
     x, b = trial.normal(5, 2, 3), trial.normal(1, 2 * gates * hidden)
-    held, dense = {"b": b}, []
+    constants, dense = {"b": b}, []
     described: dict[str, Any] = {"hidden_size": hidden, "direction": "forward", "layout": 0, "op_version": 14, **attributes}
     for k, width in enumerate((3, hidden)):
         codes, zero = trial.integers(-128, 128, 1, gates * hidden, width, dtype="int8"), trial.integers(-9, 9, 1, dtype="int8")
         scale = abs(trial.normal(1)) / np.float32(300) + np.float32(0.001)
-        held |= {f"c{k}": codes, f"s{k}": scale, f"z{k}": zero}
+        constants |= {f"c{k}": codes, f"s{k}": scale, f"z{k}": zero}
         dense.append((codes.astype(np.float32) - zero) * scale)
         described |= {f"{prefix(k)}_{name}": value for name, value in {
             "input": 1 + PARTS * k, "axis": 1, "block": 0, "bits": 0, "sparse": 0, "shape": (), "perm": ()}.items()}
     node = Node(f"Packed{op}", ("x", "c0", "s0", "z0", "c1", "s1", "z1", "b"), ("y",), domain="ort_gpu_ep", version=1, attributes=described)
-    got, = trial.graph(graph_of({"x": x}, held, node), [x])
+    got, = trial.graph(graph_of({"x": x}, constants, node), [x])
     agree(f"{op} of {hidden} packed", got, reference(op, 14, [x, *dense, b], 2, hidden_size=hidden, **attributes)[0], 1e-4)

@@ -52,9 +52,9 @@ def _convolution(trial: Trial, x: Shape, w: Shape, op: str = "Conv", **attribute
     image, weights, bias = trial.normal(*x), trial.normal(*w), trial.normal(filters)
     reads_planes = op == "Conv" and w[1] <= 4 and attributes.get("group", 1) == 1
     stored = image if reads_planes else _stored(image)
-    given = {"x": stored, "w": weights, "c": bias}
+    arrays = {"x": stored, "w": weights, "c": bias}
     node = Node(op, ("x", "w", "c"), ("y",), "", "", 11, attributes, channels_last=True)
-    got, = trial.graph(graph_of(given, {}, node), [*given.values()])
+    got, = trial.graph(graph_of(arrays, {}, node), [*arrays.values()])
     want, = reference(op, 11, [image, weights, bias], **attributes)
     agree(f"{op} {list(x)} {list(w)} {attributes or ''}, channels last", got, want if filters % 4 else want.transpose(0, 2, 3, 1))
 
@@ -106,15 +106,15 @@ def in_halves(trial: Trial) -> str:
     """Whole numbers that float16 holds, as it does the sums of them that it makes: nothing is rounded. By constant weights and others."""
     limits = trial.gpu.limits
     precisions = ["f16", *(["f16acc"] if limits.allow("product.wgsl", FLOAT16.feature) else [])]
-    wanted = IN_HALVES[1:2] if trial.gpu.info.is_software else IN_HALVES       # the others are compiled for half a second and more
-    ran = [tile for tile in TILES if tile.name in wanted and tile.fits(limits) and tile.fits(limits, halves=True)]
+    forms = IN_HALVES[1:2] if trial.gpu.info.is_software else IN_HALVES       # the others are compiled for half a second and more
+    ran = [tile for tile in TILES if tile.name in forms and tile.fits(limits) and tile.fits(limits, halves=True)]
     node = Node("MatMul", ("a", "b"), ("y",), version=13)
     for _ in range(trial.rounds):
         a, b = (trial.integers(-4, 5, *shape).astype(np.float32) for shape in ((70, 192), (192, 180)))
-        held, brought = graph_of({"a": a}, {"b": b}, node), graph_of({"a": a, "b": b}, {}, node)
+        constant, brought = graph_of({"a": a}, {"b": b}, node), graph_of({"a": a, "b": b}, {}, node)
         for tile, precision in trial.some(ran, (*precisions, ""), of=len(precisions)):
             with chosen(tile, 3 if tile.name in SPLIT_TILES else 1):
-                got, = trial.graph(held, [a], precision) if precision else trial.graph(brought, [a, b], precisions[-1])
+                got, = trial.graph(constant, [a], precision) if precision else trial.graph(brought, [a, b], precisions[-1])
                 agree(f"{precision or precisions[-1]} by a {'constant' if precision else 'matrix'}, {tile.name}", got, a @ b, 0.0)
     return f"{len(ran)} tiles, {', '.join(precisions)}"
 
@@ -192,8 +192,8 @@ def packed(trial: Trial) -> str:
         image, weights, bias = trial.normal(*x), trial.normal(*w), trial.normal(w[0])
         with chosen(FIRST, 1):      # whose probe has compiled the first product
             graph = _packed_convolution(trial, image, weights, bias, **attributes)
-            given = trial.weight(graph, [_stored(image), bias], "w")
-        agree(f"weights {list(w)} given back", given, weights, 0.0)
+            stored = trial.weight(graph, [_stored(image), bias], "w")
+        agree(f"weights {list(w)} given back", stored, weights, 0.0)
     return "2 shapes"
 
 

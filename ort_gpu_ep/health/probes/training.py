@@ -29,9 +29,9 @@ def _wide(arrays: list[Array]) -> list[Array]:
 
 def _lstm(trial: Trial, hidden: int) -> None:
     sequence, state = (STEPS, BATCH, hidden), (BATCH, hidden)
-    given = [trial.normal(*sequence), trial.normal(*state), trial.normal(*state), _sigmoid(trial.normal(STEPS, BATCH, 4 * hidden)),
+    inputs = [trial.normal(*sequence), trial.normal(*state), trial.normal(*state), _sigmoid(trial.normal(STEPS, BATCH, 4 * hidden)),
              trial.normal(*sequence), trial.normal(*sequence), trial.normal(4 * hidden, hidden) / np.float32(hidden)]
-    dy, dh, dc, gates, cells, before, r = _wide(given)
+    dy, dh, dc, gates, cells, before, r = _wide(inputs)
     da = np.zeros_like(gates)
     for t in reversed(range(STEPS)):
         i, o, f, n = np.split(gates[t], 4, axis=1)
@@ -40,16 +40,16 @@ def _lstm(trial: Trial, hidden: int) -> None:
         af, an = dcell * before[t] * f * (1 - f), dcell * i * (1 - n**2)
         da[t] = np.concatenate([dcell * n * i * (1 - i), g * tanh * o * (1 - o), af, an], 1)
         dh, dc = da[t] @ r, dcell * f
-    _check(trial, "LSTMBackward", given, [da, dh, dc])
+    _check(trial, "LSTMBackward", inputs, [da, dh, dc])
 
 
 def _gru(trial: Trial, hidden: int, first: bool) -> None:
     sequence, state = (STEPS, BATCH, hidden), (BATCH, hidden)
-    given = [trial.normal(*sequence), trial.normal(*state), _sigmoid(trial.normal(STEPS, BATCH, 3 * hidden)), trial.normal(*sequence)]
+    inputs = [trial.normal(*sequence), trial.normal(*state), _sigmoid(trial.normal(STEPS, BATCH, 3 * hidden)), trial.normal(*sequence)]
     small = np.float32(hidden)
-    given += ([trial.normal(2 * hidden, hidden) / small, trial.normal(hidden, hidden) / small] if first
+    inputs += ([trial.normal(2 * hidden, hidden) / small, trial.normal(hidden, hidden) / small] if first
               else [trial.normal(*sequence), trial.normal(3 * hidden, hidden) / small])
-    dy, dh, gates, before, *rest = _wide(given)
+    dy, dh, gates, before, *rest = _wide(inputs)
     da = np.zeros_like(gates)
     for t in reversed(range(STEPS)):
         z, r, n = np.split(gates[t], 3, axis=1)
@@ -60,18 +60,18 @@ def _gru(trial: Trial, hidden: int, first: bool) -> None:
         da[t] = np.concatenate([az, ar, an], 1)
         back = np.concatenate([az, ar], 1) @ rest[0] + reset * r if first else np.concatenate([az, ar, an * r], 1) @ rest[1]
         dh = g * z + back
-    _check(trial, "GRUBackwardResetFirst" if first else "GRUBackward", given, [da, dh])
+    _check(trial, "GRUBackwardResetFirst" if first else "GRUBackward", inputs, [da, dh])
 
 
 def _rnn(trial: Trial, hidden: int) -> None:
-    given = [trial.normal(STEPS, BATCH, hidden), trial.normal(BATCH, hidden), trial.normal(STEPS, BATCH, hidden),
+    inputs = [trial.normal(STEPS, BATCH, hidden), trial.normal(BATCH, hidden), trial.normal(STEPS, BATCH, hidden),
              trial.normal(hidden, hidden) / np.float32(hidden)]
-    dy, dh, slope, r = _wide(given)
+    dy, dh, slope, r = _wide(inputs)
     da = np.zeros_like(dy)
     for t in reversed(range(STEPS)):
         da[t] = (dy[t] + dh) * slope[t]
         dh = da[t] @ r
-    _check(trial, "RNNBackward", given, [da, dh])
+    _check(trial, "RNNBackward", inputs, [da, dh])
 
 
 @probe("recurrent layers backward", "kernels", disables=("recurrent_backward.wgsl",))

@@ -121,8 +121,8 @@ def _cached_attention(trial: Trial, normed: bool) -> str:
         shared = np.arange(heads) // (heads // groups)
         want = _attended(tokens[0], keys[shared], values[shared])
         agree(f"GroupQueryAttention, {rows} rows", got[0].reshape(heads, size), want)
-        for name, cache, wanted in zip(("keys", "values"), got[1:], (keys, values), strict=True):
-            agree(f"GroupQueryAttention, {rows} rows, {name}", cache[0, :, :before + 1], wanted)
+        for name, cache, expected in zip(("keys", "values"), got[1:], (keys, values), strict=True):
+            agree(f"GroupQueryAttention, {rows} rows, {name}", cache[0, :, :before + 1], expected)
     return "2 caches"
 
 
@@ -141,8 +141,8 @@ def windowed_cache(trial: Trial) -> str:
         query, key = (_turned(a[0].astype(np.float64), tables, before) for a in (q, k))
         keys, values = np.concatenate([past_k[0, 0, :kept], key]), np.concatenate([past_v[0, 0, :kept], v[0]])
         agree("one token behind a window", got[0][0], _attended(query, keys[None, -window:], values[None, -window:]))
-        for name, cache, wanted in zip(("keys", "values"), got[1:], (keys, values), strict=True):
-            agree(f"{name} that stay", cache[0, 0, :kept + 1], wanted)
+        for name, cache, want in zip(("keys", "values"), got[1:], (keys, values), strict=True):
+            agree(f"{name} that stay", cache[0, 0, :kept + 1], want)
     return "a cache of 11"
 
 
@@ -160,8 +160,8 @@ def shared_cache(trial: Trial) -> str:
                         for past, new in ((past_k, k), (past_v, v)))
         want = _attended(q.reshape(heads, size).astype(np.float64), keys, values)
         agree("one token over a shared cache", got[0].reshape(heads, size), want)
-        for name, cache, wanted in zip(("keys", "values"), got[1:], (keys, values), strict=True):
-            agree(f"{name} of a shared cache", cache[0, :, :before + 1], wanted)
+        for name, cache, expected in zip(("keys", "values"), got[1:], (keys, values), strict=True):
+            agree(f"{name} of a shared cache", cache[0, :, :before + 1], expected)
     return f"{before + 1} of {rows} rows"
 
 
@@ -181,8 +181,8 @@ def _tables(positions: int, pairs: int) -> list[Array]:
 def _attended(queries: Array, keys: Array, values: Array) -> Array:
     """Attention of one token: queries [heads, size], keys and values [heads, tokens, size]."""
     powers = np.exp(np.einsum("hd,hkd->hk", queries, keys) / math.sqrt(queries.shape[-1]))
-    found: Array = np.einsum("hk,hkd->hd", powers / powers.sum(-1, keepdims=True), values)
-    return found
+    rows: Array = np.einsum("hk,hkd->hd", powers / powers.sum(-1, keepdims=True), values)
+    return rows
 
 
 @probe("crops", "kernels", disables=("crop_and_resize.wgsl",))

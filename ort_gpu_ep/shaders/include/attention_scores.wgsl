@@ -14,6 +14,10 @@ fn scored(sum: f32, b: u32, h: u32, i: u32, j: u32) -> f32 {
 #if MASK == 1
     s += mask_at(b * MASK_B + h * MASK_H + min(i, SQ - 1u) * MASK_Q + min(j, MASK_KEYS - 1u) * MASK_K);
 #end
+#if MASK == 3
+    let added = mask_at(b * MASK_B + h * MASK_H + min(i, SQ - 1u) * MASK_Q + min(j, MASK_KEYS - 1u) * MASK_K);
+    s += select(added, -inf_f32(), added <= LEAST);
+#end
     return s;
 }
 

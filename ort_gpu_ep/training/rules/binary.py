@@ -69,10 +69,10 @@ def sums(n: Site) -> Gradients:
 @gradient("Max", "Min")
 def extremum(n: Site) -> Gradients:
     """To the first of the inputs that is the result."""
-    left, found = n.dy, list[Value | None]()
+    left, gradients = n.dy, list[Value | None]()
     for i in range(len(n.inputs)):
         taken = n.writer.op("Equal", n.input(i), n.y)
-        found.append(_to(n, i, where(taken, left, 0.0, left)) if n.wants(i) else None)
+        gradients.append(_to(n, i, where(taken, left, 0.0, left)) if n.wants(i) else None)
         if i + 1 < len(n.inputs):
             left = where(taken, 0.0, left, left)
-    return found
+    return gradients

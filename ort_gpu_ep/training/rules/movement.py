@@ -36,12 +36,12 @@ def tile(n: Site) -> Gradients:
 
 @gradient("Concat")
 def concat(n: Site) -> Gradients:
-    axis, start, found = axis_of(n), 0, list[Value | None]()
+    axis, start, gradients = axis_of(n), 0, list[Value | None]()
     for i in range(len(n.inputs)):
         size = n.input(i).shape[axis]
-        found.append(n.writer.slice(n.dy, axis, start, start + size) if n.wants(i) else None)
+        gradients.append(n.writer.slice(n.dy, axis, start, start + size) if n.wants(i) else None)
         start += size
-    return found
+    return gradients
 
 
 @gradient("Split")

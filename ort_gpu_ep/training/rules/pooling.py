@@ -72,15 +72,15 @@ def max_pool(n: Site) -> Gradients:
                       shape=list(x.shape))
     index = index - w.constant(_first_places(x.shape))
     steps = [range(math.ceil(lay.reach(a) / lay.strides[a])) for a in range(rank)]
-    found: list[Value] = []
+    parts: list[Value] = []
     for shift in product(*steps):
         at, grad = index, n.dy
         for a in range(rank):
             taken = _window_of(lay, a, space[a], n.y.shape[2 + a], shift[a])
             at, grad = (w.op("Gather", v, w.constant(taken), axis=2 + a) for v in (at, grad))
         part = where(w.op("Equal", at, w.constant(_places(n, lay, shift))), grad, 0.0, grad)
-        found.append(part)
-    return [sum(found[1:], found[0])]
+        parts.append(part)
+    return [sum(parts[1:], parts[0])]
 
 
 def _first_places(shape: tuple[int, ...]) -> Array:
@@ -100,8 +100,8 @@ def _window_of(lay: Windows, axis: int, size: int, count: int, shift: int) -> Ar
 
 
 def _exists(lay: Windows, axis: int, size: int, count: int, shift: int) -> Array:
-    wanted = _last_window(lay, axis, size) - shift
-    return np.asarray((wanted >= 0) & (wanted < count))
+    last = _last_window(lay, axis, size) - shift
+    return np.asarray((last >= 0) & (last < count))
 
 
 def _places(n: Site, lay: Windows, shift: tuple[int, ...]) -> Array:

@@ -72,8 +72,8 @@ def einsum(n: Site) -> Gradients:
 def _operand(n: Site, labels: list[str], right: str, index: int) -> Value:
     others = [k for k in range(len(labels)) if k != index]
     there = set(right).union(*(labels[k] for k in others))
-    wanted = "".join(c for c in labels[index] if c in there)
-    equation = ",".join([right, *(labels[k] for k in others)]) + "->" + wanted
+    kept = "".join(c for c in labels[index] if c in there)
+    equation = ",".join([right, *(labels[k] for k in others)]) + "->" + kept
     grad = n.writer.op("Einsum", n.dy, *(n.input(k) for k in others), equation=equation)
     shape = n.input(index).shape
     alone = [size if c in there else 1 for c, size in zip(labels[index], shape, strict=True)]

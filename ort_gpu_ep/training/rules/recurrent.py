@@ -174,11 +174,11 @@ def _check(n: Site) -> None:
     if n.attr("layout") or n.attr("clip") is not None or n.attr("input_forget"):
         raise n.unsupported("layout=1, clip or input_forget is set")
     usual = _ACTIVATIONS[n.node.op_type]
-    given = n.attr("activations") or usual
-    known = set(given) <= {"Tanh", "Relu", "Sigmoid"} if n.node.op_type == "RNN" else all(
-        tuple(given[i:i + len(usual)]) == usual for i in range(0, len(given), len(usual)))
-    if not known:
-        raise n.unsupported(f"activations {', '.join(given)}")
+    activations = n.attr("activations") or usual
+    is_known = set(activations) <= {"Tanh", "Relu", "Sigmoid"} if n.node.op_type == "RNN" else all(
+        tuple(activations[i:i + len(usual)]) == usual for i in range(0, len(activations), len(usual)))
+    if not is_known:
+        raise n.unsupported(f"activations {', '.join(activations)}")
 
 
 def _way(n: Site, index: int, reverse: bool) -> Way:
@@ -193,12 +193,12 @@ def _way(n: Site, index: int, reverse: bool) -> Way:
     states = n.writer.values.get(n.node.output[0])
     if states is None:
         states = w.add_output(n.node, 0, n.x.dtype, (steps, n.input(1).shape[0], batch, hidden))
-    made = own(states, 1)
-    dy = w.zeros(made.shape, n.x.dtype) if n.grads[0] is None else own(n.grads[0], 1)
-    v = Way(n, index, reverse, weight, recurrence, None if bias is None else own(bias, 0), n.x, dy, made, dy)
-    v.x, v.dy, made = (_in_order(n, v, value) for value in (n.x, dy, made))
+    way = own(states, 1)
+    dy = w.zeros(way.shape, n.x.dtype) if n.grads[0] is None else own(n.grads[0], 1)
+    v = Way(n, index, reverse, weight, recurrence, None if bias is None else own(bias, 0), n.x, dy, way, dy)
+    v.x, v.dy, way = (_in_order(n, v, value) for value in (n.x, dy, way))
     first = w.reshape(_first_state(n, v, 5), [1, batch, hidden])
-    v.before = w.op("Concat", first, w.slice(made, 0, 0, steps - 1), axis=0) if steps > 1 else first
+    v.before = w.op("Concat", first, w.slice(way, 0, 0, steps - 1), axis=0) if steps > 1 else first
     v.dh_last = _last_gradient(n, v, 1)
     return v
 

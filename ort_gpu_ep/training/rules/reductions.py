@@ -10,8 +10,8 @@ from ort_gpu_ep.training.writer import Value
 
 def _axes(n: Site) -> list[int]:
     """The axes that are reduced: all, where none are given and that does not mean none."""
-    given = axes_of(n)
-    return given if given or n.attr("noop_with_empty_axes") else list(range(n.x.rank))
+    axes = axes_of(n)
+    return axes if axes or n.attr("noop_with_empty_axes") else list(range(n.x.rank))
 
 
 def _kept(n: Site, value: Value) -> Value:

@@ -29,11 +29,11 @@ def resize(n: Site) -> Gradients:
 
 def _scales(n: Site) -> dict[int, float]:
     """Of each axis that one is given for."""
-    given = n.constant(2)
-    if given is None or given.size == 0:
+    numbers = n.constant(2)
+    if numbers is None or numbers.size == 0:
         return {}
     axes = n.attr("axes") or range(n.x.rank)
-    return dict(zip((a % n.x.rank for a in axes), given.tolist(), strict=True))
+    return dict(zip((a % n.x.rank for a in axes), numbers.tolist(), strict=True))
 
 
 def _matrix(n: Site, size: int, out: int, scale: float | None) -> Array:
