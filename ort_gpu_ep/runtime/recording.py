@@ -65,7 +65,7 @@ class Recording(Generic[AnyEnds]):
             return False
         try:
             (timer, version, _), gpu = self._parts[0], self.prepared.gpu
-            if timer is not gpu.timer or version != self.prepared.version or self.prepared.closed:
+            if timer is not gpu.timer or version != self.prepared.version:        # a closed plan has another one
                 return False
             if (self._destroyed != gpu.destroyed or not self.ends.inputs) and not self.ends.are_there():
                 return False
