@@ -30,7 +30,7 @@ from ort_gpu_ep.plugin.abi import api, ffi, text_of
 from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.control_flow import LoopHelper, ScanHelper
 from ort_gpu_ep.plugin.explain import device_memory_of
-from ort_gpu_ep.plugin.incompatibility import DEVICE, DRIVER, MISSING, NONE
+from ort_gpu_ep.plugin.incompatibility import DEVICE, DRIVER, MISSING, NONE, incompatibility
 from ort_gpu_ep.plugin.profiler import Profiler
 from ort_gpu_ep.plugin.provider import Provider
 from ort_gpu_ep.plugin.transfer import Allocator, DataTransfer, MemcpyKernel
@@ -478,7 +478,7 @@ def test_drivers_that_fail_and_drivers_that_are_missing(details: Callable[[], tu
     assert notes.startswith("no GPU adapter")
     another = replace(enumeration.look_again(resolve().cache_path).adapters[0], vendor_id=0x1234, name="another GPU")
     monkeypatch.setattr(enumeration, "look", lambda config: (another,))
-    reason, notes = details()
+    reason, notes = incompatibility(resolve(), (0x5678, 1))     # asked directly: the device may be the one that stands for any GPU
     assert reason == MISSING
     assert "another GPU" in notes
 
