@@ -30,7 +30,9 @@ from benchmarks import cases
 from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.runtime import joined_runs
+from ort_gpu_ep.runtime.ends import Ends
 from ort_gpu_ep.runtime.joined_runs import CONTENDED
+from ort_gpu_ep.runtime.recording import Recording
 from ort_gpu_ep.utilization import AWAKE_S
 from ort_gpu_ep.webgpu import native
 from ort_gpu_ep.webgpu.library import ffi, lib
@@ -65,14 +67,15 @@ class Floor:
         self.results = [np.empty(t.shape, t.dtype.numpy) for t in filled.outputs]
         self.size = sum(-(-t.nbytes // 256) * 256 for t in filled.outputs)
         self.staging = self.gpu.create(self.size, MAP_READ | COPY_DST)
-        self.key = tuple((t.buffer.serial, 0) for t in (*self.inputs, *self.outputs))
+        self.recording = Recording(self.prepared, Ends(self.inputs, self.outputs))
         self.dispatches = self.prepared.template.plan.dispatches
         info = ffi.new("WGPUBufferMapCallbackInfo *")
         info.mode, info.callback = lib.WGPUCallbackMode_AllowProcessEvents, _on_arrival
         self.info = info
 
     def _recorded(self) -> list[Any]:
-        commands, _ = self.prepared._record(self.shape, self.key, self.inputs, self.outputs)
+        with self.prepared.context.lock:
+            commands, _ = self.recording.commands(self.shape)
         encoder, place = self.gpu.device.create_command_encoder("readback"), 0
         for tensor in self.outputs:
             native.copy_buffer(encoder, tensor.buffer.native, 0, self.staging.native, place, (tensor.type.nbytes + 3) & ~3)

@@ -57,8 +57,8 @@ fn join(a: x_t, b: x_t) -> x_t {
 }
 
 fn finish(a: x_t) -> y_t {
-    if (FINISH == 1u) { return y_t(a / x_t(COUNT)); }
-    if (FINISH == 2u) { return y_t(sqrt(f32(a))); }
+    if (FINISH == 1u) { return y_t(divide_f32(f32(a), f32(COUNT)).x); }
+    if (FINISH == 2u) { return y_t(sqrt_f32(f32(a))); }
     if (FINISH == 3u) { return y_t(log_f32(f32(a))); }
     if (FINISH == 4u) { return y_t(select(pow(f32(a), 1.0 / f32(P)), 0.0, f32(a) == 0.0)); }
     return y_t(a);
@@ -102,6 +102,29 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u
     group_main(group, lane);
 }
 fn is_nan_f32(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+fn divide_f32(n: f32, d: f32) -> vec2<f32> {
+    let q = n / d;
+    if (!(abs(q) > 1e-30 && abs(q) < 1e30 && abs(d) > 1e-30 && abs(d) < 1e30)) { return vec2<f32>(q, 0.0); }
+    let q_head = head_f32(q);
+    let d_head = head_f32(d);
+    let q_tail = q - q_head;
+    let d_tail = d - d_head;
+    let remainder = ((n - q_head * d_head) - q_head * d_tail) - q_tail * d_head - q_tail * d_tail;
+    let bits = bitcast<i32>(q);
+    let unit = abs(d) * bitcast<f32>((bits & 0x7f800000) - (23 << 23u)) * sign(q) * sign(d);
+    let steps = round(remainder / unit);
+    return vec2<f32>(bitcast<f32>(bits + i32(steps)), (remainder - steps * unit) / d);
+}
+fn sqrt_f32(x: f32) -> f32 {
+    let r = sqrt(x);
+    if (!(x > 1e-20 && x < 1e38)) { return r; }
+    let head = head_f32(r);
+    let tail = r - head;
+    let remainder = ((x - head * head) - 2.0 * head * tail) - tail * tail;
+    let bits = bitcast<i32>(r);
+    let unit = 2.0 * r * bitcast<f32>((bits & 0x7f800000) - (23 << 23u));
+    return bitcast<f32>(bits + i32(round(remainder / unit * 0.999999)));
+}
 fn log_f32(x: f32) -> f32 {
     let tiny = x < 1.17549435e-38;
     let i = bitcast<i32>(select(x, x * 8388608.0, tiny)) - 0x3f3504f3;
@@ -118,3 +141,4 @@ fn log_sum_f32(f: f32, k: f32) -> f32 {
     let h = 0.5 * f * f;
     return k * 0.69313812256 + ((s * (h + r) + k * 9.0580006145e-6) - h + f);
 }
+fn head_f32(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) & 0xfffff000u); }

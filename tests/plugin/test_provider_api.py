@@ -289,7 +289,8 @@ def test_arena_shrinkage_gives_device_memory_back(rng: np.random.Generator, deep
     assert after.session[ACTIVATIONS] == 0
     assert after.session[WEIGHTS] == before.session[WEIGHTS] > 0
     assert before.waiting_nbytes >= x.nbytes
-    assert after.waiting_nbytes == after.staging_nbytes == 0
+    assert after.waiting_nbytes == 0
+    assert before.staging_nbytes - after.staging_nbytes >= x.nbytes     # what is left is that of other sessions of the process
     assert after.process_nbytes <= before.process_nbytes - before.waiting_nbytes - before.session[ACTIVATIONS]
     np.testing.assert_array_equal(opened.run(x=x)[0], want)
     assert not opened.state.failures

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.runtime import recording
+from ort_gpu_ep.runtime import commands
 from ort_gpu_ep.webgpu import native
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
 from tests.session.test_direct import WARM
@@ -23,7 +23,7 @@ def chain(length: int) -> bytes:
 
 
 @pytest.mark.parametrize(("late", "length", "submits"), [
-    (True, recording.HEAD_LEAST, 2), (True, recording.HEAD_LEAST - 1, 1), (False, recording.HEAD_LEAST, 1)])
+    (True, commands.HEAD_LEAST, 2), (True, commands.HEAD_LEAST - 1, 1), (False, commands.HEAD_LEAST, 1)])
 def test_a_run_begins_with_its_head(monkeypatch: pytest.MonkeyPatch, late: bool, length: int, submits: int) -> None:
     monkeypatch.setattr(native, "RECORDS_LATE", late)
     model, rng = chain(length), np.random.default_rng()
