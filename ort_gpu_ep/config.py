@@ -229,7 +229,8 @@ def _table(path: Path) -> Mapping[str, object] | None:
         content = tomllib.loads(data.decode("utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path}: {error}; expected TOML") from error
-    table = content if is_own else content.get("tool", {}).get("ort-gpu-ep")
+    tools = content.get("tool")
+    table = content if is_own else tools.get("ort-gpu-ep") if isinstance(tools, dict) else None
     if table is not None and not isinstance(table, dict):
         raise ConfigError(f"{path}: tool.ort-gpu-ep: got {table!r}, expected a table")
     return table

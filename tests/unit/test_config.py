@@ -125,6 +125,12 @@ def test_the_nearest_file_counts_alone(folder: Path) -> None:
     assert resolved() == Config(placement="cpu")
 
 
+def test_a_project_file_whose_tools_are_no_table(folder: Path) -> None:
+    (folder / "ort-gpu-ep.toml").write_text("strict = true\n")
+    (folder / "a" / "pyproject.toml").write_text("tool = 'tool.ort-gpu-ep'\n")
+    assert resolved().strict
+
+
 @pytest.mark.parametrize(("text", "message"), [
     ("placment = 'gpu'", r"ort-gpu-ep\.toml: option 'placment' is unknown; did you mean 'placement'\?"), ("placement = 'tpu'", "toml: placement: got 'tpu', expected"),
     ("placement =", r"toml: .*expected TOML"), ("placement = ['gpu']", r"placement: got \['gpu'\], expected a text"), ("memory_limit_mb = -1", "got '-1', expected"),
