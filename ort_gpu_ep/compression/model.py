@@ -67,9 +67,9 @@ def compress(
     samples = load_samples(calibrate, before, labels) if calibrate is not None else None
     feeds = samples.fit if samples is not None else None
     loaded = _prepared(original, source)
-    layers_there = find_layers(loaded)
-    left, left_nbytes = left_alone(loaded, {layer.weight for layer in layers_there})
-    if not layers_there:
+    candidates = find_layers(loaded)
+    left, left_nbytes = left_alone(loaded, {layer.weight for layer in candidates})
+    if not candidates:
         raise ModelError(f"{source}: nothing to compress; expected float32 constants of {MIN_WEIGHTS:,} elements and more in "
                          f"{', '.join(WEIGHT_INPUTS)}; there are {left or 'no constants as large'}")
     notes = [f"left as they are: {left}"] if left_nbytes > WORTH_TELLING * loaded.ByteSize() else []
@@ -81,7 +81,7 @@ def compress(
         result, reports = quantized(folded, find_layers(folded), feeds)
         result, reports = _the_rest(result, reports)
     else:
-        chosen = _chosen(layers_there, default, patterns)
+        chosen = _chosen(candidates, default, patterns)
         result, reports = _by_layers(loaded, chosen, feeds, max_error, notes, tell)
     tell("comparing outputs", 0.95)
     comparison, on = _compared(before, session_of(result), samples, original, notes)

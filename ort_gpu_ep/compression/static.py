@@ -48,9 +48,9 @@ def quantized(
         except Exception as error:
             raise ModelError(f"onnxruntime's static quantization of the model fails ({type(error).__name__}: {error}); "
                              "int8 without calibration data makes weights int8 alone") from error
-        model_now = onnx.load(target)
-    initializers = {i.name: i for i in model_now.graph.initializer}
-    return model_now, [_reported(layer, initializers) for layer in layers]
+        result = onnx.load(target)
+    initializers = {i.name: i for i in result.graph.initializer}
+    return result, [_reported(layer, initializers) for layer in layers]
 
 
 @contextmanager

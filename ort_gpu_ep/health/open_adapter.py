@@ -94,8 +94,8 @@ def open_gpu(config: Config, uses: Uses | None = None) -> Gpu:
 
 def _figures(info: AdapterInfo, cache_path: str) -> Figures:
     """By the adapter's profile, where there is one with its roofs, and its type."""
-    profile_there = profile.read(cache_path, verdicts.key_of(info)) if not info.is_software else None
-    return figures_for(info.type, profile_there.figures if profile_there is not None else None, info.compiler)
+    stored = profile.read(cache_path, verdicts.key_of(info)) if not info.is_software else None
+    return figures_for(info.type, stored.figures if stored is not None else None, info.compiler)
 
 
 def tuning_key(info: AdapterInfo) -> str:
@@ -148,8 +148,8 @@ def _with_late(info: AdapterInfo, key: str, cache_path: str, known: Verdict, use
     names = verdicts.wanted(known.late, uses(key)) if known.late else set[str]()
     if not names:
         return known
-    verdict_now = _looked(info, "what had waited is wanted now", (), names)
-    return verdicts.keep(cache_path, key, verdicts.joined(known, verdict_now), known) if verdict_now.probed else known
+    renewed = _looked(info, "what had waited is wanted now", (), names)
+    return verdicts.keep(cache_path, key, verdicts.joined(known, renewed), known) if renewed.probed else known
 
 
 def _looked(info: AdapterInfo, why: str, left: Collection[str], only: Collection[str] = ()) -> Verdict:

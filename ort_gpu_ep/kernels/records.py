@@ -178,11 +178,11 @@ def unchecked(families: Iterable[str]) -> frozenset[str]:
 
 def record_of(shader: str) -> Record:
     """Raises UnsupportedNodeError(LIMIT) where there is none: neither its loops nor its costs are known."""
-    record_there = RECORDS.get(shader)
-    if record_there is None:
+    entry = RECORDS.get(shader)
+    if entry is None:
         raise UnsupportedNodeError(
             Code.LIMIT, f"{shader} has no record of its family, loops and costs: state one beside the row (docs/adding-an-op.md)")
-    return record_there
+    return entry
 
 
 def loop_bound(kernel: Kernel) -> int:

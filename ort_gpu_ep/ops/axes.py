@@ -19,10 +19,10 @@ def axis_of(node: BoundNode, axis: int, rank: int) -> int:
 
 def axes_of(node: BoundNode, axes: Sequence[int], rank: int) -> tuple[int, ...]:
     """Each axis counted from the front. Raises UnsupportedNodeError(ATTRIBUTE) for a missing or a repeated axis."""
-    axes_there = tuple(axis_of(node, axis, rank) for axis in axes)
-    if len(set(axes_there)) < len(axes_there):
+    positions = tuple(axis_of(node, axis, rank) for axis in axes)
+    if len(set(positions)) < len(positions):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} names an axis twice: {tuple(axes)} at rank {rank}")
-    return axes_there
+    return positions
 
 
 def ints_of(node: BoundNode, name: str, index: int, or_scalar: bool = False) -> tuple[int, ...] | None:

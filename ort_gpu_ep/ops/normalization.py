@@ -91,8 +91,8 @@ def _held(node: BoundNode, rows: Rows, epsilon: float, *, rms: bool = False, cha
         return None
     if channels and (any(map(is_symbolic, (channels.plane, channels.of))) or channels.plane % 4):
         return None
-    forms_there = forms(target, n // 4)
-    times = estimates_ns(target, forms_there, rows.count, n // 4)
+    by_name = forms(target, n // 4)
+    times = estimates_ns(target, by_name, rows.count, n // 4)
     pieces = _pieces(target, rows, n // 4) if channels and not rms else {}
     choice = target.choose(f"normalize {n}, about {1 << hint(rows.count).bit_length()} rows", {
         **times, **{name: ns for name, (_, ns) in pieces.items()}, "any": any_ns(target, rows)})
@@ -105,7 +105,7 @@ def _held(node: BoundNode, rows: Rows, epsilon: float, *, rms: bool = False, cha
         "PLANE4": channels.plane // 4 if channels else 1}
     if choice.form in pieces:
         return _in_pieces(node, rows, pieces[choice.form][0], consts, {"x": 0, "scale": 1, **bias}, choice)
-    form = forms_there[choice.form]
+    form = by_name[choice.form]
     return kernel(
         ROWS, [x.type], consts={
             "COUNT": rows.count, "RMS": rms, "SKIP": False, "SUM": False, "EARLY": channels is None and _is_early(target, rows), **consts,
@@ -243,10 +243,10 @@ def skip_normalization(node: BoundNode) -> Lowering:
     if node.wants(1) or node.wants(2):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with its mean or inverse deviation as an output")
     rows = rows_of(x.shape, (x.rank - 1,))
-    forms_there = forms(target, n // 4)
+    by_name = forms(target, n // 4)
     choice = target.choose(
-        f"skip normalize {n}, about {1 << hint(rows.count).bit_length()} rows", estimates_ns(target, forms_there, rows.count, n // 4))
-    form, wants_sum = forms_there[choice.form], node.wants(3)
+        f"skip normalize {n}, about {1 << hint(rows.count).bit_length()} rows", estimates_ns(target, by_name, rows.count, n // 4))
+    form, wants_sum = by_name[choice.form], node.wants(3)
     consts: dict[str, Const] = {
         "COUNT": rows.count, "RMS": rms, "SKIP": True, "SUM": wants_sum, "EARLY": _is_early(target, rows),
         "SKIP_ROWS": prod(skip.shape[:-1]), "N4": n // 4, "EPSILON": float(node.attr("epsilon")), "CHANNELS": 0, "PER_ROW": 1, "PLANE4": 1,

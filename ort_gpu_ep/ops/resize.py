@@ -73,8 +73,8 @@ def _by_scales(node: BoundNode, scales: Sequence[float], axes: tuple[int, ...]) 
     if len(scales) != len(axes) or not all(s > 0 for s in scales):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of rank {len(shape)} with scales {list(scales)} for axes {axes}")
     by_axis = dict(zip(axes, scales, strict=True))
-    axes_there = [(size, by_axis.get(a, 1.0)) for a, size in enumerate(shape)]
-    return [Axis(size, size if scale == 1.0 else derived(_scaled, size, scale), scale) for size, scale in axes_there]
+    lines = [(size, by_axis.get(a, 1.0)) for a, size in enumerate(shape)]
+    return [Axis(size, size if scale == 1.0 else derived(_scaled, size, scale), scale) for size, scale in lines]
 
 
 def _scaled(size: int, scale: float) -> int:

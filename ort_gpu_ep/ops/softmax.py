@@ -61,13 +61,13 @@ def _held(node: BoundNode, kind: int, shape: Shape, rows: Rows) -> Kernel:
         return _any(node, kind, rows)
     fours = n % 4 == 0
     units = n // 4 if fours else n
-    forms_there = forms(target, units)
+    by_name = forms(target, units)
     choice = target.choose(
         f"softmax {n}, about {1 << hint(rows.count).bit_length()} rows",
-        {**estimates_ns(target, forms_there, rows.count, units), "any": any_ns(target, rows)})
+        {**estimates_ns(target, by_name, rows.count, units), "any": any_ns(target, rows)})
     if choice.form == "any":
         return replace(_any(node, kind, rows), choice=choice)
-    form = forms_there[choice.form]
+    form = by_name[choice.form]
     return kernel(
         "softmax_rows.wgsl", [x.type],
         consts={"COUNT": rows.count, "UNITS": units, "FOURS": fours, "KIND": kind, **form.consts(target, "softmax_rows.wgsl")},

@@ -82,12 +82,12 @@ class _Inputs:
             assert tensor is not None, "the caller has looked"
             width = int(tensor.shape[2])
             product = self.producers.get(name)
-            product_now = product and self._biased(product, name, f"{node.inputs[BIAS]}.{first}", bias[first:first + width], tensor)
-            if product is None or product_now is None:
+            biased = product and self._biased(product, name, f"{node.inputs[BIAS]}.{first}", bias[first:first + width], tensor)
+            if product is None or biased is None:
                 return
-            products.append((product, product_now))
+            products.append((product, biased))
             first += width
-        self.replaced.update({id(product): product_now for product, product_now in products})
+        self.replaced.update({id(product): biased for product, biased in products})
         self.replaced[id(node)] = replace(node, inputs=(*node.inputs[:BIAS], "", *node.inputs[BIAS + 1:]))
 
     def _biased(self, product: Node, name: str, bias_name: str, bias: Array, tensor: TensorType) -> Node | None:

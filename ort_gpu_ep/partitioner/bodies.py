@@ -80,13 +80,13 @@ def deciding(graph: Graph) -> list[Node]:
     if graph.parent is None or graph.parent.op != "Loop" or not graph.outputs:
         return []
     numbers = {name for name in graph.inputs if _is_number(graph, name)} | {name for name, v in graph.values.items() if v.is_constant}
-    nodes_there = []
+    deciders = []
     for node in graph.nodes:
         if numbers.issuperset(node.reads) and not node.has_subgraph:
             numbers |= {*node.writes}
-            nodes_there.append(node)
+            deciders.append(node)
     names, nodes = {graph.outputs[0]}, []
-    for node in reversed(nodes_there):
+    for node in reversed(deciders):
         if graph.outputs[0] in numbers and not names.isdisjoint(node.writes):
             names |= {*node.reads}
             nodes.append(node)

@@ -98,9 +98,9 @@ def price(
 
 def _movable(graph: Graph, answers: Mapping[int, tuple[Node, Answer, BoundNode | None]], facts: Facts) -> set[str]:
     """Values that may cross during a run: neither constants nor what the host computes once per shape."""
-    names_there = {name for node, answer, _ in answers.values() if isinstance(answer, HostValues) for name in node.writes}
+    hosted = {name for node, answer, _ in answers.values() if isinstance(answer, HostValues) for name in node.writes}
     constants = {name for name, value in graph.values.items() if value.is_constant}
-    return set(facts.types) - names_there - constants
+    return set(facts.types) - hosted - constants
 
 
 def _measured_s(node: Node, originals: Mapping[int, Node], costs: Costs) -> float:

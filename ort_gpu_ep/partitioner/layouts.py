@@ -214,9 +214,9 @@ class _Rewriter:
     def _constant(self, name: str, array: Array, dtype: DType | None) -> str:
         name, array = name + CHANNELS_LAST, np.ascontiguousarray(array)
         if name not in self.present:
-            dtype_there = dtype or BY_NAME[array.dtype.name]
-            self.values[name] = Value(name, dtype_there, tuple(array.shape), lambda: array)
-            self.facts.types[name], self.facts.known[name] = TensorType(dtype_there, tuple(array.shape)), array
+            kind = dtype or BY_NAME[array.dtype.name]
+            self.values[name] = Value(name, kind, tuple(array.shape), lambda: array)
+            self.facts.types[name], self.facts.known[name] = TensorType(kind, tuple(array.shape)), array
             self.facts.constants.add(name)
             self.present.add(name)
         return name

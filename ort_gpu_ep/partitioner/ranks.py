@@ -35,11 +35,11 @@ RANKS = (2, 1, 3, 4)
 def with_ranks(graph: Graph, bodies: Mapping[int, Sequence[Report]], guess: RankGuess) -> Graph:
     """The graph, whose tensors have a shape. bodies: what was decided on those of its If, Loop and Scan, by id of the node."""
     shapes, _ = _inferred(graph, bodies, guess)
-    shapes_there = {name: shapes[name] for name, value in graph.values.items() if value.shape is None and name in shapes}
+    fixed = {name: shapes[name] for name, value in graph.values.items() if value.shape is None and name in shapes}
     if guess.rank is not None:
         missing = (n for n, v in graph.values.items() if v.shape is None and v.dtype is not None and n not in shapes)
-        shapes_there |= dict.fromkeys(missing, (None,) * guess.rank)
-    return graph.with_nodes(graph.nodes, {name: replace(graph.values[name], shape=shape) for name, shape in shapes_there.items()})
+        fixed |= dict.fromkeys(missing, (None,) * guess.rank)
+    return graph.with_nodes(graph.nodes, {name: replace(graph.values[name], shape=shape) for name, shape in fixed.items()})
 
 
 def as_shown(graph: Graph, types: Mapping[str, TensorType]) -> Graph:

@@ -217,9 +217,9 @@ class Solver:
             if locked.isdisjoint(places) and self._left > 0:
                 self._left -= 1
                 changed = _moved(broken, numbers, places)
-                numbers_now = self._repaired(changed, laws, locked.union(places)) if changed is not None else None
-                if numbers_now is not None:
-                    return numbers_now
+                repaired = self._repaired(changed, laws, locked.union(places)) if changed is not None else None
+                if repaired is not None:
+                    return repaired
         return None
 
     def _groups(self, law: _Law, numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:

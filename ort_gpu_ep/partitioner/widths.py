@@ -164,16 +164,16 @@ class _Widths:
         inputs = self.wide.intersection(node.inputs) if steps is None and (_reduces(node) or _moves(node)) else set()
         if not (wide or read or inputs):
             return None
-        node_now = steps or node
-        node_now = replace(node_now, operands=tuple(_wide(n) if n in read else n for n in node_now.operands))
+        widened = steps or node
+        widened = replace(widened, operands=tuple(_wide(n) if n in read else n for n in widened.operands))
         natural = FLOAT16
         if inputs:
             alike, natural = node.op in ALIKE, FLOAT32
-            node_now = replace(node_now, inputs=tuple(
-                _wide(n) if n in inputs or (alike and self._is_half(n)) else n for n in node_now.inputs))
+            widened = replace(widened, inputs=tuple(
+                _wide(n) if n in inputs or (alike and self._is_half(n)) else n for n in widened.inputs))
         if wide:
-            node_now = replace(node_now, outputs=tuple(_wide(n) if n in wide else n for n in node_now.outputs))
-        return stored_as(node_now, FLOAT32 if wide else FLOAT16, natural)
+            widened = replace(widened, outputs=tuple(_wide(n) if n in wide else n for n in widened.outputs))
+        return stored_as(widened, FLOAT32 if wide else FLOAT16, natural)
 
     def _is_half(self, name: str) -> bool:
         return name in self.facts.types and self.facts.types[name].dtype is FLOAT16

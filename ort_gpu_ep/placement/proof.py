@@ -346,9 +346,9 @@ def check_outputs(
         if judge is None:
             raise
         decided = judge(names, got, want, precision)
-        error_now = WrongResultError(f"{error} {decided.said}")
-        error_now.by_cpu = decided.cpu_is_wrong
-        raise error_now from error
+        wrong = WrongResultError(f"{error} {decided.said}")
+        wrong.by_cpu = decided.cpu_is_wrong
+        raise wrong from error
 
 
 def opinion(

@@ -64,8 +64,8 @@ class Source:
                             digest.update(at.to_bytes(8, "little"))
                         digest.update(part)
                         end = at + len(part)
-            for location, file_there in self._external.items():
-                digest.update(f"{location} {file_there.identity.kept()}".encode("utf-8", "surrogateescape"))
+            for location, file_held in self._external.items():
+                digest.update(f"{location} {file_held.identity.kept()}".encode("utf-8", "surrogateescape"))
             self._digest = digest.digest()
         self._check()
         return self._digest

@@ -301,8 +301,8 @@ class Run:
 
     def _known_on(self, gpu: Gpu) -> Known | None:
         """What the partition's last runs there have found."""
-        known_there = self.partition.known
-        return known_there if known_there is not None and known_there.gpu is gpu else None
+        kept = self.partition.known
+        return kept if kept is not None and kept.gpu is gpu else None
 
     def _keep(self, known: Known) -> None:
         self.partition.known = known
@@ -430,10 +430,10 @@ class Run:
         return address, _checked(address, tensor_type(dtype.onnx, shape))
 
     def new_tensor(self, index: int, shape: Shape, over: int | None = None) -> Tensor:
-        gpu, known_there = self._gpu, self._known
+        gpu, kept = self._gpu, self._known
         assert gpu is not None
         place = self.output(index, shape)
-        value = known_there.outputs.get(index) if known_there is not None else None
+        value = kept.outputs.get(index) if kept is not None else None
         if value is not None and value.place == place and not value.piece.gone and (value.over, value.users) == (
                 over, value.storage.users):
             value.storage.content = None
@@ -450,10 +450,10 @@ class Run:
         else:
             storage, offset = memory.write(gpu, address, tensor.nbytes)
         self._outputs.append(storage)
-        tensor_there = Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
+        created = Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
         if memory.owns(address):
-            self._found.append(Found(True, index, place, (storage, offset), tensor_there, over))
-        return tensor_there
+            self._found.append(Found(True, index, place, (storage, offset), created, over))
+        return created
 
     def _written_over(self, over: int, place: tuple[int, TensorType]) -> Tensor | None:
         """The tensor of an input that has the address of an output, if nothing else shares its storage: it can be changed in place."""

@@ -207,9 +207,9 @@ class SessionState:
         """Keeps what was decided on a graph. A model with local functions is asked twice, before and after ONNX Runtime inlines those that
         nobody takes: the last answer counts.
         """
-        before = [k for k, report_there in enumerate(self.reports) if not report_there.nested]
+        before = [k for k, earlier in enumerate(self.reports) if not earlier.nested]
         if not report.nested and before:
-            self.reports[:] = self.reports[before[-1] + 1:] or [report_there for report_there in self.reports if report_there.nested]
+            self.reports[:] = self.reports[before[-1] + 1:] or [earlier for earlier in self.reports if earlier.nested]
         self.reports.append(report)
 
     def labels(self) -> dict[str, str]:

@@ -67,7 +67,7 @@ class Prologue:
         unread = Counter(name for step in missing for name in _weights_of(step))
         for step in missing:
             if any(t.written and t.place in kept for t in step.tensors):
-                unread.subtract(name for step_there in self._make(step, writers, kept) for name in _weights_of(step_there))
+                unread.subtract(name for writer in self._make(step, writers, kept) for name in _weights_of(writer))
                 self._read([name for name in _weights_of(step) if not unread[name]])
         return {place: buffer for step in plan.prologue for place, buffer in self._made.get(step, {}).items()}
 

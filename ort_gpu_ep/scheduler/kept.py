@@ -123,11 +123,11 @@ def _trace(data: Mapping[str, Any], ranges: Sequence[tuple[int, int]]) -> Trace:
     for definition, hint in zip(atoms, hints, strict=True):
         if type(hint) not in (int, float):
             raise ValueError(f"got {str(hint)[:60]}, expected a number")
-        trace_now = _definition(definition, len(trace.atoms), len(ranges))
-        if trace.add(trace_now, hint) != len(trace.atoms) - 1:
+        copy = _definition(definition, len(trace.atoms), len(ranges))
+        if trace.add(copy, hint) != len(trace.atoms) - 1:
             raise ValueError(f"got atom {str(definition)[:60]} twice")
-        if trace_now[0] == "symbol":
-            trace.symbol(trace_now[1], hint, ranges[trace_now[1]])
+        if copy[0] == "symbol":
+            trace.symbol(copy[1], hint, ranges[copy[1]])
     for terms, relation, answer in data["guards"]:
         if relation not in _RELATIONS or type(answer) is not bool:
             raise ValueError(f"got {str((relation, answer))[:60]}, expected a relation and its answer")

@@ -26,11 +26,11 @@ def table(outputs: Sequence[Value], packed: Packed, others: Mapping[str, Any], p
     refused = {int(packed.kept[row]): text for _, errors in pieces for row, text in errors.items()}
     errors = {**packed.errors, **refused}
     kept = np.setdiff1d(packed.kept, np.fromiter(refused, int, len(refused)))
-    columns_there = {name: pa.array(list(c) if c.ndim > 1 else c) if isinstance(c, np.ndarray) else c for name, c in others.items()}
+    by_name = {name: pa.array(list(c) if c.ndim > 1 else c) if isinstance(c, np.ndarray) else c for name, c in others.items()}
     for value in outputs:
-        columns_there |= columns(value, [arrays[value.name] for arrays, _ in pieces if arrays], kept, packed.count)
-    columns_there[ERROR] = pa.array([errors.get(row) for row in range(packed.count)] if errors else [None] * packed.count, pa.string())
-    return pa.table(columns_there)
+        by_name |= columns(value, [arrays[value.name] for arrays, _ in pieces if arrays], kept, packed.count)
+    by_name[ERROR] = pa.array([errors.get(row) for row in range(packed.count)] if errors else [None] * packed.count, pa.string())
+    return pa.table(by_name)
 
 
 def check(outputs: Sequence[Value], arrays: Mapping[str, Array], rows: int) -> None:

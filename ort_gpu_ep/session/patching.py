@@ -75,11 +75,11 @@ def patch(options: Mapping[str, object] | None = None, say: bool = True) -> Patc
     Raises: ConfigError for an unknown option or value.
     """
     global _said
-    patch_now = Patch(options or {})
+    active = Patch(options or {})
     if say and not _said:
         _said = True
         print(f"ort_gpu_ep: {children.announcement(resolve({}).placement)}; in Python children too", file=sys.stderr)
-    return patch_now
+    return active
 
 
 def in_front(providers: Any, options: Any, settings: Any) -> tuple[Any, Any]:

@@ -481,10 +481,10 @@ class InferenceSession(plugin.PlainSession):
 
         profile: also times each dispatch, see `profile`; true, or the inputs of its runs.
         """
-        explanation_now = self._explain()
+        report = self._explain()
         if profile is False:
-            return explanation_now
-        return replace(explanation_now, profile=self.profile(None if profile is True else profile))
+            return report
+        return replace(report, profile=self.profile(None if profile is True else profile))
 
     def _explain(self) -> Explanation:
         load("ort_gpu_ep.plugin.explain")
@@ -501,8 +501,8 @@ class InferenceSession(plugin.PlainSession):
             self._state, self._asked = states[-1], None
         if self._runner is not None:
             return self._runner.explain()
-        explanation_now = explanation(self._state)
-        return replace(explanation_now, adapter=f"none ({self._forbidden})") if self._forbidden else explanation_now
+        report = explanation(self._state)
+        return replace(report, adapter=f"none ({self._forbidden})") if self._forbidden else report
 
     def stats(self) -> dict[str, Any]:
         """Counts since the session was created, see docs/placement.md.
