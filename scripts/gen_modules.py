@@ -40,7 +40,7 @@ ORDER = {
     "health": "open_adapter enumeration drivers probe examination worker helper verdicts markers quirks workarounds",
     "calibration": "workloads measure roofs cache",
     "comparison": "values models bisection float64",
-    "generation": "generator model_file step growing sampling",
+    "generation": "generator model_file step growing sampling drafts",
     "training": "trainer source step forward gradient differentiate losses optimizers schedules updates writer functions "
                 "engine resident feeding",
     "scoring": "scorer job model sources columns outputs parts board host drive process worker running batching report",

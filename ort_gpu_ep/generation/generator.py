@@ -10,7 +10,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from onnxruntime import OrtValue
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError, InputError, ModelError
+from ort_gpu_ep.generation.drafts import Drafts, Lookup, accepted, shared
 from ort_gpu_ep.generation.growing import Growing, GrowingStep, growing_step_of
 from ort_gpu_ep.generation.model_file import without_weights
 from ort_gpu_ep.generation.positions import positions_of
@@ -37,6 +41,12 @@ from ort_gpu_ep.session.session import InferenceSession
 AHEAD = 2
 """Steps that are submitted before the token of the first of them is read."""
 
+CHUNK = 2048
+"""Tokens of a prompt that one pass reads at most: activations take memory for so many, and not for all of a long prompt."""
+
+MOST_DRAFTS = 7
+"""Of a pass: kernels for few rows take up to eight."""
+
 DEFAULT_LENGTH = 2048
 """Tokens of prompt and answer together, where the model's tables of positions have room for them."""
 
@@ -49,6 +59,15 @@ DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 
 
+@dataclass(frozen=True)
+class _Form:
+    """Of passes over so many tokens: values on the device for their ids, the choices behind them, and logits."""
+
+    ids: Any
+    next: Any
+    logits: Any
+
+
 class Generator:
     """A decoder, opened to generate; one generation at a time, where caches do not grow.
 
@@ -57,21 +76,33 @@ class Generator:
     model's tables of positions have. provider_options: as InferenceSession's; by default placement=gpu. sess_options: copied, and so not
     changed, unless the model has operators of a library, which no copy knows.
 
+    lookahead: drafts that are verified in one pass, 0 to 7. Weights are read once for all of them, so an answer whose drafts hold takes
+    less time, and it has the same tokens but for sums that are rounded otherwise. draft: a Generator of a smaller model with the same
+    vocabulary that writes the drafts; None: they are looked up in the text so far. `tokens_per_pass` tells what it brings.
+
     All methods may be called by several threads. A generation whose caches another one has taken raises InputError before a further token.
 
     Raises:
-        ModelError: the model is no such decoder. ConfigError: an option, or a max_length beyond the model's tables of positions.
+        ModelError: the model is no such decoder. ConfigError: an option, a max_length beyond the model's tables of positions, or a
+        lookahead for a decoder whose caches grow.
     """
 
     def __init__(
         self, model: Model, *, max_length: int | None = None, provider_options: Mapping[str, Any] | None = None, sess_options: Any = None,
+        lookahead: int = 0, draft: Generator | None = None,
     ) -> None:
+        if not 0 <= lookahead <= MOST_DRAFTS or (draft is not None and not lookahead):
+            raise ConfigError(f"generate: lookahead: got {lookahead}, expected 0 to {MOST_DRAFTS}, and at least 1 with a draft")
         loaded, folder = _loaded(model)
         self.max_length = _length(max_length, positions_of(loaded))
-        self._turn, self._lock = 0, threading.RLock()
+        self._turn, self._continuing, self._lock = 0, -1, threading.RLock()
         settings = sess_options if {n.domain for n in loaded.graph.node} - DOMAINS else own_settings(sess_options)
         growing = None if any(n.op_type == SHARES for n in loaded.graph.node) else growing_step_of(loaded)
-        step = growing or step_of(loaded, self.max_length)
+        if growing is not None and lookahead:
+            raise ConfigError("generate: lookahead: drafts that fail leave caches which grow; expected a decoder with GroupQueryAttention")
+        self._lookahead, self._draft = lookahead, draft
+        self._passes = self._verified = 0
+        step = growing or step_of(loaded, self.max_length, 1 + lookahead)
         if folder:
             settings = settings if settings is not None else onnxruntime.SessionOptions()
             settings.add_session_config_entry(EXTERNAL_FOLDER, folder)
@@ -82,11 +113,15 @@ class Generator:
         self.vocabulary = self._logits_info().shape[-1]
         if not isinstance(self.vocabulary, int):
             raise ModelError("generate: the model leaves the number of logits open; write it into the shape of output 'logits'")
+        if draft is not None and (draft._growing is not None or draft._lookahead or draft.vocabulary != self.vocabulary):
+            raise ConfigError(
+                f"generate: draft: got a decoder of {draft.vocabulary} tokens{', whose caches grow' if draft._growing else ''}, with "
+                f"lookahead={draft._lookahead}; expected {self.vocabulary} tokens as this one has, GroupQueryAttention, and no lookahead")
         self._kind = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[self._logits_info().type]
         self._samplers = Memo[Sampler](SAMPLERS)
         self._failed = False
         self._ids = step.kinds[IDS] if isinstance(step, GrowingStep) else step.ids
-        self._growing = Growing(self.session, step, self._device[:2]) if isinstance(step, GrowingStep) else None
+        self._growing: Growing | None = Growing(self.session, step, self._device[:2]) if isinstance(step, GrowingStep) else None
         if isinstance(step, Step):
             self._prepare(step)
 
@@ -98,8 +133,15 @@ class Generator:
         self._step = Step(onnx.ModelProto(), step.caches, step.ids)     # the weights are the session's now
         self._caches = {name: self._value(np.zeros(shape, dtype)) for name, (_, shape, dtype) in self._step.caches.items()}
         self._presents = {present: self._caches[name] for name, (present, _, _) in self._step.caches.items()}
-        self._tokens = [self._value(np.zeros((1, 1), self._step.ids)) for _ in range(2)]
         self._lengths = [self._value(np.zeros((1, 1), np.int64)) for _ in range(2)]
+        self._continued = list[int]()       # tokens whose keys the caches have, where drafts are written
+        if self._lookahead:
+            self._forms = {rows: _Form(self._value(np.zeros((1, rows), self._step.ids)), self._value(np.zeros((rows, 1), self._step.ids)),
+                                       self._value(np.zeros((1, rows, self.vocabulary), self._kind))) for rows in (1, 1 + self._lookahead)}
+            self._runs = Runs(self.session, [({IDS: form.ids, LENGTH: self._lengths[1], **self._caches}, self._written(form))
+                                             for form in self._forms.values()])
+            return
+        self._tokens = [self._value(np.zeros((1, 1), self._step.ids)) for _ in range(2)]
         self._logits = self._value(np.zeros((1, 1, self.vocabulary), self._kind))
         self._draws = [self._value(np.zeros(3, np.float32)) for _ in range(2)]
         self._drawn: tuple[Sampler, Turns | None] | None = None      # of the generation that goes on
@@ -138,11 +180,8 @@ class Generator:
             choose = None if draw is None else partial(self._drawn_of, draw)
             return self._growing.tokens(tokens, count, choose, frozenset(stop))
         with self._lock:
-            self._turn += 1
-            if self._failed:
-                self._prepare(self._step)
-                self._failed = False
-            return self._tokens_of(tokens, count, draw, frozenset(stop), self._turn)
+            tell = self._tokens_by_passes if self._lookahead else self._tokens_of
+            return tell(tokens, count, draw, frozenset(stop), self._next_turn())
 
     def _sampler(self, draw: Draw) -> Sampler:
         count = min(draw.top_k or self.vocabulary, self.vocabulary)
@@ -156,7 +195,7 @@ class Generator:
         self, prompt: npt.NDArray[Any], count: int, draw: Draw | None, stop: frozenset[int], turn: int,
     ) -> Iterator[int]:
         waiting, submitted, ahead = deque[Callable[[], int]](), 0, AHEAD if self._device[0] == "gpu" else 1
-        try:
+        with self._fit_for_others(turn):
             try:
                 for index in range(count):
                     while submitted < count and len(waiting) < ahead:
@@ -174,18 +213,106 @@ class Generator:
                 raise
             finally:
                 uninterrupted(_drain, waiting)      # the device writes what these read
-        except Exception:       # a token that the vocabulary lacks, a lost device: caches that no later generation may read
+
+    def _tokens_by_passes(
+        self, prompt: npt.NDArray[Any], count: int, draw: Draw | None, stop: frozenset[int], turn: int,
+    ) -> Iterator[int]:
+        """The same tokens, several of a pass: the last one and drafts behind it are read at once."""
+        tokens, first = prompt[0].tolist(), prompt.shape[1]
+        look: Drafts = self._draft._continuation if self._draft is not None else Lookup()
+        before, drafts = 0, list[int]()     # tokens whose keys the caches have; drafts behind the last token
+        with self._fit_for_others(turn):
+            while len(tokens) < first + count:
+                here = uninterrupted(self._pass, [tokens[-1], *drafts] if before else tokens, before, draw, turn)
+                fresh = accepted(drafts, here)
+                before = len(tokens) + len(fresh) - 1
+                for token in fresh[:first + count - len(tokens)]:
+                    tokens.append(checked(token, len(tokens)))
+                    yield token
+                    if token in stop:
+                        return
+                fits = before + 1 + self._lookahead <= self.max_length and len(tokens) + 1 < first + count
+                drafts = [*look(tokens, self._lookahead)] if fits else []
+                drafts += [0] * (self._lookahead - len(drafts)) if drafts else []       # one form for all: nothing is compiled later
+
+    def _pass(self, ids: Sequence[int], before: int, draw: Draw | None, turn: int) -> Callable[[int], int]:
+        """Reads tokens behind `before` others. Gives the choice behind the k-th of them; of a prompt, k = 0, behind its last one."""
+        rows = 1 + self._lookahead if len(ids) > self._lookahead else 1
+        form, tokens = self._forms[rows], np.asarray([ids], self._step.ids)
+        with self._lock:
+            self._check_turn(turn)
+            if before:
+                self._set(self._lengths[1], np.array([[before + len(ids)]]))
+                self._set(form.ids, tokens)
+                self._runs.run(int(rows > 1))
+                self._passes += 1
+            else:
+                self._read(tokens, CHUNK if rows > 1 else 1, self._written(form))
+            logits = form.logits.numpy() if draw is not None or self._device[0] == "cpu" else None
+            chosen = _content(form.next, self._step.ids) if draw is None else None
+
+        def choose(k: int) -> int:
+            row = k if before else -1
+            self._verified += before > 0
+            if logits is not None and np.isnan(logits[0, row]).any():       # onnxruntime's ArgMax and TopK may not see it
+                return NOTHING
+            if draw is None or logits is None:
+                return int(chosen[row])     # type: ignore[index]
+            return self._sampler(draw).token(OrtValue.ortvalue_from_numpy(np.ascontiguousarray(logits[:, row, None])), draw.next())
+
+        return choose
+
+    def _continuation(self, tokens: Sequence[int], count: int) -> Sequence[int]:
+        """The most likely tokens behind these, for another Generator's drafts. What the caches have of these is not read again."""
+        if len(tokens) + count > self.max_length:
+            return []
+        with self._lock:
+            if self._turn != self._continuing:
+                self._continuing, self._continued = self._next_turn(), []
+            same = min(shared(self._continued, tokens), len(tokens) - 1)
+            self._continued = []
+            self._read(np.asarray([tokens[same:]], self._step.ids), CHUNK, self._outputs(0), same)
+            waiting = [self._token(0)]
+            for place in range(1, count):
+                self._runs.run((place - 1) % 2)
+                waiting.append(self._token(place % 2))
+            drafts = [wait() for wait in waiting]
+            self._continued = [*tokens, *drafts[:-1]]
+        return [*takewhile(lambda token: token != NOTHING, drafts)]
+
+    def _next_turn(self) -> int:
+        """Of a generation that begins: it may not read caches that an exception has left."""
+        self._turn += 1
+        if self._failed:
+            self._prepare(self._step)
+            self._failed = False
+        return self._turn
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Of the passes behind prompts until now, on average; 1 without lookahead."""
+        return self._verified / self._passes if self._passes else 1.0
+
+    @contextmanager
+    def _fit_for_others(self, turn: int) -> Iterator[None]:
+        """Around a generation: after an exception no later one may read its caches (a token that the vocabulary lacks, a lost device)."""
+        try:
+            yield
+        except Exception:
             with self._lock:
                 self._failed = self._failed or turn == self._turn
             raise
+
+    def _check_turn(self, turn: int) -> None:
+        if turn != self._turn:
+            raise InputError("generate: another generation has begun with this Generator, whose caches it needs; use one each")
 
     def _advance(
         self, waiting: deque[Callable[[], int]], prompt: npt.NDArray[Any], index: int, draw: Draw | None, turn: int,
     ) -> None:
         """Submits the step of token `index`, and its readback: a step without one would write where the next generation has begun."""
         with self._lock:
-            if turn != self._turn:
-                raise InputError("generate: another generation has begun with this Generator, whose caches it needs; use one each")
+            self._check_turn(turn)
             self._submit(prompt, index)
             if draw is not None:
                 self._choose(draw, index % 2)
@@ -196,15 +323,21 @@ class Generator:
         if index:
             self._runs.run((index - 1) % 2)
             return
-        self._set(self._lengths[1], np.array([[prompt.shape[1]]]))
-        binding = self.session.io_binding()
-        binding.bind_cpu_input(IDS, np.ascontiguousarray(prompt))
-        binding.bind_ortvalue_input(LENGTH, self._lengths[1])
-        for name, value in self._caches.items():
-            binding.bind_ortvalue_input(name, value)
-        for name, value in self._outputs(0).items():
-            binding.bind_ortvalue_output(name, value)
-        self.session.run_with_iobinding(binding)
+        self._read(prompt, CHUNK, self._outputs(0))
+
+    def _read(self, prompt: npt.NDArray[Any], chunk: int, outputs: Mapping[str, Any], before: int = 0) -> None:
+        """Tokens behind `before` others, at most so many at a time, and about alike."""
+        for part in np.array_split(prompt, -(-prompt.shape[1] // chunk), axis=1):
+            before += part.shape[1]
+            self._set(self._lengths[1], np.array([[before]]), waits=True)
+            binding = self.session.io_binding()
+            binding.bind_cpu_input(IDS, np.ascontiguousarray(part))
+            binding.bind_ortvalue_input(LENGTH, self._lengths[1])
+            for name, value in self._caches.items():
+                binding.bind_ortvalue_input(name, value)
+            for name, value in outputs.items():
+                binding.bind_ortvalue_output(name, value)
+            self.session.run_with_iobinding(binding)
 
     def _choose(self, draw: Draw, place: int) -> None:
         """Puts a random token in place of the most likely one."""
@@ -234,6 +367,9 @@ class Generator:
     def _outputs(self, place: int) -> dict[str, Any]:
         return {NEXT: self._tokens[place], NEXT_LENGTH: self._lengths[place], LOGITS: self._logits, **self._presents}
 
+    def _written(self, form: _Form) -> dict[str, Any]:
+        return {NEXT: form.next, NEXT_LENGTH: self._lengths[0], LOGITS: form.logits, **self._presents}
+
     def _value(self, array: npt.NDArray[Any]) -> Any:
         """A value on the device; since onnxruntime 1.30 of this session: what is copied there counts in its stats."""
         make = getattr(self.session, "create_ortvalue_from_shape_and_type", OrtValue.ortvalue_from_shape_and_type)
@@ -241,9 +377,10 @@ class Generator:
         value.update_inplace(array)
         return value
 
-    def _set(self, value: Any, array: npt.NDArray[Any]) -> None:
+    def _set(self, value: Any, array: npt.NDArray[Any], waits: bool = False) -> None:
+        """waits: for what is pending and may read the value."""
         if self._device[0] == "gpu":
-            fill(value, np.ascontiguousarray(array), waits=False)
+            fill(value, np.ascontiguousarray(array), waits)
         else:
             value.update_inplace(array)
 
@@ -257,6 +394,12 @@ def _length(asked: int | None, positions: tuple[int, str] | None) -> int:
     if most is not None and length > most:
         raise ConfigError(f"generate: max_length: got {length}, expected at most {most}, the positions of the model's table {table!r}")
     return length
+
+
+def _content(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Of a small value, flat."""
+    wait = download_later([value])
+    return np.asarray(value.numpy().ravel() if wait is None else np.frombuffer(wait()[0], dtype))
 
 
 def _oldest(waiting: deque[Callable[[], int]]) -> int:

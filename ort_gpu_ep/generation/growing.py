@@ -16,7 +16,7 @@ import onnx
 from onnx import helper
 
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.generation.step import GIVEN_LOGITS, IDS, LOGITS, MASK, NEXT, NOTHING, POSITIONS, checked, has_nan, last_token
+from ort_gpu_ep.generation.step import GIVEN_LOGITS, IDS, LOGITS, MASK, NEXT, NOTHING, POSITIONS, checked, choice, has_nan
 from ort_gpu_ep.session.bound_runs import state_of
 
 BRANCH = "use_cache_branch"
@@ -62,7 +62,7 @@ def growing_step_of(model: onnx.ModelProto) -> GrowingStep | None:
     kinds = {n: np.dtype(helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type)) for n, i in inputs.items()}
     empty = {name: np.zeros(_shape(inputs[name]), kinds[name]) for name in pasts}
     logits = next(o for o in graph.output if o.name == GIVEN_LOGITS).type.tensor_type
-    graph.node.extend(last_token(graph, inputs[IDS].type.tensor_type.elem_type))
+    graph.node.extend(choice(model))
     kept = [o for o in graph.output if o.name != GIVEN_LOGITS]
     del graph.output[:]
     vocabulary = logits.shape.dim[-1].dim_value if logits.shape.dim else 0

@@ -19,7 +19,8 @@ from ort_gpu_ep.errors import InputError, ModelError
 
 IDS, LENGTH, NEXT, NEXT_LENGTH, LOGITS = "input_ids", "generation.length", "generation.next", "generation.next_length", "generation.logits"
 """Inputs and outputs of a step besides its caches: tokens [1, S]; how many tokens there are with these [1, 1]; the most likely next token
-[1, 1]; length + 1; logits [1, 1, vocabulary] of the last token."""
+behind each of the last ones [choices, 1]; length + 1; logits [1, choices, vocabulary] of the last ones. `choices` is 1, or at most so many
+of the tokens as drafts are verified with."""
 
 NOTHING = -1
 """In place of a token, where logits leave none to choose."""
@@ -40,8 +41,9 @@ class Step:
     ids: np.dtype[np.generic]
 
 
-def step_of(model: onnx.ModelProto, rows: int) -> Step:
-    """The step of a decoder for one sequence of at most `rows` tokens. The model given is changed.
+def step_of(model: onnx.ModelProto, rows: int, choices: int = 1) -> Step:
+    """The step of a decoder for one sequence of at most `rows` tokens. The model given is changed. choices: for so many of the last tokens,
+    or for all where there are fewer, it tells the next one.
 
     Raises:
         ModelError: the model is not such a decoder; what is missing is named.
@@ -65,8 +67,8 @@ def step_of(model: onnx.ModelProto, rows: int) -> Step:
         shape = (1, _attribute(node, "kv_num_heads"), rows, _head(node, inputs[name], graph, initializers))
         caches[name] = (present, shape, np.dtype(helper.tensor_dtype_to_np_dtype(inputs[name].type.tensor_type.elem_type)))
     ids = inputs[IDS].type.tensor_type.elem_type
-    _around(graph, inputs, rows, ids)
-    _give(graph, caches, ids)
+    _around(graph, inputs, rows, choice(model, choices))
+    _give(graph, caches, ids, choices)
     return Step(model, caches, np.dtype(helper.tensor_dtype_to_np_dtype(ids)))
 
 
@@ -105,9 +107,9 @@ def _constant(graph: onnx.GraphProto, name: str, value: object, dtype: Any = np.
     return f"generation.{name}"
 
 
-def _around(graph: onnx.GraphProto, inputs: dict[str, onnx.ValueInfoProto], rows: int, ids: int) -> None:
-    """What comes before the decoder (mask, positions) and behind it (the last token's logits, the choice, the next count)."""
-    before, behind = list[onnx.NodeProto](), list[onnx.NodeProto]()
+def _around(graph: onnx.GraphProto, inputs: dict[str, onnx.ValueInfoProto], rows: int, chosen: Sequence[onnx.NodeProto]) -> None:
+    """What comes before the decoder (mask, positions) and behind it (the choice of tokens, the next count)."""
+    before = list[onnx.NodeProto]()
     places = _constant(graph, "places", np.arange(rows)[None])
     if MASK in inputs:
         kind = inputs[MASK].type.tensor_type.elem_type
@@ -121,21 +123,30 @@ def _around(graph: onnx.GraphProto, inputs: dict[str, onnx.ValueInfoProto], rows
                    helper.make_node("Sub", [LENGTH, "generation.count"], ["generation.before"]),
                    helper.make_node("Add", ["generation.first", "generation.before"], ["generation.positions"]),
                    helper.make_node("Cast", ["generation.positions"], [POSITIONS], to=kind)]
-    behind += last_token(graph, ids)
-    behind += [helper.make_node("Add", [LENGTH, _constant(graph, "one", [1])], [NEXT_LENGTH])]
+    behind = [*chosen, helper.make_node("Add", [LENGTH, _constant(graph, "one", [1])], [NEXT_LENGTH])]
     nodes = [*before, *graph.node, *behind]
     del graph.node[:]
     graph.node.extend(nodes)
 
 
-def last_token(graph: onnx.GraphProto, ids: int) -> Sequence[onnx.NodeProto]:
-    """Nodes that give LOGITS of the last token, and NEXT: NOTHING where the logit that is chosen is NaN or -inf, so that no token is."""
+def choice(model: onnx.ModelProto, choices: int = 1) -> Sequence[onnx.NodeProto]:
+    """Nodes that give LOGITS of the last tokens, and NEXT: NOTHING where the logit that is chosen is NaN or -inf, so that no token is.
+
+    choices: of how many tokens, or of all where there are fewer.
+    """
+    graph, node, many = model.graph, helper.make_node, choices > 1
     kind = next(o for o in graph.output if o.name == GIVEN_LOGITS).type.tensor_type.elem_type
+    ids = next(i for i in graph.input if i.name == IDS).type.tensor_type.elem_type
     lowest = _constant(graph, "lowest", -np.inf, helper.tensor_dtype_to_np_dtype(kind))
-    node, token = helper.make_node, NEXT if ids == TensorProto.INT64 else "generation.chosen"
-    return [*_last_logits(graph), node("Reshape", [LOGITS, _constant(graph, "row", [1, -1])], ["generation.logits_row"]),
-            node("ArgMax", ["generation.logits_row"], ["generation.best"], axis=1),
-            node("ReduceMax", ["generation.logits_row"], ["generation.highest"]),
+    by_input = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")) >= 18
+    axes = [_constant(graph, "columns", [1])] if many and by_input else []
+    attributes: dict[str, Any] = {"axes": [1]} if many and not by_input else {}
+    token = NEXT if ids == TensorProto.INT64 else "generation.chosen"
+    return [*_last_logits(graph, choices),
+            *([node("Shape", [LOGITS], ["generation.rows"], start=1)] if many else []),
+            node("Reshape", [LOGITS, "generation.rows" if many else _constant(graph, "row", [1, -1])], ["generation.logits_rows"]),
+            node("ArgMax", ["generation.logits_rows"], ["generation.best"], axis=1),
+            node("ReduceMax", ["generation.logits_rows", *axes], ["generation.highest"], **attributes),
             node("Greater", ["generation.highest", lowest], ["generation.is_one"]),
             node("Where", ["generation.is_one", "generation.best", _constant(graph, "nothing", NOTHING)], [token]),
             *([node("Cast", [token], [NEXT], to=ids)] if token != NEXT else [])]
@@ -155,9 +166,9 @@ def has_nan(logits: Any) -> bool:
     return logits.device_name() == "cpu" and bool(np.isnan(logits.numpy()).any())
 
 
-def _last_logits(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:
-    """Makes LOGITS those of the last token: where a product with a weight gives them, it is made for that token alone."""
-    last = [_constant(graph, "last", [-1]), _constant(graph, "end", [np.iinfo(np.int64).max]), _constant(graph, "tokens", [1])]
+def _last_logits(graph: onnx.GraphProto, choices: int) -> Sequence[onnx.NodeProto]:
+    """Makes LOGITS those of the last tokens: where a product with a weight gives them, it is made for these alone."""
+    last = [_constant(graph, "last", [-choices]), _constant(graph, "end", [np.iinfo(np.int64).max]), _constant(graph, "tokens", [1])]
     at, product = next((k, n) for k, n in enumerate(graph.node) if GIVEN_LOGITS in n.output)
     if product.op_type not in _PRODUCTS:
         return [helper.make_node("Slice", [GIVEN_LOGITS, *last], [LOGITS])]
@@ -167,8 +178,9 @@ def _last_logits(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:
     return []
 
 
-def _give(graph: onnx.GraphProto, caches: dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]], ids: int) -> None:
+def _give(graph: onnx.GraphProto, caches: dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]], ids: int, choices: int) -> None:
     """The step's inputs and outputs. Sizes of the caches are the model's."""
+    rows: int | str = 1 if choices == 1 else "choices"
     logits = next(o for o in graph.output if o.name == GIVEN_LOGITS).type.tensor_type
     vocabulary = logits.shape.dim[-1].dim_value or "vocabulary"
     kinds = {name: helper.np_dtype_to_tensor_dtype(dtype) for name, (_, _, dtype) in caches.items()}
@@ -176,6 +188,6 @@ def _give(graph: onnx.GraphProto, caches: dict[str, tuple[str, tuple[int, ...], 
     del graph.input[:], graph.output[:], graph.value_info[:]
     graph.input.extend([info(IDS, ids, [1, "sequence"]), info(LENGTH, TensorProto.INT64, [1, 1]),
                         *(info(name, kinds[name], shape) for name, (_, shape, _) in caches.items())])
-    graph.output.extend([info(NEXT, ids, [1, 1]), info(NEXT_LENGTH, TensorProto.INT64, [1, 1]),
-                         info(LOGITS, logits.elem_type, [1, 1, vocabulary]),
+    graph.output.extend([info(NEXT, ids, [rows, 1]), info(NEXT_LENGTH, TensorProto.INT64, [1, 1]),
+                         info(LOGITS, logits.elem_type, [1, rows, vocabulary]),
                          *(info(present, kinds[name], shape) for name, (present, shape, _) in caches.items())])
