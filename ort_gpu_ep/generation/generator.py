@@ -45,7 +45,7 @@ CHUNK = 2048
 """Tokens of a prompt that one pass reads at most: activations take memory for so many, and not for all of a long prompt."""
 
 MOST_DRAFTS = 7
-"""Of a pass: kernels for few rows take up to eight."""
+"""Of a pass. Products with packed weights read these once for up to four rows, which is a lookahead of 3."""
 
 DEFAULT_LENGTH = 2048
 """Tokens of prompt and answer together, where the model's tables of positions have room for them."""

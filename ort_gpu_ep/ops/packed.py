@@ -52,7 +52,7 @@ def lower_packed(
     bias: its input, and where an element of y finds it. rounds: many vectors may be rounded to bytes, where alpha and beta are 1.
     """
     check_weights(node, weights)
-    if columns.batches * weights.groups == 1 and not columns.window and hint(columns.count) <= MAX_VECTORS:
+    if columns.batches * weights.groups == 1 and not columns.window and columns.count <= MAX_VECTORS:
         return lower_vectors(node, weights, columns, out, bias, alpha, beta)
     rounds = rounds and rounded_products.takes(node, weights, columns)
     rows = _layout(node, weights, columns, rounds)

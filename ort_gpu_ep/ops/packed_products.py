@@ -141,7 +141,7 @@ def packed_matmul(node: BoundNode) -> Lowering | Kernel:
     if not x.rank or x.shape[-1] != k:
         raise UnsupportedNodeError(Code.RANK, f"MatMul of {x.type} and {list(shape)}: inner dimensions differ")
     columns, out = Columns(0, math.prod(x.shape[:-1]), k, 1, n, 1), TensorType(x.dtype, (*x.shape[:-1], n))
-    if hint(columns.count) > MAX_VECTORS:
+    if columns.count > MAX_VECTORS:
         check_not_kept(node)
     if node.attr("weight_sparse"):
         return _sparse_product(node, n, k, False, columns, out)
@@ -162,7 +162,7 @@ def packed_gemm(node: BoundNode) -> Lowering | Kernel:
     columns = Columns(0, m, *((1, m) if node.attr("transA") else (k, 1)), n, 1)
     bias = (4, Strided((m, n), broadcast_strides(c.shape, (m, n)))) if c else None
     out, factors = TensorType(x.dtype, (m, n)), (node.attr("alpha"), node.attr("beta"))
-    if hint(m) > MAX_VECTORS:
+    if m > MAX_VECTORS:
         check_not_kept(node)
     if node.attr("weight_sparse"):
         return _sparse_product(node, n, k, row_axis == 0, columns, out, bias, *factors)
@@ -274,7 +274,7 @@ def _sparse_product(
     transposed: the dense matrix would be [rows, k].
     """
     _check_sparse(node, (0, 1) if transposed else (1, 0), tuple(node.attr("weight_shape")))
-    if hint(columns.count) <= MAX_VECTORS:
+    if columns.count <= MAX_VECTORS:
         return lower_sparse(node, rows, k, columns, out, bias, alpha, beta)
     product = of_matrices(node, columns.count, of_entries(node, rows, k), (columns.column, columns.k), bias, alpha, beta)
     if product is None:

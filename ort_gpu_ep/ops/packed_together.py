@@ -38,7 +38,7 @@ def packed_products(node: BoundNode) -> Lowering:
     """
     rows, x, beside = tuple(node.attr("N")), node.input(0), bool(node.attr("beside"))
     count = math.prod(x.shape[:-1])
-    if hint(count) > MAX_VECTORS or not hint(count):
+    if count > MAX_VECTORS or not count:
         raise UnsupportedNodeError(Code.COST, f"{node.op} of {hint(count)} vectors: tiles are estimated to be faster")
     matrices = [nbits_weights(node, n, FIRST + EACH * i) for i, n in enumerate(rows)]
     _check(node, matrices, beside)

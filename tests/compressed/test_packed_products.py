@@ -19,11 +19,12 @@ from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
 from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES
 from ort_gpu_ep.ops.packed_vectors import HALVES
 from ort_gpu_ep.partitioner import fuse
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.compressed.test_sub_byte import constant
 from tests.daily import part
-from tests.direct import run_direct
+from tests.direct import run_direct, run_program
 from tests.ops.single_node import on_cpu
 
 RNG = np.random.default_rng(4)
@@ -224,3 +225,17 @@ def exact(model: onnx.ModelProto, feeds: Any) -> Any:
     whole.graph.node.remove(whole.graph.node[0])
     whole.graph.initializer.append(numpy_helper.from_array(dense, "d"))
     return on_cpu(whole, feeds)[0]
+
+
+def test_few_vectors_after_many_read_the_weights_once() -> None:
+    """A plan for many vectors, which unpacks weights, is not taken for few; and many of another number take the plan that there is."""
+    model, _ = nbits_model(("n", 256), 256, 64, 4, 32, "codes", False)
+    gpu = Gpu.open(Config())
+    program, shaders = Program(from_onnx(model), Config(), gpu), list[bool]()
+    for count in (64, 200, 3, 5, 3):
+        x = RNG.normal(size=(count, 256)).astype("f")
+        np.testing.assert_allclose(run_program(program, {"x": x})[0], on_cpu(model, {"x": x})[0], rtol=1e-4, atol=1e-4)
+        plan = program.plan([TensorType(FLOAT32, x.shape)])
+        shaders.append(any("matvec" in s.kernel.shader for s in plan.steps if isinstance(s, Dispatch)))
+    assert shaders == [False, False, True, False, True]
+    assert program.planned == 2
