@@ -47,7 +47,7 @@ IDLE_RUNS = 32
 while tokens follow."""
 
 SPECIALIZE_AFTER = 256
-"""Runs of one set of sizes after which they get a plan of their own (specialization.py), which takes some hundred runs on lavapipe."""
+"""Runs of one set of sizes after which they get a plan of their own (better_plans.py), which takes some hundred runs on lavapipe."""
 
 MAX_PARTS = 64
 """Of a dispatch that takes long: each has a pipeline of its own."""
@@ -88,8 +88,8 @@ class Prepared:
         self._pipelines = compiled[:len(steps)]
         self._of_parts: dict[tuple[str, tuple[int, int, int]], Any] = {}
         self.is_warm = self.is_specialized or not self.gpu.info.is_software
-        numbers = [*range(len(plan.steps)), *(k for k, _ in plan.halved)]
-        self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in zip(numbers, steps, strict=False)]
+        self._numbers = [*range(len(plan.steps)), *(k for k, _ in plan.halved)]     # of the plan's step that each of them is
+        self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in zip(self._numbers, steps, strict=False)]
         behind = {k: len(plan.steps) + n for n, (k, _) in enumerate(plan.halved)} if len(steps) > len(plan.steps) else {}
         self._halved = [behind.get(k, k) for k in range(len(plan.steps))] if behind else []
         self._are_halved = False                    # in the recording made last
@@ -198,25 +198,25 @@ class Prepared:
                 other.free_slots()
         self.gpu.sweep()
 
-    def warm_up(self, step: int, inputs: list[Tensor], outputs: list[Tensor], offset: int | None = None) -> None:
-        """Enqueues a step without workgroups, so that a driver that compiles at the first dispatch does so. The slots are there.
-
-        offset: of its parameters. Raises DeviceError.
-        """
-        bound = self._bound[step]
+    def warm_up(self, step: int, filled: Filled, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Enqueues a step without workgroups, so that a driver that compiles at the first dispatch does so. Raises DeviceError."""
+        bound, index = self._bound[step], self._numbers[step]
         if bound is None:
             return
+        self._fit_slots(filled.slots)
+        offset, start = self.template.offsets[index], self._shape(filled).region * self.template.parameter_nbytes
         group = self._bind_group(step, bound, inputs, outputs)
         try:
-            commands = lone_dispatch(self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), offset))
+            commands = lone_dispatch(
+                self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), None if offset is None else start + offset))
         except GPUError as error:
             raise self.gpu.failure(error, f"{bound.label}: a recording without workgroups") from error
         self.gpu.enqueue(commands)
 
-    def warm_up_all(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def warm_up_all(self, filled: Filled, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Before the first run on a driver that compiles at the first dispatch: what it takes for that is no hang. Raises DeviceError."""
-        for index, number in enumerate(self._chosen(inputs)):
-            self.warm_up(number, inputs, outputs, self.template.offsets[index])
+        for step in self._chosen(inputs):
+            self.warm_up(step, filled, inputs, outputs)
         self.gpu.flush(COMPILE_S)
         self.is_warm = True
 

@@ -19,7 +19,7 @@ from ort_gpu_ep.device import background
 from ort_gpu_ep.errors import IndexOutOfRangeError
 from ort_gpu_ep.runtime import joined_runs
 from ort_gpu_ep.runtime.ends import HostEnds
-from ort_gpu_ep.runtime.joined_runs import Contention, Pace
+from ort_gpu_ep.runtime.joined_runs import Contention, Pace, Together
 from ort_gpu_ep.scheduler.barriers import unsettled
 from ort_gpu_ep.scheduler.plan import Dispatch, Kind
 from tests.patience import PATIENCE_S
@@ -60,7 +60,7 @@ def joined(model: bytes, feeds: dict[str, Any], **options: object) -> tuple[Any,
         session.run(None, feeds)
     steady = steady_of(session)
     steady.contention = Contention.of(steady.prepared, steady.filled)
-    steady.contention._make()
+    Together(steady.contention, steady.prepared, steady.filled).make()
     assert steady.contention.coalescer is not None, steady.contention.why
     return session, steady
 
@@ -395,7 +395,7 @@ def test_ctrl_c_in_one_of_them(python: Callable[..., Any]) -> None:
         import numpy as np
         import onnxruntime
         import ort_gpu_ep as ort
-        from ort_gpu_ep.runtime.joined_runs import Contention
+        from ort_gpu_ep.runtime.joined_runs import Contention, Together
         from tests.unit.graphs import model_of
 
         onnxruntime.set_default_logger_severity(4)
@@ -407,7 +407,7 @@ def test_ctrl_c_in_one_of_them(python: Callable[..., Any]) -> None:
             session.run(None, x)
         steady = next(iter(session.direct._partition.forms.values()))[()].steady
         steady.contention = Contention.of(steady.prepared, steady.filled)
-        steady.contention._make()
+        Together(steady.contention, steady.prepared, steady.filled).make()
         over, calm, counts, wrong = threading.Event(), threading.Event(), [0, 0, 0, 0], []
 
         def beside(k):

@@ -19,7 +19,8 @@ from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType, TensorType, dtype_of
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.plugin import local
 from ort_gpu_ep.runtime import context, staging
-from ort_gpu_ep.runtime.joined_runs import Contention, RunGroup
+from ort_gpu_ep.runtime.better_plans import ForFixedSizes
+from ort_gpu_ep.runtime.joined_runs import Contention, RunGroup, Together
 from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.kept import from_data, to_data
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
@@ -186,7 +187,8 @@ def test_runs_of_several_threads_together(trial: Emulated) -> None:
         steady = program.steady(types_of(arrays))
         assert steady is not None
         contention = Contention(steady.prepared, steady.filled, False)
-        together = contention._coalescer()
+        Together(contention, steady.prepared, steady.filled).make()
+        together = contention.coalescer
         assert together is not None
         group: RunGroup = together.free[-1]
         runs = [together.join(), together.join()]
@@ -344,7 +346,7 @@ def test_a_plan_made_for_sizes_that_come_often(trial: Emulated) -> None:
     try:
         want, general = answers(program, arrays), program.compiled.general[0]
         key = next(iter(program.compiled.found))
-        program._specializer._make(key, key[0], {})
+        ForFixedSizes(program.better, key).make()
         compiled = trial.gpu.compiled
         got, nbytes = sent(program, arrays)
         steady = program.steady(types_of(arrays))

@@ -13,8 +13,8 @@ import pytest
 
 from ort_gpu_ep.device import background, pipelines
 from ort_gpu_ep.errors import ShaderError
-from ort_gpu_ep.runtime import context, prepared, specialization
-from ort_gpu_ep.runtime.specialization import MAX_SPECIALIZED
+from ort_gpu_ep.runtime import better_plans, context, prepared
+from ort_gpu_ep.runtime.better_plans import MAX_SPECIALIZED
 from tests.patience import PATIENCE_S
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
 from tests.session.test_content import feeds as content_feeds
@@ -153,7 +153,7 @@ def test_what_fails_when_it_is_warmed_up_is_freed(mlp: bytes, x: np.ndarray, han
 
 
 def test_more_memory_than_it_may_take(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specialization, "MAX_NBYTES", 0)
+    monkeypatch.setattr(better_plans, "MAX_NBYTES", 0)
     session, x = opened(mlp), np.resize(x, (17, 16))     # no other test of the process has compiled for these
     run(session, mlp, {"x": x})
     gpu = session._state.gpu
