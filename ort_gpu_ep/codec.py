@@ -101,7 +101,7 @@ class Codec:
     def encode(self, value: Any, symbol: Callable[[Any], dict[str, Any] | None] = _no_symbol) -> list[list[Any]]:
         """The rows; the last one is the value. Raises TypeError for what is not as the annotations say, ValueError for NaN as a field."""
         rows = _Rows(symbol)
-        row = self._row(value, rows)
+        row = self._row(value, type(value), rows)
         rows.rows.append(row)
         return rows.rows
 
@@ -123,8 +123,8 @@ class Codec:
             raise ValueError(f"the last row is a {type(read.made[-1]).__name__}, expected {kind.__name__}")
         return read.made[-1]
 
-    def _row(self, value: Any, rows: _Rows) -> list[Any]:
-        if type(value) not in self._number:
+    def _row(self, value: Any, kind: type, rows: _Rows) -> list[Any]:
+        if type(value) is not kind or kind not in self._number:
             raise TypeError(f"got {type(value).__name__}, expected one of {', '.join(c.__name__ for c in self._classes)}")
         values = [(getattr(value, name), form) for name, form in self._of(type(value))]
         return [self._number[type(value)], *[v if type(v) in form.writes else form.encode(v, rows) for v, form in values]]
@@ -155,7 +155,7 @@ class Codec:
             name, of_name = self._named[hint]
             return _Form(lambda v: type(v) is hint, lambda v, rows: name(_of_type(v, hint)), lambda raw, read: of_name(_of_type(raw, str)))
         if hint in self._number:
-            return _Form(lambda v: type(v) is hint, lambda v, rows: rows.place(self._row(_of_type(v, hint), rows)),
+            return _Form(lambda v: type(v) is hint, lambda v, rows: rows.place(self._row(v, hint, rows)),
                          lambda raw, read: _referred(raw, read, hint))
         if get_origin(hint) is Literal:
             return _chosen_form(get_args(hint), lambda raw: raw)
@@ -207,7 +207,9 @@ def _row_form(form: _Form, members: Sequence[_Form]) -> _Form:
         [m.writes for m in members], [m.reads for m in members]))
 
     def encode(value: Any, rows: _Rows) -> Any:
-        if writes.issuperset(map(type, _of_type(value, tuple))):
+        if type(value) is not tuple:
+            raise TypeError(f"got {type(value).__name__}, expected a tuple")
+        if writes.issuperset(map(type, value)):
             return list(value)
         return [list(v) if type(v) is tuple and tuple(map(type, v)) in written else encode_one(v, rows) for v in value]
 

@@ -176,7 +176,7 @@ class BetterPlan(Upgrade):
             for step in range(len(context.steps(prepared.template.plan))):
                 with context.lock:
                     self._check_open(prepared)
-                    prepared.warm_up(step, filled, inputs, outputs)
+                    prepared.warm_up(step, prepared.sized(filled), inputs, outputs)
                 gpu.finish()
             prepared.is_warm = True
         finally:

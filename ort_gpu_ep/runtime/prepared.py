@@ -176,12 +176,16 @@ class Prepared:
         """Makes slots, parameters and constants those of a set of sizes, for the run that is enqueued next. Raises DeviceError."""
         if self.last_use % IDLE_RUNS == 0:
             self._free_idle()
-        self._fit_slots(filled.slots)
-        shape = self._shape(filled)
+        shape = self.sized(filled)
         shape.runs += 1
         if shape.runs == SPECIALIZE_AFTER and self.template.varies and self._often is not None:
             self._often(filled)
         return shape
+
+    def sized(self, filled: Filled) -> _Shape:
+        """`current`, without a run."""
+        self._fit_slots(filled.slots)
+        return self._shape(filled)
 
     def free_slots(self) -> None:
         """Gives the memory of values inside the plan back, until the next run."""
@@ -198,13 +202,15 @@ class Prepared:
                 other.free_slots()
         self.gpu.sweep()
 
-    def warm_up(self, step: int, filled: Filled, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Enqueues a step without workgroups, so that a driver that compiles at the first dispatch does so. Raises DeviceError."""
+    def warm_up(self, step: int, shape: _Shape, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Enqueues a step without workgroups, so that a driver that compiles at the first dispatch does so. Raises DeviceError.
+
+        shape: the current one.
+        """
         bound, index = self._bound[step], self._numbers[step]
         if bound is None:
             return
-        self._fit_slots(filled.slots)
-        offset, start = self.template.offsets[index], self._shape(filled).region * self.template.parameter_nbytes
+        offset, start = self.template.offsets[index], shape.region * self.template.parameter_nbytes
         group = self._bind_group(step, bound, inputs, outputs)
         try:
             commands = lone_dispatch(
@@ -213,10 +219,10 @@ class Prepared:
             raise self.gpu.failure(error, f"{bound.label}: a recording without workgroups") from error
         self.gpu.enqueue(commands)
 
-    def warm_up_all(self, filled: Filled, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def warm_up_all(self, shape: _Shape, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Before the first run on a driver that compiles at the first dispatch: what it takes for that is no hang. Raises DeviceError."""
         for step in self._chosen(inputs):
-            self.warm_up(step, filled, inputs, outputs)
+            self.warm_up(step, shape, inputs, outputs)
         self.gpu.flush(COMPILE_S)
         self.is_warm = True
 

@@ -40,7 +40,7 @@ class Runs:
             return None
         shape = prepared.current(filled)
         if not prepared.is_warm:
-            prepared.warm_up_all(filled, inputs, outputs)
+            prepared.warm_up_all(shape, inputs, outputs)
         recording = self._recording(shape, inputs, outputs)
         ends = recording.ends
         ends.inputs, ends.outputs = inputs, outputs
