@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ort_gpu_ep.ir.graph import Array
     from ort_gpu_ep.plugin.fallback import Fallback
     from ort_gpu_ep.runtime.backend import Executable
-    from ort_gpu_ep.runtime.steady import Steady
+    from ort_gpu_ep.runtime.runs import Steady
 
 RUNS_BEFORE = 2
 """Runs of the same sizes through ONNX Runtime, before buffers are kept for them."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ort_gpu_ep.kernels.registry import Limits
     from ort_gpu_ep.runtime.better_plans import UnitPlan
     from ort_gpu_ep.runtime.known_plans import KnownPlans
-    from ort_gpu_ep.runtime.steady import Steady
+    from ort_gpu_ep.runtime.runs import Steady
     from ort_gpu_ep.scheduler import Plan
     from ort_gpu_ep.scheduler.planner import Rewrite
     from ort_gpu_ep.scheduler.template import Specialization

@@ -43,15 +43,12 @@ MAX_NBYTES = 256 << 20
 SHARE = 16
 """One may take one part in so many of memory_limit_mb instead, where that is more: how much an adapter has, WebGPU does not tell."""
 
-MAX_FAILED = 8
-"""Sets of sizes that a program remembers as not to be tried again."""
-
 PATIENCE_S = 0.1
 """So long a plan waits for its pipelines on matrix units: a driver that has compiled them before needs a few milliseconds for each, and a
 second plan would cost more."""
 
 MAX_RECORDS = 8
-"""Plans on matrix units that a program tells of, the latest ones."""
+"""Plans on matrix units that a program tells of, and sets of sizes that it remembers as not to be tried again: the latest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,7 @@ class BetterPlans:
         records = self.plans.records
         self._wanted.discard(key)
         records[key] = record
-        for old in [k for k, r in records.items() if r.why][:-MAX_FAILED]:
+        for old in [k for k, r in records.items() if r.why][:-MAX_RECORDS]:
             del records[old]
 
     def on_units(self, template: Template, types: tuple[TensorType, ...], values: Mapping[int, Array]) -> OnUnits | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,13 +15,13 @@ from ort_gpu_ep.device.allowance import ACTIVATIONS, CONSTANTS
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import COMPILE_S
 from ort_gpu_ep.device.pipelines import pipeline, pipelines
+from ort_gpu_ep.device.staging import may_round
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.runtime.binding import Bound, bind_group, bound_of
 from ort_gpu_ep.runtime.commands import CUT, BufferCopy, Command, Part, in_rows, lone_dispatch, with_head
 from ort_gpu_ep.runtime.context import PlanContext
 from ort_gpu_ep.runtime.error_words import Words
-from ort_gpu_ep.runtime.staging import may_round
 from ort_gpu_ep.scheduler.plan import ERROR_WORD, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.template import Filled, Template
 from ort_gpu_ep.shaders.composer import folded
@@ -32,7 +32,7 @@ MAX_REGIONS = 16
 """Sets of sizes whose shader parameters are on the device at the same time."""
 
 MAX_LEFT = 8
-"""Sets of sizes that a plan remembers to have moved on from: as many may take turns and each keep its recordings."""
+"""Numbers that a set of sizes remembers to have moved on from: as many may take turns and each keep its recordings."""
 
 GROWTH = 1.5
 """A buffer that was too small gets so much more than it needs: ever longer inputs then seldom need another one."""
@@ -57,13 +57,14 @@ _PARAMETERS = objects.UNIFORM | objects.COPY_DST
 @dataclass(eq=False)
 class _Shape:
     """What a plan keeps of one set of sizes. runs: how many there were, since this is kept. last: what recorded the last of them whose
-    buffers were given (runs.py).
+    buffers were given (runs.py). left: the numbers that these sizes had with other parameters, before they moved on.
     """
 
     filled: Filled
     region: int
     runs: int = 0
     last: Any = None
+    left: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=MAX_LEFT))
 
 
 class Prepared:
@@ -99,7 +100,6 @@ class Prepared:
         self._parameters: Buffer | None = None
         self._shapes: OrderedDict[tuple[Any, ...], _Shape] = OrderedDict()
         self._current: _Shape | None = None         # whose constants are on the device
-        self._left: OrderedDict[tuple[int, ...], None] = OrderedDict()
         self._regions = list(range(MAX_REGIONS))    # those that are free
         self._inner: dict[int, Any] = {}
         self._groups: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()     # of steps that touch an input or output
@@ -121,6 +121,7 @@ class Prepared:
         except Exception:
             self.close()
             raise
+        context.plans.add(self)
 
     def _bound_of(self, index: int, step: Dispatch) -> Bound:
         return bound_of(self.gpu, step, 0 if self.template.offsets[index] is None else self.template.struct_nbytes(index))
@@ -133,6 +134,7 @@ class Prepared:
 
     def close(self) -> None:
         self.closed = True
+        self.context.plans.discard(self)
         self.free_slots()
         for buffer in self._constants.values():
             self.gpu.free(buffer)
@@ -193,11 +195,10 @@ class Prepared:
         for buffer in self._slots:
             self.gpu.free(buffer)
         self._slots = []
-        self.context.holding.discard(self)
 
     def _free_idle(self) -> None:
         """Has plans that were not used lately free their slots, and what has waited in the pool for long go back to the driver."""
-        for other in [p for p in self.context.holding if self.last_use - p.last_use >= IDLE_RUNS]:
+        for other in [p for p in list(self.context.plans) if self.last_use - p.last_use >= IDLE_RUNS]:
             if sum(b.nbytes for b in other._slots) >= SHRINK_NBYTES:
                 other.free_slots()
         self.gpu.sweep()
@@ -239,7 +240,6 @@ class Prepared:
             for nbytes in wanted:
                 self._slots.append(self.gpu.allocate(nbytes, ACTIVATIONS))
             self._needed, self._wanted = list(wanted), wanted
-            self.context.holding.add(self)
             return
         if not self.template.varies:
             return
@@ -299,14 +299,12 @@ class Prepared:
         these sizes were left like that before: then sizes come again, and each set keeps what it has.
         """
         shape = self._current
-        if shape is None or self._shapes.get(shape.filled.numbers) is not shape or filled.numbers in self._left:
+        if shape is None or self._shapes.get(shape.filled.numbers) is not shape or filled.numbers in shape.left:
             return None
         if (shape.filled.groups, shape.filled.nbytes) != (filled.groups, filled.nbytes):
             return None
         self._upload_parameters(shape.region, filled)
-        self._left[shape.filled.numbers] = None
-        if len(self._left) > MAX_LEFT:
-            self._left.popitem(last=False)
+        shape.left.append(shape.filled.numbers)
         del self._shapes[shape.filled.numbers]
         shape.filled, shape.runs = filled, 0
         self._shapes[filled.numbers] = shape

@@ -22,11 +22,12 @@ from ort_gpu_ep.kernels.registry import UnknownValueError
 from ort_gpu_ep.runtime.better_plans import BetterPlans, UnitPlan
 from ort_gpu_ep.runtime.context import PlanContext
 from ort_gpu_ep.runtime.ends import Ends
+from ort_gpu_ep.runtime.joined_runs import Contention
 from ort_gpu_ep.runtime.known_plans import KnownPlans
 from ort_gpu_ep.runtime.plans import Found, Key, Plans
 from ort_gpu_ep.runtime.prepared import Prepared
 from ort_gpu_ep.runtime.recording import Recording
-from ort_gpu_ep.runtime.steady import Steady
+from ort_gpu_ep.runtime.runs import Steady
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Filled, Specialization, Template, sources
@@ -75,7 +76,7 @@ class Program:
         self._changed: tuple[tuple[TensorType, ...], tuple[TensorType, ...]] | None = None     # of the last two, where these differ
         self._foreseen: tuple[Key, Found] | None = None
         self.context = PlanContext(graph, config, gpu, rewrite, composer, known_plans)
-        self.compiled = Plans(self.context, self._often)
+        self.compiled = Plans(self.context, self._often, Contention.of)
         self.better, self._units_later = BetterPlans(self.context, self.compiled, self._values_of), units_later
         self.lock, self.graph = self.context.lock, self.context.graph
         self.allowance = current()

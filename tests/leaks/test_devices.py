@@ -10,9 +10,8 @@ import psutil
 import pytest
 
 import ort_gpu_ep
-from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.device import Gpu, staging
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
-from ort_gpu_ep.runtime import staging
 from ort_gpu_ep.webgpu import native, objects, waiting
 from tests.patience import until
 from tests.unit.graphs import model_of

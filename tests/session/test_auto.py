@@ -231,7 +231,7 @@ def test_an_error_in_get_capability_is_no_measure_of_the_gpu(
 def test_runs_that_the_cpu_answers_are_no_measure_of_the_gpu(
         auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     from ort_gpu_ep.runtime.program import Program
-    from ort_gpu_ep.runtime.steady import Steady
+    from ort_gpu_ep.runtime.runs import Steady
 
     def fail(*_: object) -> None:
         raise DeviceError("the driver said no")
@@ -356,7 +356,7 @@ def test_a_model_that_is_random_is_not_judged(auto: Open, timed: Callable[..., A
 def test_a_decided_gpu_that_fails_is_answered_by_the_cpu(
         auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     from ort_gpu_ep.runtime.program import Program
-    from ort_gpu_ep.runtime.steady import Steady
+    from ort_gpu_ep.runtime.runs import Steady
 
     def fail(*_: object) -> None:
         raise DeviceError("the driver said no")

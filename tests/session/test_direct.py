@@ -16,7 +16,7 @@ import pytest
 
 from ort_gpu_ep.errors import DeviceLostError, OutOfDeviceMemoryError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
-from ort_gpu_ep.runtime.steady import MAX_IN_FLIGHT, Steady
+from ort_gpu_ep.runtime.runs import MAX_IN_FLIGHT, Steady
 from ort_gpu_ep.webgpu import native, objects
 from tests.patience import PATIENCE_S
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu

@@ -17,13 +17,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ort_gpu_ep.device import copying
+from ort_gpu_ep.device import copying, staging
 from ort_gpu_ep.device import gpu as gpu_module
 from ort_gpu_ep.device.buffers import size_class
 from ort_gpu_ep.device.timing import start_timing
 from ort_gpu_ep.errors import DeviceError, IndexOutOfRangeError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
-from ort_gpu_ep.runtime import ends, joined_runs, staging, steady
+from ort_gpu_ep.runtime import ends, joined_runs, runs
 from ort_gpu_ep.runtime.ends import places_of
 from ort_gpu_ep.webgpu import native, objects, wgpu_native
 from tests.patience import PATIENCE_S
@@ -192,7 +192,7 @@ def test_the_memory_counts_and_is_given_back(mlp: bytes, x: np.ndarray[Any, Any]
     assert own.large.buffer.nbytes == size_class(places_of(found.filled.inputs)[1])
     inputs, outputs = (places_of(t)[1] for t in (found.filled.inputs, found.filled.outputs))
     assert found._run_nbytes == 2 * inputs + 2 * outputs
-    monkeypatch.setattr(steady, "MAX_IN_FLIGHT_NBYTES", 2 * found._run_nbytes - 1)
+    monkeypatch.setattr(runs, "MAX_IN_FLIGHT_NBYTES", 2 * found._run_nbytes - 1)
     first = found._take()
     assert found._take() is None, "a second one would be too much"
     found._give_back(first, True)

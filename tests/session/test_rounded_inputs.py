@@ -11,14 +11,14 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, copying
+from ort_gpu_ep.device import Gpu, copying, staging
 from ort_gpu_ep.device.scratch import run_wgsl
 from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType, TensorType, dtype_of
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.plugin import local
-from ort_gpu_ep.runtime import context, staging
+from ort_gpu_ep.runtime import context
 from ort_gpu_ep.runtime.better_plans import ForFixedSizes
 from ort_gpu_ep.runtime.joined_runs import Contention, RunGroup, Together
 from ort_gpu_ep.runtime.program import Program
