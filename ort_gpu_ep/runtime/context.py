@@ -27,13 +27,12 @@ from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import HALVED, without_units
 from ort_gpu_ep.runtime import ahead
 from ort_gpu_ep.runtime.binding import bind_group, bound_of
-from ort_gpu_ep.runtime.commands import lone_dispatch
+from ort_gpu_ep.runtime.commands import enqueue_alone
 from ort_gpu_ep.runtime.known_plans import KnownPlans
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Template, make_template
-from ort_gpu_ep.webgpu.library import GPUError
 
 DENSE_SHARE, MAX_DENSE_NBYTES = 4, 1 << 30
 """Dense copies of packed weights take one part in so many of memory_limit_mb; without one so much of a device, by all programs together:
@@ -131,11 +130,7 @@ class Prologue:
                     buffers[tensor.place] = self.gpu.allocate(tensor.type.nbytes, DENSE if tensor.place in self._dense else use)
             group = bind_group(self.gpu, bound, lambda p: (
                 buffers[p] if p in buffers else self._weight(p.name) if p.kind is Kind.WEIGHT else self.buffer(p), 0))
-            try:
-                commands = lone_dispatch(self.gpu, step.label, (pipe, group, step.groups, None))
-            except GPUError as error:
-                raise self.gpu.failure(error, f"{step.label}: a recording of the prologue") from error
-            self.gpu.enqueue(commands)
+            enqueue_alone(self.gpu, step.label, (pipe, group, step.groups, None))
         except Exception:
             for buffer in buffers.values():
                 self.gpu.free(buffer)

@@ -19,14 +19,13 @@ from ort_gpu_ep.device.staging import may_round
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.runtime.binding import Bound, bind_group, bound_of
-from ort_gpu_ep.runtime.commands import CUT, BufferCopy, Command, Part, in_rows, lone_dispatch, with_head
+from ort_gpu_ep.runtime.commands import CUT, BufferCopy, Command, Part, enqueue_alone, in_rows, with_head
 from ort_gpu_ep.runtime.context import PlanContext
 from ort_gpu_ep.runtime.error_words import Words
 from ort_gpu_ep.scheduler.plan import ERROR_WORD, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.template import Filled, Template
 from ort_gpu_ep.shaders.composer import folded
 from ort_gpu_ep.webgpu import native, objects
-from ort_gpu_ep.webgpu.library import GPUError
 
 MAX_REGIONS = 16
 """Sets of sizes whose shader parameters are on the device at the same time."""
@@ -178,14 +177,15 @@ class Prepared:
         """Makes slots, parameters and constants those of a set of sizes, for the run that is enqueued next. Raises DeviceError."""
         if self.last_use % IDLE_RUNS == 0:
             self._free_idle()
-        shape = self.sized(filled)
+        self._fit_slots(filled.slots)
+        shape = self._shape(filled)
         shape.runs += 1
         if shape.runs == SPECIALIZE_AFTER and self.template.varies and self._often is not None:
             self._often(filled)
         return shape
 
     def sized(self, filled: Filled) -> _Shape:
-        """`current`, without a run."""
+        """`current`, without a run: that is another call less in each."""
         self._fit_slots(filled.slots)
         return self._shape(filled)
 
@@ -213,12 +213,8 @@ class Prepared:
             return
         offset, start = self.template.offsets[index], shape.region * self.template.parameter_nbytes
         group = self._bind_group(step, bound, inputs, outputs)
-        try:
-            commands = lone_dispatch(
-                self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), None if offset is None else start + offset))
-        except GPUError as error:
-            raise self.gpu.failure(error, f"{bound.label}: a recording without workgroups") from error
-        self.gpu.enqueue(commands)
+        where = None if offset is None else start + offset
+        enqueue_alone(self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), where))
 
     def warm_up_all(self, shape: _Shape, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Before the first run on a driver that compiles at the first dispatch: what it takes for that is no hang. Raises DeviceError."""

@@ -51,7 +51,10 @@ Joins: TypeAlias = "Callable[[Prepared, Filled, int], Joining | None]"
 
 
 class Steady:
-    """Runs of a plan with one set of sizes, by host memory. Thread-safe. sent: the types in which inputs go to the device."""
+    """Runs of a plan with one set of sizes, by host memory. Thread-safe. sent: the types in which inputs go to the device.
+
+    made: how many of them have buffers. idle: those of them that are not under way.
+    """
 
     def __init__(self, prepared: Prepared, filled: Filled, joins: Joins) -> None:
         self.prepared, self.filled, self._gpu = prepared, filled, prepared.gpu
@@ -59,8 +62,8 @@ class Steady:
         self.sent = brought(filled.inputs, rounded)
         self._input_nbytes, self._output_nbytes = sum(t.nbytes for t in self.sent), sum(t.nbytes for t in filled.outputs)
         self._run_nbytes = nbytes_of(prepared.gpu, self.sent, filled.outputs, rounded)
-        self._made, self._closed = 0, False
-        self._idle: list[HostRun] = []
+        self.made, self._closed = 0, False
+        self.idle: list[HostRun] = []
         self._pace = None if prepared.gpu.info.is_software else waiting.Pace()      # software computes with the core that would poll
         self._joins = joins
         self.contention: Joining | None = None      # since several runs were under way
@@ -123,25 +126,25 @@ class Steady:
     def _take(self) -> HostRun | None:
         contention = self.contention
         if contention is not None:
-            grouped = contention.run(self._made - len(self._idle))
+            grouped = contention.run(self.made - len(self.idle))
             if grouped is not None:
                 return grouped
         try:
-            return self._idle.pop()
+            return self.idle.pop()
         except IndexError:
             pass
         with self._lock:
-            few = self._made < MAX_IN_FLIGHT and (self._made + 1) * self._run_nbytes <= MAX_IN_FLIGHT_NBYTES
-            if self._closed or self.prepared.closed or (self._made and not few):
+            few = self.made < MAX_IN_FLIGHT and (self.made + 1) * self._run_nbytes <= MAX_IN_FLIGHT_NBYTES
+            if self._closed or self.prepared.closed or (self.made and not few):
                 return None
-            self._made += 1
+            self.made += 1
             if self.contention is None:
-                self.contention = self._joins(self.prepared, self.filled, self._made)
+                self.contention = self._joins(self.prepared, self.filled, self.made)
         try:
             return HostRun(self.prepared, self.filled)
         except OutOfDeviceMemoryError:
             with self._lock:
-                self._made -= 1
+                self.made -= 1
             return None
 
     def _give_back(self, own: HostRun, whole: bool) -> None:
@@ -151,17 +154,17 @@ class Steady:
             return
         with self._lock:
             if whole and not self._closed:
-                self._idle.append(own)
+                self.idle.append(own)
                 return
-            self._made -= 1
+            self.made -= 1
         own.ends.free(not whole)
 
     def close(self) -> None:
         """Frees what runs have, those under way when they end."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
-            self._made -= len(idle)
+            idle, self.idle = self.idle, []
+            self.made -= len(idle)
             contention, self.contention = self.contention, None
         if contention is not None:
             contention.close()

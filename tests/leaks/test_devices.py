@@ -61,7 +61,7 @@ def use(faults: str, verify: int = 1, runs: int = 4) -> None:
     text = "(float[N, 4] x) => (float[N, 4] y) { s = Softmax(x) y = Tanh(s) }"
     session = ort_gpu_ep.InferenceSession(model_of(text).SerializeToString(), provider_options={
         "placement": "gpu", "faults": faults, "verify": verify})
-    assert session._state.gpu is not None
+    assert session.state.gpu is not None
     for rows in (2, 2, 0, *[2] * (runs - 3)):
         session.run(None, {"x": np.ones((rows, 4), "f")})
     for table in (Gpu._open, Gpu._circuits):

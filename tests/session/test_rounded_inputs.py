@@ -321,7 +321,7 @@ def test_a_session_says_what_it_sent(trial: Emulated) -> None:
     for _ in range(WARM):
         got, = session.run(None, {"x": x})
         np.testing.assert_array_equal(got, want)
-    stats, counted = session._state.gpu.stats, session.stats()
+    stats, counted = session.state.gpu.stats, session.stats()
     before = stats.uploaded_nbytes, counted["host_to_device_nbytes"]
     got, = session.run(None, {"x": x})
     assert (stats.uploaded_nbytes - before[0], session.stats()["host_to_device_nbytes"] - before[1]) == (x.nbytes // 2, x.nbytes // 2)
@@ -374,7 +374,7 @@ def test_no_run_waits_for_the_other_form(compiler: Compiler, monkeypatch: pytest
     compiler.may.set()
     assert session.wait_ready(PATIENCE_S)
     assert beside == {FLOAT32, FLOAT16}
-    gpu = session._state.gpu
+    gpu = session.state.gpu
     compiled = gpu.compiled
     for _ in range(WARM):
         session.run(None, feeds)

@@ -89,7 +89,7 @@ def drawn(rows: int = ROWS) -> dict[str, np.ndarray]:
 
 
 def program_of(session: Any) -> Any:
-    return session._state.partitions[0].program
+    return session.state.partitions[0].program
 
 
 def on_units(session: Any) -> bool:
@@ -258,7 +258,7 @@ def test_closing_meanwhile(compiler: Compiler) -> None:
 def test_a_device_lost_meanwhile(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     session = opened(model_of())
     with monkeypatch.context() as lost:
-        lost.setattr(session._state.gpu, "lost", "for a test")
+        lost.setattr(session.state.gpu, "lost", "for a test")
         compiler.may.set()
         assert program_of(session).wait_plans(PATIENCE_S)
     assert not program_of(session).unit_plans
