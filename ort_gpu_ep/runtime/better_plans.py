@@ -89,10 +89,12 @@ class BetterPlans:
             self._wanted.add(key)
             ForFixedSizes(self, key).begin()
 
-    def specialized(self, key: Key, record: Specialization) -> None:
-        """That plan is there, or could not be made."""
+    def specialized(self, key: Key, record: Specialization | None) -> None:
+        """That plan is there, or could not be made. record: None where it was given up: it may be wanted again."""
         records = self.plans.records
         self._wanted.discard(key)
+        if record is None:
+            return
         records[key] = record
         for old in [k for k, r in records.items() if r.why][:-MAX_RECORDS]:
             del records[old]
@@ -207,9 +209,8 @@ class ForFixedSizes(BetterPlan):
         plans.drop_oldest(plans.specialized, MAX_SPECIALIZED)
 
     def over(self, seconds: float, why: str, is_wanted: bool) -> None:
-        if is_wanted:
-            with self.context.lock:
-                self.owner.specialized(self._key, Specialization(self._shown, seconds, why))
+        with self.context.lock:
+            self.owner.specialized(self._key, Specialization(self._shown, seconds, why) if is_wanted else None)
 
 
 class OnUnits(BetterPlan):

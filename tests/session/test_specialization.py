@@ -194,6 +194,32 @@ def test_sizes_by_the_thousand_don_t_keep_it(mlp: bytes, x: np.ndarray, hand: By
     run(session, mlp, {"x": x}, 1)
 
 
+def test_one_that_loses_its_place_while_it_is_warmed_up_may_come_again(
+    mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = opened(mlp)
+    run(session, mlp, {"x": x})
+    program, warm_up = program_of(session), prepared.Prepared.warm_up
+
+    def dropped(own: Any, *arguments: Any) -> None:
+        warm_up(own, *arguments)
+        if own in program.compiled.specialized:
+            program.compiled.drop(own)
+
+    with monkeypatch.context() as short:
+        short.setattr(prepared.Prepared, "warm_up", dropped)
+        hand.work()
+    assert not program.compiled.specialized
+    assert not session.explain().events
+    run(session, mlp, {"x": x}, 1)
+    key, = program.compiled.found
+    with program.lock:
+        program.better.specialize(key)
+    assert hand.work() == 1
+    run(session, mlp, {"x": x}, 1)
+    assert session.stats()["specialized"] == 1
+
+
 @pytest.mark.parametrize("when", ["before", "while it compiles", "while it is warmed up"])
 def test_closing_the_program_cancels_it(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     session = opened(mlp)
