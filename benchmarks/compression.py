@@ -61,7 +61,7 @@ def measured(model: Path, dense: Path, feeds: Mapping[str, Any], runs: int, weig
     sides = {side: cases.waited(InferenceSession(str(model), cases.quiet(), provider_options=given)) for side, given in options.items()}
     by_side = {side: session.run(None, feeds) for side, session in sides.items()}
     dense_cpu = InferenceSession(str(dense), cases.quiet(), provider_options={"placement": "cpu"}).run(None, feeds)
-    programs = [p.program for p in sides["gpu"].state.partitions]
+    programs = [p.program for p in sides["gpu"]._state.partitions]
     found = {
         "file": model.stat().st_size, "weights": sum(p.weight_nbytes for p in programs),
         "uploaded": sum(p.uploaded_nbytes for p in programs),
@@ -88,7 +88,7 @@ def beside(dense: Any, file: Path, feeds: Mapping[str, Any], runs: int, choices:
     found |= {f"{side}_gpu_us": session.profile(feeds, runs=9).gpu_us for side, session in {"float32": dense, **sides}.items()}
     for choice, session in sides.items():
         found[f"{choice}_ratio"] = found[f"{choice}_ms"] / found["float32_ms"]
-        programs = [p.program for p in session.state.partitions]
+        programs = [p.program for p in session._state.partitions]
         found[f"{choice}_dense_MB"] = sum(p.plans[-1].dense_nbytes for p in programs) / 1e6
         found[f"{choice}_dispatches"] = sum(p.plans[-1].dispatches for p in programs)
     return found

@@ -86,7 +86,7 @@ def opened(model: Any, placement: str, **options: str) -> Any:
 def decoder(count: int) -> dict[str, Any]:
     """The sides' steps: growing on the GPU, of fixed size there, growing on the CPU."""
     growing, fixed = (opened(m, "gpu") for m in (models.build("decoder"), models.build("decoder", past=count // 2)))
-    gpu = growing.state.gpu
+    gpu = growing._state.gpu
     rows: dict[str, dict[str, Any]] = {}
     for side, steps in (("fixed", Steps(fixed, "gpu", count // 2)), ("growing", Steps(growing, "gpu")),
                         ("ort_cpu", Steps(opened(models.build("decoder"), "cpu"), "cpu"))):

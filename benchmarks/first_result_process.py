@@ -130,7 +130,7 @@ def main(started_s: float, model: str, inputs: dict[str, tuple[str, list[int]]],
     if to_come:
         sys.exit(f"benchmarks/first_result_process.py: not found: {', '.join('.'.join(at) for at in to_come)}")
     print(json.dumps({"parts_s": {part: clock.spent_s[part] for part in PARTS}, "cpu_nodes": session.explain().count("cpu"),
-                      "adapter": session.state.gpu.info.name}))
+                      "adapter": session._state.gpu.info.name}))
 
 
 if __name__ == "__main__":

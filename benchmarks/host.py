@@ -57,7 +57,7 @@ class Floor:
     """The raw form of a session's run: its one partition's recording over buffers of its own."""
 
     def __init__(self, session: Any, feeds: dict[str, Any]) -> None:
-        (partition,) = session.state.partitions
+        (partition,) = session._state.partitions
         self.prepared, self.gpu = partition.program.compiled.general[-1], partition.program.gpu
         self.shape = self.prepared._current
         filled = self.shape.filled
@@ -176,7 +176,7 @@ def joined(model: str, feeds: dict[str, Any], counts: list[int], options: dict[s
     until = time.perf_counter() + MAKING_S
     while time.perf_counter() < until and not any(_joint(session)):
         rate([session], feeds, CONTENDED + 1)
-    stats, rates, submits = session.state.gpu.stats, dict[int, float](), dict[int, float]()
+    stats, rates, submits = session._state.gpu.stats, dict[int, float](), dict[int, float]()
     for count in counts:
         rate([session], feeds, count)
         before, session_before = stats.submits, session.stats()["runs"]
@@ -226,7 +226,7 @@ def between(name: str, adapter: str) -> dict[str, dict[str, float]]:
     until = time.perf_counter() + 2 * AWAKE_S
     while time.perf_counter() < until:
         session.run(None, feeds)
-    stats, found = session.state.gpu.stats, dict[str, dict[str, float]]()
+    stats, found = session._state.gpu.stats, dict[str, dict[str, float]]()
     for kind, work in kinds.items():
         took, before = list[float](), (0.0, 0.0, 0.0)
         for k in range(BEFORE + COUNTED):

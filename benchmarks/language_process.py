@@ -108,7 +108,7 @@ class Bound:
             self.gpu = None
         else:
             self.session = InferenceSession(path, cases.quiet(), provider_options={"placement": "gpu", "strict": "1", "unit_plans": "wait"})
-            self.gpu = self.session.state.gpu
+            self.gpu = self.session._state.gpu
         self.opened = opening.end()
         rng, device = np.random.default_rng(3), "cpu" if side == "cpu" else "gpu"
         self.binding, self._token, self._total = self.session.io_binding(), 1, 0
@@ -143,7 +143,7 @@ class Generated:
         opening = Opening(path)
         self._generator = Generator(path, max_length=rows, sess_options=cases.quiet(), provider_options={"strict": 1, "unit_plans": "wait"})
         self.opened = opening.end()
-        self.gpu = self._generator.session.state.gpu      # type: ignore[union-attr]
+        self.gpu = self._generator.session._state.gpu      # type: ignore[union-attr]
 
     def prompt(self, ids: np.ndarray) -> None:
         decoding.timed(self._generator, ids, 0)

@@ -72,7 +72,7 @@ def of_session(path: Path, placement: str, adapter: str) -> dict[str, Any]:
     found |= {"host, after runs": resident() - before, "host, most": most() - before}
     if placement == "auto":
         found["runs"] = ", ".join(f"{name} {runs}" for name, runs in session.stats()["runs_by_candidate"].items())
-    states = [] if placement == "onnxruntime" else [session.state]
+    states = [] if placement == "onnxruntime" else [session._state]
     for gpu in {id(s.gpu): s.gpu for s in states if s is not None and s.gpu is not None}.values():
         stats, memory = gpu.stats, session.explain().memory
         found |= {"device, most": stats.peak_nbytes, "device, held": stats.allocated_nbytes - stats.pooled_nbytes,

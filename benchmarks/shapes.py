@@ -94,7 +94,7 @@ def by_side(model: str, wanted: tuple[int, ...], runs: int, rest_ms: float, limi
             break
         progress.print(f"{spent_s:.0f} s: {length}")
         rows.append(measure(sessions, feeds, length, runs, 0.5, rest_ms * 1e-3))
-        compiled.append(sessions["gpu"].state.gpu.compiled)
+        compiled.append(sessions["gpu"]._state.gpu.compiled)
         longest_s = max(longest_s, time.monotonic() - begin - spent_s)
     table = Table("length", "CPU", "GPU", "auto", "chosen", "auto / better", "first GPU", "auto", "2nd", "3rd",
                   title=f"{model}, {f'a run every {rest_ms:g} ms' if rest_ms else 'back to back'}")
@@ -120,7 +120,7 @@ def memory(model: str, lengths: int, kept: int | None) -> dict[str, Any]:
     path, feeds = cases.load(model)
     session = InferenceSession(path, cases.quiet(), provider_options={"placement": "gpu"})
     session.run(None, fed(feeds, FIRST_LENGTH - 1))
-    gpu = session.state.gpu        # type: ignore[union-attr]
+    gpu = session._state.gpu        # type: ignore[union-attr]
     assert gpu is not None
     if kept is not None:
         gpu.pipelines.kept = kept

@@ -42,7 +42,7 @@ def opened(side: str, name: str, adapter: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _decided(session: Any) -> bool:
-    runner = session.runner
+    runner = session._runner
     return runner is None or all(d.source != "partial" for d in runner.chooser.decided.values())
 
 

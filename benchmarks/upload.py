@@ -36,7 +36,7 @@ class Side:
     def __init__(self, x: np.ndarray, threads: int) -> None:
         self._session = InferenceSession(parser.parse_model(MODEL).SerializeToString(), cases.quiet(),
                                          provider_options={"placement": "gpu", "strict": 1})
-        self.gpu, self._feeds, self.upload_ms = self._session.state.gpu, {"x": x}, list[float]()
+        self.gpu, self._feeds, self.upload_ms = self._session._state.gpu, {"x": x}, list[float]()
         with mock.patch.object(staging, "large_nbytes", lambda gpu, nbytes: nbytes if threads else 0), \
                 mock.patch.object(copying, "usable_threads", return_value=threads):      # as memory is made that further runs use
             for _ in range(RUNS_BEFORE + 1):
