@@ -20,9 +20,8 @@ from rich.table import Table
 
 from benchmarks import cases, sides
 from ort_gpu_ep import InferenceSession
-from ort_gpu_ep.device import copying
+from ort_gpu_ep.device import copying, staging
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
-from ort_gpu_ep.runtime import staging
 
 COLUMNS = 1024
 MODEL = f"""<ir_version: 9, opset_import: ["" : 18]> column (float[N, {COLUMNS}] x) => (float[N, 1] y)

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -32,6 +33,12 @@ MAX_NBYTES = 16 << 20
 
 _MAX_DIGITS = 20
 """Of an integer: those of 64 bits have no more, sign included."""
+
+_LONG = re.compile(rb"\d{19}")
+"""In a file without such a row of digits each integer is short enough."""
+
+_LARGE = re.compile(rb"[eE]\+?\d{3}|\d{200}")
+"""In a file without one of these each number is finite."""
 
 _unwritable = set[Path]()
 """Caches that can't be written to, which was said."""
@@ -97,7 +104,8 @@ def read_json(path: Path, follow: bool = False) -> Any:
 def parse_json(data: bytes) -> Any:
     """What JSON says. Raises ValueError for what is none, nested too deeply, or has numbers beyond 64 bits."""
     try:
-        return json.loads(data.decode("utf-8"), parse_int=_integer, parse_float=_float, parse_constant=_float)
+        return json.loads(data.decode("utf-8"), parse_int=_integer if _LONG.search(data) else None,
+                          parse_float=_float if _LARGE.search(data) else None, parse_constant=_float)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -28,9 +28,9 @@ ORDER = {
     "placement": "candidates source runner chooser proof learner estimate rhythm policy decisions",
     "scheduler": "plan planner lifetime barriers template verify kept",
     "webgpu": "library declarations objects native waiting implementation wgpu_native dawn dawn_builds bounds missing loader_paths dxc",
-    "device": "info adapter identity classes gpu buffers allowance tensor pipelines cache timing",
-    "runtime": "backend program plans runs recording ends context prologue binding prepared commands staging steady joined_runs "
-               "error_words specialization unit_plans texts known_plans ahead",
+    "device": "info adapter identity classes gpu buffers allowance tensor pipelines cache staging timing",
+    "runtime": "backend program plans runs recording ends context binding prepared commands joined_runs "
+               "error_words upgrade better_plans texts known_plans ahead",
     "load": "choose sampler source clocks",
     "drills": "faults generator busy",
     "shim": "build loops declarations",

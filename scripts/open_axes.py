@@ -120,7 +120,7 @@ def measure(row: Row, path: Path, runs: bool) -> None:
 
 def compiled(session: Any) -> int:
     """Pipelines that the session's device has compiled."""
-    state = session._state
+    state = session.state
     device = state.backend.device if state is not None and state.backend is not None else None
     return device.compiled if device is not None else 0
 

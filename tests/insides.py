@@ -7,4 +7,4 @@ from typing import Any
 
 def state_of(session: Any) -> Any:
     """The provider's state in a session, with its partitions; None where it has none."""
-    return session._state
+    return session.state

@@ -269,7 +269,7 @@ def _compare(
 
 def _gpu(session: Any) -> Gpu | None:
     """The device that the session's nodes use, None if all of them run on the CPU or in a worker."""
-    state = session._state
+    state = session.state
     return state.gpu if state is not None and state.partitions else None
 
 

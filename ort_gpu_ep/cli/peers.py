@@ -50,7 +50,7 @@ def _webgpu(model: str) -> Any:
 
 def about(session: Any, options: dict[str, str]) -> dict[str, Any]:
     """Of a session that has run: adapter and driver, versions, placement, and how many nodes are where."""
-    explained, state = session.explain(), session._state
+    explained, state = session.explain(), session.state
     info = state.backend.adapter.info if state is not None and state.backend is not None else None
     return {
         "adapter": info.name if info else explained.adapter, "driver": f"{info.backend}, {info.driver}" if info else "",

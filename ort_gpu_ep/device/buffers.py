@@ -90,6 +90,7 @@ class Buffers(ABC):
         self.holders: weakref.WeakSet[Any] = weakref.WeakSet()      # programs that can give memory back
         self._free: dict[int, list[Buffer]] = {}
         self._staging: dict[int, list[Buffer]] = {}
+        self.nothing: Buffer | None = None      # stands in for tensors without elements (plugin/memory.py)
         self.destroyed = 0          # buffers given back to the driver so far
         self._swept_s = time.monotonic()
         self._most_nbytes = self._most_before_nbytes = 0    # in use at once, since the last sweep and before it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -14,6 +14,8 @@ from ort_gpu_ep.ir.graph import Array, Graph, Value, fits_half, nonzeros_of
 from ort_gpu_ep.ir.types import DType, TensorType
 
 _names: dict[type, tuple[str, ...]] = {}
+
+_PLAIN = (int, str, float, bool, type(None))
 
 
 def digest(*values: object) -> str:
@@ -45,10 +47,10 @@ def _constant(value: Value, most_nbytes: int, halves: bool) -> object:
 
 def _said(value: Any) -> str:
     kind = type(value)
-    if kind in (int, str, float, bool, type(None)):
+    if kind in _PLAIN:
         return repr(value)
     if kind in (tuple, list):
-        return f"({','.join(map(_said, value))})"
+        return f"({_row(value)})"
     if isinstance(value, DType):
         return value.name
     if isinstance(value, np.ndarray):
@@ -60,12 +62,17 @@ def _said(value: Any) -> str:
     if isinstance(value, Set):
         return f"{{{','.join(sorted(map(_said, value)))}}}"
     if isinstance(value, Mapping):
-        return f"{{{','.join(sorted(f'{_said(k)}:{_said(v)}' for k, v in value.items()))}}}"
+        return f"{{{','.join(sorted(f'{repr(k) if type(k) in _PLAIN else _said(k)}:{_row((v,))}' for k, v in value.items()))}}}"
     if is_dataclass(kind):
         if kind not in _names:
             _names[kind] = tuple(f.name for f in fields(kind))
-        return f"{kind.__name__}({','.join([_said(getattr(value, name)) for name in _names[kind]])})"
+        return f"{kind.__name__}({_row([getattr(value, name) for name in _names[kind]])})"
     raise TypeError(f"{kind.__name__} has no text that is the same in every process")
+
+
+def _row(values: Sequence[Any]) -> str:
+    """Most values are texts and numbers, which are not asked for one by one."""
+    return ",".join([repr(v) if type(v) in _PLAIN else v.name if type(v) is DType else _said(v) for v in values])
 
 
 def _content(array: Array) -> str:

@@ -28,7 +28,7 @@ from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Specialization, Template, make_template
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.runtime.unit_plans import UnitPlan
+    from ort_gpu_ep.runtime.better_plans import UnitPlan
 
 INLINE_NBYTES = 4 << 10
 """Larger constants don't go through the socket."""

@@ -23,6 +23,7 @@ from ort_gpu_ep.device import Buffer, Gpu, Tensor
 from ort_gpu_ep.device.buffers import Piece
 from ort_gpu_ep.device.index_check import Word
 from ort_gpu_ep.device.probe import probe
+from ort_gpu_ep.device.staging import Staging
 from ort_gpu_ep.drills.faults import FaultyGpu, after_run
 from ort_gpu_ep.health.markers import remove_mine
 from ort_gpu_ep.health.open_adapter import open_gpu
@@ -37,7 +38,6 @@ from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.runtime.backend import FilePlace
 from ort_gpu_ep.runtime.known_plans import known_plans
 from ort_gpu_ep.runtime.program import Program
-from ort_gpu_ep.runtime.staging import Staging
 from ort_gpu_ep.runtime.texts import composer
 
 _ANSWER_S = 600.0

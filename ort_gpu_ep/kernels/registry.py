@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -339,6 +340,7 @@ def op(
     return add
 
 
+@cache
 def _binding(text: str) -> Binding:
     return Binding(text.rstrip("?."), text.endswith("?"), text.endswith("..."), not text.startswith("_"))
 

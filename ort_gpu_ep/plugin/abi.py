@@ -149,12 +149,16 @@ def get(function: Callable[..., None], handle: Any, kind: str = "void**") -> Any
 
 def get_text(function: Callable[..., None], handle: Any) -> str:
     """`get`, of a C string."""
-    return text_of(get(function, handle, "char**"))
+    out = ffi.new("char**")
+    function(handle, out)
+    return ffi.string(out[0]).decode("utf-8", "replace") if out[0] else ""
 
 
 def get_list(count: Callable[..., None], fill: Callable[..., None], handle: Any) -> list[Any]:
     """Calls the pair `count(handle, &n)`, `fill(handle, array, n)`."""
-    n = get(count, handle, "size_t*")
+    out = ffi.new("size_t*")
+    count(handle, out)
+    n = out[0]
     if not n:
         return []
     array = ffi.new("void*[]", n)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ort_gpu_ep.ir.graph import Array
     from ort_gpu_ep.plugin.fallback import Fallback
     from ort_gpu_ep.runtime.backend import Executable
-    from ort_gpu_ep.runtime.steady import Steady
+    from ort_gpu_ep.runtime.runs import Steady
 
 RUNS_BEFORE = 2
 """Runs of the same sizes through ONNX Runtime, before buffers are kept for them."""
@@ -76,7 +76,7 @@ class Direct:
     """Of one session, which it keeps alive while a run is under way. Thread-safe, as far as Partition and Steady are."""
 
     def __init__(self, session: Any, partition: Partition) -> None:
-        self._alive, self._partition, self._state = private.behind(session), partition, partition.state
+        self._alive, self.partition, self._state = private.behind(session), partition, partition.state
         self._bound_runs = 0        # of onnxruntime's
         self._names = tuple(i.name for i in session.get_inputs())
         graph = partition.graph
@@ -92,7 +92,7 @@ class Direct:
 
     def run(self, output_names: Sequence[str] | None, feeds: Any) -> list[Array] | None:
         """What the session's `run` gives. None where ONNX Runtime is to do it. Raises as the partition does in strict mode."""
-        arrays, partition = self._arrays(feeds), self._partition
+        arrays, partition = self._arrays(feeds), self.partition
         forms = partition.forms.get(tuple([(a.dtype, a.shape) for a in arrays])) if arrays is not None else None
         if arrays is None or forms is None:
             return None
@@ -110,7 +110,7 @@ class Direct:
 
     def passed(self, output_names: Sequence[str] | None, feeds: Any) -> None:
         """ONNX Runtime has answered a run with these inputs and outputs: it takes what they are."""
-        arrays, earlier, program = self._arrays(feeds), self._partition.forms, self._partition.program
+        arrays, earlier, program = self._arrays(feeds), self.partition.forms, self.partition.program
         if arrays is None or program is None:
             return
         key = tuple([(a.dtype, a.shape) for a in arrays])
@@ -131,7 +131,7 @@ class Direct:
 
     def bound_run(self, dtypes: Mapping[str, Any], given: Mapping[str, Any], wanted: Mapping[str, Any]) -> BoundRun | None:
         """Runs with an IO binding, see BoundRun.of; None where ONNX Runtime is to make them."""
-        return BoundRun.of(self._partition, dtypes, given, wanted) if self._bound_runs >= RUNS_BEFORE else None
+        return BoundRun.of(self.partition, dtypes, given, wanted) if self._bound_runs >= RUNS_BEFORE else None
 
     def bound_passed(self) -> None:
         """ONNX Runtime has made a run with an IO binding."""
@@ -151,6 +151,6 @@ class Direct:
 
     def _types(self, arrays: Sequence[Array]) -> tuple[TensorType, ...]:
         """Of what the partition reads."""
-        values = self._partition.graph.values
-        dtypes = [values[name].dtype for name in self._partition.graph.inputs]
+        values = self.partition.graph.values
+        dtypes = [values[name].dtype for name in self.partition.graph.inputs]
         return tuple(TensorType(dtype, arrays[i].shape) for dtype, i in zip(dtypes, self._read, strict=True) if dtype is not None)

@@ -24,7 +24,7 @@ from ort_gpu_ep.terminal import printable
 if TYPE_CHECKING:
     from ort_gpu_ep.plugin import SessionState
     from ort_gpu_ep.runtime.backend import Executable
-    from ort_gpu_ep.runtime.unit_plans import UnitPlan
+    from ort_gpu_ep.runtime.better_plans import UnitPlan
 
 
 ON = {"gpu": "on the GPU", "host": "on the host (once per shape)", "cpu": "on the CPU"}

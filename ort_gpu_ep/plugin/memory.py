@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import weakref
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -86,7 +85,6 @@ class Memory:
         self.version = 0
         self._reservation = Reservation()
         self._blocks: dict[int, Block] = {}
-        self._empty: weakref.WeakKeyDictionary[Gpu, Buffer] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
         self._freed: deque[int] = deque()
         self._orphans: list[Buffer] = []   # of a forked child: wgpu must not even hear that they are gone
@@ -366,9 +364,9 @@ class Memory:
     def _empty_on(self, gpu: Gpu) -> Storage:
         """Stands in for tensors without elements, for which ONNX Runtime may pass NULL."""
         with self._lock:
-            if gpu not in self._empty:
-                self._empty[gpu] = gpu.allocate(_ALIGNMENT, VALUES)
-            return Storage(_ALIGNMENT, gpu, self._empty[gpu], users=2)   # one of them never ends: the buffer stays the GPU's
+            if gpu.nothing is None:
+                gpu.nothing = gpu.allocate(_ALIGNMENT, VALUES)
+            return Storage(_ALIGNMENT, gpu, gpu.nothing, users=2)       # one of them never ends: the buffer stays the GPU's
 
     def _pin(self, storage: Storage) -> Storage:
         with self._lock:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +17,9 @@ from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node, Parent, Value
 from ort_gpu_ep.ir.types import BY_ORT, DType, Shape, SymbolicShape, TensorType, unpacked
 from ort_gpu_ep.plugin.abi import NULL, address_of, api, ffi, get, get_list, get_text, pointer_to, tensor_of, text_of
+
+_ATTRIBUTE_NBYTES = 64
+"""Of an attribute: most are a few numbers."""
 
 _INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS, _TENSOR = 1, 2, 3, 4, 5, 6, 8
 
@@ -96,7 +98,7 @@ class Reader:
     def _name(self, info: Any) -> str:
         if info == NULL:
             return ""
-        key = address_of(info)
+        key = int(ffi.cast("uintptr_t", info))
         name = self._names.get(key)
         if name is None:
             name = self._names[key] = get_text(api.GetValueInfoName, info)
@@ -176,11 +178,12 @@ def _attribute(attribute: Any) -> Attribute:
         return _tensor_attribute(attribute)
     if kind not in (_INT, _INTS, _FLOAT, _FLOATS, _STRING, _STRINGS):
         return None
-    nbytes = ffi.new("size_t*")
-    with suppress(InternalError):   # it reports the size and fails, because 0 bytes are too few
-        api.ReadOpAttr(attribute, kind, NULL, 0, nbytes)
-    data = ffi.new("char[]", max(nbytes[0], 1))
-    api.ReadOpAttr(attribute, kind, data, nbytes[0], nbytes)
+    nbytes, data = ffi.new("size_t*"), ffi.new("char[]", _ATTRIBUTE_NBYTES)
+    try:
+        api.ReadOpAttr(attribute, kind, data, _ATTRIBUTE_NBYTES, nbytes)
+    except InternalError:   # too few: it has told how many it takes
+        data = ffi.new("char[]", nbytes[0])
+        api.ReadOpAttr(attribute, kind, data, nbytes[0], nbytes)
     raw = bytes(ffi.buffer(data, nbytes[0]))
     if kind == _STRING:
         return raw.decode("utf-8", "replace").rstrip("\0")

@@ -35,7 +35,7 @@ def profile_nodes(open_session: Callable[[str], Any], feeds: Mapping[str, Any]) 
         before = [clock() for clock in CLOCKS]
         session = open_session(os.path.join(folder, "nodes"))
         after = [clock() for clock in CLOCKS]
-        for times in session._state.profiles:       # a pass for each dispatch would make our nodes longer
+        for times in session.state.profiles:       # a pass for each dispatch would make our nodes longer
             times.stop()
         origin = session.get_profiling_start_time_ns()
         clock = next((c for c, a, b in zip(CLOCKS, before, after, strict=True) if a <= origin <= b), None)
@@ -52,7 +52,7 @@ def profile_nodes(open_session: Callable[[str], Any], feeds: Mapping[str, Any]) 
 def _run(session: Any, feeds: Mapping[str, Any], clock: Callable[[], int]) -> tuple[int, int, list[tuple[int, int, int]]]:
     """(beginning, end, (partition, beginning, end) of each of ours) of one run in nanoseconds."""
     spans: list[tuple[int, int, int]] = []
-    with watched(session._state.partitions, clock, spans):
+    with watched(session.state.partitions, clock, spans):
         begin = clock()
         session.run(None, feeds)
         return begin, clock(), spans

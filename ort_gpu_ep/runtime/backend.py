@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ort_gpu_ep.ir.types import Shape, TensorType
     from ort_gpu_ep.kernels.profile import Profile
     from ort_gpu_ep.kernels.registry import Limits
+    from ort_gpu_ep.runtime.better_plans import UnitPlan
     from ort_gpu_ep.runtime.known_plans import KnownPlans
-    from ort_gpu_ep.runtime.steady import Steady
-    from ort_gpu_ep.runtime.unit_plans import UnitPlan
+    from ort_gpu_ep.runtime.runs import Steady
     from ort_gpu_ep.scheduler import Plan
     from ort_gpu_ep.scheduler.planner import Rewrite
     from ort_gpu_ep.scheduler.template import Specialization

@@ -60,13 +60,17 @@ def with_head(parts: list[Part]) -> list[Part]:
     return parts
 
 
-def lone_dispatch(gpu: Gpu, label: str, step: native.Step) -> Any:
-    """A command buffer with one dispatch, which no timer notes. Raises wgpu's GPUError."""
-    encoder = gpu.device.create_command_encoder(label)
-    compute = encoder.begin_compute_pass(None)
-    native.Steps([step]).record(compute)
-    compute.end()
-    return native.finish(encoder)
+def enqueue_alone(gpu: Gpu, label: str, step: native.Step) -> None:
+    """Enqueues one dispatch, which belongs to no run: no timer notes it. Raises DeviceError."""
+    try:
+        encoder = gpu.device.create_command_encoder(label)
+        compute = encoder.begin_compute_pass(None)
+        native.Steps([step]).record(compute)
+        compute.end()
+        commands = native.finish(encoder)
+    except GPUError as error:
+        raise gpu.failure(error, f"{label}: a recording of it alone") from error
+    gpu.enqueue(commands)
 
 
 def encode(

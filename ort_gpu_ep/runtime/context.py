@@ -1,10 +1,10 @@
-"""State that all plans of a program share: its graph, its options, and its weights on the device."""
+"""State that all plans of a program share: its graph, its options, its weights on the device, and what is computed once from these."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,11 +13,12 @@ from weakref import WeakSet
 import numpy as np
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device.allowance import WEIGHTS
+from ort_gpu_ep.device.allowance import DENSE, REORDERED, WEIGHTS
 from ort_gpu_ep.device.background import ending
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.pipelines import Composer, Layout, pipeline
+from ort_gpu_ep.device.staging import may_round
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.ir.graph import Array, Graph, Value, fits_half, nonzeros_of
 from ort_gpu_ep.ir.types import TensorType, dtype_of, packed
@@ -25,11 +26,11 @@ from ort_gpu_ep.kernels import host
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import HALVED, without_units
 from ort_gpu_ep.runtime import ahead
+from ort_gpu_ep.runtime.binding import bind_group, bound_of
+from ort_gpu_ep.runtime.commands import enqueue_alone
 from ort_gpu_ep.runtime.known_plans import KnownPlans
-from ort_gpu_ep.runtime.prologue import Prologue
-from ort_gpu_ep.runtime.staging import may_round
 from ort_gpu_ep.scheduler import Plan
-from ort_gpu_ep.scheduler.plan import Copy, Dispatch
+from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Template, make_template
 
@@ -48,6 +49,123 @@ class UnwantedError(Exception):
     """Nobody wants the plan any more: the program or the process has ended, or the device is lost."""
 
 
+class Prologue:
+    """Results that a program computes once from its weights: weights in the order in which a kernel reads them. These are the buffers that
+    dispatches of prologues have written. Not thread-safe: its program's lock is held.
+
+    weight: gives a weight's buffer. What only other dispatches of a prologue read is freed behind them. dense_nbytes: of what was computed,
+    device memory of what is dense of weights that are stored packed; any thread may read it. read: told of weights that have been read.
+    """
+
+    def __init__(
+        self, gpu: Gpu, checked: str, weight: Callable[[str], Buffer], composer: Composer, read: Callable[[Iterable[str]], object],
+    ) -> None:
+        self.gpu, self._checked, self._weight, self._composer, self._read = gpu, checked, weight, composer, read
+        self._made: dict[Dispatch, dict[Place, Buffer]] = {}
+        self._dense, self.dense_nbytes = set[Place](), 0
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory of what was computed."""
+        return sum(buffer.nbytes for buffers in self._made.values() for buffer in buffers.values())
+
+    def missing(self, plan: Plan) -> list[Dispatch]:
+        """Those that are to be run for a plan, in order."""
+        places, steps = set(plan.kept_places), list[Dispatch]()
+        for step in reversed(plan.prologue):
+            if step not in self._made and any(t.written and t.place in places for t in step.tensors):
+                steps.append(step)
+                places |= {t.place for t in step.tensors if not t.written}
+        return steps[::-1]
+
+    def missing_nbytes(self, plan: Plan) -> int:
+        """Device memory that these take: what they leave, and the most that is freed behind one of them."""
+        sizes = {t.place: t.type.nbytes for step in self.missing(plan) for t in step.tensors if t.written}
+        kept = plan.kept_places
+        freed = [n for place, n in sizes.items() if place not in kept]
+        return sum(n for place, n in sizes.items() if place in kept) + max(freed, default=0)
+
+    def buffer(self, place: Place) -> Buffer:
+        """What was written there."""
+        return next(buffers[place] for buffers in self._made.values() if place in buffers)
+
+    def restored(self, step: Dispatch) -> Buffer:
+        """What an inverse writes, in a buffer that is the caller's. Raises DeviceError, ShaderError."""
+        written, = self._run(step, WEIGHTS).values()
+        return written
+
+    def buffers(self, plan: Plan) -> dict[Place, Buffer]:
+        """What a plan reads of its prologue; what did not run yet is enqueued. Raises DeviceError, ShaderError."""
+        self._dense |= set(plan.dense)
+        kept, missing = plan.kept_places, self.missing(plan)
+        writers = {t.place: step for step in missing for t in step.tensors if t.written}
+        unread = Counter(name for step in missing for name in _weights_of(step))
+        for step in missing:
+            if any(t.written and t.place in kept for t in step.tensors):
+                unread.subtract(name for writer in self._make(step, writers, kept) for name in _weights_of(writer))
+                self._read([name for name in _weights_of(step) if not unread[name]])
+        return {place: buffer for step in plan.prologue for place, buffer in self._made.get(step, {}).items()}
+
+    def _make(self, step: Dispatch, writers: Mapping[Place, Dispatch], kept: frozenset[Place]) -> list[Dispatch]:
+        """Runs a step behind those that it reads from, and frees what it alone reads of them. Gives all that ran."""
+        before, ran = [writers[t.place] for t in step.tensors if not t.written and t.place in writers], list[Dispatch]()
+        for other in before:
+            if other not in self._made:
+                ran += self._make(other, writers, kept)
+        if step not in self._made:
+            ran.append(step)
+            buffers = self._made[step] = self._run(step)
+            self.dense_nbytes += self._dense_of(buffers)
+        for other in before:
+            if other in self._made and not kept.intersection(self._made[other]):
+                self._free(other)
+        return ran
+
+    def _run(self, step: Dispatch, use: str = REORDERED) -> dict[Place, Buffer]:
+        pipe, bound = pipeline(self.gpu, step, self._checked, self._composer), bound_of(self.gpu, step)
+        buffers: dict[Place, Buffer] = {}
+        try:
+            for tensor in step.tensors:
+                if tensor.written:
+                    buffers[tensor.place] = self.gpu.allocate(tensor.type.nbytes, DENSE if tensor.place in self._dense else use)
+            group = bind_group(self.gpu, bound, lambda p: (
+                buffers[p] if p in buffers else self._weight(p.name) if p.kind is Kind.WEIGHT else self.buffer(p), 0))
+            enqueue_alone(self.gpu, step.label, (pipe, group, step.groups, None))
+        except Exception:
+            for buffer in buffers.values():
+                self.gpu.free(buffer)
+            raise
+        return buffers
+
+    def keep(self, plans: Iterable[Plan]) -> None:
+        """Frees what none of these plans reads."""
+        steps = {step for plan in plans for step in plan.prologue}
+        for step in [s for s in self._made if s not in steps]:
+            self._free(step)
+
+    def free_dense(self) -> None:
+        """Frees what is dense of weights that are stored packed: there is no further run of a plan that reads it."""
+        for step in [step for step, buffers in self._made.items() if self._dense.intersection(buffers)]:
+            self._free(step)
+
+    def _free(self, step: Dispatch) -> None:
+        buffers = self._made.pop(step)
+        self.dense_nbytes -= self._dense_of(buffers)
+        for buffer in buffers.values():
+            self.gpu.free(buffer)
+
+    def _dense_of(self, made: Mapping[Place, Buffer]) -> int:
+        return sum(buffer.nbytes for place, buffer in made.items() if place in self._dense)
+
+    def close(self) -> None:
+        self.keep(())
+
+
+def _weights_of(step: Dispatch) -> set[str]:
+    """Those that a step reads."""
+    return {t.place.name for t in step.tensors if not t.written and t.place.kind is Kind.WEIGHT}
+
+
 class PlanContext:
     """The graph, the weights and the options of one program; its plans, and the runs of these, are given it. It knows none of them.
 
@@ -55,7 +173,7 @@ class PlanContext:
     replaced: weights that are only there as the prologue packed them, each with the dispatch that gives it back.
     uses: numbers for runs in order, by which the plan is found that was used least recently.
     made_plan: whether each of the last runs needed a plan of its own. keeps_dense: whether a dense copy of a packed weight may stay.
-    bound: runs with values of their own, which no plan may be taken from. holding: plans that have buffers for what is inside them.
+    bound: runs with values of their own, which no plan may be taken from. plans: those on the device.
     known_plans: of earlier processes, where they may be read. without_units: its kernels on matrix units have failed, so there are no more.
     """
 
@@ -72,7 +190,7 @@ class PlanContext:
         self.uses = itertools.count()
         self.made_plan: deque[bool] = deque(maxlen=RECENT_RUNS)
         self.closed = self.without_units = False
-        self.keeps_dense, self.bound, self.holding = config.weights != "packed", WeakSet[Any](), WeakSet[Any]()
+        self.keeps_dense, self.bound, self.plans = config.weights != "packed", WeakSet[Any](), set[Any]()
         self._known = ahead.current()
         self.uploads = self.uploaded_nbytes = 0     # of constants, now and when a plan is made
         self.graph = self._take_constants(graph)

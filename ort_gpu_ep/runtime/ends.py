@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ort_gpu_ep.device import index_check
+from ort_gpu_ep.device import copying, index_check, staging
 from ort_gpu_ep.device.allowance import RUNS
 from ort_gpu_ep.device.buffers import STAGING, Buffer, size_class
 from ort_gpu_ep.device.copying import Copy, copy_all, copy_results, read_threads
 from ort_gpu_ep.device.gpu import ALIGNMENT, Gpu
 from ort_gpu_ep.device.tensor import Tensor
-from ort_gpu_ep.errors import DeviceError
+from ort_gpu_ep.errors import DeviceError, OutOfDeviceMemoryError
 from ort_gpu_ep.ir.types import FLOAT16, TensorType
-from ort_gpu_ep.runtime import staging
 from ort_gpu_ep.runtime.commands import BufferCopy
 from ort_gpu_ep.runtime.error_words import Words
 from ort_gpu_ep.scheduler.template import Filled
@@ -61,13 +60,13 @@ class HostEnds(Ends):
         self._readers = read_threads(sum(t.nbytes for t in outputs), gpu.info.is_software)
         self.arrival = native.Arrival(lib.WGPUMapMode_Read)
         self._staging: Buffer | None = None
-        self.large: staging.LargeInputs | None = None
+        self.large: LargeInputs | None = None
         try:
             for tensors, types in ((self.inputs, sent), (self.outputs, outputs)):
                 for tensor in types:
                     tensors.append(Tensor(gpu.allocate(tensor.nbytes, RUNS), 0, tensor))
             self._staging = gpu.create(size_class(staging_nbytes), STAGING)
-            self.large = staging.LargeInputs.of(gpu, self.inputs, *places_of(sent), rounded)
+            self.large = LargeInputs.of(gpu, self.inputs, *places_of(sent), rounded)
         except DeviceError:
             self.free()
             raise
@@ -124,6 +123,63 @@ class HostEnds(Ends):
         if self.large is not None:
             self.large.free(broken)
         self.inputs, self.outputs, self._staging, self.large, self.mappings = [], [], None, None, ()
+
+
+class LargeInputs:
+    """Memory that the inputs of a run are written to, and copied from by the first commands of its recording. Not thread-safe.
+
+    copies: those commands. arrival: what the mapping reports to: each run's submission starts the one for the next run.
+    """
+
+    def __init__(self, gpu: Gpu, inputs: Sequence[Tensor], places: Sequence[int], nbytes: int, rounded: Collection[int] = ()) -> None:
+        """places: of each input. nbytes: of all. What is beyond an input's end stays zero. rounded: inputs that come in float32 and go in
+        float16, by position. Raises DeviceError.
+        """
+        self._gpu = gpu
+        self._places = [(place, t.type.nbytes, k in rounded) for k, (place, t) in enumerate(zip(places, inputs, strict=True))]
+        self._threads = 1 if gpu.info.is_software else copying.usable_threads()     # the driver's threads have the cores
+        self.arrival = native.Arrival(lib.WGPUMapMode_Write)
+        self.buffer = gpu.create(size_class(nbytes), staging.USAGE)
+        self.copies = [BufferCopy(self.buffer.native, place, t.buffer.native, t.offset_bytes, (t.type.nbytes + 3) & ~3)
+                       for place, t in zip(places, inputs, strict=True)]
+
+    @staticmethod
+    def of(gpu: Gpu, inputs: Sequence[Tensor], places: Sequence[int], nbytes: int, rounded: Collection[int] = ()) -> LargeInputs | None:
+        """None where they are written by the queue: they are small, or there is no memory. Raises DeviceLostError."""
+        if not rounded and not staging.large_nbytes(gpu, nbytes):
+            return None
+        try:
+            return LargeInputs(gpu, inputs, places, nbytes, rounded)
+        except OutOfDeviceMemoryError:
+            return None
+
+    def fill(self, sources: Sequence[Any]) -> None:
+        """Writes the inputs, from cffi pointers, for the submission that comes next. Raises GPUError, DeviceError."""
+        begin = ffi.cast("char *", native.map_write(self._gpu, self.buffer.native, self.buffer.nbytes, self.arrival))
+        try:
+            copying.copy_all(
+                [copying.Copy(begin + place, source, nbytes, rounds)
+                 for source, (place, nbytes, rounds) in zip(sources, self._places, strict=True)], self._threads)
+        finally:
+            native.unmap(self.buffer.native)
+
+    def keep(self) -> None:
+        """The submission that comes next has the inputs of the one before. Raises GPUError, DeviceError."""
+        native.map_write(self._gpu, self.buffer.native, self.buffer.nbytes, self.arrival)
+        native.unmap(self.buffer.native)
+
+    def give_up(self) -> None:
+        """The run failed: a submission that names the buffer is allowed nevertheless. A device that hangs is not asked for anything."""
+        if not self._gpu.lost:
+            native.give_up(self._gpu.device, self.buffer.native, self.arrival)
+
+    def free(self, broken: bool) -> None:
+        """Gives the memory back. broken: the GPU may still read it, so that it goes when the driver is done with it."""
+        if broken:
+            self.give_up()
+        else:
+            self._gpu.destroy(self.buffer)
+        native.forget(self._gpu.device, self.arrival)
 
 
 def brought(inputs: Sequence[TensorType], rounded: Collection[int]) -> tuple[TensorType, ...]:

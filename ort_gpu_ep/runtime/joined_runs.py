@@ -12,7 +12,6 @@ Nothing says that together is faster on an adapter: it is measured, runs one by 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -20,20 +19,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ort_gpu_ep.device import background
 from ort_gpu_ep.device.pipelines import bind_group_layout
-from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError, forget_frames
+from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError
 from ort_gpu_ep.runtime.commands import Command, Part, encode, in_rows
-from ort_gpu_ep.runtime.context import PlanContext
+from ort_gpu_ep.runtime.context import PlanContext, UnwantedError
 from ort_gpu_ep.runtime.ends import nbytes_of
 from ort_gpu_ep.runtime.prepared import Prepared
 from ort_gpu_ep.runtime.recording import HostRun
+from ort_gpu_ep.runtime.upgrade import Upgrade
 from ort_gpu_ep.scheduler.barriers import unsettled
+from ort_gpu_ep.scheduler.plan import Plan
 from ort_gpu_ep.scheduler.template import Filled, Template
 from ort_gpu_ep.webgpu import native
 from ort_gpu_ep.webgpu.library import GPUError
-
-log = logging.getLogger("ort_gpu_ep")
 
 MAX_GROUPS = 2
 """Groups of one set of sizes: one that the GPU works at, and one behind it."""
@@ -383,53 +381,20 @@ class Contention:
             if self._asked or self._closed:
                 return
             self._asked = True
-        background.background.add(self._make)
+        Together(self, self._prepared, self._filled).begin()
 
-    def _make(self) -> None:
-        """On the thread of background.py."""
-        try:
-            coalescer = self._coalescer()
-        except Exception as error:      # runs go on one by one
-            self.why = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            forget_frames(error)
-            log.warning("runs of several threads are not submitted together: %s", self.why)
-            return
+    def is_gone(self) -> bool:
+        """Whether there will be no further run."""
+        return self._closed or self._prepared.closed
+
+    def begin(self, groups: list[RunGroup]) -> None:
+        """From now on runs go together."""
+        coalescer: Coalescer | None = Coalescer(self._submit, groups)
         with self._lock:
             if not self._closed:
                 self.coalescer, coalescer = coalescer, None
         if coalescer is not None:
             coalescer.close()
-
-    def _coalescer(self) -> Coalescer | None:
-        template, compiled = self._unaliased()
-        filled = template.fill(self._filled.inputs)
-        assert filled is not None, "a template holds for the sizes that it was made for"
-        groups = list[RunGroup]()
-        try:
-            for _ in range(MAX_GROUPS):
-                with self._prepared.context.lock:
-                    if self._prepared.closed or self._closed or background.ending():
-                        raise _GoneError
-                    groups.append(_group(self._prepared.context, template, compiled, filled))
-        except BaseException as error:
-            for group in groups:
-                group.free()
-            if isinstance(error, _GoneError):
-                return None
-            raise
-        return Coalescer(self._submit, groups)
-
-    def _unaliased(self) -> tuple[Template, list[Any]]:
-        """The plan with a buffer for each value, and its pipelines. It reads what the plan itself reads, which keeps that on the device.
-
-        Raises UnsupportedNodeError, ShaderError, InternalError.
-        """
-        context, base = self._prepared.context, self._prepared.template.plan
-        template = context.template(self._filled.inputs, constant=True, apart=True)
-        plan = template.plan
-        if not (set(plan.prologue) <= set(base.prologue) and set(plan.weights) <= set(base.weights)):
-            raise InternalError(f"program {context.graph.name}: another plan of the same sizes reads other weights")
-        return template, [context.pipeline(step) for step in context.steps(plan)]
 
     def _submit(self, group: RunGroup) -> int | None:
         """Submits a group. None where the plan is gone. Raises DeviceError."""
@@ -453,8 +418,40 @@ class Contention:
         self._stop()
 
 
-class _GoneError(Exception):
-    """The plan is gone."""
+class Together(Upgrade):
+    """The plan of runs that are submitted together, with a buffer for each value: as many times as there are such runs."""
+
+    failed = "runs of several threads are not submitted together"
+
+    def __init__(self, contention: Contention, prepared: Prepared, filled: Filled) -> None:
+        super().__init__(prepared.context, filled.inputs, {}, constant=True, apart=True)
+        self._contention, self._base = contention, prepared.template.plan
+
+    def check_wanted(self) -> None:
+        super().check_wanted()
+        if self._contention.is_gone():
+            raise UnwantedError
+
+    def check_plan(self, plan: Plan, filled: Filled) -> None:
+        """It reads what the plan itself reads, which keeps that on the device."""
+        if not (set(plan.prologue) <= set(self._base.prologue) and set(plan.weights) <= set(self._base.weights)):
+            raise InternalError(f"program {self.context.graph.name}: another plan of the same sizes reads other weights")
+
+    def install(self, template: Template, filled: Filled, compiled: list[Any]) -> None:
+        groups = list[RunGroup]()
+        try:
+            for _ in range(MAX_GROUPS):
+                with self.context.lock:
+                    self.check_wanted()
+                    groups.append(_group(self.context, template, compiled, filled))
+        except BaseException:
+            for group in groups:
+                group.free()
+            raise
+        self._contention.begin(groups)
+
+    def over(self, seconds: float, why: str, is_wanted: bool) -> None:
+        self._contention.why = why or self._contention.why
 
 
 def _group(context: PlanContext, template: Template, compiled: list[Any], filled: Filled) -> RunGroup:

@@ -10,7 +10,7 @@ from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.runtime.context import PlanContext
 from ort_gpu_ep.runtime.prepared import Prepared
-from ort_gpu_ep.runtime.runs import Runs
+from ort_gpu_ep.runtime.runs import Joins, Runs
 from ort_gpu_ep.scheduler.plan import Plan
 from ort_gpu_ep.scheduler.template import Filled, Specialization, Template
 
@@ -40,11 +40,11 @@ class Plans:
 
     general: plans that hold for every size that answers their questions alike. specialized: those made for one set of sizes, in use or
     being warmed up. found: the plan of each set of types seen, the most recently used last. records: of sets of sizes that have a
-    specialized plan, or could not get one. often: see Prepared.
+    specialized plan, or could not get one. often: see Prepared. joins: see runs.py.
     """
 
-    def __init__(self, context: PlanContext, often: Callable[[Filled], object]) -> None:
-        self._context, self._often = context, often
+    def __init__(self, context: PlanContext, often: Callable[[Filled], object], joins: Joins) -> None:
+        self._context, self._often, self._joins = context, often, joins
         self.general = list[Prepared]()
         self.specialized = list[Prepared]()
         self.found: OrderedDict[Key, Found] = OrderedDict()
@@ -94,7 +94,7 @@ class Plans:
         """Those of a plan."""
         runs = self._runs.get(prepared)
         if runs is None:
-            runs = self._runs[prepared] = Runs(prepared)
+            runs = self._runs[prepared] = Runs(prepared, self._joins)
         return runs
 
     def drop(self, prepared: Prepared) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,24 +15,23 @@ from ort_gpu_ep.device.allowance import ACTIVATIONS, CONSTANTS
 from ort_gpu_ep.device.buffers import Buffer
 from ort_gpu_ep.device.gpu import COMPILE_S
 from ort_gpu_ep.device.pipelines import pipeline, pipelines
+from ort_gpu_ep.device.staging import may_round
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.runtime.binding import Bound, bind_group, bound_of
-from ort_gpu_ep.runtime.commands import CUT, BufferCopy, Command, Part, in_rows, lone_dispatch, with_head
+from ort_gpu_ep.runtime.commands import CUT, BufferCopy, Command, Part, enqueue_alone, in_rows, with_head
 from ort_gpu_ep.runtime.context import PlanContext
 from ort_gpu_ep.runtime.error_words import Words
-from ort_gpu_ep.runtime.staging import may_round
 from ort_gpu_ep.scheduler.plan import ERROR_WORD, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.template import Filled, Template
 from ort_gpu_ep.shaders.composer import folded
 from ort_gpu_ep.webgpu import native, objects
-from ort_gpu_ep.webgpu.library import GPUError
 
 MAX_REGIONS = 16
 """Sets of sizes whose shader parameters are on the device at the same time."""
 
 MAX_LEFT = 8
-"""Sets of sizes that a plan remembers to have moved on from: as many may take turns and each keep its recordings."""
+"""Numbers that a set of sizes remembers to have moved on from: as many may take turns and each keep its recordings."""
 
 GROWTH = 1.5
 """A buffer that was too small gets so much more than it needs: ever longer inputs then seldom need another one."""
@@ -47,7 +46,7 @@ IDLE_RUNS = 32
 while tokens follow."""
 
 SPECIALIZE_AFTER = 256
-"""Runs of one set of sizes after which they get a plan of their own (specialization.py), which takes some hundred runs on lavapipe."""
+"""Runs of one set of sizes after which they get a plan of their own (better_plans.py), which takes some hundred runs on lavapipe."""
 
 MAX_PARTS = 64
 """Of a dispatch that takes long: each has a pipeline of its own."""
@@ -57,13 +56,14 @@ _PARAMETERS = objects.UNIFORM | objects.COPY_DST
 @dataclass(eq=False)
 class _Shape:
     """What a plan keeps of one set of sizes. runs: how many there were, since this is kept. last: what recorded the last of them whose
-    buffers were given (runs.py).
+    buffers were given (runs.py). left: the numbers that these sizes had with other parameters, before they moved on.
     """
 
     filled: Filled
     region: int
     runs: int = 0
     last: Any = None
+    left: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=MAX_LEFT))
 
 
 class Prepared:
@@ -88,8 +88,8 @@ class Prepared:
         self._pipelines = compiled[:len(steps)]
         self._of_parts: dict[tuple[str, tuple[int, int, int]], Any] = {}
         self.is_warm = self.is_specialized or not self.gpu.info.is_software
-        numbers = [*range(len(plan.steps)), *(k for k, _ in plan.halved)]
-        self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in zip(numbers, steps, strict=False)]
+        self._numbers = [*range(len(plan.steps)), *(k for k, _ in plan.halved)]     # of the plan's step that each of them is
+        self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in zip(self._numbers, steps, strict=False)]
         behind = {k: len(plan.steps) + n for n, (k, _) in enumerate(plan.halved)} if len(steps) > len(plan.steps) else {}
         self._halved = [behind.get(k, k) for k in range(len(plan.steps))] if behind else []
         self._are_halved = False                    # in the recording made last
@@ -99,7 +99,6 @@ class Prepared:
         self._parameters: Buffer | None = None
         self._shapes: OrderedDict[tuple[Any, ...], _Shape] = OrderedDict()
         self._current: _Shape | None = None         # whose constants are on the device
-        self._left: OrderedDict[tuple[int, ...], None] = OrderedDict()
         self._regions = list(range(MAX_REGIONS))    # those that are free
         self._inner: dict[int, Any] = {}
         self._groups: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()     # of steps that touch an input or output
@@ -121,6 +120,7 @@ class Prepared:
         except Exception:
             self.close()
             raise
+        context.plans.add(self)
 
     def _bound_of(self, index: int, step: Dispatch) -> Bound:
         return bound_of(self.gpu, step, 0 if self.template.offsets[index] is None else self.template.struct_nbytes(index))
@@ -133,6 +133,7 @@ class Prepared:
 
     def close(self) -> None:
         self.closed = True
+        self.context.plans.discard(self)
         self.free_slots()
         for buffer in self._constants.values():
             self.gpu.free(buffer)
@@ -183,40 +184,42 @@ class Prepared:
             self._often(filled)
         return shape
 
+    def sized(self, filled: Filled) -> _Shape:
+        """`current`, without a run: that is another call less in each."""
+        self._fit_slots(filled.slots)
+        return self._shape(filled)
+
     def free_slots(self) -> None:
         """Gives the memory of values inside the plan back, until the next run."""
         self._forget_bindings()
         for buffer in self._slots:
             self.gpu.free(buffer)
         self._slots = []
-        self.context.holding.discard(self)
 
     def _free_idle(self) -> None:
         """Has plans that were not used lately free their slots, and what has waited in the pool for long go back to the driver."""
-        for other in [p for p in self.context.holding if self.last_use - p.last_use >= IDLE_RUNS]:
+        for other in [p for p in list(self.context.plans) if self.last_use - p.last_use >= IDLE_RUNS]:
             if sum(b.nbytes for b in other._slots) >= SHRINK_NBYTES:
                 other.free_slots()
         self.gpu.sweep()
 
-    def warm_up(self, step: int, inputs: list[Tensor], outputs: list[Tensor], offset: int | None = None) -> None:
-        """Enqueues a step without workgroups, so that a driver that compiles at the first dispatch does so. The slots are there.
+    def warm_up(self, step: int, shape: _Shape, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Enqueues a step without workgroups, so that a driver that compiles at the first dispatch does so. Raises DeviceError.
 
-        offset: of its parameters. Raises DeviceError.
+        shape: the current one.
         """
-        bound = self._bound[step]
+        bound, index = self._bound[step], self._numbers[step]
         if bound is None:
             return
+        offset, start = self.template.offsets[index], shape.region * self.template.parameter_nbytes
         group = self._bind_group(step, bound, inputs, outputs)
-        try:
-            commands = lone_dispatch(self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), offset))
-        except GPUError as error:
-            raise self.gpu.failure(error, f"{bound.label}: a recording without workgroups") from error
-        self.gpu.enqueue(commands)
+        where = None if offset is None else start + offset
+        enqueue_alone(self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), where))
 
-    def warm_up_all(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    def warm_up_all(self, shape: _Shape, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Before the first run on a driver that compiles at the first dispatch: what it takes for that is no hang. Raises DeviceError."""
-        for index, number in enumerate(self._chosen(inputs)):
-            self.warm_up(number, inputs, outputs, self.template.offsets[index])
+        for step in self._chosen(inputs):
+            self.warm_up(step, shape, inputs, outputs)
         self.gpu.flush(COMPILE_S)
         self.is_warm = True
 
@@ -233,7 +236,6 @@ class Prepared:
             for nbytes in wanted:
                 self._slots.append(self.gpu.allocate(nbytes, ACTIVATIONS))
             self._needed, self._wanted = list(wanted), wanted
-            self.context.holding.add(self)
             return
         if not self.template.varies:
             return
@@ -293,14 +295,12 @@ class Prepared:
         these sizes were left like that before: then sizes come again, and each set keeps what it has.
         """
         shape = self._current
-        if shape is None or self._shapes.get(shape.filled.numbers) is not shape or filled.numbers in self._left:
+        if shape is None or self._shapes.get(shape.filled.numbers) is not shape or filled.numbers in shape.left:
             return None
         if (shape.filled.groups, shape.filled.nbytes) != (filled.groups, filled.nbytes):
             return None
         self._upload_parameters(shape.region, filled)
-        self._left[shape.filled.numbers] = None
-        if len(self._left) > MAX_LEFT:
-            self._left.popitem(last=False)
+        shape.left.append(shape.filled.numbers)
         del self._shapes[shape.filled.numbers]
         shape.filled, shape.runs = filled, 0
         self._shapes[filled.numbers] = shape

@@ -19,15 +19,15 @@ from ort_gpu_ep.errors import Code, InternalError, OutOfDeviceMemoryError, Unsup
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.registry import UnknownValueError
+from ort_gpu_ep.runtime.better_plans import BetterPlans, UnitPlan
 from ort_gpu_ep.runtime.context import PlanContext
 from ort_gpu_ep.runtime.ends import Ends
+from ort_gpu_ep.runtime.joined_runs import Contention
 from ort_gpu_ep.runtime.known_plans import KnownPlans
 from ort_gpu_ep.runtime.plans import Found, Key, Plans
 from ort_gpu_ep.runtime.prepared import Prepared
 from ort_gpu_ep.runtime.recording import Recording
-from ort_gpu_ep.runtime.specialization import Specializer
-from ort_gpu_ep.runtime.steady import Steady
-from ort_gpu_ep.runtime.unit_plans import UnitPlan, UnitPlans
+from ort_gpu_ep.runtime.runs import Steady
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Filled, Specialization, Template, sources
@@ -60,7 +60,7 @@ class Program:
     graph: constants are read now (their views may die with the caller). rewrite: fusion, run for each plan. composer: of its shaders.
     ran: called with the outputs of each run behind its commands; there are no steady runs then, whose readback is one with the run.
     known_plans: of earlier processes; rewrite is then the partitioner's, or None. units_later: kernels on matrix units that take long to
-    compile are compiled in the background, see unit_plans.py.
+    compile are compiled in the background, see better_plans.py.
     Raises what `make_plan` raises for static shapes.
     """
 
@@ -76,9 +76,8 @@ class Program:
         self._changed: tuple[tuple[TensorType, ...], tuple[TensorType, ...]] | None = None     # of the last two, where these differ
         self._foreseen: tuple[Key, Found] | None = None
         self.context = PlanContext(graph, config, gpu, rewrite, composer, known_plans)
-        self.compiled = Plans(self.context, self._often)
-        self._specializer = Specializer(self.context, self.compiled)
-        self._units = UnitPlans(self.context, self.compiled, units_later, self._values_of)
+        self.compiled = Plans(self.context, self._often, Contention.of)
+        self.better, self._units_later = BetterPlans(self.context, self.compiled, self._values_of), units_later
         self.lock, self.graph = self.context.lock, self.context.graph
         self.allowance = current()
         if config.weights == "auto":
@@ -122,11 +121,11 @@ class Program:
     @property
     def unit_plans(self) -> tuple[UnitPlan, ...]:
         """Plans on matrix units that were, or are, made beside the runs."""
-        return self._units.records
+        return self.better.unit_plans
 
     def wait_plans(self, timeout_s: float | None = None) -> bool:
         """Waits until none of these is being made; whether that is so. The next run goes by them."""
-        return self._units.wait(timeout_s)
+        return self.better.wait(timeout_s)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -352,14 +351,14 @@ class Program:
                 "shapes depend on data that is different each time. A run that an earlier plan holds for still goes to the GPU; "
                 "placement=cpu avoids the rest.")
         template, values = self._template(types, values, read)
-        making = self._units.begin(template, types, values)
-        template = template if making is None else making.instead
+        better = self.better.on_units(template, types, values) if self._units_later else None
+        template = template if better is None else better.instead
         filled = template.fill(types, values)
         if filled is None:
             raise InternalError(f"program {self.graph.name}: a plan does not hold for the sizes that it was made for: {types}")
         prepared = self.compiled.add(template)
-        if making is not None:
-            self._units.follow(making, prepared)
+        if better is not None:
+            better.follow(prepared)
         self.planned += 1
         self.compiled.drop_oldest(self.compiled.general, MAX_PLANS)
         return (prepared, filled), values
@@ -379,10 +378,10 @@ class Program:
                 values = self._content(types, read)
 
     def _often(self, filled: Filled) -> None:
-        """There were many runs of these sizes by a general plan: they get one of their own, see specialization.py."""
+        """There were many runs of these sizes by a general plan: they get one of their own, see better_plans.py."""
         found = next((key for key, (_, known) in self.compiled.found.items() if known is filled), None)
         if found is not None and self.config.specialize == "auto":
-            self._specializer.want(found, found[0], self._values_of(found))
+            self.better.specialize(found)
 
     def _values_of(self, key: Key) -> dict[int, Array]:
         """The content of the inputs that decide on shapes, as a key has it."""

@@ -367,6 +367,18 @@ class InferenceSession(plugin.PlainSession):
         return all(program.wait_plans(None if end_s is None else max(0.0, end_s - time.monotonic())) for program in programs)
 
     @property
+    def state(self) -> plugin.SessionState | None:
+        """What the provider knows of it: its device, its partitions, its events; None where it has none. For this package: programs have
+        `explain` and `stats`.
+        """
+        return self._state
+
+    @property
+    def runner(self) -> Runner | None:
+        """What chooses between its candidates; None where nothing is to be chosen, or not yet. For this package."""
+        return self._runner
+
+    @property
     def missing_gpu(self) -> str:
         """Why a session with placement=gpu has no GPU; empty if it has one, or needs none."""
         if memory.forked and self._state is not None and self._state.gpu is not None:

@@ -143,7 +143,7 @@ def _opened(open_session: Callable[[], Any], feeds: Mapping[str, Any], gpu: Gpu)
 def choices_of(session: Any) -> dict[str, Choice]:
     """Key -> what there was to choose, of all plans of a session."""
     choices: dict[str, Choice] = {}
-    for partition in session._state.partitions if session._state is not None else ():
+    for partition in session.state.partitions if session.state is not None else ():
         for plan in partition.program.plans if partition.program is not None else ():
             choices |= {s.kernel.choice.key: s.kernel.choice for s in plan.steps if isinstance(s, Dispatch) and s.kernel.choice is not None}
     return choices
@@ -155,7 +155,7 @@ def _measured(
 ) -> tuple[dict[str, dict[str, float]], tuple[str, ...], int]:
     """Key -> form -> nanoseconds; what was left out; runs of each candidate at least."""
     taken, notes, least = dict[str, dict[str, float]](), list[str](), MOST_RUNS
-    together = max(1, TOGETHER_NBYTES // max(1, sum(p.program.weight_nbytes for p in first.session._state.partitions))) if trials else 1
+    together = max(1, TOGETHER_NBYTES // max(1, sum(p.program.weight_nbytes for p in first.session.state.partitions))) if trials else 1
     for begin in range(0, len(trials), together):
         part = trials[begin:begin + together]
         opened = [] if begin else [first]       # which has the estimated forms

@@ -23,6 +23,6 @@ def test_both_ways_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_side_goes_its_way(threads: int) -> None:
     side = Side(np.ones((3, upload.COLUMNS), "f"), threads)
     side.run()
-    (own,) = steady_of(side._session)._idle
+    (own,) = steady_of(side._session).idle
     assert (own.ends.large is not None) == bool(threads)
     assert len(side.upload_ms) == 1

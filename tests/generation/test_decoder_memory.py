@@ -35,7 +35,7 @@ def wanted_nbytes(model: onnx.ModelProto) -> int:
 
 def test_generating_holds_the_weights_once(model: onnx.ModelProto) -> None:
     made = Generator(model, max_length=ROWS, provider_options={"strict": 1})
-    held, wanted = made.session._state.allowance, wanted_nbytes(model)
+    held, wanted = made.session.state.allowance, wanted_nbytes(model)
     assert 0.8 * wanted < held.held_nbytes < MOST * wanted
     for _ in range(2):
         assert len(list(made.generate(PROMPT, max_new_tokens=2 * prepared.IDLE_RUNS))) == 2 * prepared.IDLE_RUNS
@@ -49,7 +49,7 @@ def test_steps_by_io_binding_hold_the_weights_once(model: onnx.ModelProto) -> No
         cache = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, "f"), "gpu")
         binding.bind_ortvalue_input(given.name, cache)
         binding.bind_ortvalue_output(given.name.replace("past_key_values", "present"), cache)
-    held, wanted = session._state.allowance, wanted_nbytes(model)
+    held, wanted = session.state.allowance, wanted_nbytes(model)
     caches = 4 * 2 * SIZES["layers"] * int(np.prod(shape))      # the process's, not this session's
     for total in range(len(PROMPT), len(PROMPT) + 2 * prepared.IDLE_RUNS):
         ids = PROMPT[None] if total == len(PROMPT) else np.array([[total]])
@@ -63,7 +63,7 @@ def test_steps_by_io_binding_hold_the_weights_once(model: onnx.ModelProto) -> No
 def test_steps_by_io_binding_leave_nothing_behind() -> None:
     """Nothing compiles, here or in the driver: memory stays as it is with caches of open sizes (software: 0.3 MB a layer and token)."""
     session = InferenceSession(language_model(width=64, hidden=64).SerializeToString(), provider_options={"placement": "gpu", "strict": "1"})
-    binding, gpu, process = session.io_binding(), session._state.gpu, psutil.Process()
+    binding, gpu, process = session.io_binding(), session.state.gpu, psutil.Process()
     for given in session.get_inputs()[2:]:
         cache = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((1, 2, 1024, 16), "f"), "gpu")
         binding.bind_ortvalue_input(given.name, cache)

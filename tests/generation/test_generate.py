@@ -40,9 +40,9 @@ def test_the_tokens_of_the_cpu(options: dict[str, str], wanted: list[int]) -> No
 
 def test_four_bytes_a_token_and_nothing_compiled_after_the_second() -> None:
     made = Generator(language_model(), max_length=64, provider_options={"strict": 1})
-    assert len(made.session._state.partitions) == 1
+    assert len(made.session.state.partitions) == 1
     list(made.generate(prompt_of(1), max_new_tokens=4))
-    gpu = made.session._state.gpu
+    gpu = made.session.state.gpu
     compiled, before = gpu.compiled, COPIES.as_dict()
     assert len(list(made.generate(prompt_of(3)[:5], max_new_tokens=40))) == 40
     assert gpu.compiled == compiled
@@ -112,7 +112,7 @@ def test_the_cpu_goes_on_where_the_gpu_fails(wanted: list[int], monkeypatch: pyt
     assert list(made.generate(prompt_of(1), max_new_tokens=TOKENS)) == wanted
     assert not failing
     assert made.session.stats()["fallbacks"] >= 1
-    made.session._state.gpu.circuit.reset()
+    made.session.state.gpu.circuit.reset()
 
 
 def test_draws() -> None:

@@ -51,7 +51,7 @@ def test_the_tokens_of_the_cpu(merged: bool, options: dict[str, Any], rng: np.ra
 @pytest.mark.parametrize("merged", [False, True], ids=["one", "merged"])
 def test_caches_stay_on_the_device(merged: bool, rng: np.random.Generator) -> None:
     made = Generator(decoder(merged), max_length=64, provider_options={"strict": 1})
-    assert merged or len(made.session._state.partitions) == 1, str(made.session.explain())
+    assert merged or len(made.session.state.partitions) == 1, str(made.session.explain())
     assert made.vocabulary == WORDS
     list(made.generate(rng.integers(0, WORDS, PROMPT), max_new_tokens=3))
     before = COPIES.as_dict()

@@ -119,7 +119,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., set[str]]:
     def open_it(**options: object) -> set[str]:
         labels.clear()
         session = gpu_session(model.SerializeToString(), **options)
-        gpu = session._state.gpu
+        gpu = session.state.gpu
         gpu.pipelines._recent.clear()       # of sessions before this one
         del session
         session = gpu_session(model.SerializeToString(), **options)

@@ -50,15 +50,15 @@ def opened(tmp_path: Path) -> Opened:
         want = -np.tanh(np.exp(h) / np.exp(h).sum(1, keepdims=True))
         session.submits = []
         for _ in range(3):
-            before = session._state.gpu.stats.submits
+            before = session.state.gpu.stats.submits
             np.testing.assert_allclose(session.run(None, {"x": x})[0], want, rtol=1e-4, atol=1e-6)
-            session.submits.append(session._state.gpu.stats.submits - before)
+            session.submits.append(session.state.gpu.stats.submits - before)
         return session
     return open_it
 
 
 def plan(session: Any) -> Any:
-    return session._state.partitions[0].program.plans[-1]
+    return session.state.partitions[0].program.plans[-1]
 
 
 def test_shaders_are_checked(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,22 +78,22 @@ def test_nothing_is_fused(opened: Opened) -> None:
 
 @pytest.mark.parametrize(("asked", "counts"), [(0, True), (1, True)])
 def test_results_are_verified(asked: int, counts: bool, opened: Opened) -> None:
-    assert opened({"verify": "2"}, verify=asked)._state.config.verify == (asked or 2)
-    assert bool(opened({"verify": "2"})._state.partitions[0]._runs_of) is counts
-    assert not opened({})._state.partitions[0]._runs_of
+    assert opened({"verify": "2"}, verify=asked).state.config.verify == (asked or 2)
+    assert bool(opened({"verify": "2"}).state.partitions[0]._runs_of) is counts
+    assert not opened({}).state.partitions[0]._runs_of
 
 
 def test_numbers_are_the_smaller_ones(opened: Opened) -> None:
     for given, seconds, mib in (({"hang_timeout_ms": 0}, 70.0, 90), ({"hang_timeout_ms": 60000, "memory_limit_mb": 80}, 60.0, 80)):
-        state = opened({"hang_timeout_ms": "70000", "memory_limit_mb": "90"}, **given)._state
+        state = opened({"hang_timeout_ms": "70000", "memory_limit_mb": "90"}, **given).state
         with state.allowance:
             assert (state.gpu.hang_timeout_s, state.gpu.memory_limit_nbytes) == (seconds, mib << 20)
 
 
 def test_bindings_are_split(opened: Opened) -> None:
     session = opened({"max_binding_nbytes": "16384"})      # w has as much; x and y (70 x 64 x 4 B) take two bindings
-    assert session._state.gpu.limits.max_binding_nbytes == 16384
-    assert session._state.partitions
+    assert session.state.gpu.limits.max_binding_nbytes == 16384
+    assert session.state.partitions
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_workgroup_nbytes", "16"), ("max_invocations", "32"), ("max_buffers_per_stage", "1")])
@@ -181,7 +181,7 @@ def test_a_driver_that_loses_signs(opened: Opened, monkeypatch: pytest.MonkeyPat
     compiled = native.trusted_module, Device.create_shader_module
     monkeypatch.setattr(native, "trusted_module", lambda device, label, code: compiled[0](device, label, re.sub(r"-(?=[a-z])", "", code)))
     monkeypatch.setattr(Device, "create_shader_module", lambda self, label, code: compiled[1](self, label, re.sub(r"-(?=[a-z])", "", code)))
-    assert "sign_bits" in opened({"sign_bits": "1"})._state.gpu.rewritings
+    assert "sign_bits" in opened({"sign_bits": "1"}).state.gpu.rewritings
     with pytest.raises(AssertionError, match="Not equal"):
         opened({})
 
@@ -189,7 +189,7 @@ def test_a_driver_that_loses_signs(opened: Opened, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("alone", [True, False])
 def test_pipelines_are_made_one_at_a_time(alone: bool, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads that make a pipeline meet there, unless only one may be there."""
-    gpu = opened({"compile_alone": "1"} if alone else {})._state.gpu
+    gpu = opened({"compile_alone": "1"} if alone else {}).state.gpu
     meeting = threading.Barrier(2, timeout=1.0)
 
     def meet(*anything: object) -> Exception | threading.Barrier:

@@ -10,9 +10,8 @@ import psutil
 import pytest
 
 import ort_gpu_ep
-from ort_gpu_ep.device import Gpu
+from ort_gpu_ep.device import Gpu, staging
 from ort_gpu_ep.device.adapter import choose, limits_of, request_device
-from ort_gpu_ep.runtime import staging
 from ort_gpu_ep.webgpu import native, objects, waiting
 from tests.patience import until
 from tests.unit.graphs import model_of
@@ -62,7 +61,7 @@ def use(faults: str, verify: int = 1, runs: int = 4) -> None:
     text = "(float[N, 4] x) => (float[N, 4] y) { s = Softmax(x) y = Tanh(s) }"
     session = ort_gpu_ep.InferenceSession(model_of(text).SerializeToString(), provider_options={
         "placement": "gpu", "faults": faults, "verify": verify})
-    assert session._state.gpu is not None
+    assert session.state.gpu is not None
     for rows in (2, 2, 0, *[2] * (runs - 3)):
         session.run(None, {"x": np.ones((rows, 4), "f")})
     for table in (Gpu._open, Gpu._circuits):

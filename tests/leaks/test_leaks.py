@@ -172,7 +172,7 @@ def test_plans_are_bounded(gpu: Gpu, model: bytes, rng: np.random.Generator) -> 
     session = use(model, rng, runs=2)
     gpu.trim()
     after_some, counted = live(gpu)["native Buffer"], gpu.stats.buffers
-    program = session._state.partitions[0].program
+    program = session.state.partitions[0].program
     assert program.planned == 2
     for rows in range(3, 4 * MAX_SHOWN):
         session.run(None, {"x": rng.standard_normal((rows, SIDE)).astype("f")})
@@ -273,7 +273,7 @@ def test_weights_that_do_not_fit_leave_the_partition_to_the_cpu(limited: Any, gp
     events = session.explain().events
     assert any("MemoryLimitError" in e and "raise memory_limit_mb" in e for e in events), events
     assert session.stats()["fallbacks"] >= 1
-    assert 0 <= session._state.backend.allowance.held_nbytes <= 2 << 20
+    assert 0 <= session.state.backend.allowance.held_nbytes <= 2 << 20
 
 
 def test_weights_that_do_not_fit_raise_in_strict_mode(limited: Any, heavy: bytes) -> None:
@@ -288,7 +288,7 @@ def test_activations_that_do_not_fit_go_to_the_cpu_for_that_run(limited: Any, gp
     for x, fallbacks in ((small, 0), (large, 1), (small, 1)):
         np.testing.assert_allclose(session.run(None, {"x": x})[0], reference(wide, x), rtol=1e-4, atol=1e-9)
         assert session.stats()["fallbacks"] == fallbacks, session.explain().events
-        assert 0 < session._state.backend.allowance.held_nbytes <= 2 << 20
+        assert 0 < session.state.backend.allowance.held_nbytes <= 2 << 20
 
 
 def test_activations_that_do_not_fit_raise_in_strict_mode(limited: Any, wide: bytes, rng: np.random.Generator) -> None:

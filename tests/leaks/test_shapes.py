@@ -32,7 +32,7 @@ def pipelines() -> int:
 def test_new_shapes_compile_nothing() -> None:
     session = ort_gpu_ep.InferenceSession(model(), provider_options={"placement": "gpu", "strict": "1"})
     cpu = ort_gpu_ep.InferenceSession(model(), providers=["CPUExecutionProvider"])
-    gpu, rng = session._state.gpu, np.random.default_rng(12)
+    gpu, rng = session.state.gpu, np.random.default_rng(12)
     made = []
     for n in rng.permutation(np.arange(1001, 1001 + SHAPES)):
         x = rng.normal(size=(int(n), 16)).astype("f")
@@ -66,7 +66,7 @@ def test_200_shapes_take_the_memory_of_ten() -> None:
 
 def test_pipelines_of_models_gone_by_go_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     first = ort_gpu_ep.InferenceSession(model(1000), provider_options={"placement": "gpu"})
-    gpu = first._state.gpu
+    gpu = first.state.gpu
     monkeypatch.setattr(gpu.pipelines, "kept", 5)
     before, made = pipelines(), gpu.compiled
     for n in range(1001, 1001 + MODELS):
@@ -79,7 +79,7 @@ def test_pipelines_of_models_gone_by_go_with_them(monkeypatch: pytest.MonkeyPatc
 
 def test_sessions_share_the_pipelines_that_one_of_them_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     first = ort_gpu_ep.InferenceSession(model(), provider_options={"placement": "gpu"})
-    gpu = first._state.gpu
+    gpu = first.state.gpu
     monkeypatch.setattr(gpu.pipelines, "kept", 0)
     x = np.random.default_rng(14).normal(size=(2001, 16)).astype("f")
     first.run(None, {"x": x})

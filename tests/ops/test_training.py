@@ -29,7 +29,7 @@ def check(name: str, inputs: dict[str, np.ndarray], **attributes: Any) -> None:
     outputs = [f"out_{n}" for n in function(name, OPSET).output]
     model = model_of(name, inputs, outputs, **attributes)
     session = ort_gpu_ep.InferenceSession(model, provider_options={"placement": "gpu", "strict": 1})
-    reports = session._state.reports[-1].nodes
+    reports = session.state.reports[-1].nodes
     assert [(n.op, n.device) for n in reports] == [(name, "gpu")]
     want = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, inputs)
     for n, got, expected in zip(outputs, session.run(None, inputs), want, strict=True):
@@ -167,7 +167,7 @@ def test_shapes_that_do_not_fit_are_left_to_the_body(rng: np.random.Generator) -
     inputs["hyper"] = np.array([0.01, 2.5, 0.99], "f")
     model = model_of("AdamUpdate", inputs, ["p2", "m2", "s2"], beta1=0.9, beta2=0.999, rest1=0.1, rest2=0.001, epsilon=1e-8)
     session = ort_gpu_ep.InferenceSession(model, provider_options={"placement": "gpu"})
-    assert "AdamUpdate" not in {n.op for n in session._state.reports[-1].nodes}
+    assert "AdamUpdate" not in {n.op for n in session.state.reports[-1].nodes}
     want = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, inputs)
     for got, expected in zip(session.run(None, inputs), want, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5)

@@ -246,7 +246,7 @@ def test_a_run_of_the_profiles_command_is_not_timed_by_dispatch(
     plain = nodes._run
 
     def run(session: Any, *arguments: Any) -> Any:
-        timers.append(session._state.gpu.timer)
+        timers.append(session.state.gpu.timer)
         return plain(session, *arguments)
 
     monkeypatch.setattr(nodes, "_run", run)
@@ -312,7 +312,7 @@ def test_direct_runs_go_on_after_the_shrinkage(rng: np.random.Generator, deep: b
     x = rng.normal(size=(8, 256)).astype("f")
     for _ in range(5):
         want, = session.run(None, {"x": x})
-    state = session._state
+    state = session.state
     held = device_memory_of(state)
     assert held is not None
     assert held.session[RUNS] > 0

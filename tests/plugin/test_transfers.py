@@ -34,8 +34,8 @@ class Crossed:
 def open_drop_in(model: bytes, options: Any = None) -> Opened:
     """A session that is told when a run begins, with every supported node on the GPU."""
     session = InferenceSession(model, options, provider_options={"placement": "gpu"})
-    assert session._state is not None
-    return Opened(session, session._state)
+    assert session.state is not None
+    return Opened(session, session.state)
 
 
 def sizes(model: onnx.ModelProto, feeds: dict[str, Any]) -> dict[str, int]:

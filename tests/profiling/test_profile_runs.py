@@ -79,10 +79,10 @@ def test_nothing_is_left_behind(model: bytes, x: dict[str, Any]) -> None:
     session = InferenceSession(model, provider_options=GPU)
     before = session.run(None, x)
     session.profile(x, 3)
-    gpu = session._state.gpu
+    gpu = session.state.gpu
     assert gpu is not None
     assert gpu.timer is None
-    assert all("perform" not in vars(p) for p in session._state.partitions)
+    assert all("perform" not in vars(p) for p in session.state.partitions)
     for got, want in zip(session.run(None, x), before, strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -116,8 +116,8 @@ def test_two_partitions_and_the_cpu_between_them(x: dict[str, Any]) -> None:
     found = session.profile(x, 3)
     assert {d.partition for d in found.dispatches} == {0, 1}
     assert found.phases_us["after"] > 0
-    assert session._state.gpu is not None
-    assert all("perform" not in vars(p) for p in session._state.partitions)
+    assert session.state.gpu is not None
+    assert all("perform" not in vars(p) for p in session.state.partitions)
 
 
 def test_nodes_on_the_cpu_lie_between_our_partitions(x: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_more_dispatches_than_a_query_set_holds() -> None:
 
 def test_a_submit_for_each_dispatch_is_timed_as_well(model: bytes, x: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     session = InferenceSession(model, provider_options=GPU)
-    monkeypatch.setattr(session._state.gpu, "submit_each", True)
+    monkeypatch.setattr(session.state.gpu, "submit_each", True)
     plain = len(session.profile(x, 3).dispatches)
-    monkeypatch.setattr(session._state.gpu, "submit_each", False)
+    monkeypatch.setattr(session.state.gpu, "submit_each", False)
     assert plain == len(session.profile(x, 3).dispatches)

@@ -72,15 +72,15 @@ class Soak:
             opened = session(self._models[kind], faults=drill)
             for _ in range(min(10, runs - first)):
                 self.run(opened, kind, rng)
-            opened._state.renewing.acquire()      # the last one is over: it would open the device again
+            opened.state.renewing.acquire()      # the last one is over: it would open the device again
             with self._lock:
-                for name, count in opened._state.gpu.injected.items():
+                for name, count in opened.state.gpu.injected.items():
                     self.injected[name] += count
-            Gpu._open.pop((opened._state.gpu.info.index, drill), None)
-            Gpu._circuits.pop((opened._state.gpu.info.index, drill), None)
+            Gpu._open.pop((opened.state.gpu.info.index, drill), None)
+            Gpu._circuits.pop((opened.state.gpu.info.index, drill), None)
 
     def run(self, opened: Any, kind: int, rng: np.random.Generator) -> None:
-        for circuit in (opened._state.gpu.circuit, *(partition.circuit for partition in opened._state.partitions)):
+        for circuit in (opened.state.gpu.circuit, *(partition.circuit for partition in opened.state.partitions)):
             circuit.reset()     # otherwise most runs would go to the CPU at once
         x = rng.normal(size=(int(rng.integers(1, 4)) * 8, 16)).astype("f")
         (got,), (want,) = opened.run(None, {"x": x}), self._cpu[kind].run(None, {"x": x})

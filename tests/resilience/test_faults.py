@@ -31,12 +31,12 @@ def test_each_fault_is_answered_by_the_cpu(kind: str, rng: np.random.Generator) 
     for _ in range(4):
         x = rng.normal(size=(3, 16)).astype("f")
         assert_close(opened.run(None, {"x": x}), reference(model(), x=x))
-    gpu = opened._state.gpu
+    gpu = opened.state.gpu
     assert isinstance(gpu, FaultyGpu)
     assert gpu.injected[kind] == 1
     assert any(ERRORS[kind].__name__ in event for event in opened.explain().events)
     assert gpu.circuit.state == ("open" if kind in ("lost", "hang") else "closed")
-    assert opened._state.partitions[0].circuit.state == ("open" if kind == "corrupt" else "closed")
+    assert opened.state.partitions[0].circuit.state == ("open" if kind == "corrupt" else "closed")
     assert bool(gpu.lost) == (kind in ("lost", "hang"))
     assert opened.stats()["fallbacks"] >= 1
 
@@ -89,11 +89,11 @@ def test_what_was_wrong_is_tried_again_later_and_compared(rng: np.random.Generat
     opened = session(model(), faults="corrupt@1;seed=3", verify=1000)
     x = rng.normal(size=(3, 16)).astype("f")
     opened.run(None, {"x": x})
-    gpu = opened._state.gpu
+    gpu = opened.state.gpu
     assert isinstance(gpu, FaultyGpu)
     opened.run(None, {"x": x})
     assert gpu.runs == 1
-    (partition,) = opened._state.partitions
+    (partition,) = opened.state.partitions
     partition.circuit._clock = lambda: 1e12
     assert partition.verify_due(((), ()))
     assert_close(opened.run(None, {"x": x}), reference(model(), x=x))
@@ -105,7 +105,7 @@ def test_a_new_session_gets_a_new_device_after_a_loss(rng: np.random.Generator) 
     config = Config(faults="lost@1;seed=4")
     opened = session(model(), faults=config.faults)
     opened.run(None, {"x": rng.normal(size=(3, 16)).astype("f")})
-    assert opened._state.gpu.lost
+    assert opened.state.gpu.lost
     assert not Gpu.open(config).lost
 
 

@@ -52,13 +52,13 @@ class Soak:
     def round(self, number: int, runs: int) -> None:
         faults = drill(random.Random(f"{self.seed}/{number}"))
         opened = [session(m, isolation="process", faults=faults, hang_timeout_ms=4000, health="off") for m in self._models]
-        gpu = opened[0]._state.backend.adapter
+        gpu = opened[0].state.backend.adapter
         threads = [threading.Thread(target=self._thread, args=(opened, [self.seed, number, t], runs // THREADS)) for t in range(THREADS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        for event in (e for s in opened for e in list(s._state.events)):
+        for event in (e for s in opened for e in list(s.state.events)):
             self.seen.update(kind for kind, text in SEEN.items() if text in event.message)
         self.replaced += gpu.generations - 1
         for key in [k for k, v in remote._open.items() if v is gpu]:
@@ -68,7 +68,7 @@ class Soak:
         rng = np.random.default_rng(seed)
         for _ in range(runs):
             kind = int(rng.integers(3))
-            gpu = opened[kind]._state.backend.adapter
+            gpu = opened[kind].state.backend.adapter
             gpu.ensure()                # otherwise most runs would go to the CPU at once
             gpu.circuit.reset()
             x = rng.normal(size=(int(rng.integers(1, 4)) * 8, 16)).astype("f")

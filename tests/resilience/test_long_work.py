@@ -42,14 +42,14 @@ def test_a_run_in_parts_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) 
     for share in (device.SHARE, 1e-6):
         monkeypatch.setattr(device, "SHARE", share)
         session = whole if share > 1e-6 else ort_gpu_ep.InferenceSession(model, quiet(), provider_options={"placement": "gpu", "strict": "1"})
-        stats = session._state.gpu.stats
+        stats = session.state.gpu.stats
         for given in feeds:
             before = stats.submits
             for got, want in zip(session.run(None, given), cpu.run(None, given), strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
         submits.append(stats.submits - before)
     assert submits[1] > 2 * submits[0]
-    assert not session._state.gpu.milestones, "each was waited for"
+    assert not session.state.gpu.milestones, "each was waited for"
 
 
 def test_no_limit_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,5 +122,5 @@ def test_short_rows_are_not_sorted_by_a_plan_for_long_ones(text: str) -> None:
     for shape in ((2, 3, 700), (20, 30, 4), (7, 5, 600), (30, 20, 3)):
         given = {"x": rng.standard_normal(shape).astype("f")}
         np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-4, atol=1e-5)
-    (partition,) = session._state.partitions
+    (partition,) = session.state.partitions
     assert partition.program.planned == 2, "one for long rows, one for short ones"

@@ -55,7 +55,7 @@ def test_a_session_comes_back(kind: str, rng: np.random.Generator) -> None:
     opened = session(f"{kind}@3;seed=11")
     for _ in range(3):
         run(opened, rng)            # two partitions a run: the fault is in the second run
-    lost = opened._state.gpu
+    lost = opened.state.gpu
     assert isinstance(lost, FaultyGpu)
     assert lost.lost
     assert opened.stats()["renewals"] == 0
@@ -66,7 +66,7 @@ def test_a_session_comes_back(kind: str, rng: np.random.Generator) -> None:
     submits = lost.stats.submits
     run(opened, rng)                # starts the renewal
     until(lambda: opened.stats()["renewals"] == 1)
-    new, fallbacks = opened._state.gpu, opened.stats()["fallbacks"]
+    new, fallbacks = opened.state.gpu, opened.stats()["fallbacks"]
     assert new is not lost
     for _ in range(3):
         run(opened, rng)
@@ -96,8 +96,8 @@ def test_lost_devices_are_given_back_while_the_session_lives(made: Callable[[], 
         while (renewals := opened.stats()["renewals"]) < losses:
             x = rng.normal(size=(SIDE if made is model else SIDE - renewals, SIDE)).astype("f")
             assert_close(opened.run(None, {"x": x}), reference(made(), x=x))
-            opened._state.gpu.circuit.reset()
-            until(lambda: not opened._state.renewing.locked())
+            opened.state.gpu.circuit.reset()
+            until(lambda: not opened.state.renewing.locked())
         assert len(Device._alive) <= before + 1     # the last one may still be on its way
     finally:
         gc.enable()
@@ -106,19 +106,19 @@ def test_lost_devices_are_given_back_while_the_session_lives(made: Callable[[], 
 def test_a_second_loss_and_a_second_return(rng: np.random.Generator) -> None:
     opened = session("lost@1,lost@4;seed=12")
     for number in (1, 2):
-        while not opened._state.gpu.lost:
+        while not opened.state.gpu.lost:
             run(opened, rng)
-        opened._state.gpu.circuit.reset()
+        opened.state.gpu.circuit.reset()
         run(opened, rng)
         until(lambda n=number: opened.stats()["renewals"] == n)
         run(opened, rng)
-    assert not opened._state.gpu.lost
+    assert not opened.state.gpu.lost
 
 
 def test_an_adapter_that_gives_no_device_is_left_alone_longer(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = session("lost@1;seed=13")
     run(opened, rng)
-    lost = opened._state.gpu
+    lost = opened.state.gpu
     lost.circuit.reset()
 
     def refuse(config: object) -> Any:
@@ -140,7 +140,7 @@ def test_an_adapter_that_gives_no_device_is_left_alone_longer(rng: np.random.Gen
 def test_a_session_that_is_dropped_while_it_is_rebuilt(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = session("lost@1;seed=14")
     run(opened, rng)
-    opened._state.gpu.circuit.reset()
+    opened.state.gpu.circuit.reset()
     begun, goes_on, rebuilt = [], [], renewal._rebuilt
 
     def slowly(*arguments: Any) -> Any:
@@ -151,7 +151,7 @@ def test_a_session_that_is_dropped_while_it_is_rebuilt(rng: np.random.Generator,
     monkeypatch.setattr(renewal, "_rebuilt", slowly)
     run(opened, rng)
     until(lambda: begun)
-    state, partitions = opened._state, list(opened._state.partitions)
+    state, partitions = opened.state, list(opened.state.partitions)
     del opened
     goes_on.append(1)
     until(lambda: not state.renewing.locked())
@@ -163,7 +163,7 @@ def test_strict_raises_and_comes_back_where_the_weights_are_at_hand(kind: str, e
     opened = session(f"{kind}@1;seed=15", strict=1, verify=100)
     with pytest.raises(error):
         run(opened, rng)
-    opened._state.gpu.circuit.reset()
+    opened.state.gpu.circuit.reset()
     with pytest.raises(DeviceLostError):
         run(opened, rng)
     until(lambda: opened.stats()["renewals"] == 1)
@@ -178,13 +178,13 @@ def test_a_value_on_the_lost_device_does_not_condemn_the_new_one(rng: np.random.
     opened.run_with_iobinding(binding)
     held = binding.get_outputs()[0]
     run(opened, rng)
-    opened._state.gpu.circuit.reset()
+    opened.state.gpu.circuit.reset()
     run(opened, rng)
     until(lambda: opened.stats()["renewals"] == 1)
     binding.bind_ortvalue_input("x", held)
     with pytest.raises(Exception, match="DeviceLostError"):
         opened.run_with_iobinding(binding)
-    assert opened._state.gpu.circuit.state == "closed"
+    assert opened.state.gpu.circuit.state == "closed"
     fallbacks = opened.stats()["fallbacks"]
     run(opened, rng)
     assert opened.stats()["fallbacks"] == fallbacks
@@ -241,7 +241,7 @@ def test_a_cleared_cache_folder_does_not_matter(rng: np.random.Generator, tmp_pa
     for file in files:
         file.unlink()
     run(opened, rng)
-    opened._state.gpu.circuit.reset()
+    opened.state.gpu.circuit.reset()
     run(opened, rng)
     until(lambda: opened.stats()["renewals"] == 1)
     run(opened, rng)

@@ -234,8 +234,8 @@ def losses(count: int, seed: int, folder: Path) -> dict[str, Any]:
         x = rng.standard_normal((int(rng.integers(1, 9)), 16)).astype("f")
         way = WAYS[int(rng.integers(len(WAYS)))]
         wrong += not np.allclose(way(session, x), cpu.run(None, {"x": x})[0], rtol=2e-5, atol=2e-5)
-        session._state.gpu.circuit.reset()      # the pause before it is tried again is tests/resilience's
-        until(lambda: not session._state.renewing.locked(), "a new device")
+        session.state.gpu.circuit.reset()      # the pause before it is tried again is tests/resilience's
+        until(lambda: not session.state.renewing.locked(), "a new device")
         if renewals in moments and renewals not in found:
             found[renewals] = held()
     found[count] = held()

@@ -199,7 +199,7 @@ def outcome(seed: int, model: FuzzModel, want: Sequence[Answer]) -> dict[str, An
 
 def not_run(session: Any) -> list[str]:
     """Why the CPU answered for nodes that count as the GPU's, though the claim could know."""
-    state = session._state if session is not None else None
+    state = session.state if session is not None else None
     said = [event.message for event in state.events if event.kind in ("fallback", "error")] if state is not None else []
     return [message for message in said if not told_by_run(message)]
 

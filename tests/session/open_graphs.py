@@ -324,7 +324,7 @@ def open_differences(made: OpenModel, **options: object) -> tuple[list[str], lis
     """
     session = ort_gpu_ep.InferenceSession(made.model, quiet(), provider_options={"placement": "gpu", **options})
     found = _wrong_runs(made, lambda feeds: session.run(None, feeds))
-    events = [e for e in session._state.events if e.kind in ("error", "fallback", "warning")]
+    events = [e for e in session.state.events if e.kind in ("error", "fallback", "warning")]
     found += [f"{e.kind} {e.where}: {e.message[:300]}" for e in events if not e.message.startswith("UnsupportedNodeError")]
     return found, [e.message for e in events if e.kind == "fallback"], session
 

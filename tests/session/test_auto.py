@@ -91,7 +91,7 @@ def test_what_the_cpu_does_before_the_gpu_could_answer_is_not_raced(
     monkeypatch.setattr(chooser, "_timed", on_a_cpu(0.9 * chooser.FLOOR * GUESSED.run_s))
     session = auto(mlp)
     assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
-    assert [c.name for c in session._runner.candidates.made] == ["cpu"]
+    assert [c.name for c in session.runner.candidates.made] == ["cpu"]
     assert [d.source for _, d in session.explain().decisions] == ["floor"]
     assert session.explain().count("cpu") == NODES
     assert session.stats()["host_to_device"] == 0
@@ -104,7 +104,7 @@ def test_a_gpu_that_has_every_node_and_is_plainly_faster_needs_no_profiles(
     races, asked, profiled = timed(cpu=2.0, gpu=gpu_s), list[bool](), list[bool]()
     monkeypatch.setattr(proof, "node_profile", lambda *given: profiled.append(True) or proof.NodeProfile({}, {}))    # type: ignore[func-returns-value]
     session, want = auto(mlp), on_the_cpu(mlp, {"x": x})
-    made = session._runner.chooser
+    made = session.runner.chooser
     made.prover.software = False
     made._profile = lambda whole: asked.append(whole) or GUESSED
     assert_close(session.run(None, {"x": x}), want)
@@ -121,14 +121,14 @@ def test_a_session_made_for_a_comparison_goes_after_it(auto: Open, timed: Callab
     model = with_rows(mlp, len(x))
     session, want = auto(model), on_the_cpu(model, {"x": x})
     session.run(None, {"x": x})
-    chooser = session._runner.chooser
+    chooser = session.runner.chooser
     assert chooser.agreed == {"gpu"}
     chooser.agreed.clear()          # as where it was not raced, for want of time
     for entry in chooser.learner.entries.values():
         entry.seen.clear()
     assert_close(session.run(None, {"x": x}), want)
     assert chooser.agreed == {"gpu"}
-    assert [c.name for c in session._runner.candidates.made] == ["gpu"]
+    assert [c.name for c in session.runner.candidates.made] == ["gpu"]
 
 
 @pytest.mark.parametrize("fixed", [True, False])
@@ -143,7 +143,7 @@ def test_the_fastest_stays_and_the_others_go_unless_other_sizes_may_want_them(
     (raced,) = races
     for answer in raced.values():
         assert_close(answer, want)
-    assert [c.name for c in session._runner.candidates.made] == ([candidate] if fixed else ["cpu", "gpu"])
+    assert [c.name for c in session.runner.candidates.made] == ([candidate] if fixed else ["cpu", "gpu"])
     assert session.get_providers() == ([ort.EP_NAME, CPU] if candidate == "gpu" else [CPU])
     assert_close(session.run(None, {"x": x}), want)
     assert session.stats()["runs_by_candidate"] == {candidate: 2}
@@ -153,8 +153,8 @@ def test_the_fastest_stays_and_the_others_go_unless_other_sizes_may_want_them(
     assert f"{NODES} of {NODES} nodes measured on the CPU" in text
     assert "predicted" in text
     assert len(races) == 1
-    session._runner._tidy(runner.time.perf_counter() + 2 * KEEP_S)        # nobody has used the other one for long
-    assert [c.name for c in session._runner.candidates.made] == [candidate]
+    session.runner._tidy(runner.time.perf_counter() + 2 * KEEP_S)        # nobody has used the other one for long
+    assert [c.name for c in session.runner.candidates.made] == [candidate]
     assert_close(session.run(None, {"x": x}), want)
 
 
@@ -231,19 +231,19 @@ def test_an_error_in_get_capability_is_no_measure_of_the_gpu(
 def test_runs_that_the_cpu_answers_are_no_measure_of_the_gpu(
         auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     from ort_gpu_ep.runtime.program import Program
-    from ort_gpu_ep.runtime.steady import Steady
+    from ort_gpu_ep.runtime.runs import Steady
 
     def fail(*_: object) -> None:
         raise DeviceError("the driver said no")
     timed(cpu=0.02, gpu=0.01)
     session = auto(mlp)
     session.run(None, {"x": x})
-    measured = [row for row in session._runner.chooser.learner.dump() if row[0] == "gpu"]
+    measured = [row for row in session.runner.chooser.learner.dump() if row[0] == "gpu"]
     for kind in (Program, Steady):
         monkeypatch.setattr(kind, "run", fail)
     for _ in range(5):
         assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
-    assert [row for row in session._runner.chooser.learner.dump() if row[0] == "gpu"] == measured
+    assert [row for row in session.runner.chooser.learner.dump() if row[0] == "gpu"] == measured
     assert session.stats()["runs_by_candidate"] == {"gpu": 2, "cpu": 4}       # one failed, and it is left out for a second
     assert any("the driver said no" in event for event in session.explain().events)
 
@@ -258,7 +258,7 @@ def test_shapes_without_end_are_forgotten_again(
         x = rng.standard_normal((rows, 16)).astype("f")
         assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
     assert [shapes for shapes, _ in session.explain().decisions] == ["x[5, 16]", "x[6, 16]", "x[2, 16]"]
-    assert [bool(entry.policy) for entry in session._runner.chooser.learner.entries.values()] == [True] * 3
+    assert [bool(entry.policy) for entry in session.runner.chooser.learner.entries.values()] == [True] * 3
 
 
 def test_without_a_budget_it_goes_by_prediction(auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
@@ -279,7 +279,7 @@ def test_a_cut_is_a_candidate(auto: Open, timed: Callable[..., Any], rng: np.ran
     feeds = {"x": rng.standard_normal((256, 256)).astype("f"), "z": rng.standard_normal(4000000).astype("f")}
     races = timed(cpu=3.0, gpu=2.0, cut=1.0)
     session = auto(model)
-    runner = session._runner
+    runner = session.runner
     real = runner.chooser.prover._learn
 
     def learned(*args: Any) -> None:
@@ -356,7 +356,7 @@ def test_a_model_that_is_random_is_not_judged(auto: Open, timed: Callable[..., A
 def test_a_decided_gpu_that_fails_is_answered_by_the_cpu(
         auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     from ort_gpu_ep.runtime.program import Program
-    from ort_gpu_ep.runtime.steady import Steady
+    from ort_gpu_ep.runtime.runs import Steady
 
     def fail(*_: object) -> None:
         raise DeviceError("the driver said no")
@@ -460,9 +460,9 @@ def test_runs_of_any_session_keep_the_gpu_awake(mlp: bytes, x: Array) -> None:
     session = gpu_session(mlp)
     begin_s = time.perf_counter()
     session.run(None, {"x": x})
-    assert begin_s < session._state.gpu.uses.last_s < time.perf_counter()
-    assert gpu_session(mlp)._state.gpu.uses is session._state.gpu.uses
-    assert not session._state.gpu.uses.sleeps       # a software adapter
+    assert begin_s < session.state.gpu.uses.last_s < time.perf_counter()
+    assert gpu_session(mlp).state.gpu.uses is session.state.gpu.uses
+    assert not session.state.gpu.uses.sleeps       # a software adapter
 
 
 def test_many_sizes_are_shown_in_few_lines(auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.random.Generator) -> None:

@@ -108,7 +108,7 @@ def test_the_cpu_answers_until_the_gpu_has_won(begin: Any, slow_on_one_thread: t
     ((shapes, decision),) = session.explain().decisions
     assert shapes == "every run"
     assert decision.source in ("cached", "predicted")       # the latter for runs with pauses, as a busy machine makes them
-    learnt = session._runner._decisions.found
+    learnt = session.runner._decisions.found
     assert {name for name, kind, *_ in learnt.rows if kind == BUSY} == {"cpu", "gpu"}
     assert session.stays_on_cpu == ""
     again = begin(model, settings)
@@ -223,7 +223,7 @@ def test_wrong_options_raise_at_once(begin: Any, mlp: bytes, tmp_path: Path) -> 
 def test_strict_waits_as_ever(begin: Any, mlp: bytes) -> None:
     session = begin(mlp, strict=1)
     assert session.ready()
-    assert session._runner is not None
+    assert session.runner is not None
 
 
 @pytest.fixture
@@ -394,7 +394,7 @@ def test_a_file_that_is_deleted_meanwhile(begin: Any, mlp: bytes, x: Array, tmp_
     session.run(None, {"x": x})
     assert session.wait_ready(LONG_S)
     assert session.stays_on_cpu == ""
-    assert session._runner is not None
+    assert session.runner is not None
     assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
 
 
@@ -434,7 +434,7 @@ def test_inputs_of_every_type(begin: Any) -> None:
         narrow.run(None, {"h": np.ones((rows, 2), np.float16), "b": np.ones(rows, bool)})
     assert narrow.wait_ready(LONG_S)
     assert narrow.stays_on_cpu == ""
-    assert narrow._runner is not None
+    assert narrow.runner is not None
 
 
 def test_with_a_worker_process(begin: Any, mlp: bytes, x: Array) -> None:
@@ -442,7 +442,7 @@ def test_with_a_worker_process(begin: Any, mlp: bytes, x: Array) -> None:
     session.run(None, {"x": x})
     assert session.wait_ready(LONG_S)
     assert session.stays_on_cpu == ""
-    assert session._runner is not None
+    assert session.runner is not None
     assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
 
 

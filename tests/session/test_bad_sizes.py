@@ -129,7 +129,7 @@ def test_one_name_for_two_sizes(op: str) -> None:
 def test_more_shapes_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What does not fit is the CPU's; what fits again is the GPU's, with buffers of its own."""
     session, cpu = opened(chain()), on_cpu(chain())
-    gpu = session._state.gpu
+    gpu = session.state.gpu
     gpu.trim()
     monkeypatch.setattr(gpu, "memory_limit_nbytes", gpu.stats.allocated_nbytes + (8 << 20))     # other sessions hold some
     for rows in (10, 1000, 20_000, 200_000, 10, 20_001, 400_000, 60_000, 11, 20_000):
@@ -145,7 +145,7 @@ def test_more_shapes_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parameters_that_did_not_arrive_are_not_believed_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     session, cpu = opened(chain()), on_cpu(chain())
     session.run(None, {"x": floats(3, 8)})
-    (prepared,), upload, failing = session._state.partitions[0].program.compiled.general, Gpu.upload, [True]
+    (prepared,), upload, failing = session.state.partitions[0].program.compiled.general, Gpu.upload, [True]
 
     def failed(gpu: Gpu, buffer: Any, *arguments: Any) -> None:
         if buffer is prepared._parameters and failing:

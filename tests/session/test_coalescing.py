@@ -19,7 +19,7 @@ from ort_gpu_ep.device import background
 from ort_gpu_ep.errors import IndexOutOfRangeError
 from ort_gpu_ep.runtime import joined_runs
 from ort_gpu_ep.runtime.ends import HostEnds
-from ort_gpu_ep.runtime.joined_runs import Contention, Pace
+from ort_gpu_ep.runtime.joined_runs import Contention, Pace, Together
 from ort_gpu_ep.scheduler.barriers import unsettled
 from ort_gpu_ep.scheduler.plan import Dispatch, Kind
 from tests.patience import PATIENCE_S
@@ -50,7 +50,7 @@ def picks() -> bytes:
 
 
 def steady_of(session: Any) -> Any:
-    return next(iter(session.direct._partition.forms.values()))[()].steady
+    return next(iter(session.direct.partition.forms.values()))[()].steady
 
 
 def joined(model: bytes, feeds: dict[str, Any], **options: object) -> tuple[Any, Any]:
@@ -60,7 +60,7 @@ def joined(model: bytes, feeds: dict[str, Any], **options: object) -> tuple[Any,
         session.run(None, feeds)
     steady = steady_of(session)
     steady.contention = Contention.of(steady.prepared, steady.filled)
-    steady.contention._make()
+    Together(steady.contention, steady.prepared, steady.filled).make()
     assert steady.contention.coalescer is not None, steady.contention.why
     return session, steady
 
@@ -100,7 +100,7 @@ def test_answers_are_the_cpus_in_fewer_submissions(branches: bytes, rng: np.rand
     xs = [{"x": rng.standard_normal((4, 16)).astype("f")} for _ in range(THREADS)]
     wants = [on_the_cpu(branches, x) for x in xs]
     session, steady = joined(branches, xs[0])
-    stats = session._state.gpu.stats
+    stats = session.state.gpu.stats
     before = stats.submits
     first_ones_meet(monkeypatch)
 
@@ -151,7 +151,7 @@ def test_after_a_fault_each_run_is_answered_by_the_cpu(kind: str, branches: byte
 def test_memory_is_flat_and_given_back(branches: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     x = {"x": rng.standard_normal((4, 16)).astype("f")}
     session, steady = joined(branches, x)
-    gpu, objects = session._state.gpu, []
+    gpu, objects = session.state.gpu, []
     with monkeypatch.context() as patch:
         patch.setattr(joined_runs, "CONTENDED", 1)      # all join: how many go by themselves at a time is chance, and so is what those keep
         for _ in range(3):
@@ -395,7 +395,7 @@ def test_ctrl_c_in_one_of_them(python: Callable[..., Any]) -> None:
         import numpy as np
         import onnxruntime
         import ort_gpu_ep as ort
-        from ort_gpu_ep.runtime.joined_runs import Contention
+        from ort_gpu_ep.runtime.joined_runs import Contention, Together
         from tests.unit.graphs import model_of
 
         onnxruntime.set_default_logger_severity(4)
@@ -405,9 +405,9 @@ def test_ctrl_c_in_one_of_them(python: Callable[..., Any]) -> None:
         x = {"x": np.linspace(-1, 1, 64, dtype="f").reshape(8, 8)}
         for _ in range(4):
             session.run(None, x)
-        steady = next(iter(session.direct._partition.forms.values()))[()].steady
+        steady = next(iter(session.direct.partition.forms.values()))[()].steady
         steady.contention = Contention.of(steady.prepared, steady.filled)
-        steady.contention._make()
+        Together(steady.contention, steady.prepared, steady.filled).make()
         over, calm, counts, wrong = threading.Event(), threading.Event(), [0, 0, 0, 0], []
 
         def beside(k):

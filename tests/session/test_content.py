@@ -40,7 +40,7 @@ def test_other_contents_need_no_other_plan(isolation: str) -> None:
         np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-6)
     assert session.explain().count("cpu") == 0, "also now that it has run"
     if isolation == "none":
-        (partition,) = session._state.partitions
+        (partition,) = session.state.partitions
         assert partition.program.planned == 1
 
 
@@ -49,14 +49,14 @@ def test_contents_of_another_kind_make_another_plan() -> None:
     session, cpu = opened(sliced()), onnxruntime.InferenceSession(sliced(), providers=["CPUExecutionProvider"])
     for given in [feeds(9, 1, 5, 4), feeds(9, -3, 1000, 4), feeds(9, -2, 1000, 8), feeds(9, 3, 3, 8)]:
         np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-6)
-    (partition,) = session._state.partitions
+    (partition,) = session.state.partitions
     assert 2 <= partition.program.planned <= 3
 
 
 def test_what_lies_on_the_host_is_not_read_back() -> None:
     session = opened(sliced())
     session.run(None, feeds(9, 1, 5, 4))
-    gpu = session._state.gpu
+    gpu = session.state.gpu
     downloads = gpu.stats.downloads
     session.run(None, feeds(9, 2, 6, 4))
     assert gpu.stats.downloads == downloads + 1, "only the result"
@@ -76,7 +76,7 @@ def test_scales_are_floats() -> None:
     for height, scale in [(5, 2.0), (7, 2.0), (5, 1.6)]:
         given = {"x": rng.standard_normal((1, 1, height, 6)).astype("f"), "scales": np.array([1, 1, scale, 2], "f")}
         np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-5, atol=1e-6)
-    assert session._state.partitions[0].program.planned == 2
+    assert session.state.partitions[0].program.planned == 2
 
 
 def ranges(start: float, limit: float, delta: float) -> dict[str, np.ndarray]:
@@ -114,18 +114,18 @@ def test_what_the_gpu_computed_is_read_in_between() -> None:
     """The shape of a result depends on a value of the GPU's: one readback, and both sides of it stay on the GPU."""
     session, cpu = opened(counted()), onnxruntime.InferenceSession(counted(), providers=["CPUExecutionProvider"])
     assert session.explain().count("cpu") == 0
-    assert len(session._state.partitions) == 2
+    assert len(session.state.partitions) == 2
     for most in (3.5, 1.2, 7.9, 2.0):
         x = np.minimum(rng.standard_normal((9, 8)), 1).astype("f")
         x[4, 4] = most
         np.testing.assert_allclose(session.run(None, {"x": x})[0], cpu.run(None, {"x": x})[0], rtol=1e-6)
-    assert [p.program.planned for p in session._state.partitions] == [1, 2], "a slice of one row has a plan of its own"
-    downloads = session._state.gpu.stats.downloads
+    assert [p.program.planned for p in session.state.partitions] == [1, 2], "a slice of one row has a plan of its own"
+    downloads = session.state.gpu.stats.downloads
     session.run(None, {"x": x})
-    assert session._state.gpu.stats.downloads == downloads + 2, "the value, and the result"
+    assert session.state.gpu.stats.downloads == downloads + 2, "the value, and the result"
     x[4, 4] = 5.5
     session.run(None, {"x": x})
-    assert session._state.gpu.stats.downloads == downloads + 4, "a new value is read once, too"
+    assert session.state.gpu.stats.downloads == downloads + 4, "a new value is read once, too"
 
 
 def test_data_that_needs_ever_new_plans_goes_to_the_cpu() -> None:
@@ -136,7 +136,7 @@ def test_data_that_needs_ever_new_plans_goes_to_the_cpu() -> None:
     for k in range(40):
         given = {"x": rng.standard_normal((1, 1, 5, 6)).astype("f"), "scales": np.array([1, 1, 1 + k / 16, 2], "f")}
         np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-5, atol=1e-6)
-    (partition,) = session._state.partitions
+    (partition,) = session.state.partitions
     assert partition.program.planned == 24
     assert partition.fallbacks == 16
     assert "needed a plan of their own" in str(session.explain())

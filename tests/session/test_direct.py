@@ -16,7 +16,7 @@ import pytest
 
 from ort_gpu_ep.errors import DeviceLostError, OutOfDeviceMemoryError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
-from ort_gpu_ep.runtime.steady import MAX_IN_FLIGHT, Steady
+from ort_gpu_ep.runtime.runs import MAX_IN_FLIGHT, Steady
 from ort_gpu_ep.webgpu import native, objects
 from tests.patience import PATIENCE_S
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
@@ -118,7 +118,7 @@ def test_one_submit_and_nothing_made_anew(mlp: bytes, x: np.ndarray[Any, Any], m
     session = gpu_session(mlp)
     for _ in range(WARM):
         session.run(None, {"x": x})
-    stats, made = session._state.gpu.stats, Counter[str]()
+    stats, made = session.state.gpu.stats, Counter[str]()
     for kind in ("create_buffer", "create_bind_group", "create_bind_group_layout", "create_compute_pipeline", "create_command_encoder"):
         method = getattr(objects.Device, kind)
         monkeypatch.setattr(objects.Device, kind, lambda *a, kind=kind, method=method: (made.update([kind]), method(*a))[1])
@@ -131,11 +131,11 @@ def test_one_submit_and_nothing_made_anew(mlp: bytes, x: np.ndarray[Any, Any], m
 
 def test_a_recording_of_buffers_that_are_gone_is_not_used(mlp: bytes, rng: np.random.Generator, steady_runs: Counter[str]) -> None:
     session = gpu_session(mlp)
-    gpu = session._state.gpu
+    gpu = session.state.gpu
     small, large = (rng.standard_normal((n, 16)).astype("f") for n in (3, 3000))
     for _ in range(WARM):
         session.run(None, {"x": small})
-    (prepared,) = session._state.partitions[0].program.compiled.general
+    (prepared,) = session.state.partitions[0].program.compiled.general
     version = prepared.version
     assert_close(session.run(None, {"x": large}), on_the_cpu(mlp, {"x": large}))
     assert prepared.version > version, "its intermediate values have other buffers now"
@@ -172,9 +172,9 @@ def test_threads_have_buffers_of_their_own(mlp: bytes, rng: np.random.Generator,
 
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(some, range(12)))
-    (forms,) = session.direct._partition.forms.values()
+    (forms,) = session.direct.partition.forms.values()
     steady = forms[()].steady
-    assert len(steady._idle) == steady._made <= MAX_IN_FLIGHT
+    assert len(steady.idle) == steady.made <= MAX_IN_FLIGHT
     assert steady_runs["done"] > 100
 
 
@@ -227,9 +227,9 @@ def test_a_run_that_hangs_frees_nothing_too_early(mlp: bytes, x: np.ndarray[Any,
 def test_the_memory_of_a_closed_session(mlp: bytes, x: np.ndarray[Any, Any]) -> None:
     gpu_session(mlp).run(None, {"x": x})
     session = gpu_session(mlp)
-    gpu = session._state.gpu
+    gpu = session.state.gpu
     gpu.trim()
-    before = gpu.stats.allocated_nbytes - sum(p.program.weight_nbytes for p in session._state.partitions)
+    before = gpu.stats.allocated_nbytes - sum(p.program.weight_nbytes for p in session.state.partitions)
     for n in (1, 2, 3, 4, 5, 6):
         for _ in range(WARM):
             session.run(None, {"x": x[:n]})
@@ -255,7 +255,7 @@ def test_a_forked_child_leaves_the_gpu_alone(python: Callable[..., Any]) -> None
         session, x = ort.InferenceSession(model, settings, provider_options={"placement": "gpu"}), np.linspace(-1, 1, 4, dtype="f")
         for _ in range(5):
             session.run(None, {"x": x})
-        assert session.direct._partition.forms
+        assert session.direct.partition.forms
         child = os.fork()
         if child == 0:
             np.testing.assert_allclose(session.run(None, {"x": x})[0], np.tanh(x), rtol=1e-5)

@@ -78,7 +78,7 @@ def test_nothing_is_looked_at_where_no_divisor_can_be_zero(op: str, dtype: str, 
     numpy = "float32" if dtype == "float" else dtype
     session = gpu_session(divided(op, dtype, **({} if z is None else {"z": np.array(z, numpy)})), quiet())
     session.run(None, {name: array for name, array in feeds(numpy, 1).items() if z is None or name == "x"})
-    plan, = session._state.partitions[0].program.plans
+    plan, = session.state.partitions[0].program.plans
     assert plan.reporting == looked_at
 
 

@@ -83,8 +83,8 @@ def test_what_is_claimed_and_answered_by_the_cpu_is_seen() -> None:
     model = make_model([node("Relu", "x", "y")], [info("x", ["N"])], ["y"])
     session = ort_gpu_ep.InferenceSession(model, provider_options={"placement": "gpu"})
     assert not not_run(session)
-    session._state.record("fallback", "p", "UnsupportedNodeError: LIMIT: binds 68 buffers")
-    session._state.record("fallback", "p", "UnsupportedNodeError: RANK: Resize->Y: Resize of 4 axes; taken: at most 3")
+    session.state.record("fallback", "p", "UnsupportedNodeError: LIMIT: binds 68 buffers")
+    session.state.record("fallback", "p", "UnsupportedNodeError: RANK: Resize->Y: Resize of 4 axes; taken: at most 3")
     assert not_run(session) == ["UnsupportedNodeError: LIMIT: binds 68 buffers"]
     tally = Tally()
     tally.add(7, {"found": [], "known": [], "on_gpu": 1, "refused": False, "raised": 0, "fallbacks": 1, "unclaimed": not_run(session)})

@@ -36,7 +36,7 @@ def test_a_decoder_compiles_nothing_after_its_third_step() -> None:
     session, rng = on_gpu(model), np.random.default_rng(0)
     steps, wanted = Steps(session, "gpu"), Steps(on_cpu(model), "cpu")
     assert session.explain().count("cpu") == 0
-    gpu, (partition,) = session._state.gpu, session._state.partitions
+    gpu, (partition,) = session.state.gpu, session.state.partitions
     for k, token in enumerate(rng.integers(0, 512, STEPS)):
         np.testing.assert_allclose(steps.step(token), wanted.step(token), rtol=0, atol=TOLERANCE, err_msg=f"step {k}")
         if k < COMPILING_STEPS:
@@ -52,7 +52,7 @@ def test_a_decoder_compiles_nothing_after_its_third_step() -> None:
 def test_a_decoders_cache_stays_where_it_is() -> None:
     """A step brings a token and takes logits away; in use is what the weights and two caches take, and a plan's buffers."""
     session = on_gpu(models.build("decoder"))
-    steps, gpu = Steps(session, "gpu"), session._state.gpu
+    steps, gpu = Steps(session, "gpu"), session.state.gpu
     for token in range(COMPILING_STEPS):
         steps.step(token)
     gpu.trim()
@@ -68,7 +68,7 @@ def test_a_decoders_cache_stays_where_it_is() -> None:
 def test_a_loop_compiles_nothing_after_its_third_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.build("table_rows")
     session, feeds = on_gpu(model), make_inputs(model_inputs(model))
-    gpu, made = session._state.gpu, dict[Program, list[int]]()
+    gpu, made = session.state.gpu, dict[Program, list[int]]()
     run = Program.run
 
     def counted(program: Program, *arguments: Any) -> None:
@@ -82,7 +82,7 @@ def test_a_loop_compiles_nothing_after_its_third_turn(monkeypatch: pytest.Monkey
     (turns,) = (m for m in made.values() if len(m) == 2 * 50)
     assert turns[49] == turns[COMPILING_STEPS - 1], "in the first run"
     assert turns[99] == turns[50], "in the second"
-    (body,) = (p for p in session._state.partitions if p.runs == 100)
+    (body,) = (p for p in session.state.partitions if p.runs == 100)
     assert body.program.planned <= COMPILING_STEPS
     assert session.stats()["fallbacks"] == 0
 

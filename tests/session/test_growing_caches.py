@@ -65,6 +65,6 @@ def test_steps_behind_a_growing_cache(form: str, rng: np.random.Generator) -> No
         for got, wanted in zip(session.run(None, given), cpu.run(None, given), strict=True):
             np.testing.assert_allclose(got, wanted, rtol=5e-6, atol=5e-6)
         past += new
-    (partition,) = session._state.partitions
+    (partition,) = session.state.partitions
     assert partition.program.planned <= 2
     assert session.stats()["fallbacks"] == 0

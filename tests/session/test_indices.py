@@ -101,7 +101,7 @@ def test_with_strict_it_is_an_exception_that_names_the_node() -> None:
         with pytest.raises(IndexOutOfRangeError, match=r"out of range in Gather->g\. Expected"):
             session.run(None, feeds("Gather", [5]))
         np.testing.assert_array_equal(session.run(None, feeds("Gather", [4]))[0], -X[4:])
-    assert session._state.gpu.circuit.is_closed
+    assert session.state.gpu.circuit.is_closed
 
 
 @pytest.mark.parametrize("runs_before", [RUNS_BEFORE + 2, 1], ids=["past onnxruntime", "through onnxruntime"])
@@ -216,7 +216,7 @@ def test_nothing_is_looked_at_where_the_indices_are_known() -> None:
     def reporting(**constants: Any) -> tuple[str, ...]:
         session = opened(model("Gather", **constants))
         session.run(None, {n: a for n, a in feeds("Gather", [1]).items() if n not in constants})
-        plan, = session._state.partitions[0].program.plans
+        plan, = session.state.partitions[0].program.plans
         return tuple(plan.reporting)
 
     assert reporting() == ("Gather->g",)
@@ -262,4 +262,4 @@ def test_a_length_beyond_the_steps_raises_what_onnxruntime_raises(op: str) -> No
         np.testing.assert_allclose(strict.run(None, given)[0], cpu.run(None, given)[0], atol=1e-6)
     fixed = opened(of_lengths(op, lengths=np.array([3, 0], kind)), strict="1")
     fixed.run(None, {"x": x})
-    assert fixed._state.partitions[0].program.plans[0].reporting == ()
+    assert fixed.state.partitions[0].program.plans[0].reporting == ()

@@ -89,7 +89,7 @@ def test_nothing_is_compiled_for_prompts_of_any_length() -> None:
     made = Generator(language_model(layers=1), max_length=200, provider_options={"strict": 1})
     for count in (1, 2, 3, 4, 5, 40):
         list(made.generate(np.arange(count), max_new_tokens=3))
-    gpu, (partition,) = made.session._state.gpu, made.session._state.partitions
+    gpu, (partition,) = made.session.state.gpu, made.session.state.partitions
     before, held_nbytes = (gpu.compiled, partition.program.planned), gpu.stats.allocated_nbytes
     for count in (6, 7, 9, 10, 13, 17, 19, 23, 31, 37, 38, 39, 8, 33, 21):
         assert len(list(made.generate(np.arange(count), max_new_tokens=20))) == 20

@@ -53,7 +53,7 @@ def prompt_of(seed: int) -> np.ndarray:
 def test_one_partition_and_the_tokens_of_the_cpu(packed: bool, rows: int) -> None:
     model = language_model(packed=packed)
     ours, plain = session(model, "gpu"), session(model, "plain")
-    assert len(ours._state.partitions) == 1, str(ours.explain())
+    assert len(ours.state.partitions) == 1, str(ours.explain())
     (tokens, logits), (wanted, theirs) = (generated(s, prompt_of(1), rows) for s in (ours, plain))
     assert tokens == wanted
     np.testing.assert_allclose(logits, theirs, rtol=2e-4, atol=2e-4)
@@ -68,7 +68,7 @@ def test_caches_that_leave_the_size_of_a_head_open(packed: bool) -> None:
     for value in (*model.graph.input[2:], *model.graph.output[1:]):
         value.type.tensor_type.shape.dim[3].dim_param = "kv_cache_dim"
     ours = session(model, "gpu")
-    assert len(ours._state.partitions) == 1, str(ours.explain())
+    assert len(ours.state.partitions) == 1, str(ours.explain())
     tokens, logits = generated(ours, prompt_of(1), head=48)
     assert tokens == wanted
     np.testing.assert_allclose(logits, theirs, rtol=2e-4, atol=2e-4)
@@ -85,7 +85,7 @@ def test_normalized_queries_and_keys() -> None:
 
 def test_float16_is_one_partition_near_float32() -> None:
     half, full = (session(language_model(dtype=d), "gpu") for d in ("float16", "float32"))      # type: ignore[arg-type]
-    assert len(half._state.partitions) == 1
+    assert len(half.state.partitions) == 1
     (_, logits), (_, wanted) = (generated(s, prompt_of(3)) for s in (half, full))
     assert np.abs(logits[0] - wanted[0]).max() < 0.02 * np.abs(wanted[0]).max()
 
@@ -154,7 +154,7 @@ def test_a_shared_cache_is_changed_in_place() -> None:
     ours = session(language_model(layers=1), "gpu")
     caches, tokens = shared_caches(ours, 40), prompt_of(5)[None]
     bound_step(ours, caches, tokens, PROMPT)
-    (partition,) = ours._state.partitions
+    (partition,) = ours.state.partitions
     storages = [memory.read(partition.program.gpu, c.data_ptr(), c.tensor_size_in_bytes())[0] for c in caches.values()]
     memory.release(storages)
     before = [np.array(c.numpy()) for c in caches.values()]
@@ -203,7 +203,7 @@ def test_caches_that_move_are_found_again() -> None:
     given = feeds(0, "gpu")
     for _ in range(3):
         logits(ours, given)
-    known = [value.piece for value in ours._state.partitions[0].known.inputs.values()]
+    known = [value.piece for value in ours.state.partitions[0].known.inputs.values()]
     assert len(known) >= len(inputs)
     assert not any(piece.gone for piece in known)
     del given

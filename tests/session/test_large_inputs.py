@@ -17,13 +17,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ort_gpu_ep.device import copying
+from ort_gpu_ep.device import copying, staging
 from ort_gpu_ep.device import gpu as gpu_module
 from ort_gpu_ep.device.buffers import size_class
 from ort_gpu_ep.device.timing import start_timing
 from ort_gpu_ep.errors import DeviceError, IndexOutOfRangeError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
-from ort_gpu_ep.runtime import ends, joined_runs, staging, steady
+from ort_gpu_ep.runtime import ends, joined_runs, runs
 from ort_gpu_ep.runtime.ends import places_of
 from ort_gpu_ep.webgpu import native, objects, wgpu_native
 from tests.patience import PATIENCE_S
@@ -48,7 +48,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def idle_of(session: Any) -> Any:
     """What the next run has to itself."""
-    return steady_of(session)._idle[-1].ends
+    return steady_of(session).idle[-1].ends
 
 
 def warm(model: Any, feeds: Feeds, **options: object) -> Any:
@@ -117,7 +117,7 @@ def test_results_that_several_threads_copy(many: bytes, rng: np.random.Generator
 
 def test_what_is_beyond_an_input_is_zero(many: bytes, rng: np.random.Generator) -> None:
     session = warm(many, feeds_of(rng, 3))
-    gpu, own = session._state.gpu, idle_of(session)
+    gpu, own = session.state.gpu, idle_of(session)
     (tensor,) = [t for t in own.inputs if t.type.nbytes % 4]
     found = np.full(12, 255, "u1")
     gpu.download(tensor.buffer, 0, found.ctypes.data, 12)
@@ -151,7 +151,7 @@ def test_values_on_the_device_go_the_other_way(mlp: bytes, x: np.ndarray[Any, An
 
 def test_one_submission_nothing_made_anew_and_no_wait(mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     session = warm(mlp, {"x": x})
-    stats, made, found, write = session._state.gpu.stats, Counter[str](), list[int](), native.map_write
+    stats, made, found, write = session.state.gpu.stats, Counter[str](), list[int](), native.map_write
     for kind in ("create_buffer", "create_bind_group", "create_command_encoder"):
         method = getattr(objects.Device, kind)
         monkeypatch.setattr(objects.Device, kind, lambda *a, kind=kind, method=method: (made.update([kind]), method(*a))[1])
@@ -178,7 +178,7 @@ def test_small_inputs_make_the_calls_that_they_made(mlp: bytes, x: np.ndarray[An
 
 def test_which_inputs_are_large(monkeypatch: pytest.MonkeyPatch, mlp: bytes) -> None:
     monkeypatch.undo()
-    info = gpu_session(mlp)._state.gpu.info
+    info = gpu_session(mlp).state.gpu.info
     for kind, nbytes, want in (("discrete", staging.LARGE_NBYTES, staging.LARGE_NBYTES), ("integrated", 1 << 30, 1 << 30),
                                ("discrete", staging.LARGE_NBYTES - 64, 0), ("software", 1 << 30, 0)):
         gpu: Any = SimpleNamespace(info=replace(info, type=kind))
@@ -187,12 +187,12 @@ def test_which_inputs_are_large(monkeypatch: pytest.MonkeyPatch, mlp: bytes) -> 
 
 def test_the_memory_counts_and_is_given_back(mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     session = warm(mlp, {"x": x})
-    gpu, found = session._state.gpu, steady_of(session)
+    gpu, found = session.state.gpu, steady_of(session)
     own = idle_of(session)
     assert own.large.buffer.nbytes == size_class(places_of(found.filled.inputs)[1])
     inputs, outputs = (places_of(t)[1] for t in (found.filled.inputs, found.filled.outputs))
     assert found._run_nbytes == 2 * inputs + 2 * outputs
-    monkeypatch.setattr(steady, "MAX_IN_FLIGHT_NBYTES", 2 * found._run_nbytes - 1)
+    monkeypatch.setattr(runs, "MAX_IN_FLIGHT_NBYTES", 2 * found._run_nbytes - 1)
     first = found._take()
     assert found._take() is None, "a second one would be too much"
     found._give_back(first, True)
@@ -250,18 +250,18 @@ def test_a_copy_that_fails_leaves_the_next_run_right(mlp: bytes, x: np.ndarray[A
         assert own.large is None
         assert_close(session.run(None, {"x": x}), want)
         assert idle_of(session) is not own
-    assert steady_of(session)._made == 1
+    assert steady_of(session).made == 1
 
 
 @pytest.mark.parametrize("kind", ["lost", "oom"])
 def test_after_a_fault_nothing_is_expected(kind: str, mlp: bytes, x: np.ndarray[Any, Any]) -> None:
     session = gpu_session(mlp, faults=f"{kind}@{WARM};seed={len(kind) + 70}")
-    devices = {session._state.gpu.device}
+    devices = {session.state.gpu.device}
     for k in range(WARM + 3):
         assert_close(session.run(None, {"x": x + k}), on_the_cpu(mlp, {"x": x + k}))
-        devices.add(session._state.gpu.device)
+        devices.add(session.state.gpu.device)
     assert session.stats()["fallbacks"] >= 1
-    for partition in session._state.partitions:
+    for partition in session.state.partitions:
         if partition.program is not None:
             partition.program.close()
     assert not {a for device in devices for a in device.expected if a.mode == native.lib.WGPUMapMode_Write}
@@ -285,7 +285,7 @@ def test_a_run_that_hangs_is_answered_by_the_cpu_and_its_device_not_asked(
 
 def test_timers_measure_the_same_results(mlp: bytes, x: np.ndarray[Any, Any]) -> None:
     session, want = warm(mlp, {"x": x}), on_the_cpu(mlp, {"x": x})
-    gpu = session._state.gpu
+    gpu = session.state.gpu
     timed = start_timing(gpu)
     try:
         for _ in range(2):
@@ -362,7 +362,7 @@ def test_one_of_them_that_fails_before_it_wrote_its_inputs(rng: np.random.Genera
 
 def test_the_device_that_is_lost_takes_no_inputs(mlp: bytes, x: np.ndarray[Any, Any]) -> None:
     session = warm(mlp, {"x": x}, faults="slow@1x;seed=79")
-    session._state.gpu.lost = "for this test"
+    session.state.gpu.lost = "for this test"
     with pytest.raises(DeviceError):
         steady_of(session).run([native.ffi.from_buffer(x)], [None, None])
     assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))

@@ -40,7 +40,7 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def until(session: Any, feeds: dict[str, Array], want: list[Any], candidate: str, readings: int = 3000) -> None:
     """Runs until that candidate answers five times in a row, within so many readings of the load; every answer is right."""
-    sampler, streak = session._runner.sampler, 0
+    sampler, streak = session.runner.sampler, 0
     end = sampler.samples + readings
     while streak < 5:
         before = session.stats()["runs_by_candidate"].get(candidate, 0)
@@ -58,7 +58,7 @@ def test_a_told_load_moves_runs_to_the_cpu_and_back(
     told.write_text("0 0")
     session, want = auto(model, settings, load=f"file:{told}"), on_the_cpu(model, feeds)
     until(session, feeds, want, "gpu")
-    assert [c.name for c in session._runner.candidates.made] == ["gpu"]
+    assert [c.name for c in session.runner.candidates.made] == ["gpu"]
     told.write_text("0.95 0.5")
     until(session, feeds, want, "cpu")
     told.write_text("0 0")
@@ -77,7 +77,7 @@ def test_an_unknown_load_moves_nothing(auto: Open, slow_on_one_thread: Any, tmp_
     told = tmp_path / "load"
     told.write_text("unknown 0.9")
     session = auto(model, settings, load=f"file:{told}")
-    runs, sampler = 0, session._runner.sampler
+    runs, sampler = 0, session.runner.sampler
     while sampler.samples < 8:      # twice what a known load takes to move runs
         session.run(None, feeds)
         runs += 1

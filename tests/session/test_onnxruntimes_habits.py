@@ -42,10 +42,10 @@ def saved(model: bytes, folder: Path) -> Path:
 def make_all(session: Any) -> None:
     """Whatever the session would make of its model later."""
     session._cpu_session()
-    if session._runner is not None:
+    if session.runner is not None:
         for name in ("cpu", "gpu", "cut"):
-            session._runner.candidates.drop(name)
-            session._runner.candidates.get(name)
+            session.runner.candidates.drop(name)
+            session.runner.candidates.get(name)
 
 
 # ---- files that go
@@ -169,11 +169,11 @@ def test_initializers_of_the_session_options(isolation: str, opened: Callable[..
     assert not np.allclose(want[0], on_the_cpu(mlp, {"x": x})[0])
     session = opened(mlp, settings, isolation=isolation)
     make_all(session)
-    for candidate in session._runner.candidates.made if session._runner is not None else ():
+    for candidate in session.runner.candidates.made if session.runner is not None else ():
         assert_close(candidate.session.run(None, {"x": x}), want)
     for rows in (5, 2):
         assert_close(session.run(None, {"x": x[:rows]}), [a[:rows] for a in want])
-    if session._runner is None and session.get_providers() != [CPU]:
+    if session.runner is None and session.get_providers() != [CPU]:
         assert session.explain().count("gpu") > 0
         assert session.explain().count("cpu") > 0
         assert "nodes that read b, w stay on the CPU" in str(session.explain())
@@ -196,7 +196,7 @@ def test_run_async(opened: Callable[..., Any], mlp: bytes, x: Array) -> None:
         results, mine, error = got
         assert (mine, error) == ("mine", "")
         assert_close(results, on_the_cpu(mlp, feeds, ["z", "y"]))
-    assert session._runner is None or decided(session)
+    assert session.runner is None or decided(session)
     done, got = threading.Event(), []
     session.run_async(None, {"x": x[:, :3]}, lambda *a: (got.extend(a), done.set()), None)
     assert done.wait(PATIENCE_S)
@@ -212,7 +212,7 @@ def test_run_with_ort_values(opened: Callable[..., Any], mlp: bytes, x: Array) -
         got = session.run_with_ort_values(["z", "y"], {"x": onnxruntime.OrtValue.ortvalue_from_numpy(x[:rows])})
         assert all(isinstance(g, onnxruntime.OrtValue) for g in got)
         assert_close([g.numpy() for g in got], on_the_cpu(mlp, {"x": x[:rows]}, ["z", "y"]))
-    assert session._runner is None or decided(session)
+    assert session.runner is None or decided(session)
 
 
 def test_values_on_the_device(auto: Callable[..., Any], mlp: bytes, x: Array) -> None:
@@ -232,7 +232,7 @@ def test_a_binding_outlives_the_choice(auto: Callable[..., Any], slow_on_one_thr
     binding = onnxruntime.IOBinding(session)
     binding.bind_cpu_input("x", feeds["x"])
     binding.bind_output("y")
-    session._runner.bind()                  # as a decision does, where the GPU wins
+    session.runner.bind()                  # as a decision does, where the GPU wins
     assert binding._session is not session._sess
     session.run_with_iobinding(binding)
     assert_close(binding.copy_outputs_to_cpu(), want)
@@ -278,8 +278,8 @@ def test_del_frees_at_once(opened: Callable[..., Any], mlp: bytes, x: Array) -> 
     session = opened(mlp)
     session.run(None, {"x": x})
     handles = [weakref.ref(session), weakref.ref(session._sess)]
-    if session._runner is not None:
-        handles += [weakref.ref(c.session._sess) for c in session._runner.candidates.made]
+    if session.runner is not None:
+        handles += [weakref.ref(c.session._sess) for c in session.runner.candidates.made]
     gc.disable()
     try:
         del session

@@ -48,7 +48,7 @@ def test_runs_go_on_with_what_was_opened(
         bound.run_with_iobinding(binding)
         assert_close(binding.copy_outputs_to_cpu(), want)
     assert session.stats()["runs_by_candidate"] == {"cpu": 3}
-    ((_, decision), *_) = session._runner.chooser.decided.items()
+    ((_, decision), *_) = session.runner.chooser.decided.items()
     assert "was overwritten" in decision.why
 
 

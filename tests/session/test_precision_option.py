@@ -55,7 +55,7 @@ def test_a_worker_process_gives_the_same(model: bytes, feeds: Any) -> None:
     for precision in ("f16", "f16acc"):
         here, there = (gpu_session(model, strict="1", precision=precision, isolation=kind) for kind in ("none", "process"))
         np.testing.assert_array_equal(here.run(None, feeds)[0], there.run(None, feeds)[0])
-        assert [step.kernel.shader for p in there._state.partitions for plan in p.program.plans for step in plan.prologue]
+        assert [step.kernel.shader for p in there.state.partitions for plan in p.program.plans for step in plan.prologue]
 
 
 def test_a_weight_that_stays_float32_is_told(rng: np.random.Generator, feeds: Any) -> None:

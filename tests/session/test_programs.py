@@ -121,5 +121,5 @@ def test_all_available_providers_are_asked_in_their_order(options: dict[str, str
     session = ort.InferenceSession(mlp, providers=names, provider_options=[options, *[{}] * len(names[1:])])
     assert session.wait_ready(300.0)
     assert_close(session.run(None, {"x": x[:3]}), wanted[2])
-    assert (session._runner is not None) == (options["placement"] == "auto")
-    assert session.get_providers()[0] == ort.EP_NAME or session._runner is not None
+    assert (session.runner is not None) == (options["placement"] == "auto")
+    assert session.get_providers()[0] == ort.EP_NAME or session.runner is not None

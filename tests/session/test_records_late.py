@@ -28,7 +28,7 @@ def test_a_run_begins_with_its_head(monkeypatch: pytest.MonkeyPatch, late: bool,
     monkeypatch.setattr(native, "RECORDS_LATE", late)
     model, rng = chain(length), np.random.default_rng()
     session: Any = gpu_session(model)
-    gpu = session._state.gpu
+    gpu = session.state.gpu
     for _ in range(WARM + 2):
         feeds = {"x": rng.standard_normal((5, 7), np.float32)}
         before = gpu.stats.submits

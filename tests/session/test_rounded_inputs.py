@@ -11,15 +11,16 @@ import onnxruntime
 import pytest
 
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.device import Gpu, copying
+from ort_gpu_ep.device import Gpu, copying, staging
 from ort_gpu_ep.device.scratch import run_wgsl
 from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.ir.graph import Graph, Node, Step, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType, TensorType, dtype_of
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.plugin import local
-from ort_gpu_ep.runtime import context, staging
-from ort_gpu_ep.runtime.joined_runs import Contention, RunGroup
+from ort_gpu_ep.runtime import context
+from ort_gpu_ep.runtime.better_plans import ForFixedSizes
+from ort_gpu_ep.runtime.joined_runs import Contention, RunGroup, Together
 from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.kept import from_data, to_data
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
@@ -186,7 +187,8 @@ def test_runs_of_several_threads_together(trial: Emulated) -> None:
         steady = program.steady(types_of(arrays))
         assert steady is not None
         contention = Contention(steady.prepared, steady.filled, False)
-        together = contention._coalescer()
+        Together(contention, steady.prepared, steady.filled).make()
+        together = contention.coalescer
         assert together is not None
         group: RunGroup = together.free[-1]
         runs = [together.join(), together.join()]
@@ -319,7 +321,7 @@ def test_a_session_says_what_it_sent(trial: Emulated) -> None:
     for _ in range(WARM):
         got, = session.run(None, {"x": x})
         np.testing.assert_array_equal(got, want)
-    stats, counted = session._state.gpu.stats, session.stats()
+    stats, counted = session.state.gpu.stats, session.stats()
     before = stats.uploaded_nbytes, counted["host_to_device_nbytes"]
     got, = session.run(None, {"x": x})
     assert (stats.uploaded_nbytes - before[0], session.stats()["host_to_device_nbytes"] - before[1]) == (x.nbytes // 2, x.nbytes // 2)
@@ -344,7 +346,7 @@ def test_a_plan_made_for_sizes_that_come_often(trial: Emulated) -> None:
     try:
         want, general = answers(program, arrays), program.compiled.general[0]
         key = next(iter(program.compiled.found))
-        program._specializer._make(key, key[0], {})
+        ForFixedSizes(program.better, key).make()
         compiled = trial.gpu.compiled
         got, nbytes = sent(program, arrays)
         steady = program.steady(types_of(arrays))
@@ -372,7 +374,7 @@ def test_no_run_waits_for_the_other_form(compiler: Compiler, monkeypatch: pytest
     compiler.may.set()
     assert session.wait_ready(PATIENCE_S)
     assert beside == {FLOAT32, FLOAT16}
-    gpu = session._state.gpu
+    gpu = session.state.gpu
     compiled = gpu.compiled
     for _ in range(WARM):
         session.run(None, feeds)

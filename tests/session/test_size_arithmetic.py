@@ -36,7 +36,7 @@ def checked(text: str, constants: Mapping[str, Any], runs: list[dict[str, Array]
 
 
 def planned(session: Any) -> int:
-    return sum(partition.program.planned for partition in session._state.partitions)
+    return sum(partition.program.planned for partition in session.state.partitions)
 
 
 def of_sizes(*sizes: int) -> list[dict[str, Array]]:

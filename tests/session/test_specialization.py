@@ -13,8 +13,8 @@ import pytest
 
 from ort_gpu_ep.device import background, pipelines
 from ort_gpu_ep.errors import ShaderError
-from ort_gpu_ep.runtime import context, prepared, specialization
-from ort_gpu_ep.runtime.specialization import MAX_SPECIALIZED
+from ort_gpu_ep.runtime import better_plans, context, prepared
+from ort_gpu_ep.runtime.better_plans import MAX_SPECIALIZED
 from tests.patience import PATIENCE_S
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
 from tests.session.test_content import feeds as content_feeds
@@ -55,7 +55,7 @@ def opened(model: bytes, **options: str) -> Any:
 
 
 def program_of(session: Any) -> Any:
-    return session._state.partitions[0].program
+    return session.state.partitions[0].program
 
 
 def run(session: Any, model: bytes, feeds: dict[str, Any], times: int = AFTER) -> None:
@@ -70,7 +70,7 @@ def test_the_run_after_uses_it_and_compiles_nothing(mlp: bytes, x: np.ndarray, h
     assert not hand.waiting
     run(session, mlp, {"x": x}, 3)
     assert len(hand.waiting) == 1, "asked for once"
-    gpu, program = session._state.gpu, program_of(session)
+    gpu, program = session.state.gpu, program_of(session)
     general, = program.compiled.general
     made = gpu.compiled
     assert hand.work() == 1
@@ -90,10 +90,10 @@ def test_other_sizes_stay_with_the_general_plan(mlp: bytes, x: np.ndarray, hand:
     session = opened(mlp)
     run(session, mlp, {"x": x})
     hand.work()
-    made = session._state.gpu.compiled
+    made = session.state.gpu.compiled
     for rows in (3, 5, 7, 5, 3):
         run(session, mlp, {"x": x[:1].repeat(rows, 0)}, 1)
-    assert session._state.gpu.compiled == made
+    assert session.state.gpu.compiled == made
     assert program_of(session).planned == 1
 
 
@@ -153,10 +153,10 @@ def test_what_fails_when_it_is_warmed_up_is_freed(mlp: bytes, x: np.ndarray, han
 
 
 def test_more_memory_than_it_may_take(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specialization, "MAX_NBYTES", 0)
+    monkeypatch.setattr(better_plans, "MAX_NBYTES", 0)
     session, x = opened(mlp), np.resize(x, (17, 16))     # no other test of the process has compiled for these
     run(session, mlp, {"x": x})
-    gpu = session._state.gpu
+    gpu = session.state.gpu
     made = gpu.compiled
     hand.work()
     assert "of device memory besides; up to 0 MiB are given" in session.explain().events[0]
@@ -176,9 +176,9 @@ def test_the_least_recently_used_goes(mlp: bytes, x: np.ndarray, hand: ByHand) -
         assert hand.work() == 1
     assert session.stats()["specialized"] == MAX_SPECIALIZED
     assert [s.inputs for s in program_of(session).specialized] == [(f"float32[{rows}, 16]",) for rows in sizes[1:]]
-    made, planned = session._state.gpu.compiled, program_of(session).planned
+    made, planned = session.state.gpu.compiled, program_of(session).planned
     run(session, mlp, {"x": x[:1].repeat(sizes[0], 0)}, 1)
-    assert (session._state.gpu.compiled, program_of(session).planned) == (made, planned), "the general plan holds for the one that went"
+    assert (session.state.gpu.compiled, program_of(session).planned) == (made, planned), "the general plan holds for the one that went"
 
 
 def test_sizes_by_the_thousand_don_t_keep_it(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,11 +194,37 @@ def test_sizes_by_the_thousand_don_t_keep_it(mlp: bytes, x: np.ndarray, hand: By
     run(session, mlp, {"x": x}, 1)
 
 
+def test_one_that_loses_its_place_while_it_is_warmed_up_may_come_again(
+    mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = opened(mlp)
+    run(session, mlp, {"x": x})
+    program, warm_up = program_of(session), prepared.Prepared.warm_up
+
+    def dropped(own: Any, *arguments: Any) -> None:
+        warm_up(own, *arguments)
+        if own in program.compiled.specialized:
+            program.compiled.drop(own)
+
+    with monkeypatch.context() as short:
+        short.setattr(prepared.Prepared, "warm_up", dropped)
+        hand.work()
+    assert not program.compiled.specialized
+    assert not session.explain().events
+    run(session, mlp, {"x": x}, 1)
+    key, = program.compiled.found
+    with program.lock:
+        program.better.specialize(key)
+    assert hand.work() == 1
+    run(session, mlp, {"x": x}, 1)
+    assert session.stats()["specialized"] == 1
+
+
 @pytest.mark.parametrize("when", ["before", "while it compiles", "while it is warmed up"])
 def test_closing_the_program_cancels_it(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     session = opened(mlp)
     run(session, mlp, {"x": x})
-    program, gpu = program_of(session), session._state.gpu
+    program, gpu = program_of(session), session.state.gpu
     made, compile_one, finish = gpu.compiled, pipelines.pipeline, gpu.finish
     ends: list[Callable[[], None]] = [program.close]
 
@@ -226,11 +252,11 @@ def test_closing_the_program_cancels_it(mlp: bytes, x: np.ndarray, hand: ByHand,
 def test_a_lost_device_cancels_it(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
     session = opened(mlp)
     run(session, mlp, {"x": x})
-    made = session._state.gpu.compiled
+    made = session.state.gpu.compiled
     with monkeypatch.context() as lost:
-        lost.setattr(session._state.gpu, "lost", "for a test")
+        lost.setattr(session.state.gpu, "lost", "for a test")
         hand.work()
-    assert session._state.gpu.compiled == made
+    assert session.state.gpu.compiled == made
     assert not program_of(session).specialized
 
 
@@ -240,10 +266,10 @@ def test_content_that_decides_on_shapes(hand: ByHand) -> None:
     run(session, model, given)
     assert hand.work() == 1
     assert session.stats()["specialized"] == 1
-    made = session._state.gpu.compiled
+    made = session.state.gpu.compiled
     for feeds in (given, other, given):
         run(session, model, feeds, 1)
-    assert session._state.gpu.compiled == made
+    assert session.state.gpu.compiled == made
 
 
 def test_several_types_and_outputs(many: bytes, rng: np.random.Generator, hand: ByHand) -> None:  # noqa: F811
@@ -268,7 +294,7 @@ def test_verify_compares_the_first_run_of_it(mlp: bytes, x: np.ndarray, hand: By
 
 def test_memory_comes_back(mlp: bytes, x: np.ndarray, hand: ByHand) -> None:
     session = opened(mlp)
-    gpu = session._state.gpu
+    gpu = session.state.gpu
     run(session, mlp, {"x": x})
     gpu.trim()
     before = gpu.stats.allocated_nbytes

@@ -22,7 +22,7 @@ from ort_gpu_ep.ops import matrix_units
 from ort_gpu_ep.ops.matrix_units import UnitTile
 from ort_gpu_ep.plugin import local
 from ort_gpu_ep.plugin.compute import Run
-from ort_gpu_ep.runtime import context, unit_plans
+from ort_gpu_ep.runtime import better_plans, context, prepared
 from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.session.bound_runs import Runs
@@ -60,7 +60,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     made = Compiler()
     monkeypatch.setattr(local, "composer", lambda *_: made)
     monkeypatch.setattr(context, "pipeline", made.pipeline)
-    monkeypatch.setattr(unit_plans, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(better_plans, "PATIENCE_S", 0.01)
     monkeypatch.setattr(matrix_units, "TILES", (QUICK,))
     monkeypatch.setattr(matrix_units, "estimate_ns", lambda *_: 1.0)
     with emulation():
@@ -89,7 +89,7 @@ def drawn(rows: int = ROWS) -> dict[str, np.ndarray]:
 
 
 def program_of(session: Any) -> Any:
-    return session._state.partitions[0].program
+    return session.state.partitions[0].program
 
 
 def on_units(session: Any) -> bool:
@@ -162,7 +162,7 @@ def test_a_second_session_finds_them(compiler: Compiler) -> None:
     session = opened(model)
     compiler.may.set()
     assert session.wait_ready(PATIENCE_S)
-    unit_plans.PATIENCE_S = PATIENCE_S      # the fixture's monkeypatch brings it back
+    better_plans.PATIENCE_S = PATIENCE_S      # the fixture's monkeypatch brings it back
     again = opened(model)
     assert_rounded(again.run(None, feeds)[0], on_the_cpu(model, feeds)[0])
     assert not again.explain().unit_plans
@@ -182,6 +182,30 @@ def test_what_fails_leaves_the_plan_without(compiler: Compiler) -> None:
     assert_float32(session.run(None, other)[0], on_the_cpu(model, other)[0])
     assert session.ready(), "not tried again"
     assert session.stats()["fallbacks"] == 0
+
+
+def test_it_is_warmed_up_before_a_run_has_it(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its steps, while runs still go by the plan without."""
+    model, warm = model_of("N"), list[tuple[int, bool]]()
+    session = opened(model)
+    session.run(None, drawn())
+    first, = program_of(session).compiled.general
+    warm_up = prepared.Prepared.warm_up
+
+    def noted(self: Any, step: int, *arguments: Any) -> None:
+        warm.append((step, first.closed))
+        warm_up(self, step, *arguments)
+
+    monkeypatch.setattr(prepared.Prepared, "warm_up", noted)
+    compiler.may.set()
+    assert session.wait_ready(PATIENCE_S)
+    there, = program_of(session).compiled.general
+    assert warm == [(step, False) for step in range(len(there.template.plan.steps))]
+    assert first.closed
+    assert there.is_warm
+    feeds = drawn()
+    assert_rounded(session.run(None, feeds)[0], on_the_cpu(model, feeds)[0])
+    assert len(warm) == len(there.template.plan.steps), "no run warms it up again"
 
 
 def test_what_has_no_room_beside_the_first_plan_takes_its_place(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +258,7 @@ def test_closing_meanwhile(compiler: Compiler) -> None:
 def test_a_device_lost_meanwhile(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     session = opened(model_of())
     with monkeypatch.context() as lost:
-        lost.setattr(session._state.gpu, "lost", "for a test")
+        lost.setattr(session.state.gpu, "lost", "for a test")
         compiler.may.set()
         assert program_of(session).wait_plans(PATIENCE_S)
     assert not program_of(session).unit_plans
@@ -346,7 +370,7 @@ def test_the_process_ends_meanwhile() -> None:
     script = """
 import time
 from ort_gpu_ep.device import background, pipelines
-from ort_gpu_ep.runtime import context, unit_plans
+from ort_gpu_ep.runtime import better_plans, context
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.ops import matrix_units
 from ort_gpu_ep.plugin import local
@@ -361,7 +385,7 @@ def pipeline(gpu, step, *arguments):
     return compiler.pipeline(gpu, step, *arguments)
 
 compiler.may.set()
-local.composer, context.pipeline, unit_plans.PATIENCE_S = (lambda *_: compiler), pipeline, 0.01
+local.composer, context.pipeline, better_plans.PATIENCE_S = (lambda *_: compiler), pipeline, 0.01
 matrix_units.TILES, matrix_units.estimate_ns = (its.QUICK,), lambda *_: 1.0
 held = emulation()
 held.__enter__()

@@ -80,7 +80,7 @@ def test_a_step_moves_the_batch_and_the_loss_and_nothing_else() -> None:
     float(losses[-1])
     assert t.stats()["device_to_host_nbytes"] - after["device_to_host_nbytes"] == 40
     assert t.stats()["fallbacks"] == 0
-    assert len(t._engine.resident.session._state.partitions) == 1
+    assert len(t._engine.resident.session.state.partitions) == 1
 
 
 @pytest.mark.parametrize("hold", [1, 3, 25])
@@ -153,7 +153,7 @@ def test_short_batches_are_padded_not_compiled() -> None:
     whole.step(x, y, np.array([1] * 3 + [0] * 7))
     short.step(x[:3], y[:3])
     assert bits(whole) == bits(short)
-    assert len(short._engine.resident.session._state.partitions) == 1
+    assert len(short._engine.resident.session.state.partitions) == 1
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -396,7 +396,7 @@ def test_networks_on_the_gpu_follow_the_cpu(name: str, rng: np.random.Generator)
         found.append([float(t.step(x, y)) for _ in range(3)])
         assert t.stats()["placement"] == side
         if side == "gpu":
-            report = t._engine.resident.session._state.reports[-1]
+            report = t._engine.resident.session.state.reports[-1]
             assert len(report.partitions) == 1
             assert {n.device for n in report.nodes} == {"gpu"}
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)

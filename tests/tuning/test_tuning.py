@@ -182,7 +182,7 @@ def test_where_there_is_no_gpu_it_is_said(model: bytes, x: dict[str, Any], optio
     with pytest.raises(ConfigError, match="no GPU of this process"):
         plain.tune(x)
     session = InferenceSession(model, provider_options=options)
-    gpu = session._state.gpu
+    gpu = session.state.gpu
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=frozenset()))
     with pytest.raises(ConfigError, match="no timestamps"):
         session.tune(x)

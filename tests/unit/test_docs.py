@@ -322,7 +322,7 @@ def test_an_order_of_reading_names_files_that_exist() -> None:
 
 
 def test_architecture_is_short() -> None:
-    assert len(ARCHITECTURE.splitlines()) <= 145
+    assert len(ARCHITECTURE.splitlines()) <= 150
 
 
 def test_the_examples_of_an_operator_are_the_sources() -> None:
@@ -361,7 +361,7 @@ def test_links_lead_to_headings(document: Path) -> None:
 
 def test_the_four_ways_lead_somewhere() -> None:
     """Each path of the section names modules that are there, and what they define."""
-    section = ARCHITECTURE.split("## Four ways through the code")[1].split("## ")[0]
+    section = ARCHITECTURE.split("## Ways through the code")[1].split("## ")[0]
     named = re.findall(r"`([\w/]+\.py)` `(\w+)`", section)
     assert len(named) >= 8
     for path, name in named:
