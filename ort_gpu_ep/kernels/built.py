@@ -179,8 +179,7 @@ class InPlace:
 class Counted:
     """An output of which the run itself tells how long it is along an axis. Its type says the most; what is there lies as if it were all.
 
-    output: of the node; in a plan, of the graph. count: the temporary (in a plan, the name of the KEPT place) of one uint32 that holds the
-    length.
+    output: of the node. count: the temporary of one uint32 that holds the length.
     """
 
     output: int

@@ -292,7 +292,7 @@ class OpSpec:
     since: oldest since-version taken. dtypes: type parameter of the schema -> element types taken.
     epilogue: the fuser may append elementwise steps to its one output. channels_last: how it works channel-last, None: not at all.
     weights: inputs whose constants the options `precision=f16` and `f16acc` keep in float16.
-    counted: outputs of which only a run tells the size (built.Counted); what reads one is in another partition.
+    counted: outputs of which only a run tells the size (built.Counted).
     """
 
     name: str
