@@ -677,6 +677,11 @@ def exactly(values: Iterable[Any]) -> Iterator[None]:
         trace.exact = False
 
 
+def at_most(value: Any) -> Any:
+    """A size where every count in it is as large as it can be."""
+    return value.trace.at(value.terms, True) if counts_of(value) else value
+
+
 def hint(value: Any) -> Any:
     """The number in the run that is being planned, without a guard: only for choices that are right whatever the number is."""
     return value.hint if isinstance(value, (Size, Real)) else value

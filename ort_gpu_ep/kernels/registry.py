@@ -23,6 +23,7 @@ from ort_gpu_ep.kernels.built import INDEX as INDEX
 from ort_gpu_ep.kernels.built import LENGTH as LENGTH
 from ort_gpu_ep.kernels.built import Bindings as Bindings
 from ort_gpu_ep.kernels.built import Const as Const
+from ort_gpu_ep.kernels.built import COUNT as COUNT
 from ort_gpu_ep.kernels.built import Counted as Counted
 from ort_gpu_ep.kernels.built import InPlace as InPlace
 from ort_gpu_ep.kernels.built import Kernel as Kernel

@@ -45,7 +45,7 @@ class _Program:
         else:
             self._add(_NUMBER, value % (1 << 32), 1)
 
-    def end(self, operation: int, place: int = 0) -> None:
+    def end(self, operation: int, place: int) -> None:
         self._add(operation, place, 0)
 
     def _polynomial(self, trace: Trace, terms: Terms) -> None:
@@ -109,12 +109,12 @@ def _largest_of_atom(trace: Trace, atom: int) -> Any:
     return Size(trace, (((atom,), 1),), trace.hints[atom])       # type: ignore[arg-type]
 
 
-def code_of(values: Sequence[tuple[int, Any]], counts: Sequence[str]) -> list[Any]:
-    """The programs that calculate sizes. values: the place of each, and the size. Raises CountError for what no program calculates."""
+def code_of(values: Sequence[tuple[int, Any]], counts: Sequence[str], checks: bool = False) -> list[Any]:
+    """The programs that calculate sizes. values: the place of each, and the size. checks: they note where one is not 0. Raises CountError for what no program calculates."""
     programs = [_Program(counts) for _ in values]
     for program, (place, value) in zip(programs, values, strict=True):
         program.size(value)
-        program.end(_STORE, place)
+        program.end(_CHECK if checks else _STORE, place)
     code: list[Any] = [len(programs)]
     at = 1 + len(programs)
     for program in programs:
@@ -123,12 +123,12 @@ def code_of(values: Sequence[tuple[int, Any]], counts: Sequence[str]) -> list[An
     return [*code, *(word for program in programs for word in program.words)]
 
 
-def sizes_kernel(out: TensorType, programs: int, counts: Sequence[str]) -> Kernel:
+def sizes_kernel(out: TensorType, programs: int, counts: Sequence[str], checks: bool = False) -> Kernel:
     """What calculates them. It reads `code` and the counts, and writes `y`."""
     reads = {"code": "code", **{f"count{k}": name for k, name in enumerate(counts)}}
     return kernel(
         "sizes.wgsl", [out], consts={"COUNTS": len(counts), "STEPS": STEPS, "STACK": STACK}, groups=-(-programs // WORKGROUP_SIZE),
-        workgroup_size=WORKGROUP_SIZE, raw=True, reads=reads, writes={"y": 0})
+        workgroup_size=WORKGROUP_SIZE, raw=True, reads=reads, writes={"y": 0}, reports=checks)
 
 
 def parameters_of_counts(built: Kernel, bindings: Bindings) -> list[tuple[int, Any]]:

@@ -18,7 +18,7 @@ from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, UINT32, TensorType
 from ort_gpu_ep.kernels import shape_arithmetic
 from ort_gpu_ep.kernels.lowering import HostValues, facts_of, runs_once, temporary, walk
 from ort_gpu_ep.kernels.records import turns_of
-from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Lowering, UnknownValueError, part_count, parts, tensors_of
+from ort_gpu_ep.kernels.registry import ERROR_FLAGS, BoundNode, Decline, Limits, Lowering, UnknownValueError, part_count, parts, tensors_of
 from ort_gpu_ep.scheduler.barriers import share_barriers
 from ort_gpu_ep.scheduler.counts import code_of, parameters_of_counts, sizes_kernel, struct_nbytes
 from ort_gpu_ep.scheduler.lifetime import assign_slots, slots_apart
@@ -45,6 +45,7 @@ class _Draft:
     channels_last: int = 0
     conversions: int = 0
     in_place: list[tuple[int, int]] = field(default_factory=list)    # (graph input, graph output) that may be one buffer
+    equal: list[tuple[str, int, int]] = field(default_factory=list)  # of the node with this label, Lowering.equal
     counts: bool = False                                         # whether there are sizes that a run counts
     codes: dict[str, frozenset[str]] = field(default_factory=dict)   # programs that calculate parameters -> the counts that they read
     dense: list[Place] = field(default_factory=list)             # what the prologue writes of weights that are stored packed
@@ -127,6 +128,7 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
     temps.update((name, node.outputs[index]) for name, index in lowering.stored if bound.wants(index))
     draft.types.update({temps[name]: tensor for name, tensor in lowering.temps})
     draft.kept.update({temps[name]: tensor.nbytes for name, tensor in lowering.temps if name in lowering.kept})
+    draft.equal += [(node.label, *pair) for pair in lowering.equal]
     decodes_once = draft.limits.keeps_dense and runs_once(node, lowering, draft.is_constant, draft.graph.outputs)
     for kernel in lowering.kernels:
         if all(tensor.size == 0 for tensor in kernel.outputs):
@@ -228,6 +230,10 @@ def _calculate(draft: _Draft) -> None:
         return
     wanted = dict.fromkeys(draft.root(n) for d, names in draft.dispatches for n in names) | dict.fromkeys(map(draft.root, draft.graph.outputs))
     pending: dict[str, frozenset[str]] = {}
+    for k, (label, size, other) in enumerate(draft.equal):
+        draft.known[name := f"{label}\0equal {k}"] = shape_arithmetic.objects([size - other])
+        draft.types[name] = TensorType(UINT32, (1,))
+        wanted[name] = None
     for name in wanted:
         if name in draft.known and (counts := _counts_in(draft.known[name])):
             pending[name] = counts
@@ -267,20 +273,24 @@ def _calculation(draft: _Draft, name: str, counts: list[str]) -> tuple[Dispatch,
     else:
         content, out = draft.known.pop(name), draft.types[name]
         words = list(enumerate(content.reshape(-1)))
-    draft.known[code] = _code(words, counts)
+    checks = "\0equal " in name
+    draft.known[code] = _code(words, counts, checks)
     draft.types[code] = TensorType(UINT32, draft.known[code].shape)
-    kernel = sizes_kernel(out, len(words), counts)
+    kernel = sizes_kernel(out, len(words), counts, checks)
     tensors = (
         BoundTensor("code", draft.types[code], Place(Kind.SLOT, -1), False),
         *(BoundTensor(f"count{k}", TensorType(UINT32, (1,)), Place(Kind.SLOT, -1), False) for k in range(len(counts))),
-        BoundTensor("y", out, Place(Kind.SLOT, -1), True))
-    label = f"{name.strip(chr(0)).replace(chr(0), ', ')}/sizes"
+        BoundTensor("y", out, Place(Kind.SLOT, -1), True),
+        *([BoundTensor(ERROR_FLAGS, TensorType(UINT32, (1,)), Place(Kind.SLOT, -1), True)] if checks else ()))
+    if checks:
+        draft.kept[ERROR_WORD] = 4
+    label = f"{name.partition(chr(0))[0] if checks else name.strip(chr(0)).replace(chr(0), ', ')}/sizes"
     dispatch = Dispatch(label, kernel, tensors, (kernel.groups, 1, 1), 0, turns=turns_of(kernel))
-    return dispatch, (code, *counts, PARAMETERS if are_parameters else name)
+    return dispatch, (code, *counts, PARAMETERS if are_parameters else name, *([ERROR_WORD] if checks else ()))
 
 
-def _code(words: Sequence[tuple[int, Any]], counts: Sequence[str]) -> Array:
-    code = code_of(words, counts)
+def _code(words: Sequence[tuple[int, Any]], counts: Sequence[str], checks: bool = False) -> Array:
+    code = code_of(words, counts, checks)
     return shape_arithmetic.plain(shape_arithmetic.objects(code), UINT32)
 
 

@@ -20,7 +20,7 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then
     x_set_word(i, v)    the same of four bytes as numbers, after the fused steps
     HAS_X          for an optional input: whether it is there
-    out_of_range() notes that data brought an index out of range, wrong_length() a sequence's length, if the kernel reports that;
+    out_of_range() notes that data brought an index out of range, wrong_length() a sequence's length, wrong_count() a size, if the kernel reports that;
                    divided_by_zero() that a step divides by 0
     subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: how many invocations of the workgroup are in this subgroup, and
                    which one of them this is. A subgroup may be larger than the workgroup, and the last one may be filled in part:
@@ -51,7 +51,7 @@ from typing import TypeAlias
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import Real, Size, counts_of, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
-from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS, DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Bindings, Const, Kernel, Limits, Pieces, parts
+from ort_gpu_ep.kernels.registry import COUNT, DEFAULT_LIMITS, DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Bindings, Const, Kernel, Limits, Pieces, parts
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.shaders.accessors import (
@@ -165,7 +165,7 @@ def _composed(
     out += [strided(name, index) for name, index in kernel.indices]
     out += _readers(kernel, bindings, pieces, vectors, text)
     out += inner
-    for call, bit in (("out_of_range", INDEX), ("wrong_length", LENGTH)):
+    for call, bit in (("out_of_range", INDEX), ("wrong_length", LENGTH), ("wrong_count", COUNT)):
         if f"{call}(" in text:
             out.append(f"fn {call}() {{ {f'atomicOr(&{ERROR_FLAGS}[0], {bit}u); ' if kernel.reports else ''}}}")
     if any(step.divides for step in kernel.epilogue):

@@ -30,7 +30,7 @@ fn group_main(group: u32, lane: u32) {
             case 4u: { top -= 1u; value = floor_div(left, right); }
             case 5u: { top -= 1u; value = left - floor_div(left, right) * right; }
             case 6u: { top -= 1u; value = max(left, right); }
-            case 7u: { if (right != 0) { wrong_length(); } return; }
+            case 7u: { if (right != 0) { wrong_count(); } return; }
             default: {
 #if Y_BITS == 64
                 y_set(word, y_t(bitcast<u32>(right), select(0u, 0xffffffffu, right < 0)));
