@@ -67,7 +67,7 @@ class Trace:
     def count(self, name: str, most: int) -> int:
         """A size that a run writes to the place `name`, at most so much. (A Size: typed as what it stands in for.)"""
         terms, bound = _terms(most), hint(most)
-        if not terms:
+        if at_most(most) == 0:
             return 0
         if self.trend(terms) not in (0, 1):
             raise CountError(f"nothing bounds {name!r}: {most} does not grow with the counts in it")
@@ -106,17 +106,39 @@ class Trace:
         return holds
 
     def _answer_for_all(self, terms: Terms, relation: str) -> bool:
-        """The answer, where it is the same for all counts from none to the most; the two ends are compared as other sizes are."""
-        trend = self.trend(terms)
-        if trend is not None:
-            low, high = (self.at(terms, most) for most in ((False, True) if trend > 0 else (True, False)))
-            if high < 0:
-                return relation == "<"
-            if low > 0 or (relation == "<" and low >= 0):
-                return False
+        """The answer, where it is the same for all counts from none to the most."""
         if relation == "==" and not self.exact:
             return False
+        low, high = self._sign(terms)
+        if high < 0:
+            return relation == "<"
+        if low > 0 or (relation == "<" and low >= 0):
+            return False
         raise CountError(f"only the run's data tell whether {text_of(terms)} {relation} 0")
+
+    def _sign(self, terms: Terms) -> Range:
+        """Of a polynomial for all counts: (1, 1) where it is above zero, (0, 1) where it is not below, (-1, -1) below it, else (-1, 1). The
+        two ends are compared as other sizes are.
+        """
+        trend = self.trend(terms)
+        if trend is not None:
+            low, high = (self.at(terms, most) for most in ((False, True) if trend >= 0 else (True, False)))
+            if high < 0:
+                return -1, -1
+            if low >= 0:
+                return int(low > 0), 1
+        factor, others = self._alternatives(terms)
+        signs, chosen = [self._sign(other) for other in others], max if factor > 0 else min
+        return (chosen(low for low, _ in signs), chosen(high for _, high in signs)) if signs else (-1, 1)
+
+    def _alternatives(self, terms: Terms) -> tuple[int, list[Terms]]:
+        """The polynomials of which this is the largest, or with a factor below zero the smallest: with each operand of a maximum in place of
+        that. None where there is no maximum."""
+        for atoms, factor in terms:
+            if len(atoms) == 1 and self.atoms[atoms[0]][0] == "max" and self._counts_of(atoms[0]):
+                rest = Size(self, terms, 0) - Size(self, ((atoms, factor),), 0)
+                return factor, [_terms(rest + factor * Size(self, operand, 0)) for operand in self.atoms[atoms[0]][1:]]
+        return 1, []
 
     def counts_in(self, terms: Terms) -> frozenset[str]:
         """The names of the counts that a polynomial depends on."""
@@ -150,6 +172,8 @@ class Trace:
     def trend(self, terms: Terms) -> int | None:
         """1 where a polynomial grows with the counts in it, or stays, -1 where it falls, 0 where there are none; None: nothing is known."""
         trends = {self._trend_of(atoms, factor) for atoms, factor in terms if self.counts_in(((atoms, factor),))}
+        if len(trends) == 2:    # a minimum of what grows does, whatever its terms do
+            trends = {self.trend(other) for other in self._alternatives(terms)[1]} - {0} or {None}
         return 0 if not trends else trends.pop() if len(trends) == 1 else None
 
     def _trend_of(self, atoms: tuple[int, ...], factor: int) -> int | None:
@@ -158,11 +182,14 @@ class Trace:
             if low < 0 < high:
                 return None
             sign = -sign if low < 0 else sign
-        trends = {self._trend_of_atom(atom) for atom in moving}
         if len(moving) == 1:
-            trend = trends.pop()
+            trend = self._trend_of_atom(moving[0])
             return None if trend is None else sign * trend
-        return sign if trends == {1} and all(self._range(atom)[0] >= 0 for atom in moving) else None
+        for (low, high), trend in ((self._range(atom), self._trend_of_atom(atom)) for atom in moving):      # all away from zero, or nothing is known
+            if not (low >= 0 and trend == 1) and not (high <= 0 and trend == -1):
+                return None
+            sign = sign if low >= 0 else -sign
+        return sign
 
     def _trend_of_atom(self, atom: int) -> int | None:
         if not self._counts_of(atom):
@@ -204,7 +231,7 @@ class Trace:
             return max(low for low, _ in ranges), max(high for _, high in ranges)
         (low, high), (least, most) = ranges
         if kind == "//":        # nearer to zero than the dividend, or at -1
-            return (0, high) if low >= 0 and least >= 0 else (min(low, -high, -1), max(-low, high))
+            return (min(low, 0), max(high, 0)) if least >= 0 else (min(low, -high, -1), max(-low, high))
         return (0, most - 1) if least > 0 else _ANY_NUMBER if least < 0 else (0, most)
 
     def keep(self, terms: Terms, relation: str, answer: bool) -> None:
@@ -656,6 +683,12 @@ def _exact(dividend: Terms, divisor: Terms) -> Terms | None:
 
 def is_symbolic(value: object) -> bool:
     return isinstance(value, (Size, Real))
+
+
+def is_zero(size: Any) -> bool:
+    """Whether it is 0, for a builder that has another answer then. Raises CountError for a count that may be."""
+    with exactly((size,)):
+        return bool(size == 0)
 
 
 def counts_of(*values: Any) -> frozenset[str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ort_gpu_ep.errors import Code, CountError
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Nonzeros, fits_half, nonzeros_of
-from ort_gpu_ep.ir.symbolic import Real, Size, Trace, counts_of, hint, is_symbolic
+from ort_gpu_ep.ir.symbolic import Real, Size, Trace, at_most, counts_of, hint, is_symbolic
 from ort_gpu_ep.ir.types import BOOL, FLOAT16, FLOAT32, FLOATS, INT32, INT64, DType, TensorType
 from ort_gpu_ep.kernels import host, shape_arithmetic
 from ort_gpu_ep.kernels.claim import claim
@@ -90,7 +90,7 @@ def facts_of(
 
 def is_readable(tensor: TensorType) -> bool:
     """Whether a value is small enough to be read by the host before a run, should the shape of something depend on it."""
-    return bool(tensor.size <= shape_arithmetic.MAX_ELEMENTS) and tensor.dtype in (INT32, INT64, BOOL, FLOAT32, FLOAT16)
+    return bool(at_most(tensor.size) <= shape_arithmetic.MAX_ELEMENTS) and tensor.dtype in (INT32, INT64, BOOL, FLOAT32, FLOAT16)
 
 
 def walk(
@@ -290,7 +290,7 @@ def _varies(lowering: Lowering) -> bool:
 
 def _is_data(lowering: Lowering) -> bool:
     """Whether an output is too large for anybody to want it on the host."""
-    return any(tensor is not None and tensor.size > shape_arithmetic.MAX_ELEMENTS for tensor in lowering.outputs)
+    return any(tensor is not None and at_most(tensor.size) > shape_arithmetic.MAX_ELEMENTS for tensor in lowering.outputs)
 
 
 def _learn(facts: Facts, node: Node, answer: Answer, otherwise: Callable[[str], TensorType | None]) -> None:
