@@ -132,8 +132,9 @@ class Trace:
         return (chosen(low for low, _ in signs), chosen(high for _, high in signs)) if signs else (-1, 1)
 
     def _alternatives(self, terms: Terms) -> tuple[int, list[Terms]]:
-        """The polynomials of which this is the largest, or with a factor below zero the smallest: with each operand of a maximum in place of
-        that. None where there is no maximum."""
+        """The polynomials of which this is the largest, or with a factor below zero the smallest: with each operand of a maximum for it.
+        None where there is no maximum.
+        """
         for atoms, factor in terms:
             if len(atoms) == 1 and self.atoms[atoms[0]][0] == "max" and self._counts_of(atoms[0]):
                 rest = Size(self, terms, 0) - Size(self, ((atoms, factor),), 0)
@@ -185,7 +186,8 @@ class Trace:
         if len(moving) == 1:
             trend = self._trend_of_atom(moving[0])
             return None if trend is None else sign * trend
-        for (low, high), trend in ((self._range(atom), self._trend_of_atom(atom)) for atom in moving):      # all away from zero, or nothing is known
+        for atom in moving:     # all away from zero, or nothing is known
+            (low, high), trend = self._range(atom), self._trend_of_atom(atom)
             if not (low >= 0 and trend == 1) and not (high <= 0 and trend == -1):
                 return None
             sign = sign if low >= 0 else -sign

@@ -42,7 +42,7 @@ class Facts:
     numbers. later: values whose content the host will know when a run begins. computed: values that the GPU computes in this graph.
     counted: values whose size, or content that the host knows, depends on a count (ir/symbolic.py). breaks: by id() of a node, the computed
     values whose content, or of which a count, it needs as a number: they can't be in one group, because the host reads that in between.
-    trace: of counts, once there is one. unbounded: of `counted`, what a node makes whose own kernels a value decides on that is not there yet.
+    trace: of counts, once there is one. unbounded: of `counted`, what a node makes whose own kernels follow from a value of a run.
     """
 
     types: dict[str, TensorType]
@@ -198,7 +198,8 @@ def _with_sizes(bound: BoundNode, change: Callable[[Any], Any], shapes: bool = T
         return replace(
             operand, type=TensorType(operand.dtype, tuple(map(change, operand.shape))) if shapes else operand.type, content=content)
 
-    return replace(bound, inputs=tuple(map(changed, bound.inputs)), operands=tuple(o for o in map(changed, bound.operands) if o is not None))
+    operands = tuple(o for o in map(changed, bound.operands) if o is not None)
+    return replace(bound, inputs=tuple(map(changed, bound.inputs)), operands=operands)
 
 
 def runs_once(node: Node, answer: Answer, is_constant: Callable[[str], bool], outputs: Collection[str]) -> bool:

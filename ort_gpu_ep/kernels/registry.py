@@ -17,13 +17,13 @@ from ort_gpu_ep.ir.graph import LARGEST_HALF, Array, Attribute, Node, Nonzeros
 from ort_gpu_ep.ir.schemas import default_attribute
 from ort_gpu_ep.ir.symbolic import Size, derived, hints
 from ort_gpu_ep.ir.types import BY_ONNX, DTYPES, FLOAT32, UINT32, DType, Shape, TensorType
+from ort_gpu_ep.kernels.built import COUNT as COUNT
 from ort_gpu_ep.kernels.built import DIVISOR as DIVISOR
 from ort_gpu_ep.kernels.built import ERROR_FLAGS as ERROR_FLAGS
 from ort_gpu_ep.kernels.built import INDEX as INDEX
 from ort_gpu_ep.kernels.built import LENGTH as LENGTH
 from ort_gpu_ep.kernels.built import Bindings as Bindings
 from ort_gpu_ep.kernels.built import Const as Const
-from ort_gpu_ep.kernels.built import COUNT as COUNT
 from ort_gpu_ep.kernels.built import Counted as Counted
 from ort_gpu_ep.kernels.built import InPlace as InPlace
 from ort_gpu_ep.kernels.built import Kernel as Kernel

@@ -164,7 +164,8 @@ def reduction(node: BoundNode, fold: Fold, axes: Sequence[int], out: TensorType,
     """y = fold of x over `axes`; elements of less than 16 bits in 32, and back."""
     x = node.input(0)
     rows = rows_of(x.shape, axes)
-    if is_zero(rows.length) if fold.empty > 1 or fold.finish in (1, 3) else rows.length == 0:      # a sum or product of none comes out right
+    is_sum = fold.empty < 2 and fold.finish not in (1, 3)       # of none it comes out right, also by the other kernel
+    if rows.length == 0 if is_sum else is_zero(rows.length):
         return _empty(node, fold, out)
     if out.dtype not in NARROW:
         return _folded(rows, fold, out, p)

@@ -28,7 +28,6 @@ from ort_gpu_ep.partitioner.report import NodeReport, Partitioning, PartitionRep
 from ort_gpu_ep.partitioner.sizes import Guess
 from ort_gpu_ep.partitioner.solving import BY_SIZES, ROUNDS, Solution, Solver
 
-
 T = TypeVar("T")
 
 

@@ -133,7 +133,7 @@ PASSES: Sequence[Pass] = (
 
 
 def run(passes: Sequence[Pass], work: Work) -> Graph:
-    """The graph after some passes. One that would have to know more of a count (ir/symbolic.py) than its bound leaves the graph as it is."""
+    """The graph after some passes. One that has to know more of a count (ir/symbolic.py) than its bound leaves the graph as it is."""
     for step in passes:
         with suppress(CountError):
             work.graph = step.run(work)

@@ -110,7 +110,10 @@ def _largest_of_atom(trace: Trace, atom: int) -> Any:
 
 
 def code_of(values: Sequence[tuple[int, Any]], counts: Sequence[str], checks: bool = False) -> list[Any]:
-    """The programs that calculate sizes. values: the place of each, and the size. checks: they note where one is not 0. Raises CountError for what no program calculates."""
+    """The programs that calculate sizes. values: the place of each, and the size. checks: they note where one is not 0 instead.
+
+    Raises CountError for what no program calculates.
+    """
     programs = [_Program(counts) for _ in values]
     for program, (place, value) in zip(programs, values, strict=True):
         program.size(value)
@@ -136,7 +139,7 @@ def parameters_of_counts(built: Kernel, bindings: Bindings) -> list[tuple[int, A
     return [(k, value) for k, (_, value) in enumerate(parameters(built, bindings)) if counts_of(value)]
 
 
-def struct_nbytes(built: Kernel, bindings: Bindings) -> int:
-    """Bytes of a kernel's uniform struct, up to where the next one may begin."""
-    return -(-4 * len(parameters(built, bindings)) // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT
+def struct_nbytes(members: int) -> int:
+    """Bytes of a uniform struct, up to where the next one may begin."""
+    return -(-4 * members // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT
 

@@ -37,7 +37,7 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
     """A buffer of the run: input, output and slot by number; weight (a constant of the graph), constant (of the plan) and what the
-    prologue prepares by name; kept: what is zero before the first run and after each, by name; parameters: the uniform structs of all steps.
+    prologue prepares by name; kept: what is zero before the first run and after each, by name; parameters: all steps' uniform structs.
     """
 
     kind: Kind

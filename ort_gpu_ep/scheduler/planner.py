@@ -228,7 +228,7 @@ def _calculate(draft: _Draft) -> None:
     """
     if not draft.counts:
         return
-    wanted = dict.fromkeys(draft.root(n) for d, names in draft.dispatches for n in names) | dict.fromkeys(map(draft.root, draft.graph.outputs))
+    wanted = dict.fromkeys(map(draft.root, (*(n for _, names in draft.dispatches for n in names), *draft.graph.outputs)))
     pending: dict[str, frozenset[str]] = {}
     for k, (label, size, other) in enumerate(draft.equal):
         draft.known[name := f"{label}\0equal {k}"] = shape_arithmetic.objects([size - other])
@@ -268,7 +268,7 @@ def _calculation(draft: _Draft, name: str, counts: list[str]) -> tuple[Dispatch,
     if are_parameters:
         words = [(k, size) for d, _ in draft.dispatches if _counts_of(d) == frozenset(counts)
                  for k, size in parameters_of_counts(d.kernel, d.bindings)]
-        out = TensorType(UINT32, (sum(struct_nbytes(d.kernel, d.bindings) for d, _ in draft.dispatches) // 4,))
+        out = TensorType(UINT32, (sum(struct_nbytes(len(parameters(d.kernel, d.bindings))) for d, _ in draft.dispatches) // 4,))
         draft.codes[code] = frozenset(counts)
     else:
         content, out = draft.known.pop(name), draft.types[name]
@@ -299,10 +299,11 @@ def _with_places(draft: _Draft, steps: Sequence[Dispatch | Copy]) -> None:
     ends, end = list[int](), 0
     for step in steps if draft.codes else ():
         ends.append(end)
-        end += struct_nbytes(step.kernel, step.bindings) if isinstance(step, Dispatch) else 0
+        end += struct_nbytes(len(parameters(step.kernel, step.bindings))) if isinstance(step, Dispatch) else 0
     for code, counts in draft.codes.items():
-        words = [(start // 4 + k, size) for start, step in zip(ends, steps, strict=True)
-                 if isinstance(step, Dispatch) and _counts_of(step) == counts for k, size in parameters_of_counts(step.kernel, step.bindings)]
+        dispatches = [(start, step) for start, step in zip(ends, steps, strict=True) if isinstance(step, Dispatch)]
+        readers = [(start, step) for start, step in dispatches if _counts_of(step) == counts]
+        words = [(start // 4 + k, size) for start, step in readers for k, size in parameters_of_counts(step.kernel, step.bindings)]
         draft.known[code] = _code(words, sorted(counts))
 
 

@@ -67,7 +67,8 @@ class Template:
 
     plan: what was made; its numbers may be Sizes, of the closed `trace`. over: outputs that may be an input's buffer, and that input.
     varies: whether any is a Size. is_open: whether inputs have other sizes in other runs. counted: the KEPT places of one uint32 each, in
-    which a run leaves the counts that sizes of outputs follow from: a Filled has the most that there can be. offsets: where in `Filled.parameters` each step's struct is, None without one.
+    which a run leaves the counts that sizes of outputs follow from: a Filled has the most that there can be. offsets: where in
+    `Filled.parameters` each step's struct is, None without one.
     """
 
     def __init__(self, plan: Plan, trace: Trace, limits: Limits, values: Mapping[int, Array] | None = None) -> None:
@@ -104,7 +105,7 @@ class Template:
             names = parameters(step.kernel, step.bindings) if isinstance(step, Dispatch) else []
             self.offsets.append(end if names else None)
             if names:
-                nbytes = struct_nbytes(step.kernel, step.bindings)
+                nbytes = struct_nbytes(len(names))
                 layout += "".join("I" if isinstance(value, Size) else "f" for _, value in names) + f"{nbytes - 4 * len(names)}x"
                 self._struct_nbytes[end] = 4 * len(names)
                 values += [value for _, value in names]

@@ -20,7 +20,8 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then
     x_set_word(i, v)    the same of four bytes as numbers, after the fused steps
     HAS_X          for an optional input: whether it is there
-    out_of_range() notes that data brought an index out of range, wrong_length() a sequence's length, wrong_count() a size, if the kernel reports that;
+    out_of_range() notes that data brought an index out of range, wrong_length() a sequence's length, wrong_count() a size, if the kernel
+                   reports that;
                    divided_by_zero() that a step divides by 0
     subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: how many invocations of the workgroup are in this subgroup, and
                    which one of them this is. A subgroup may be larger than the workgroup, and the last one may be filled in part:
@@ -51,7 +52,20 @@ from typing import TypeAlias
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import Real, Size, counts_of, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
-from ort_gpu_ep.kernels.registry import COUNT, DEFAULT_LIMITS, DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Bindings, Const, Kernel, Limits, Pieces, parts
+from ort_gpu_ep.kernels.registry import (
+    COUNT,
+    DEFAULT_LIMITS,
+    DIVISOR,
+    ERROR_FLAGS,
+    INDEX,
+    LENGTH,
+    Bindings,
+    Const,
+    Kernel,
+    Limits,
+    Pieces,
+    parts,
+)
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.shaders.accessors import (
@@ -131,7 +145,7 @@ def _signature(
         tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
         is_elementwise(kernel.shader) and _fixed(bindings[first][0].size),
         tuple((name, inner.shader, inner.consts, inner.indices, inner.optionals, inner.reads) for name, inner in kernel.inlined),
-        tuple(fused_reading(kernel, bindings).items()), *([tuple(map(_fixed, kernel.grid))] if kernel.grid and counts_of(*kernel.grid) else ()))
+        tuple(fused_reading(kernel, bindings).items()), kernel.grid and counts_of(*kernel.grid) and tuple(map(_fixed, kernel.grid)))
 
 
 def _fixed(value: object) -> str:

@@ -252,8 +252,14 @@ class CountModel:
         last = [v for v in self.values if v.name not in used]
         outputs = [*last[-4:], *([self.pick(self.chosen)] if self.rng.random() < 0.4 else [])]
         names = list(dict.fromkeys(v.name for v in outputs))
+        live, nodes = set(names), list[onnx.NodeProto]()
+        for node in reversed(self.nodes):
+            if live.intersection(node.output):
+                nodes.append(node)
+                live |= set(node.input)
+        used = {name for node in nodes for name in node.input}
         graph = helper.make_graph(
-            self.nodes, "counts", [d for d in self.declared if d.name in used], [helper.make_empty_tensor_value_info(n) for n in names],
+            nodes[::-1], "counts", [d for d in self.declared if d.name in used], [helper.make_empty_tensor_value_info(n) for n in names],
             [c for c in self.held if c.name in used])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
         runs = [{v.name: v.arrays[k] for v in self.inputs if v.name in used} for k in range(RUNS)]
