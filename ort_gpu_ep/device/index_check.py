@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ort_gpu_ep.errors import IndexOutOfRangeError, InputError, IntegerDivisionError
-from ort_gpu_ep.kernels.registry import DIVISOR, INDEX, LENGTH
+from ort_gpu_ep.kernels.registry import COUNT, DIVISOR, INDEX, LENGTH
 
 NBYTES = 4
 
@@ -16,6 +16,7 @@ _WHAT: dict[int, tuple[type[InputError], str]] = {
             "look at the inputs that these nodes take their indices from"),
     LENGTH: (IndexOutOfRangeError, "a sequence's length is out of range in {}. Expected 0 to the number of steps: "
              "look at the inputs that these nodes take their lengths from"),
+    COUNT: (InputError, "a size that the data decide is not what {} needs: Split's parts have to be as much as there is"),
     DIVISOR: (IntegerDivisionError, "an integer is divided by 0 in {}: look at the inputs that these nodes take their divisors from"),
 }
 """Bit of a word -> the exception, and its text with the nodes left open."""

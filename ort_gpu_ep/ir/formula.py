@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from ort_gpu_ep.ir.symbolic import Real, Size, Terms, Trace, atoms_in, text_of
@@ -12,7 +12,8 @@ class Formula:
     """The values of some sizes as one compiled function of a run's numbers.
 
     wanted: ints, floats, Sizes and Reals of one closed trace. Called with the numbers that the symbols stand for, it gives the
-    values in that order, or None where a guard answers otherwise than when the plan was made.
+    values in that order, or None where a guard answers otherwise than when the plan was made. A count is what `counts` says, by its name,
+    or else the most that it can be.
     """
 
     def __init__(self, trace: Trace | None, wanted: Sequence[Any]) -> None:
@@ -20,13 +21,13 @@ class Formula:
         self._names: dict[str, Any] = {}
         body = self._lines(trace) if trace is not None else []
         body.append(f"return ({''.join(f'{self._expression(v)}, ' for v in self._wanted)})")
-        source = "def formula(n):\n" + "\n".join(f"    {line}" for line in body)
+        source = "def formula(n, c):\n" + "\n".join(f"    {line}" for line in body)
         exec(compile(source, "<sizes>", "exec"), self._names)
         self._function = self._names["formula"]
 
-    def __call__(self, numbers: Sequence[int]) -> tuple[Any, ...] | None:
+    def __call__(self, numbers: Sequence[int], counts: Mapping[str, int] | None = None) -> tuple[Any, ...] | None:
         try:
-            return cast("tuple[Any, ...] | None", self._function(numbers))
+            return cast("tuple[Any, ...] | None", self._function(numbers, counts or {}))
         except (ArithmeticError, ValueError):       # a derived value does not exist for these sizes: planning them says why
             return None
 
@@ -63,6 +64,8 @@ class Formula:
         kind = definition[0]
         if kind == "symbol":
             return f"n[{definition[1]}]"
+        if kind == "count":
+            return f"min(c.get({definition[1]!r}, {_code(definition[2])}), {_code(definition[2])})"
         if kind in ("//", "%"):
             return f"{_code(definition[1])} {kind} {_code(definition[2])}"
         if kind == "max":

@@ -5,6 +5,11 @@ A builder is written for plain ints and never told. It gets `Size` objects, whic
 kept as a guard: the plan holds for all sizes that answer every guard alike. Whatever needs a number (`int`, `range`, an index, a
 hash) gets the hint and guards that value, so that a builder can be slower than it need be, but not wrong. `hint` looks without a
 guard: for choices that any answer to is right.
+
+A count is a size that a kernel finds during the run (of the elements that are not zero, say), of which only a bound is known before.
+Its hint is the bound. No guard can hold it: a comparison is answered if every count up to the bound answers it alike, and with `False`
+if it asks for equality (is it 1, is it divisible by 4), since what is written for the general case holds for each. Anything else raises
+CountError, also what needs a number.
 Source of the idea: PyTorch's symbolic shapes (torch.fx.experimental.symbolic_shapes), reduced to what plans need.
 """
 
@@ -14,10 +19,12 @@ import math
 import numbers
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias, cast
 
-from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.errors import CountError, InternalError
 
 Terms: TypeAlias = tuple[tuple[tuple[int, ...], int], ...]
 """A polynomial in normal form: (sorted atoms of a monomial, coefficient), sorted; () is zero."""
@@ -36,14 +43,16 @@ _ANY_NUMBER: Range = (-math.inf, math.inf)
 class Trace:
     """The atoms of one planning (symbols, and operations that are no polynomial) and its guards.
 
-    guards: (polynomial, relation to zero) -> the answer that was given. closed: planning is over, and no guard can be added.
+    guards: (polynomial, relation to zero) -> the answer that was given. closed: planning is over, and no guard can be added. exact: what
+    is asked now is a value of the model, so equality of a count is not answered unless it holds for each, or for none.
     """
 
     def __init__(self) -> None:
         self.atoms: list[tuple[Any, ...]] = []
         self.hints: list[int | float] = []
         self.guards: dict[tuple[Terms, str], bool] = {}
-        self.closed = False
+        self.closed = self.exact = False
+        self._of_counts: dict[int, frozenset[str]] = {}     # atom -> the counts that it is made of; empty while there is no count
         self._known: dict[tuple[Any, ...], int] = {}
         self._ranges: dict[int, Range] = {}     # of atoms, as far as they were asked for
         self._equal: dict[int, Terms] = {}      # atom -> what it equals by a guard
@@ -55,6 +64,15 @@ class Trace:
         self._ranges[atom] = within
         return cast(int, Size(self, (((atom,), 1),), hint))
 
+    def count(self, name: str, most: int) -> int:
+        """A size that a run writes to the place `name`, at most so much. (A Size: typed as what it stands in for.)"""
+        terms, bound = _terms(most), hint(most)
+        if at_most(most) == 0:
+            return 0
+        if self.trend(terms) not in (0, 1):
+            raise CountError(f"nothing bounds {name!r}: {most} does not grow with the counts in it")
+        return cast(int, Size(self, (((self.add(("count", name, terms), bound),), 1),), bound))
+
     def add(self, definition: tuple[Any, ...], hint: int | float) -> int:
         """The number of an atom with this definition, which is made if there is none."""
         key = definition if definition[0] != "call" else (definition, repr(definition[2:]))     # 1, 1.0 and True are equal, as 0.0 and -0.0
@@ -63,6 +81,8 @@ class Trace:
             atom = self._known[key] = len(self.atoms)
             self.atoms.append(definition)
             self.hints.append(hint)
+            if definition[0] == "count":
+                self._of_counts[atom] = frozenset((definition[1],))
         return atom
 
     def size(self, definition: tuple[Any, ...], hint: int) -> Any:
@@ -77,11 +97,113 @@ class Trace:
         low, high = self.range_of(terms)
         if high < 0 or low > 0 or low == high or (relation == "<" and low >= 0):
             return holds
+        if self.counts_in(terms):
+            return self._answer_for_all(terms, relation)
         if (terms, relation) not in self.guards and (terms, relation) not in self._implied:
             if self.closed:
                 raise InternalError(f"{text_of(terms)} {relation} 0 is asked after planning, when no guard can be kept")
             self.keep(terms, relation, holds)
         return holds
+
+    def _answer_for_all(self, terms: Terms, relation: str) -> bool:
+        """The answer, where it is the same for all counts from none to the most."""
+        if relation == "==" and not self.exact:
+            return False
+        low, high = self._sign(terms)
+        if high < 0:
+            return relation == "<"
+        if low > 0 or (relation == "<" and low >= 0):
+            return False
+        raise CountError(f"only the run's data tell whether {text_of(terms)} {relation} 0")
+
+    def _sign(self, terms: Terms) -> Range:
+        """Of a polynomial for all counts: (1, 1) where it is above zero, (0, 1) where it is not below, (-1, -1) below it, else (-1, 1). The
+        two ends are compared as other sizes are.
+        """
+        trend = self.trend(terms)
+        if trend is not None:
+            low, high = (self.at(terms, most) for most in ((False, True) if trend >= 0 else (True, False)))
+            if high < 0:
+                return -1, -1
+            if low >= 0:
+                return int(low > 0), 1
+        factor, others = self._alternatives(terms)
+        signs, chosen = [self._sign(other) for other in others], max if factor > 0 else min
+        return (chosen(low for low, _ in signs), chosen(high for _, high in signs)) if signs else (-1, 1)
+
+    def _alternatives(self, terms: Terms) -> tuple[int, list[Terms]]:
+        """The polynomials of which this is the largest, or with a factor below zero the smallest: with each operand of a maximum for it.
+        None where there is no maximum.
+        """
+        for atoms, factor in terms:
+            if len(atoms) == 1 and self.atoms[atoms[0]][0] == "max" and self._counts_of(atoms[0]):
+                rest = Size(self, terms, 0) - Size(self, ((atoms, factor),), 0)
+                return factor, [_terms(rest + factor * Size(self, operand, 0)) for operand in self.atoms[atoms[0]][1:]]
+        return 1, []
+
+    def counts_in(self, terms: Terms) -> frozenset[str]:
+        """The names of the counts that a polynomial depends on."""
+        if not self._of_counts:
+            return frozenset()
+        return frozenset().union(*(self._counts_of(atom) for atoms, _ in terms for atom in atoms))
+
+    @property
+    def has_counts(self) -> bool:
+        return bool(self._of_counts)
+
+    def _counts_of(self, atom: int) -> frozenset[str]:
+        names = self._of_counts.get(atom)
+        if names is None:
+            names = self._of_counts[atom] = frozenset().union(*map(self._counts_of, atoms_in(self.atoms[atom])))
+        return names
+
+    def at(self, terms: Terms, most: bool) -> Any:
+        """The polynomial where every count is as large as it can be, or zero."""
+        return sum(math.prod([self._atom_at(atom, most) for atom in atoms], start=factor) for atoms, factor in terms)
+
+    def _atom_at(self, atom: int, most: bool) -> Any:
+        if not self._counts_of(atom):
+            return Size(self, (((atom,), 1),), cast(int, self.hints[atom]))
+        kind, *operands = self.atoms[atom]
+        if kind == "count":
+            return self.at(operands[1], True) if most else 0
+        values = [self.at(terms, most) for terms in operands]
+        return largest(*values) if kind == "max" else values[0] // values[1] if kind == "//" else values[0] % values[1]
+
+    def trend(self, terms: Terms) -> int | None:
+        """1 where a polynomial grows with the counts in it, or stays, -1 where it falls, 0 where there are none; None: nothing is known."""
+        trends = {self._trend_of(atoms, factor) for atoms, factor in terms if self.counts_in(((atoms, factor),))}
+        if len(trends) == 2:    # a minimum of what grows does, whatever its terms do
+            trends = {self.trend(other) for other in self._alternatives(terms)[1]} - {0} or {None}
+        return 0 if not trends else trends.pop() if len(trends) == 1 else None
+
+    def _trend_of(self, atoms: tuple[int, ...], factor: int) -> int | None:
+        moving, sign = [atom for atom in atoms if self._counts_of(atom)], 1 if factor > 0 else -1
+        for low, high in (self._range(atom) for atom in atoms if atom not in moving):
+            if low < 0 < high:
+                return None
+            sign = -sign if low < 0 else sign
+        if len(moving) == 1:
+            trend = self._trend_of_atom(moving[0])
+            return None if trend is None else sign * trend
+        for atom in moving:     # all away from zero, or nothing is known
+            (low, high), trend = self._range(atom), self._trend_of_atom(atom)
+            if not (low >= 0 and trend == 1) and not (high <= 0 and trend == -1):
+                return None
+            sign = sign if low >= 0 else -sign
+        return sign
+
+    def _trend_of_atom(self, atom: int) -> int | None:
+        if not self._counts_of(atom):
+            return 0
+        kind, *operands = self.atoms[atom]
+        if kind == "count":
+            return 1
+        trends = [self.trend(terms) for terms in operands]
+        if kind == "max":
+            moving = {t for t in trends if t != 0}
+            return moving.pop() if len(moving) == 1 else None
+        return trends[0] if kind == "//" and trends[1] == 0 and self.range_of(operands[1])[0] >= 0 else None
 
     def range_of(self, terms: Terms) -> Range:
         """Between which numbers a polynomial is, whatever a run brings."""
@@ -102,6 +224,8 @@ class Trace:
 
     def _range_by(self, definition: tuple[Any, ...]) -> Range:
         kind, *operands = definition
+        if kind == "count":
+            return 0, self.range_of(operands[1])[1]
         if kind not in ("max", "//", "%"):
             return _ANY_NUMBER
         ranges = [self.range_of(terms) for terms in operands]
@@ -109,7 +233,7 @@ class Trace:
             return max(low for low, _ in ranges), max(high for _, high in ranges)
         (low, high), (least, most) = ranges
         if kind == "//":        # nearer to zero than the dividend, or at -1
-            return (0, high) if low >= 0 and least >= 0 else (min(low, -high, -1), max(-low, high))
+            return (min(low, 0), max(high, 0)) if least >= 0 else (min(low, -high, -1), max(-low, high))
         return (0, most - 1) if least > 0 else _ANY_NUMBER if least < 0 else (0, most)
 
     def keep(self, terms: Terms, relation: str, answer: bool) -> None:
@@ -182,7 +306,7 @@ def atoms_in(definition: tuple[Any, ...]) -> list[int]:
     if kind == "call":
         return [a for how, value in definition[2:] for a in
                 ([value] if how == "real" else [x for atoms, _ in value for x in atoms] if how == "terms" else [])]
-    return [a for terms in definition[1:] for atoms, _ in terms for a in atoms]
+    return [a for terms in definition[2 if kind == "count" else 1:] for atoms, _ in terms for a in atoms]
 
 
 def text_of(terms: Terms) -> str:
@@ -300,8 +424,16 @@ class Size:
     def __bool__(self) -> bool:
         return bool(self != 0)
 
+    def pinned(self) -> Any:
+        """The size with numbers, guarded, for all in it that is no count."""
+        for atom in {atom for atoms, _ in self.terms for atom in atoms if not self.trace.counts_in((((atom,), 1),))}:
+            int(Size(self.trace, (((atom,), 1),), cast(int, self.trace.hints[atom])))
+        return self + 0
+
     def __index__(self) -> int:
         """The number, guarded: the plan then holds for this value only."""
+        if counts_of(self):
+            raise CountError(f"only the run's data tell the number {self}")
         if not self == self.hint:
             raise InternalError(f"{self} is not its own hint {self.hint}")
         return self.hint
@@ -555,6 +687,36 @@ def is_symbolic(value: object) -> bool:
     return isinstance(value, (Size, Real))
 
 
+def is_zero(size: Any) -> bool:
+    """Whether it is 0, for a builder that has another answer then. Raises CountError for a count that may be."""
+    with exactly((size,)):
+        return bool(size == 0)
+
+
+def counts_of(*values: Any) -> frozenset[str]:
+    """The names of the counts that sizes depend on."""
+    return frozenset().union(*(v.trace.counts_in(v.terms) for v in values if isinstance(v, Size)))
+
+
+@contextmanager
+def exactly(values: Iterable[Any]) -> Iterator[None]:
+    """What is asked of these values meanwhile are values of the model, see Trace."""
+    trace = next((v.trace for v in values if isinstance(v, (Size, Real))), None)
+    if trace is None:
+        yield
+        return
+    trace.exact = True
+    try:
+        yield
+    finally:
+        trace.exact = False
+
+
+def at_most(value: Any) -> Any:
+    """A size where every count in it is as large as it can be."""
+    return value.trace.at(value.terms, True) if counts_of(value) else value
+
+
 def hint(value: Any) -> Any:
     """The number in the run that is being planned, without a guard: only for choices that are right whatever the number is."""
     return value.hint if isinstance(value, (Size, Real)) else value
@@ -585,6 +747,22 @@ def largest(*values: Any) -> Any:
     return sizes[0] if len(terms) == 1 else sizes[0].trace.size(("max", *terms), max(hint(v) for v in values))
 
 
+def lesser(one: Any, other: Any) -> Any:
+    """The smaller one, guarded; of a count and what may be more or less, calculated in the run."""
+    try:
+        return min(one, other)
+    except CountError:
+        return -largest(-one, -other)
+
+
+def greater(one: Any, other: Any) -> Any:
+    """The larger one, as `lesser`."""
+    try:
+        return max(one, other)
+    except CountError:
+        return largest(one, other)
+
+
 def fitted(value: Any, low: int, high: int) -> Any:
     """An integer as an element type holds it that reaches from low to high: modulo its range. Guarded, where a size might leave it."""
     if isinstance(value, Size):
@@ -606,9 +784,37 @@ def derived(function: Callable[..., Any], *arguments: Any) -> Any:
     trace = next((a.trace for a in arguments if isinstance(a, (Size, Real))), None)
     if trace is None:
         return function(*arguments)
+    if counts_of(*arguments):
+        raise CountError(f"{function} of a number that only the run's data tell")
     value = function(*hints(arguments))
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise InternalError(f"{function} gives {value!r}: an int or a float can be derived")
     key = tuple(("terms", a.terms) if isinstance(a, Size) else ("real", a.atom) if isinstance(a, Real) else ("is", a) for a in arguments)
     definition = ("call", function, *key)
     return trace.size(definition, value) if isinstance(value, int) else trace.real(definition, value)
+
+
+_known_fields: dict[type, tuple[str, ...]] = {}
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    """Of a dataclass whose instances may hold sizes, which a DType's don't; of another type none."""
+    if kind not in _known_fields:
+        _known_fields[kind] = tuple(f.name for f in fields(kind)) if is_dataclass(kind) and kind.__name__ != "DType" else ()
+    return _known_fields[kind]
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same data with every Size and Real changed. What holds none of them is not copied."""
+    if isinstance(value, (Size, Real)):
+        return change(value)
+    if isinstance(value, tuple):
+        values = [mapped(v, change) for v in value]
+        return value if all(map(operator.is_, values, value)) else tuple(values)
+    changed = {}
+    for name in _fields(type(value)):
+        before = getattr(value, name)
+        after = mapped(before, change)
+        if after is not before:
+            changed[name] = after
+    return replace(value, **changed) if changed else value

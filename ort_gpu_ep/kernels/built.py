@@ -22,7 +22,7 @@ Pieces: TypeAlias = Mapping[str, Sequence[tuple[int, int]]]
 ERROR_FLAGS = "error_flags"
 """What a kernel calls the word that is not 0 once data brought an index or a length out of range, or an integer divisor of 0."""
 
-INDEX, DIVISOR, LENGTH = 1, 2, 4
+INDEX, DIVISOR, LENGTH, COUNT = 1, 2, 4, 8
 """The bits of that word."""
 
 
@@ -179,8 +179,7 @@ class InPlace:
 class Counted:
     """An output of which the run itself tells how long it is along an axis. Its type says the most; what is there lies as if it were all.
 
-    output: of the node; in a plan, of the graph. count: the temporary (in a plan, the name of the KEPT place) of one uint32 that holds the
-    length.
+    output: of the node. count: the temporary of one uint32 that holds the length.
     """
 
     output: int
@@ -200,6 +199,7 @@ class Lowering:
     inverses: (input index, kernel from a `once` temporary to that input): the input need not stay on the device beside the temporary.
     in_place: other kernels, for where some outputs may be what some inputs were.
     counted: outputs whose length the kernels find; the temporary that holds it is among `kept`.
+    equal: pairs of a size that follows from counts and what it has to be: a run whose data give another one is noted.
     scaled: (temporary, input index, whether they are of images): scales of an input, which another node may have found already. Those of
     images (Scales) may come from what writes the input: with another number of parts, `PARTS` in what reads them.
     """
@@ -216,6 +216,7 @@ class Lowering:
     stored: tuple[tuple[str, int], ...] = ()
     in_place: InPlace | None = None
     counted: tuple[Counted, ...] = ()
+    equal: tuple[tuple[int, int], ...] = ()
     scaled: tuple[tuple[str, int, bool], ...] = ()
 
     def runs_once(self, kernel: Kernel) -> bool:

@@ -7,15 +7,16 @@ sizes of a run to build a plan. Both get their answer from the same rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from itertools import chain
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from ort_gpu_ep.errors import Code
+from ort_gpu_ep.errors import Code, CountError
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Nonzeros, fits_half, nonzeros_of
-from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.symbolic import Real, Size, Trace, at_most, counts_of, hint, is_symbolic
 from ort_gpu_ep.ir.types import BOOL, FLOAT16, FLOAT32, FLOATS, INT32, INT64, DType, TensorType
 from ort_gpu_ep.kernels import host, shape_arithmetic
 from ort_gpu_ep.kernels.claim import claim
@@ -39,8 +40,9 @@ class Facts:
 
     constants: values that the graph holds. counts, fits: for each, what counts its zeros, and tells whether float16 reaches to its
     numbers. later: values whose content the host will know when a run begins. computed: values that the GPU computes in this graph.
-    counted: values of which only a run tells the size. breaks: by id() of a node, the computed values whose content or size it needs: they
-    can't be in one group, because the host reads that in between.
+    counted: values whose size, or content that the host knows, depends on a count (ir/symbolic.py). breaks: by id() of a node, the computed
+    values whose content, or of which a count, it needs as a number: they can't be in one group, because the host reads that in between.
+    trace: of counts, once there is one. unbounded: of `counted`, what a node makes whose own kernels follow from a value of a run.
     """
 
     types: dict[str, TensorType]
@@ -52,6 +54,8 @@ class Facts:
     computed: set[str] = field(default_factory=set)
     counted: set[str] = field(default_factory=set)
     breaks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    trace: Trace | None = None
+    unbounded: set[str] = field(default_factory=set)
 
     def operand(self, name: str) -> Operand | None:
         tensor = self.types.get(name)
@@ -61,12 +65,15 @@ class Facts:
             name, tensor, self.known.get(name), name in self.later, name in self.constants, self.counts.get(name), fits=self.fits.get(name))
 
 
-def facts_of(graph: Graph, inputs: Mapping[str, TensorType], known: Mapping[str, Array] | None = None) -> Facts:
+def facts_of(
+    graph: Graph, inputs: Mapping[str, TensorType], known: Mapping[str, Array] | None = None, trace: Trace | None = None,
+) -> Facts:
     """The facts before the first node: input types, constants, and the inputs whose content is known.
 
-    known: None while nodes are claimed, before any run; small inputs will then be known later.
+    known: None while nodes are claimed, before any run; small inputs will then be known later. trace: that of the sizes in these, if any is
+    one of a run.
     """
-    facts = Facts(dict(inputs), dict(known or {}))
+    facts = Facts(dict(inputs), dict(known or {}), trace=trace)
     if known is None:
         facts.later |= {name for name, tensor in inputs.items() if is_readable(tensor)}
     for name, value in graph.values.items():
@@ -83,7 +90,7 @@ def facts_of(graph: Graph, inputs: Mapping[str, TensorType], known: Mapping[str,
 
 def is_readable(tensor: TensorType) -> bool:
     """Whether a value is small enough to be read by the host before a run, should the shape of something depend on it."""
-    return bool(tensor.size <= shape_arithmetic.MAX_ELEMENTS) and tensor.dtype in (INT32, INT64, BOOL, FLOAT32, FLOAT16)
+    return bool(at_most(tensor.size) <= shape_arithmetic.MAX_ELEMENTS) and tensor.dtype in (INT32, INT64, BOOL, FLOAT32, FLOAT16)
 
 
 def walk(
@@ -97,17 +104,23 @@ def walk(
     otherwise: gives the types of values that declined nodes write, if anybody knows them.
     """
     for node in graph.nodes:
-        if facts.counted.intersection(node.reads):
-            facts.breaks[id(node)] = tuple(facts.counted.intersection(node.reads))
         bound = bind(node, facts)
         answer: Answer
         if isinstance(bound, Decline):
             answer = bound
             yield node, answer, None
         else:
-            answer = _answer(bound, limits)
-            if isinstance(answer, Decline) and answer.operand:
-                answer = _deferred(node, answer, facts, otherwise) or answer
+            answer = _asked(bound, facts, limits, otherwise)
+            counts = tuple(facts.counted.intersection(node.reads))
+            for shapes in (False, True) if counts else ():      # what held for numbers when nodes were claimed may not hold for all sizes
+                if not _serves_all(answer):
+                    answer = _asked(_pinned(bound, shapes), facts, limits, otherwise)
+            if counts and (facts.unbounded.intersection(counts) or not _serves_all(answer)):
+                numbers = _at_most(bound)
+                other = _asked(numbers, facts, limits, otherwise)
+                if not isinstance(other, Decline):
+                    answer, bound = other, numbers
+                    facts.breaks[id(node)] = (*facts.breaks.get(id(node), ()), *counts)
             yield node, answer, bound
         _learn(facts, node, answer, otherwise)
         if limits.keeps_dense and runs_once(node, answer, facts.constants.__contains__, graph.outputs):
@@ -116,6 +129,77 @@ def walk(
                 facts.counts[node.outputs[0]] = partial(_nonzeros_of_entries, node, facts)
         if facts.later:
             _learn_later(facts, node, answer)
+
+
+def _asked(bound: BoundNode, facts: Facts, limits: Limits, otherwise: Callable[[str], TensorType | None]) -> Answer:
+    answer = _answer(bound, limits)
+    if isinstance(answer, Decline) and answer.operand:
+        return _deferred(bound.node, answer, facts, otherwise) or answer
+    try:
+        return _with_counts(bound.node, answer, facts) if isinstance(answer, Lowering) and answer.counted else answer
+    except CountError as error:
+        return Decline(error.code, error.reason)
+
+
+def temporary(node: Node, name: str) -> str:
+    """The value that a temporary of a node is."""
+    return f"{node.label}#{node.id}.{name}"
+
+
+def _with_counts(node: Node, lowering: Lowering, facts: Facts) -> Lowering:
+    """With what the kernels find as sizes of the outputs, which are the most that there can be. Raises CountError."""
+    if facts.trace is None:
+        contents = (v for array in facts.known.values() if array.dtype == object for v in array.reshape(-1))
+        sizes = chain((d for t in facts.types.values() for d in t.shape), contents)
+        facts.trace = next((v.trace for v in sizes if isinstance(v, (Size, Real))), None) or Trace()
+    outputs = list(lowering.outputs)
+    for counted in lowering.counted:
+        if (tensor := outputs[counted.output]) is not None:
+            size = facts.trace.count(temporary(node, counted.count), tensor.shape[counted.axis])
+            shape = (*tensor.shape[:counted.axis], size, *tensor.shape[counted.axis + 1:])
+            outputs[counted.output] = TensorType(tensor.dtype, shape)
+    return replace(lowering, outputs=tuple(outputs))
+
+
+def _serves_all(answer: Answer) -> bool:
+    """Whether an answer holds for every count: memory and workgroups for the most there can be then are enough for all."""
+    if isinstance(answer, HostValues):
+        return all(value is None or value[1] in (INT32, INT64) or not _counts_in(value[0]) for value in answer.values)
+    if isinstance(answer, Decline):
+        return False
+    tensors = [*answer.outputs, *(tensor for _, tensor in answer.temps), *(t for k in answer.kernels for t in k.outputs)]
+    sizes = [tensor.size for tensor in tensors if tensor is not None]
+    sizes += [n for k in answer.kernels for n in (k.groups, *(k.grid or ()))]
+    return all(not isinstance(size, Size) or size.trace.trend(size.terms) in (0, 1) for size in sizes)
+
+
+def _counts_in(array: Array) -> frozenset[str]:
+    return counts_of(*array.reshape(-1)) if array.dtype == object else frozenset()
+
+
+def _at_most(bound: BoundNode) -> BoundNode:
+    """The node with numbers for the counts in its inputs: the most there can be."""
+    return _with_sizes(bound, hint)
+
+
+def _pinned(bound: BoundNode, shapes: bool) -> BoundNode:
+    """The node with numbers for the sizes that a run brings in known content, with `shapes` in all: for these alone the plan then holds."""
+    return _with_sizes(bound, lambda value: value.pinned() if isinstance(value, Size) else value, shapes)
+
+
+def _with_sizes(bound: BoundNode, change: Callable[[Any], Any], shapes: bool = True) -> BoundNode:
+    def changed(operand: Operand | None) -> Operand | None:
+        if operand is None:
+            return None
+        content = operand.content
+        if content is not None and content.dtype == object:
+            values = shape_arithmetic.objects([change(v) for v in content.reshape(-1)])
+            content = shape_arithmetic.plain(values.reshape(content.shape), operand.dtype)
+        return replace(
+            operand, type=TensorType(operand.dtype, tuple(map(change, operand.shape))) if shapes else operand.type, content=content)
+
+    operands = tuple(o for o in map(changed, bound.operands) if o is not None)
+    return replace(bound, inputs=tuple(map(changed, bound.inputs)), operands=operands)
 
 
 def runs_once(node: Node, answer: Answer, is_constant: Callable[[str], bool], outputs: Collection[str]) -> bool:
@@ -207,7 +291,7 @@ def _varies(lowering: Lowering) -> bool:
 
 def _is_data(lowering: Lowering) -> bool:
     """Whether an output is too large for anybody to want it on the host."""
-    return any(tensor is not None and tensor.size > shape_arithmetic.MAX_ELEMENTS for tensor in lowering.outputs)
+    return any(tensor is not None and at_most(tensor.size) > shape_arithmetic.MAX_ELEMENTS for tensor in lowering.outputs)
 
 
 def _learn(facts: Facts, node: Node, answer: Answer, otherwise: Callable[[str], TensorType | None]) -> None:
@@ -225,9 +309,12 @@ def _learn(facts: Facts, node: Node, answer: Answer, otherwise: Callable[[str], 
             tensor = answer.outputs[i] if i < len(answer.outputs) else None
             facts.computed.add(name)
             spec = spec_of(node)
-            if spec is not None and i in spec.counted:
+            if answer.deferred and spec is not None and i in spec.counted:
                 facts.counted.add(name)
+                facts.unbounded.add(name)
         else:
             tensor = otherwise(name)
         if tensor is not None:
             facts.types[name] = tensor
+            if facts.trace is not None and (counts_of(*tensor.shape) or (name in facts.known and _counts_in(facts.known[name]))):
+                facts.counted.add(name)

@@ -18,6 +18,7 @@ from ort_gpu_ep.ir.graph import LARGEST_HALF, Array, Attribute, Node, Nonzeros
 from ort_gpu_ep.ir.schemas import default_attribute
 from ort_gpu_ep.ir.symbolic import Size, derived, hints
 from ort_gpu_ep.ir.types import BY_ONNX, DTYPES, FLOAT32, UINT32, DType, Shape, TensorType
+from ort_gpu_ep.kernels.built import COUNT as COUNT
 from ort_gpu_ep.kernels.built import DIVISOR as DIVISOR
 from ort_gpu_ep.kernels.built import ERROR_FLAGS as ERROR_FLAGS
 from ort_gpu_ep.kernels.built import INDEX as INDEX
@@ -293,7 +294,7 @@ class OpSpec:
     since: oldest since-version taken. dtypes: type parameter of the schema -> element types taken.
     epilogue: the fuser may append elementwise steps to its one output. channels_last: how it works channel-last, None: not at all.
     weights: inputs whose constants the options `precision=f16` and `f16acc` keep in float16.
-    counted: outputs of which only a run tells the size (built.Counted); what reads one is in another partition.
+    counted: outputs of which only a run tells the size (built.Counted).
     """
 
     name: str

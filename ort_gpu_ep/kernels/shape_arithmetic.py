@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ort_gpu_ep.ir.graph import Array, Node
-from ort_gpu_ep.ir.symbolic import Real, Size, derived, equal, fitted, largest, less, less_or_equal
+from ort_gpu_ep.ir.symbolic import Real, Size, derived, equal, exactly, fitted, largest, less, less_or_equal
 from ort_gpu_ep.ir.types import BOOL, BY_NAME, BY_ONNX, INT32, INT64, DType
 from ort_gpu_ep.kernels.arithmetic import (
     FLOATS,
@@ -63,7 +63,8 @@ def evaluate(bound: BoundNode) -> list[Result] | None:
     if any(o.size > MAX_ELEMENTS or o.dtype not in taken for o in values):
         return None
     try:
-        results = rule(bound)
+        with exactly(v for o in values if is_symbolic(o.content) for v in o.content.reshape(-1)):   # type: ignore[union-attr]
+            results = rule(bound)
         if results is None or any(a.size > MAX_ELEMENTS for a, _ in results):
             return None
         return [(plain(array, dtype), dtype) for array, dtype in results]

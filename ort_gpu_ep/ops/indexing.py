@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.symbolic import counts_of, is_symbolic
 from ort_gpu_ep.ir.types import ANY, BOOL, FLOAT32, FLOAT64, INT32, INT64, INTS, UINT32, DType, Shape, TensorType
 from ort_gpu_ep.kernels.records import Known, case, integers, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Operand, Strided, kernel, op, result_dtype
@@ -60,7 +60,7 @@ def in_range(indices: Operand, dims: Shape) -> bool:
     0 and -1 do of every dimension that is not empty.
     """
     value = indices.value
-    if value is None or not value.size:
+    if value is None or not value.size or counts_of(*dims):
         return False
     columns = zip(value.reshape(-1, len(dims)).T, dims, strict=True) if len(dims) > 1 else [(value, dims[0])]
     return all(bool(np.isin(column, (0, -1)).all()) or (not is_symbolic(size) and -size <= column.min() and column.max() < size)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ir.symbolic import same
+from ort_gpu_ep.ir.symbolic import at_most, counts_of, same
 from ort_gpu_ep.ir.types import ANY, FLOAT32, DType, TensorType
 from ort_gpu_ep.kernels.records import KernelCall, Known, case, integers, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, kernel, op, part_count
@@ -171,22 +171,24 @@ def split(node: BoundNode) -> Lowering:
     x = node.input(0)
     axis = axis_of(node, int(node.attr("axis")), x.rank)
     sizes = _sizes(node, x.shape[axis])
+    equal = () if same(sum(sizes), x.shape[axis]) else ((x.shape[axis], sum(sizes)),)
+    whole = TensorType(x.dtype, replaced(x.shape, axis, sum(sizes)))
     outputs = tuple(TensorType(x.dtype, replaced(x.shape, axis, size)) for size in sizes)
     parts = [_Part(k, size) for k, size in enumerate(sizes)]
     is_whole = all(node.wants(k) for k in range(len(sizes))) and all(t.size != 0 for t in outputs)
     per_word, (*_, inner) = max(1, 4 // x.dtype.nbytes), around(x.shape, axis)
     if not is_whole or not all(same(size * inner % per_word, 0) for size in sizes):
-        return Lowering(outputs, tuple(_each(node, outputs, axis)))
+        return Lowering(outputs, tuple(_each(node, outputs, axis)), equal=equal)
     kernels = []
-    for first, last in _batches(node, x.type, outputs):
-        consts, groups = _rows(x.type, axis, parts, first, last, per_word)
+    for first, last in _batches(node, whole, outputs):
+        consts, groups = _rows(whole, axis, parts, first, last, per_word)
         names = [f"y{k}" for k in range(last - first)]
         vectors = ["x", *names] if consts["VECTORS"] else []
         kernels.append(kernel(
             "split.wgsl", outputs[first:last], consts={**consts, "IN_ROW": consts.pop("WHOLE_ROW")}, groups=groups,
             workgroup_size=WORKGROUP_SIZE, raw=not vectors, vectors=vectors, words=names if per_word > 1 else (), reads={"x": 0},
             writes={name: first + k for k, name in enumerate(names)}))
-    return Lowering(outputs, tuple(kernels))
+    return Lowering(outputs, tuple(kernels), equal=equal)
 
 
 def _each(node: BoundNode, outputs: Sequence[TensorType], axis: int) -> Iterator[Kernel]:
@@ -210,6 +212,7 @@ def _sizes(node: BoundNode, size: int) -> tuple[int, ...]:
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split of {size} into {count} parts, more than there are")
         if node.attr("num_outputs") is None and any(s != sizes[0] for s in sizes):
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split of {size} into {count} equal parts")
-    if len(sizes) != count or sum(sizes) != size or any(s < 0 for s in sizes):
+    is_whole = sum(sizes) <= at_most(size) if counts_of(size) and not counts_of(*sizes) else sum(sizes) == size
+    if len(sizes) != count or not is_whole or any(s < 0 for s in sizes):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split of {size} into {sizes} for {count} outputs")
     return sizes

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ir.symbolic import hint, same
+from ort_gpu_ep.ir.symbolic import greater, hint, lesser, same
 from ort_gpu_ep.ir.types import ANY, Shape, TensorType
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Kernel, Strided, View, broadcast, broadcast_strides, kernel, op
 from ort_gpu_ep.ops.axes import axes_of, ints_of, strides_of
@@ -108,9 +108,9 @@ def _clamped(start: int, end: int, step: int, size: int) -> tuple[int, int]:
     """First element and number of elements of a slice of `size` elements. Source: ONNX Slice, on clamping."""
     start, end = (v + size if v < 0 else v for v in (start, end))
     low, high = (0, size) if step > 0 else (-1, size - 1)
-    first = min(max(start, 0), high)
-    last = min(max(end, low), high)
-    return first, max(0, -((first - last) // step))
+    first = lesser(greater(start, 0), high)
+    last = lesser(greater(end, low), high)
+    return first, greater(0, -((first - last) // step))
 
 
 @op("Expand", since=8, dtypes={"T": ANY}, bindings="x _shape -> y", epilogue=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.ir.symbolic import at_most, hint, is_symbolic, lesser
 from ort_gpu_ep.ir.types import ANY, BOOL, FLOAT64, INT64, NUMBERS, UINT32, UINT64, DType, TensorType
 from ort_gpu_ep.kernels.records import KernelCall, Known, case, ceil_div, integers, normal, record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
@@ -93,8 +93,8 @@ def top_k(node: BoundNode) -> Lowering:
 def _ordered(node: BoundNode, shape: tuple[int, int, int], k: int) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
     """Kernels that leave in the last temporary, for each line, the k indices in order."""
     outer, n, inner = shape
-    run, lines = next((r for r in RUNS if n <= r), RUN) if is_symbolic(n) else min(RUN, _power_of_two(n)), outer * inner
-    runs, length = -(-n // run), min(k, run)
+    run, lines = next((r for r in RUNS if at_most(n) <= r), RUN) if is_symbolic(n) else min(RUN, _power_of_two(n)), outer * inner
+    runs, length = -(-n // run), lesser(k, run)
     keys, order = TensorType(UINT64, (lines, n)), TensorType(UINT32, (lines, runs, length))
     temps = [("keys", keys), ("order0", order)]
     largest = node.attr("largest") in (1, None)                 # before opset 11 there are no others
@@ -104,8 +104,8 @@ def _ordered(node: BoundNode, shape: tuple[int, int, int], k: int) -> tuple[list
         kernel("topk_sort.wgsl", [order], consts={"N": n, "RUN": run, "RUNS": runs, "KEEP": length}, groups=lines * runs,
                workgroup_size=min(MAX_WORKGROUP_SIZE, run), workgroup_nbytes=12 * run, raw=True, reads={"keys": "keys"},
                writes={"order": "order0"})]
-    while runs > 1:
-        keep, source, name = min(k, 2 * length), temps[-1][0], f"order{len(temps) - 1}"
+    while at_most(runs) > 1:
+        keep, source, name = lesser(k, 2 * length), temps[-1][0], f"order{len(temps) - 1}"
         order = TensorType(UINT32, (lines, -(-runs // 2), keep))
         kernels.append(kernel(
             "topk_merge.wgsl", [order], consts={"N": n, "RUNS": runs, "LENGTH": length, "KEEP": keep}, raw=True,

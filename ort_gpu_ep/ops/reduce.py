@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.symbolic import at_most, hint, is_zero
 from ort_gpu_ep.ir.types import (
     BOOL,
     FLOAT64,
@@ -98,7 +98,7 @@ def team_of(count: int, length: int, adjacent: bool) -> int:
     team = 1
     while team < WORKGROUP_SIZE and 4 * team < hint(length) and (not adjacent or hint(count) * team < BUSY):
         team *= 2
-    if team > SHORT // 4 and length <= SHORT:       # a guard: many short rows with a workgroup each take a hundred times as long
+    if team > SHORT // 4 and at_most(length) <= SHORT:       # a guard: many short rows with a workgroup each take a hundred times as long
         raise InternalError(f"{team} invocations for a row of {length}")
     return team
 
@@ -164,7 +164,8 @@ def reduction(node: BoundNode, fold: Fold, axes: Sequence[int], out: TensorType,
     """y = fold of x over `axes`; elements of less than 16 bits in 32, and back."""
     x = node.input(0)
     rows = rows_of(x.shape, axes)
-    if rows.length == 0:
+    is_sum = fold.empty < 2 and fold.finish not in (1, 3)       # of none it comes out right, also by the other kernel
+    if rows.length == 0 if is_sum else is_zero(rows.length):
         return _empty(node, fold, out)
     if out.dtype not in NARROW:
         return _folded(rows, fold, out, p)
@@ -307,7 +308,7 @@ def arg(node: BoundNode) -> Lowering:
     x = node.input(0)
     (axis,) = normal_axes(node, (int(node.attr("axis")),), x.rank)
     rows = rows_of(x.shape, (axis,))
-    if rows.length == 0:
+    if is_zero(rows.length):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} over axis {axis} of {x.type}, which is empty")
     out = TensorType(INT64, reduced_shape(x.shape, (axis,), bool(node.attr("keepdims"))))
     rule: dict[str, Const] = {"LARGEST": node.op == "ArgMax", "LAST": bool(node.attr("select_last_index")), "LENGTH": rows.length}

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ir.symbolic import derived
+from ort_gpu_ep.errors import Code, CountError, UnsupportedNodeError
+from ort_gpu_ep.ir.symbolic import counts_of, derived
 from ort_gpu_ep.ir.types import ANY, FLOAT16, FLOAT32, FLOATS, INT32, INT64, Shape, TensorType, dtype_of
 from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, View, kernel, op
@@ -52,6 +52,8 @@ def flatten(node: BoundNode) -> View:
 def squeeze(node: BoundNode) -> View:
     """y = x without the given dimensions of size 1, or without all such."""
     x, numbers = node.input(0), ints_of(node, "axes", 1, or_scalar=True)
+    if not numbers and counts_of(*x.shape):
+        raise CountError(f"which dimensions of {x.type} are 1 only the run's data tell")
     axes = axes_of(node, numbers, x.rank) if numbers else tuple(i for i, d in enumerate(x.shape) if d == 1)
     if any(x.shape[i] != 1 for i in axes):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Squeeze of {x.type} along {numbers}: a dimension is not 1")

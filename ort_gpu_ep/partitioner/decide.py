@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar, cast
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, InternalError
 from ort_gpu_ep.ir.graph import Graph, Node
-from ort_gpu_ep.ir.symbolic import plain
+from ort_gpu_ep.ir.symbolic import hint, mapped, plain
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels import host
 from ort_gpu_ep.kernels.halves import halved_nbytes, left_whole
@@ -26,6 +27,8 @@ from ort_gpu_ep.partitioner.passes import fuse
 from ort_gpu_ep.partitioner.report import NodeReport, Partitioning, PartitionReport, Prediction, Report
 from ort_gpu_ep.partitioner.sizes import Guess
 from ort_gpu_ep.partitioner.solving import BY_SIZES, ROUNDS, Solution, Solver
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -144,6 +147,11 @@ def _solved(graph: Graph, config: Config, limits: Limits, given: Mapping[str, Te
     return _with_guesses(best, graph, solution)
 
 
+def _at_most(value: T) -> T:
+    """With the most that there can be of what a run counts: nothing else is a size of a run here."""
+    return cast(T, mapped(value, hint))
+
+
 def _declined_by_guess(state: _State) -> set[int]:
     """Ids of the nodes that other sizes or ranks might cure."""
     values = state.graph.values
@@ -163,7 +171,9 @@ def _attempt(graph: Graph, config: Config, limits: Limits, given: Mapping[str, T
 
     fused = fuse(graph, inputs, limits, otherwise) if config.fusion else graph
     facts = facts_of(fused, inputs)
-    answers = {id(node): (node, answer, bound) for node, answer, bound in walk(fused, facts, limits, otherwise)}
+    answers = {id(node): (node, _at_most(answer), _at_most(bound)) for node, answer, bound in walk(fused, facts, limits, otherwise)}
+    if facts.trace is not None:
+        facts.types = {name: _at_most(tensor) for name, tensor in facts.types.items()}
     declined = {key: answer for key, (_, answer, _) in answers.items() if isinstance(answer, Decline)}
     return _State(fused, graph, facts, answers, declined)
 
@@ -245,7 +255,7 @@ def _check_group(state: _State, group: list[Node], config: Config, limits: Limit
     for node, answer, _ in answers:
         if isinstance(answer, Decline):
             state.declined[id(node)] = answer
-        state.answers[id(node)] = (node, answer, state.answers[id(node)][2])
+        state.answers[id(node)] = (node, _at_most(answer), state.answers[id(node)][2])
     if not any(id(node) in state.declined for node in group):
         _decline_open(state, alone, answers, inputs, limits)
     for name in (*inputs, *outputs):

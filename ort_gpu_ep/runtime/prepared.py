@@ -51,8 +51,6 @@ SPECIALIZE_AFTER = 256
 MAX_PARTS = 64
 """Of a dispatch that takes long: each has a pipeline of its own."""
 
-_PARAMETERS = objects.UNIFORM | objects.COPY_DST
-
 @dataclass(eq=False)
 class _Shape:
     """What a plan keeps of one set of sizes. runs: how many there were, since this is kept. last: what recorded the last of them whose
@@ -99,7 +97,8 @@ class Prepared:
         self._parameters: Buffer | None = None
         self._shapes: OrderedDict[tuple[Any, ...], _Shape] = OrderedDict()
         self._current: _Shape | None = None         # whose constants are on the device
-        self._regions = list(range(MAX_REGIONS))    # those that are free
+        regions = 1 if template.plan.writes_parameters else MAX_REGIONS      # what a run calculates, it writes into the first one
+        self._regions = list(range(regions))        # those that are free
         self._inner: dict[int, Any] = {}
         self._groups: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()     # of steps that touch an input or output
         self.version, self.closed = 0, False
@@ -116,7 +115,8 @@ class Prepared:
             if ERROR_WORD in self._constants:
                 self.words = Words(self.gpu, self._constants[ERROR_WORD], context.graph.name, template.plan.reporting)
             if template.parameter_nbytes:
-                self._parameters = self.gpu.create(MAX_REGIONS * template.parameter_nbytes, _PARAMETERS)
+                usage = objects.UNIFORM | objects.COPY_DST | (objects.STORAGE if template.plan.writes_parameters else 0)
+                self._parameters = self.gpu.create(regions * template.parameter_nbytes, usage)
         except Exception:
             self.close()
             raise
@@ -180,7 +180,7 @@ class Prepared:
         self._fit_slots(filled.slots)
         shape = self._shape(filled)
         shape.runs += 1
-        if shape.runs == SPECIALIZE_AFTER and self.template.varies and self._often is not None:
+        if shape.runs == SPECIALIZE_AFTER and self.template.is_open and self._often is not None:
             self._often(filled)
         return shape
 
@@ -237,7 +237,7 @@ class Prepared:
                 self._slots.append(self.gpu.allocate(nbytes, ACTIVATIONS))
             self._needed, self._wanted = list(wanted), wanted
             return
-        if not self.template.varies:
+        if not self.template.is_open:
             return
         self._until_look -= 1
         if wanted is not self._wanted:
@@ -385,6 +385,9 @@ class Prepared:
                 return self.context.weight(place.name), 0
             case Kind.PREPARED:
                 return self._once[place], 0
+            case Kind.PARAMETERS:
+                assert self._parameters is not None, "a plan that writes parameters has some"
+                return self._parameters, 0
             case Kind.CONSTANT | Kind.KEPT:
                 return self._constants[place.name], 0
             case _:

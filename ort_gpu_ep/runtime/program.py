@@ -158,7 +158,7 @@ class Program:
         """
         with self.lock:
             prepared, filled = self._prepared(tuple([t.type for t in inputs]), read)
-            counted, over = prepared.template.plan.counted, prepared.template.over
+            counted, over = prepared.template.counted, prepared.template.over
             outputs = self._most(filled) if counted else [make_output(i, t.shape, *over.get(i, ())) for i, t in enumerate(filled.outputs)]
             try:
                 try:
@@ -168,7 +168,7 @@ class Program:
                         raise
                     prepared, filled = self._prepared(tuple(t.type for t in inputs), read)
                     word = self.compiled.runs(prepared).run(filled, [*inputs], outputs)
-                results = self._cut(prepared, outputs, make_output) if counted else outputs
+                results = self._cut(prepared, filled, outputs, make_output) if counted else outputs
             finally:
                 for tensor in outputs if counted else ():
                     self.gpu.free(tensor.buffer)
@@ -189,17 +189,12 @@ class Program:
             raise
         return tensors
 
-    def _cut(self, prepared: Prepared, whole: Sequence[Tensor], make_output: MakeOutput) -> list[Tensor]:
+    def _cut(self, prepared: Prepared, filled: Filled, whole: Sequence[Tensor], make_output: MakeOutput) -> list[Tensor]:
         """Waits for a run that tells the sizes of outputs, and copies what is there of them."""
-        counted, outputs = prepared.template.plan.counted, list[Tensor]()
-        lengths = prepared.numbers({c.count for c in counted})
-        for index, tensor in enumerate(whole):
-            shape = list(tensor.type.shape)
-            for c in counted:
-                if c.output == index:
-                    shape[c.axis] = min(shape[c.axis], lengths[c.count])
-            output = make_output(index, tuple(shape))
-            self.gpu.copy(tensor.buffer, 0, output.buffer, output.offset_bytes, output.type.nbytes)
+        template, outputs = prepared.template, list[Tensor]()
+        for index, kind in enumerate(template.outputs(filled, prepared.numbers(template.counted))):
+            output = make_output(index, kind.shape)
+            self.gpu.copy(whole[index].buffer, 0, output.buffer, output.offset_bytes, output.type.nbytes)
             outputs.append(output)
         return outputs
 
@@ -252,8 +247,8 @@ class Program:
             if self.gpu.submit_each or self.steering or self.context.closed or self._ran is not None:
                 return None
             filled = self.compiled.found.get(Key((tuple(inputs), ())))
-            plan = None if filled is None else filled[0].template.plan
-            if filled is None or plan is None or not plan.steps or plan.counted or not Steady.fits(filled[1]):
+            template = None if filled is None else filled[0].template
+            if filled is None or template is None or not template.plan.steps or template.counted or not Steady.fits(filled[1]):
                 return None
             return self.compiled.runs(filled[0]).steady(filled[1])
 
@@ -283,7 +278,7 @@ class Program:
                     found[0].used()
                 prepared, filled = found
                 plan = prepared.template.plan
-                recording = recording_for(prepared, filled) if plan.steps and not plan.counted else None
+                recording = recording_for(prepared, filled) if plan.steps and not prepared.template.counted else None
                 if recording is None or not (recording.checked or self._may_have(recording.ends, plan, filled)):
                     return False
                 if not recording.checked and key is not None:

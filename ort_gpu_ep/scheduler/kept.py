@@ -54,6 +54,8 @@ def from_data(data: Mapping[str, Any], types: Sequence[TensorType], limits: Limi
     trace = _trace(data, ranges)
     plan = CODEC.decode(Plan, data["rows"], lambda said: _made(said, trace))
     _check(plan)
+    if not {definition[1] for definition in trace.atoms if definition[0] == "count"} <= {name for name, nbytes in plan.kept if nbytes >= 4}:
+        raise ValueError("nothing in the plan finds what a size follows from")
     try:
         template = Template(plan, trace, limits, values)
         filled = template.fill(types, values)
@@ -85,8 +87,6 @@ def _check(plan: Plan) -> None:
             raise ValueError(f"{place} is no place of the plan")
     if any(i not in range(most[Kind.INPUT]) or o not in range(most[Kind.OUTPUT]) for i, o in plan.in_place):
         raise ValueError(f"in place: {plan.in_place} are no inputs and outputs of the plan")
-    if any(c.output not in range(most[Kind.OUTPUT]) or c.count not in names[Kind.KEPT] for c in plan.counted):
-        raise ValueError("an output that is counted is none of the plan")
 
 
 # ---- sizes of a run
@@ -143,6 +143,8 @@ def _definition(said: Any, count: int, numbers: int) -> tuple[Any, ...]:
     kind, *rest = said
     if kind == "symbol" and len(rest) == 1:
         return kind, _index(rest[0], numbers)
+    if kind == "count" and len(rest) == 2 and type(rest[0]) is str:
+        return kind, rest[0], _terms(rest[1], count)
     if (kind in ("//", "%") and len(rest) == 2) or (kind == "max" and rest):
         return (kind, *(_terms(terms, count) for terms in rest))
     if kind == "call" and rest and rest[0] in _FUNCTIONS:

@@ -12,10 +12,13 @@ from enum import StrEnum
 from typing import Any
 
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
-from ort_gpu_ep.kernels.registry import Counted, Kernel
+from ort_gpu_ep.kernels.registry import Kernel
 
 ERROR_WORD = "\0error_flags"
 """Name of the KEPT place that holds the word of kernels that report; no value of a model has it, which come as C strings."""
+
+PARAMETERS = "\0parameters"
+"""Stands for the uniform structs of all steps where values have names."""
 
 
 class Kind(StrEnum):
@@ -27,13 +30,14 @@ class Kind(StrEnum):
     CONSTANT = "constant"
     PREPARED = "prepared"
     KEPT = "kept"
+    PARAMETERS = "parameters"
     SLOT = "slot"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
     """A buffer of the run: input, output and slot by number; weight (a constant of the graph), constant (of the plan) and what the
-    prologue prepares by name; kept: what is zero before the first run and after each, by name.
+    prologue prepares by name; kept: what is zero before the first run and after each, by name; parameters: all steps' uniform structs.
     """
 
     kind: Kind
@@ -123,7 +127,6 @@ class Plan:
     prologue: dispatches that a program runs once: they read weights and write PREPARED places, which steps may read.
     kept: name and bytes of each KEPT place. inverses: dispatches from a PREPARED place back to the weight that it was made of.
     channels_last: nodes whose values are stored so. conversions: dispatches that bring a value into another layout.
-    counted: outputs whose length is read when the steps have run.
     dense: PREPARED places of weights that are stored packed, written out once (the option `weights`), and of what is made of them.
     in_place: (input, output) that may be one buffer; the first steps copy one into the other, which a run leaves out where they are.
     halved: (number of a step, the step in its place) for runs that bring float32 inputs in float16, see `halved_inputs`.
@@ -143,7 +146,6 @@ class Plan:
     conversions: int = 0
     inverses: tuple[Dispatch, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
-    counted: tuple[Counted, ...] = ()
     dense: tuple[Place, ...] = ()
     halved: tuple[tuple[int, Dispatch], ...] = ()
 
@@ -171,6 +173,11 @@ class Plan:
     def dispatches(self) -> int:
         """Of every run: the prologue is not among them."""
         return sum(isinstance(s, Dispatch) for s in self.steps)
+
+    @property
+    def writes_parameters(self) -> bool:
+        """Whether steps calculate sizes that others read."""
+        return any(t.place.kind is Kind.PARAMETERS for s in self.steps if isinstance(s, Dispatch) for t in s.tensors)
 
     @property
     def reporting(self) -> tuple[str, ...]:

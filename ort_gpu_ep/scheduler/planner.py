@@ -7,20 +7,22 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array, Graph
-from ort_gpu_ep.ir.symbolic import hint, is_symbolic, largest, plain
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
-from ort_gpu_ep.kernels.lowering import HostValues, facts_of, runs_once, walk
+from ort_gpu_ep.ir.symbolic import Trace, counts_of, hint, is_symbolic, largest, plain
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, UINT32, TensorType
+from ort_gpu_ep.kernels import shape_arithmetic
+from ort_gpu_ep.kernels.lowering import HostValues, facts_of, runs_once, temporary, walk
 from ort_gpu_ep.kernels.records import turns_of
-from ort_gpu_ep.kernels.registry import BoundNode, Counted, Decline, Limits, Lowering, UnknownValueError, part_count, parts, tensors_of
+from ort_gpu_ep.kernels.registry import ERROR_FLAGS, BoundNode, Decline, Limits, Lowering, UnknownValueError, part_count, parts, tensors_of
 from ort_gpu_ep.scheduler.barriers import share_barriers
+from ort_gpu_ep.scheduler.counts import code_of, parameters_of_counts, sizes_kernel, struct_nbytes
 from ort_gpu_ep.scheduler.lifetime import assign_slots, slots_apart
-from ort_gpu_ep.scheduler.plan import ERROR_WORD, Constant, Copy, Dispatch, Kind, Place, Plan
+from ort_gpu_ep.scheduler.plan import ERROR_WORD, PARAMETERS, Constant, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.plan import Bound as BoundTensor
 from ort_gpu_ep.shaders.composer import folded, parameters, workgroup_count
 from ort_gpu_ep.shaders.steps import fused_reading
@@ -43,7 +45,9 @@ class _Draft:
     channels_last: int = 0
     conversions: int = 0
     in_place: list[tuple[int, int]] = field(default_factory=list)    # (graph input, graph output) that may be one buffer
-    counted: list[Counted] = field(default_factory=list)
+    equal: list[tuple[str, int, int]] = field(default_factory=list)  # of the node with this label, Lowering.equal
+    counts: bool = False                                         # whether there are sizes that a run counts
+    codes: dict[str, frozenset[str]] = field(default_factory=dict)   # programs that calculate parameters -> the counts that they read
     dense: list[Place] = field(default_factory=list)             # what the prologue writes of weights that are stored packed
     scales: dict[Hashable, tuple[str, TensorType]] = field(default_factory=dict)     # by a value and how it is searched: what holds them
 
@@ -67,11 +71,12 @@ class Rewrite(Protocol):
 
 def make_plan(
     graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, rewrite: Rewrite | None = None,
-    known: Mapping[str, Array] | None = None, *, apart: bool = False,
+    known: Mapping[str, Array] | None = None, *, apart: bool = False, trace: Trace | None = None,
 ) -> Plan:
     """A plan for these input types.
 
-    inputs: type of each of graph.inputs. known: the content of some of them. apart: each value has a slot of its own.
+    inputs: type of each of graph.inputs. known: the content of some of them. apart: each value has a slot of its own. trace: of their sizes
+    that are those of a run, and of what a run counts.
     Raises: UnsupportedNodeError, where a row declines a node with these types; UnknownValueError, where it needs more content.
     """
     draft = _Draft(graph, limits, dict(inputs), known=dict(known or {}))
@@ -81,7 +86,12 @@ def make_plan(
             if value.load and value.dtype is not None and name not in graph.values:
                 draft.known[name] = array = value.load()
                 draft.types[name] = TensorType(value.dtype, tuple(array.shape))
-    for node, answer, bound in walk(draft.graph, facts_of(draft.graph, inputs, known or {}), limits):
+    facts = facts_of(draft.graph, inputs, known or {}, trace)
+    for node, answer, bound in walk(draft.graph, facts, limits):
+        if counts := facts.counted.intersection(facts.breaks.get(id(node), ())):
+            raise UnsupportedNodeError(
+                Code.DYNAMIC_SHAPE, f"{node.label}: only a run tells the size of {min(counts)!r}; what needs it as a number needs another "
+                "partition")
         if isinstance(answer, Decline):
             if answer.operand:
                 raise UnknownValueError(answer.operand)
@@ -95,6 +105,7 @@ def make_plan(
             _lower(draft, bound, answer)
             draft.channels_last += node.channels_last
             draft.conversions += node.id < 0 and node.op == "Transpose" and bool(answer.kernels)    # placed by the layout pass
+    draft.counts = facts.trace is not None and facts.trace.has_counts
     return _place(draft, apart)
 
 
@@ -112,12 +123,12 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
         draft.types[node.into.value] = node.into.type
     for target, source in lowering.views:
         draft.roots[node.outputs[target]] = bound.input(source).name
-    temps = {name: f"{node.label}#{node.id}.{name}" for name, _ in lowering.temps}
+    temps = {name: temporary(node, name) for name, _ in lowering.temps}
     lowering = _with_scales(draft, bound, lowering, temps)
     temps.update((name, node.outputs[index]) for name, index in lowering.stored if bound.wants(index))
     draft.types.update({temps[name]: tensor for name, tensor in lowering.temps})
     draft.kept.update({temps[name]: tensor.nbytes for name, tensor in lowering.temps if name in lowering.kept})
-    draft.counted += _counted(draft, bound, lowering, temps)
+    draft.equal += [(node.label, *pair) for pair in lowering.equal]
     decodes_once = draft.limits.keeps_dense and runs_once(node, lowering, draft.is_constant, draft.graph.outputs)
     for kernel in lowering.kernels:
         if all(tensor.size == 0 for tensor in kernel.outputs):
@@ -139,7 +150,7 @@ def _lower(draft: _Draft, bound: BoundNode, lowering: Lowering) -> None:
         first = kernel.outputs[0]
         written_type = draft.types.get(names[len(kernel.reads or ())], first)        # an output that is left out has no other
         groups = kernel.grid or _groups(workgroup_count(kernel, first), draft.limits)
-        if part is None and first.size != written_type.size and kernel.groups == 0:
+        if part is None and kernel.groups == 0 and not lowering.counted and first.size != written_type.size:
             raise InternalError(f"{node.label}: kernel {kernel.shader} writes {first}, its value is {written_type}")
         label = f"{node.label}/{kernel.shader.removesuffix('.wgsl')}"
         dispatch = Dispatch(label, kernel, tensors, groups, 0, turns=turns_of(kernel))
@@ -211,16 +222,89 @@ def _in_place(draft: _Draft, bound: BoundNode, lowering: Lowering) -> list[tuple
     return pairs
 
 
-def _counted(draft: _Draft, bound: BoundNode, lowering: Lowering, temps: Mapping[str, str]) -> list[Counted]:
-    """The graph's outputs whose length the node finds. Raises UnsupportedNodeError, where another node of the graph reads one."""
-    pairs, graph = list[Counted](), draft.graph
-    for counted in lowering.counted:
-        name = bound.node.outputs[counted.output] if bound.wants(counted.output) else ""
-        if name and any(name in node.reads for node in graph.nodes):
-            raise UnsupportedNodeError(
-                Code.DYNAMIC_SHAPE, f"{bound.node.label}: only a run tells the size of {name!r}; what reads it needs another partition")
-        pairs += [Counted(k, counted.axis, temps[counted.count]) for k, output in enumerate(graph.outputs) if name and output == name]
-    return pairs
+def _calculate(draft: _Draft) -> None:
+    """Adds what calculates sizes from counts: one dispatch for all parameters of kernels that follow from the same counts, and one for each
+    value of sizes that the host would know if it knew these. Each is behind the kernel that finds the last of its counts.
+    """
+    if not draft.counts:
+        return
+    wanted = dict.fromkeys(map(draft.root, (*(n for _, names in draft.dispatches for n in names), *draft.graph.outputs)))
+    pending: dict[str, frozenset[str]] = {}
+    for k, (label, size, other) in enumerate(draft.equal):
+        draft.known[name := f"{label}\0equal {k}"] = shape_arithmetic.objects([size - other])
+        draft.types[name] = TensorType(UINT32, (1,))
+        wanted[name] = None
+    for name in wanted:
+        if name in draft.known and (counts := _counts_in(draft.known[name])):
+            pending[name] = counts
+    for dispatch, _ in draft.dispatches:
+        if counts := _counts_of(dispatch):
+            pending[_parameters_of(counts)] = counts
+    there, every, dispatches = set[str](), frozenset().union(*pending.values()), list[tuple[Dispatch, tuple[str, ...]]]()
+    for dispatch, names in draft.dispatches:
+        dispatches.append((dispatch, names))
+        there |= {n for t, n in zip(dispatch.tensors, names, strict=True) if t.written and n in every}
+        for name in [name for name, counts in pending.items() if counts <= there]:
+            dispatches.append(_calculation(draft, name, sorted(pending.pop(name))))
+    draft.dispatches = dispatches
+
+
+def _counts_in(array: Array) -> frozenset[str]:
+    return counts_of(*array.reshape(-1)) if array.dtype == object else frozenset()
+
+
+def _counts_of(dispatch: Dispatch) -> frozenset[str]:
+    return counts_of(*(size for _, size in parameters_of_counts(dispatch.kernel, dispatch.bindings)))
+
+
+def _parameters_of(counts: frozenset[str]) -> str:
+    """Stands for what follows from some counts, where values have names."""
+    return "\0".join(("", *sorted(counts)))
+
+
+def _calculation(draft: _Draft, name: str, counts: list[str]) -> tuple[Dispatch, tuple[str, ...]]:
+    """The dispatch that calculates a value, or parameters, from counts."""
+    code, are_parameters = f"{name}\0code", name not in draft.known
+    if are_parameters:
+        words = [(k, size) for d, _ in draft.dispatches if _counts_of(d) == frozenset(counts)
+                 for k, size in parameters_of_counts(d.kernel, d.bindings)]
+        out = TensorType(UINT32, (sum(struct_nbytes(len(parameters(d.kernel, d.bindings))) for d, _ in draft.dispatches) // 4,))
+        draft.codes[code] = frozenset(counts)
+    else:
+        content, out = draft.known.pop(name), draft.types[name]
+        words = list(enumerate(content.reshape(-1)))
+    checks = "\0equal " in name
+    draft.known[code] = _code(words, counts, checks)
+    draft.types[code] = TensorType(UINT32, draft.known[code].shape)
+    kernel = sizes_kernel(out, len(words), counts, checks)
+    tensors = (
+        BoundTensor("code", draft.types[code], Place(Kind.SLOT, -1), False),
+        *(BoundTensor(f"count{k}", TensorType(UINT32, (1,)), Place(Kind.SLOT, -1), False) for k in range(len(counts))),
+        BoundTensor("y", out, Place(Kind.SLOT, -1), True),
+        *([BoundTensor(ERROR_FLAGS, TensorType(UINT32, (1,)), Place(Kind.SLOT, -1), True)] if checks else ()))
+    if checks:
+        draft.kept[ERROR_WORD] = 4
+    label = f"{name.partition(chr(0))[0] if checks else name.strip(chr(0)).replace(chr(0), ', ')}/sizes"
+    dispatch = Dispatch(label, kernel, tensors, (kernel.groups, 1, 1), 0, turns=turns_of(kernel))
+    return dispatch, (code, *counts, PARAMETERS if are_parameters else name, *([ERROR_WORD] if checks else ()))
+
+
+def _code(words: Sequence[tuple[int, Any]], counts: Sequence[str], checks: bool = False) -> Array:
+    code = code_of(words, counts, checks)
+    return shape_arithmetic.plain(shape_arithmetic.objects(code), UINT32)
+
+
+def _with_places(draft: _Draft, steps: Sequence[Dispatch | Copy]) -> None:
+    """Writes into the programs of parameters where these are, once the order of the steps says it."""
+    ends, end = list[int](), 0
+    for step in steps if draft.codes else ():
+        ends.append(end)
+        end += struct_nbytes(len(parameters(step.kernel, step.bindings))) if isinstance(step, Dispatch) else 0
+    for code, counts in draft.codes.items():
+        dispatches = [(start, step) for start, step in zip(ends, steps, strict=True) if isinstance(step, Dispatch)]
+        readers = [(start, step) for start, step in dispatches if _counts_of(step) == counts]
+        words = [(start // 4 + k, size) for start, step in readers for k, size in parameters_of_counts(step.kernel, step.bindings)]
+        draft.known[code] = _code(words, sorted(counts))
 
 
 def _groups(count: int, limits: Limits) -> tuple[int, int, int]:
@@ -281,6 +365,7 @@ def _place(draft: _Draft, apart: bool) -> Plan:
     graph = draft.graph
     _drop_unread(draft)
     _store_rounded(draft)
+    _calculate(draft)
     _unwanted_types(draft)
     places = _fixed_places(draft)
     levels = _levels(draft)
@@ -298,6 +383,7 @@ def _place(draft: _Draft, apart: bool) -> Plan:
         steps.append(replace(dispatch, tensors=tensors, level=levels[i]))
     kept = [Copy(n := graph.inputs[i], Place(Kind.INPUT, i), Place(Kind.OUTPUT, o), draft.types[n].nbytes) for i, o in draft.in_place]
     steps = share_barriers([*kept, *steps, *_output_copies(draft, places)], draft.limits)
+    _with_places(draft, steps)
     used = sorted({t.place for s in (*draft.prologue, *steps) if isinstance(s, Dispatch) for t in s.tensors}
                   | {s.source for s in steps if isinstance(s, Copy)})
     constants = tuple(_constant(draft, p.name) for p in used if p.kind is Kind.CONSTANT)
@@ -305,7 +391,7 @@ def _place(draft: _Draft, apart: bool) -> Plan:
         tuple(draft.types[n] for n in graph.inputs), tuple(_type_of(draft, n) for n in graph.outputs), tuple(steps),
         _slot_sizes(slots, slot_of, inner), tuple(p.name for p in used if p.kind is Kind.WEIGHT), constants, sum(inner.values()),
         tuple(draft.prologue), tuple(draft.kept.items()), draft.channels_last, draft.conversions, tuple(draft.inverses),
-        tuple(draft.in_place), tuple(draft.counted), tuple(draft.dense), _halved(steps, draft.limits))
+        tuple(draft.in_place), tuple(draft.dense), _halved(steps, draft.limits))
 
 
 def _drop_unread(draft: _Draft) -> None:
@@ -389,6 +475,7 @@ def _costs(draft: _Draft, levels: Sequence[int]) -> list[float]:
         for t, name in zip(dispatch.tensors, names, strict=True):
             if t.written:
                 since[draft.root(name)] = min(level, since.get(draft.root(name), level))
+    since[PARAMETERS] = len(levels)
     return [
         inf if any(t.written and since[draft.root(n)] < level for t, n in zip(dispatch.tensors, names, strict=True))
         else hint(sum(t.type.nbytes for t in dispatch.tensors if t.written))
@@ -423,7 +510,7 @@ def _constant(draft: _Draft, name: str) -> Constant:
 def _fixed_places(draft: _Draft) -> dict[str, Place]:
     """Values that live outside the plan's slots: inputs, and those outputs that a dispatch writes."""
     places = {name: Place(Kind.INPUT, i) for i, name in enumerate(draft.graph.inputs)}
-    places |= {name: Place(Kind.KEPT, name=name) for name in draft.kept}
+    places |= {name: Place(Kind.KEPT, name=name) for name in draft.kept} | {PARAMETERS: Place(Kind.PARAMETERS)}
     produced = {draft.root(n) for d, names in draft.dispatches for t, n in zip(d.tensors, names, strict=True) if t.written}
     for i, name in enumerate(draft.graph.outputs):
         root = draft.root(name)
@@ -466,9 +553,11 @@ def _levels(draft: _Draft) -> list[int]:
     levels = []
     for dispatch, names in draft.dispatches:
         tensors = list(zip(dispatch.tensors, (draft.root(n) for n in names), strict=True))
-        level = max((ready.get(n, 0) for t, n in tensors if not t.written), default=0)
+        after = [_parameters_of(counts)] if draft.counts and (counts := _counts_of(dispatch)) else []
+        level = max((ready.get(n, 0) for n in (*(n for t, n in tensors if not t.written), *after)), default=0)
         for t, n in tensors:
             if t.written:
+                n = _parameters_of(frozenset(names[1:-1])) if n == PARAMETERS else n
                 ready[n] = max(ready.get(n, 0), level + 1)
         levels.append(level)
     return levels

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from operator import is_
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ort_gpu_ep.ir.formula import Formula
 from ort_gpu_ep.ir.graph import Array, Graph
-from ort_gpu_ep.ir.symbolic import Real, Size, Trace, is_symbolic
+from ort_gpu_ep.ir.symbolic import Size, Trace, counts_of, is_symbolic, mapped
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels import host, shape_arithmetic
 from ort_gpu_ep.kernels.lowering import is_readable
-from ort_gpu_ep.kernels.registry import OFFSET_ALIGNMENT, Limits
+from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.scheduler.counts import struct_nbytes
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Plan
 from ort_gpu_ep.scheduler.planner import Rewrite, make_plan
 from ort_gpu_ep.shaders.composer import folded, parameters
@@ -66,7 +66,9 @@ class Template:
     """A plan with symbols, and the function that fills them in.
 
     plan: what was made; its numbers may be Sizes, of the closed `trace`. over: outputs that may be an input's buffer, and that input.
-    varies: whether any is a Size. offsets: where in `Filled.parameters` each step's struct is, None without one.
+    varies: whether any is a Size. is_open: whether inputs have other sizes in other runs. counted: the KEPT places of one uint32 each, in
+    which a run leaves the counts that sizes of outputs follow from: a Filled has the most that there can be. offsets: where in
+    `Filled.parameters` each step's struct is, None without one.
     """
 
     def __init__(self, plan: Plan, trace: Trace, limits: Limits, values: Mapping[int, Array] | None = None) -> None:
@@ -87,8 +89,12 @@ class Template:
         self.parameter_nbytes = self._layout.size
         self._formula = Formula(trace, needs.values)
         self._symbols: list[Any] = []
-        if self._values or any(is_symbolic(size) for t in plan.inputs for size in t.shape):     # nothing else brings symbols in
-            _walk(plan, self._symbols.append)
+        shapes = [size for t in plan.outputs for size in t.shape]
+        self.counted = counts_of(*shapes)
+        self._cut = Formula(trace, shapes) if self.counted else None
+        self.is_open = bool(self._values) or any(is_symbolic(size) for t in plan.inputs for size in t.shape)
+        if self.is_open or trace.has_counts:     # nothing else brings symbols in
+            mapped(plan, self._symbols.append)
         self.varies = bool(self._symbols)
 
     def _place_parameters(self, wanted: _Wanted) -> slice:
@@ -99,7 +105,7 @@ class Template:
             names = parameters(step.kernel, step.bindings) if isinstance(step, Dispatch) else []
             self.offsets.append(end if names else None)
             if names:
-                nbytes = -(-4 * len(names) // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT
+                nbytes = struct_nbytes(len(names))
                 layout += "".join("I" if isinstance(value, Size) else "f" for _, value in names) + f"{nbytes - 4 * len(names)}x"
                 self._struct_nbytes[end] = 4 * len(names)
                 values += [value for _, value in names]
@@ -130,6 +136,11 @@ class Template:
             values[self._slots], self._packed(values[self._parameters]),
             {c.name: np.array(values[w], c.type.dtype.numpy).tobytes() for c, _, w in self._constants})
 
+    def outputs(self, filled: Filled, counts: Mapping[str, int]) -> tuple[TensorType, ...]:
+        """The types of the outputs, once a run has told the counts."""
+        sizes = iter((self._cut(filled.numbers, counts) if self._cut else None) or ())
+        return tuple(TensorType(t.dtype, tuple(next(sizes) for _ in t.shape)) for t in self.plan.outputs)
+
     def _packed(self, values: Sequence[Any]) -> bytes:
         """The uniform structs. A number below zero is that modulo 2^32, one beyond float32 infinite."""
         try:
@@ -158,7 +169,7 @@ class Template:
         if not self.varies:
             return self.plan
         numbers = iter(Formula(self.trace, self._symbols)(filled.numbers) or ())
-        plan: Plan = _walk(self.plan, lambda size: next(numbers))
+        plan: Plan = mapped(self.plan, lambda size: next(numbers))
         steps = tuple(replace(s, groups=g) if isinstance(s, Dispatch) and g is not None else s
                       for s, g in zip(plan.steps, filled.groups, strict=True))
         constants = tuple(replace(c, data=filled.constants[c.name], varying=()) if c.varying else c for c in plan.constants)
@@ -198,32 +209,6 @@ class _Varying:
         return tuple(values)
 
 
-_known_fields: dict[type, tuple[str, ...]] = {}
-
-
-def _fields(kind: type) -> tuple[str, ...]:
-    """Of a dataclass whose instances may hold sizes, which a DType's don't; of another type none."""
-    if kind not in _known_fields:
-        _known_fields[kind] = tuple(f.name for f in fields(kind)) if is_dataclass(kind) and kind.__name__ != "DType" else ()
-    return _known_fields[kind]
-
-
-def _walk(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same data with every Size and Real changed. What holds none of them is not copied."""
-    if isinstance(value, (Size, Real)):
-        return change(value)
-    if isinstance(value, tuple):
-        walked = [_walk(v, change) for v in value]
-        return value if all(map(is_, walked, value)) else tuple(walked)
-    changed = {}
-    for name in _fields(type(value)):
-        before = getattr(value, name)
-        after = _walk(before, change)
-        if after is not before:
-            changed[name] = after
-    return replace(value, **changed) if changed else value
-
-
 def make_template(
     graph: Graph, types: Sequence[TensorType], limits: Limits, rewrite: Rewrite | None = None, values: Mapping[int, Array] | None = None,
     *, constant: bool = False, apart: bool = False,
@@ -245,7 +230,7 @@ def make_template(
     contents: dict[str, Array] = {}
     for index in sorted(values):
         contents[graph.inputs[index]], place = _content(trace, place, values[index], constant)
-    return Template(make_plan(graph, inputs, limits, rewrite, contents, apart=apart), trace, limits, values)
+    return Template(make_plan(graph, inputs, limits, rewrite, contents, apart=apart, trace=trace), trace, limits, values)
 
 
 def _content(trace: Trace, place: int, array: Array, constant: bool) -> tuple[Array, int]:

@@ -20,7 +20,8 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then
     x_set_word(i, v)    the same of four bytes as numbers, after the fused steps
     HAS_X          for an optional input: whether it is there
-    out_of_range() notes that data brought an index out of range, wrong_length() a sequence's length, if the kernel reports that;
+    out_of_range() notes that data brought an index out of range, wrong_length() a sequence's length, wrong_count() a size, if the kernel
+                   reports that;
                    divided_by_zero() that a step divides by 0
     subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: how many invocations of the workgroup are in this subgroup, and
                    which one of them this is. A subgroup may be larger than the workgroup, and the last one may be filled in part:
@@ -49,9 +50,22 @@ from importlib.resources import files
 from typing import TypeAlias
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.ir.symbolic import Real, Size, is_symbolic
+from ort_gpu_ep.ir.symbolic import Real, Size, counts_of, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
-from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS, DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Bindings, Const, Kernel, Limits, Pieces, parts
+from ort_gpu_ep.kernels.registry import (
+    COUNT,
+    DEFAULT_LIMITS,
+    DIVISOR,
+    ERROR_FLAGS,
+    INDEX,
+    LENGTH,
+    Bindings,
+    Const,
+    Kernel,
+    Limits,
+    Pieces,
+    parts,
+)
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.shaders.accessors import (
@@ -131,7 +145,7 @@ def _signature(
         tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
         is_elementwise(kernel.shader) and _fixed(bindings[first][0].size),
         tuple((name, inner.shader, inner.consts, inner.indices, inner.optionals, inner.reads) for name, inner in kernel.inlined),
-        tuple(fused_reading(kernel, bindings).items()))
+        tuple(fused_reading(kernel, bindings).items()), kernel.grid and counts_of(*kernel.grid) and tuple(map(_fixed, kernel.grid)))
 
 
 def _fixed(value: object) -> str:
@@ -165,7 +179,7 @@ def _composed(
     out += [strided(name, index) for name, index in kernel.indices]
     out += _readers(kernel, bindings, pieces, vectors, text)
     out += inner
-    for call, bit in (("out_of_range", INDEX), ("wrong_length", LENGTH)):
+    for call, bit in (("out_of_range", INDEX), ("wrong_length", LENGTH), ("wrong_count", COUNT)):
         if f"{call}(" in text:
             out.append(f"fn {call}() {{ {f'atomicOr(&{ERROR_FLAGS}[0], {bit}u); ' if kernel.reports else ''}}}")
     if any(step.divides for step in kernel.epilogue):
@@ -265,6 +279,8 @@ def parameters(kernel: Kernel, bindings: Bindings) -> list[tuple[str, Size | Rea
         pairs.append(("ELEMENTS", bindings[first_written(bindings)][0].size))
     elif kernel.grid is None:
         pairs.append(("GROUPS", kernel.groups))
+    elif counts_of(*kernel.grid):
+        pairs += zip(_GRID, kernel.grid, strict=True)
     return [(name, value) for name, value in pairs if isinstance(value, (Size, Real))]
 
 
@@ -429,10 +445,14 @@ def _subgroup(kernel: Kernel, full: bool) -> _Subgroup:
 
 def _group_main(kernel: Kernel, subgroup: _Subgroup) -> str:
     if kernel.grid is not None:
-        return (f"{subgroup.variables}const WORKGROUP_SIZE: u32 = {kernel.workgroup_size}u;\n"
+        ends = [f"params.{name}" if is_symbolic(count) else f"{count}u" for name, count in zip(_GRID, kernel.grid, strict=True)]
+        within = counts_of(*kernel.grid)       # there are as many workgroups as the most that there can be takes
+        return ((f"fn beyond_grid(id: vec3<u32>) -> bool {{ return any(id >= vec3<u32>({', '.join(ends)})); }}\n" if within else "")
+                + f"{subgroup.variables}const WORKGROUP_SIZE: u32 = {kernel.workgroup_size}u;\n"
                 f"@compute @workgroup_size({kernel.workgroup_size})\n"
-                f"fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32{subgroup.inputs}) "
-                f"{{ {subgroup.assigned}grid_main(id, lane{subgroup.arguments}); }}")
+                f"fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32{subgroup.inputs}) {{ "
+                + ("if (beyond_grid(id)) { return; } " if within else "")
+                + f"{subgroup.assigned}grid_main(id, lane{subgroup.arguments}); }}")
     varies = is_symbolic(kernel.groups)
     constants = [] if varies else [f"const GROUPS: u32 = {kernel.groups}u;"]
     return subgroup.variables + "\n".join([
@@ -443,6 +463,9 @@ def _group_main(kernel: Kernel, subgroup: _Subgroup) -> str:
         f"    group_main(group, lane{subgroup.arguments});", "}"])
 
 
+_GRID = ("GRID_X", "GRID_Y", "GRID_Z")
+"""What the uniform struct calls the workgroups of a grid that follows from a count."""
+
 _INDICES = ("let group = id.x + id.y * n.x;", f"let i = id.x + id.y * n.x * {MAP_WORKGROUP_SIZE}u;", "grid_main(id, lane")
 """How the entry point of each kind of body learns which workgroup, or element, it is."""
 
@@ -451,8 +474,9 @@ def beginning_at(text: str, first: tuple[int, int, int]) -> str:
     """The module of a kernel of which a dispatch does the workgroups from this one on. first: the others' are 0 without a grid."""
     group, element, grid = _INDICES
     x, y, z = first
-    return text.replace(group, f"{group[:-1]} + {x}u;").replace(element, f"{element[:-1]} + {x * MAP_WORKGROUP_SIZE}u;").replace(
-        grid, f"grid_main(id + vec3<u32>({x}u, {y}u, {z}u), lane")
+    text = text.replace(group, f"{group[:-1]} + {x}u;").replace(element, f"{element[:-1]} + {x * MAP_WORKGROUP_SIZE}u;")
+    place = f"id + vec3<u32>({x}u, {y}u, {z}u)"
+    return text.replace(grid, f"grid_main({place}, lane").replace("beyond_grid(id)", f"beyond_grid({place})")
 
 
 def workgroup_count(kernel: Kernel, out: TensorType) -> int:

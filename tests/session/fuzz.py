@@ -1,7 +1,7 @@
 """Runs the models of `fuzz_models` on ONNX Runtime's CPU and with ours, in child processes, and says where ours is different.
 
 `python -m tests.session.fuzz --first 0 --count 5000` (and with `--quantized` those of `quantized_graphs`, with `--sizes` those of
-`size_graphs`, which may leave no run to the CPU) prints the seed of each defect: a crash, a hang, an error or an answer that ONNX
+`size_graphs`, which may leave no run to the CPU; with `--counts` those of `count_graphs`) prints the seed of each defect: a crash, a hang, an error or an answer that ONNX
 Runtime's CPU does not give, beyond rounding and what `fuzz_allowed` lists. `--seed 17` runs one, in this process, and shows its model.
 """
 
@@ -31,6 +31,7 @@ import onnxruntime
 
 import ort_gpu_ep
 from tests.ops.single_node import exact_sums
+from tests.session.count_graphs import count_model
 from tests.session.fuzz_allowed import allowed, told_by_run
 from tests.session.fuzz_models import FuzzModel, fuzz_model, node_tests
 from tests.session.quantized_graphs import quantized_model
@@ -337,10 +338,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="this one only, with its model")
     parser.add_argument("--quantized", action="store_true", help="models of quantized_graphs")
     parser.add_argument("--sizes", action="store_true", help="models of size_graphs")
+    parser.add_argument("--counts", action="store_true", help="models of count_graphs")
     parser.add_argument("--child", type=int, nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    make = quantized_model if asked.quantized else size_model if asked.sizes else fuzz_model
-    more = [f"--{kind}" for kind in ("quantized", "sizes") if vars(asked)[kind]]
+    make = quantized_model if asked.quantized else size_model if asked.sizes else count_model if asked.counts else fuzz_model
+    more = [f"--{kind}" for kind in ("quantized", "sizes", "counts") if vars(asked)[kind]]
     if asked.child:
         child(asked.child, make)
     elif asked.seed is not None:

@@ -11,9 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.errors import CountError, InternalError
 from ort_gpu_ep.ir.formula import Formula
-from ort_gpu_ep.ir.symbolic import Real, Size, Trace, derived, fitted, hint, largest, same
+from ort_gpu_ep.ir.symbolic import (
+    Real,
+    Size,
+    Trace,
+    at_most,
+    counts_of,
+    derived,
+    fitted,
+    greater,
+    hint,
+    is_zero,
+    largest,
+    lesser,
+    same,
+)
+from ort_gpu_ep.scheduler.counts import code_of
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b,
@@ -247,3 +262,103 @@ def test_floats_compare() -> None:
     assert n == 3.0
     assert n < math.inf
     assert Formula(trace, [])((3,)) == ()
+
+
+# ---- counts
+
+
+def _counted(operations: list[tuple[str, int, int]], bounds: tuple[int, int]) -> tuple[Trace, list[Any]]:
+    """Values that are calculated from two sizes and two counts, of which the second is bounded by the first."""
+    trace = Trace()
+    sizes = [trace.symbol(k, n) for k, n in enumerate(bounds)]
+    first = trace.count("first", sizes[0] * 2)
+    values: list[Any] = [*sizes, first, trace.count("second", first + sizes[1]), 2, 3]
+    for name, one, other in operations:
+        try:
+            values.append(OF_COUNTS[name](values[one % len(values)], values[other % len(values)]))
+        except (CountError, ZeroDivisionError):
+            values.append(1)
+    return trace, values
+
+
+OF_COUNTS: dict[str, Callable[[Any, Any], Any]] = {
+    **{name: OPERATIONS[name] for name in ("add", "sub", "mul", "floordiv", "mod", "ceil", "largest", "max", "abs", "chosen")},
+    "lesser": lesser, "greater": greater, "minimum": lambda a, b: -largest(-a, -b), "missing": lambda a, b: a - lesser(a, b)}
+
+
+def _results(code: list[int], counts: list[int]) -> list[int]:
+    """What sizes.wgsl does with programs."""
+    results = []
+    for start in code[1:1 + code[0]]:
+        stack = list[int]()
+        for at in range(start, len(code), 2):
+            operation, word = code[at:at + 2]
+            if operation == 8:
+                results.append(stack[-1] & 0xffffffff)
+                break
+            if operation < 2:
+                stack.append(counts[word] if operation else word - (word >> 31 << 32))
+                continue
+            right, left = stack.pop(), stack.pop()
+            stack.append({2: lambda a, b: a + b, 3: lambda a, b: a * b, 4: lambda a, b: a // b if b else 0, 5: lambda a, b: a % b if b else 0,
+                          6: max}[operation](left, right))
+    return results
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(OF_COUNTS)), st.integers(0, 13), st.integers(0, 13)), min_size=1, max_size=7),
+       st.tuples(st.integers(1, 5), st.integers(1, 4)), st.data())
+def test_what_is_known_of_a_count_holds_for_all(operations: list[tuple[str, int, int]], bounds: tuple[int, int], data: st.DataObject) -> None:
+    """Answers, trends and the most there can be hold for every count; the device's programs calculate what the host would."""
+    trace, values = _counted(operations, bounds)
+    sizes = [v for v in values if counts_of(v)]
+    below = []
+    for value in sizes:
+        for number in (0, 3):
+            try:
+                below.append((value - number, value < number))
+            except CountError:
+                continue
+    trends = [trace.trend(v.terms) for v in sizes]
+    most = [at_most(v) if trend in (0, 1) else 0 for v, trend in zip(sizes, trends, strict=True)]
+    programs = []
+    for value in sizes:
+        try:
+            programs.append((value, code_of([(0, value)], ["first", "second"])))
+        except CountError:
+            continue
+    formula = Formula(trace, [*sizes, *(v for v, _ in below), *most, *(v for v, _ in programs)])
+    of_codes = Formula(trace, [word for _, code in programs for word in code])
+    first = data.draw(st.integers(0, 2 * bounds[0]))
+    second = data.draw(st.integers(0, first + bounds[1]))
+    got = formula(bounds, {"first": first, "second": second})
+    words = of_codes(bounds)
+    if got is None or words is None:
+        return      # it divides by this count
+    assert all((value < 0) == answer for value, (_, answer) in zip(got[len(sizes):], below, strict=False))
+    limits = got[len(sizes) + len(below):]
+    assert all(value <= limit for value, limit, trend in zip(got, limits, trends, strict=False) if trend in (0, 1))
+    wanted = [v & 0xffffffff for v in limits[len(sizes):]]
+    at = 0
+    for (_, code), value in zip(programs, wanted, strict=True):
+        assert _results(list(words[at:at + len(code)]), [first, second]) == [value]
+        at += len(code)
+
+
+def test_a_count_is_no_number() -> None:
+    trace = Trace()
+    count = trace.count("count", trace.symbol(0, 7) * 4)
+    assert hint(count) == 28
+    assert count != 1
+    assert count != 0
+    assert count % 4
+    assert count <= trace.symbol(0, 7) * 4
+    assert not -count > 0
+    assert is_zero(count + 1) is False
+    for asked in (lambda: count < 9, lambda: int(count), lambda: float(count), lambda: {count: 1}, lambda: is_zero(count), lambda: [0] * count,
+                  lambda: derived(math.sqrt, count)):
+        with pytest.raises(CountError):
+            asked()
+    assert not any(counts_of(Size(trace, terms, 0)) for terms, _ in trace.guards)
+    assert trace.count("none", 0) == 0
+    with pytest.raises(CountError):
+        trace.count("other", 30 - count)
