@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.cli.inputs import feeds, sizes_of
+from ort_gpu_ep.cli.node_data import node_data_of
 from ort_gpu_ep.cli.page import page_of
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device.adapter import choose
@@ -63,16 +65,21 @@ def explain(
     kernel: Annotated[str | None, typer.Option("--kernel", metavar="NODE", help="The kernels of this node, and of which forms each was \
 taken: what each form is estimated to take, and what `tune` measured.")] = None,
     html: Annotated[Path | None, shared.file_to_write("--html", "Write an HTML page with the graph.", (".html", ".htm"))] = None,
+    node_data: Annotated[Path | None, shared.file_to_write(
+        "--node-data", "Write where each node runs, to open in model-explorer beside the model.", (".json",))] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Also run it on the GPU, and show what each kernel takes.")] = False,
     json: shared.JsonOption = False,
 ) -> None:
-    """Show where each node of MODEL runs and why, the partitions, the bytes copied, and the memory. Does not run it on the GPU."""
-    options = shared.pairs(option, "--option")
-    session = _sized_session(model, options, (inputs, dims, shapes, seed))
-    explained = session.explain()
+    """Show where each node of MODEL runs and why, the partitions, the bytes copied, and the memory. Only --profile runs it."""
+    options = {**({"placement": "gpu"} if profile else {}), **shared.pairs(option, "--option")}
+    session, values = _sized_session(model, options, (inputs, dims, shapes, seed))
+    if profile:
+        shared.check_gpu(session)
+        if values is None:
+            raise ModelError("--profile runs the model, for which inputs are missing: give them by --input, --dim or --shape")
+    explained = session.explain(profile=values if profile else False)
     count = sum(len(report.nodes) for report in explained.reports)
-    if html is not None:
-        with whole(html) as part:
-            part.write_text(page_of(model.stem, explained), encoding="utf-8")
+    write_pages(model.stem, explained, html, node_data)
     kernels = _kernels(explained, kernel, resolve(options)) if kernel is not None else []
     if json:
         groups, shown = {"groups": _groups(explained, group)} if group else {}, {"kernels": kernels} if kernel is not None else {}
@@ -90,24 +97,44 @@ taken: what each form is estimated to take, and what `tune` measured.")] = None,
     elif nodes is None:
         shared.out.print(_group_table(explained, By.OP))
         shared.out.print(f"--nodes lists all {count} nodes, --only cpu those on the CPU, --html FILE draws them")
+    for path in (html, node_data):
+        if path is not None:
+            shared.out.print(f"written: {path}", soft_wrap=True)
+
+
+def write_pages(title: str, explained: Explanation, html: Path | None, node_data: Path | None) -> None:
+    """What was asked for of --html and --node-data."""
     if html is not None:
-        shared.out.print(f"written: {html}", soft_wrap=True)
+        with whole(html) as part:
+            part.write_text(page_of(title, explained), encoding="utf-8")
+    if node_data is not None:
+        with whole(node_data) as part:
+            part.write_text(dumps(node_data_of(explained), indent=1), encoding="utf-8")
 
 
-def _sized_session(model: Path, options: Mapping[str, str], given: tuple[Any, ...]) -> Any:
-    """The model with the sizes that run, bench and compare give it. given: what feeds() takes."""
+def _sized_session(model: Path, options: Mapping[str, str], given: tuple[Any, ...]) -> tuple[Any, dict[str, Any] | None]:
+    """The model with the sizes that run, bench and compare give it, and the inputs that have them. given: what feeds() takes."""
     shared.check_file(model)
     declared = inputs_of(model)
     values: Sequence[Any] = shared.cpu_session(model).get_inputs() if declared is None else declared
     try:
-        sizes = {name: np.shape(array) for name, array in feeds(values, model, *given).items()}
+        arrays = feeds(values, model, *given)
     except NoGuessError as error:       # what runs nothing needs no inputs
         shared.err.print(f"sizes stay open: {error}")
-        return shared.open_session(model, options, sizes=sizes_of(given[1]))
+        return shared.open_session(model, options, sizes=sizes_of(given[1])), None
+    sizes = {name: np.shape(array) for name, array in arrays.items()}
     pairs = [pair for value in values for pair in zip(value.shape, sizes[value.name], strict=False)]
     unnamed = any(not isinstance(dim, (int, str)) for dim, _ in pairs)
-    return shared.open_session(model, options, sizes={dim: size for dim, size in pairs if isinstance(dim, str)},
-                               data=with_sizes(model, sizes) if unnamed else None)
+    named = {dim: size for dim, size in pairs if isinstance(dim, str)}
+    try:
+        return shared.open_session(model, options, sizes=named, data=with_sizes(model, sizes) if unnamed else None), arrays
+    except Exception as error:
+        if not (named or unnamed) or not type(error).__module__.startswith("onnxruntime"):
+            raise
+        # a branch that these sizes do not take may be impossible with them
+        session = shared.open_session(model, options)
+        shared.err.print(f"sizes stay open: with these onnxruntime rejects the model: {error}")
+        return session, arrays
 
 
 def _kernels(explained: Explanation, name: str, config: Config) -> list[dict[str, Any]]:

@@ -9,10 +9,9 @@ from typing import Annotated
 import typer
 
 from ort_gpu_ep.cli import shared
+from ort_gpu_ep.cli.explain import write_pages
 from ort_gpu_ep.cli.inputs import feeds as inputs_of
-from ort_gpu_ep.cli.page import page_of
 from ort_gpu_ep.cli.plot import plot_profile, pyplot
-from ort_gpu_ep.files import whole
 from ort_gpu_ep.profiling.trace import write_trace
 
 
@@ -24,6 +23,8 @@ def profile(
     trace: Annotated[Path | None, shared.file_to_write("--trace", "Write a trace of one run for ui.perfetto.dev.", (".json",))] = None,
     plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw a roofline plot of the dispatches.", shared.PICTURES)] = None,
     html: Annotated[Path | None, shared.file_to_write("--html", "Write the page of `explain --html`, timed.", (".html", ".htm"))] = None,
+    node_data: Annotated[Path | None, shared.file_to_write(
+        "--node-data", "Write what each kernel takes, to open in model-explorer beside the model.", (".json",))] = None,
     inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
     shapes: shared.ShapeOption = None,
@@ -43,14 +44,13 @@ def profile(
         write_trace(report, trace)
     if plot is not None:
         plot_profile(plot, report)
-    if html is not None:
-        with whole(html) as part:
-            part.write_text(page_of(model.stem, replace(session.explain(), profile=report)), encoding="utf-8")
+    if html is not None or node_data is not None:
+        write_pages(model.stem, replace(session.explain(), profile=report), html, node_data)
     if json:
         shared.print_json(report.as_dict())
         return
     for line in report.lines(top):
         shared.out.print(line, soft_wrap=True)
-    for path in (trace, plot, html):
+    for path in (trace, plot, html, node_data):
         if path is not None:
             shared.out.print(f"written: {path}", soft_wrap=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ort_gpu_ep.device.allowance import DeviceMemory
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ir.graph import Graph
 from ort_gpu_ep.kernels.built import Kernel
 from ort_gpu_ep.partitioner.report import NodeReport, PartitionReport, Report
 from ort_gpu_ep.plugin.partitioning import load_partitioner
@@ -113,7 +114,8 @@ class Explanation:
     decisions: with placement=auto, what was chosen for which input shapes, by what was measured. profile: where it was asked for.
     specialized: of partitions, by name, the sizes that have a plan of their own, or could not get one. device_memory: what the session
     holds now; None where it has no device in this process. unit_plans: of partitions, by name, plans on matrix units that
-    are, or were, made beside the runs.
+    are, or were, made beside the runs. graphs: what each of the reports is on, without the content of constants; none of a session that
+    was measured to be faster on the CPU.
     """
 
     adapter: str
@@ -126,6 +128,7 @@ class Explanation:
     specialized: tuple[tuple[str, Specialization], ...] = ()
     unit_plans: tuple[tuple[str, UnitPlan], ...] = ()
     device_memory: DeviceMemory | None = None
+    graphs: tuple[Graph, ...] = field(default=(), repr=False)
 
     def as_dict(self) -> dict[str, object]:
         """For `--json`: plain lists, numbers and strings."""
@@ -317,7 +320,7 @@ def _cpu_lines(nodes: Iterable[NodeReport]) -> list[str]:
     reasons, first = dict[str, Counter[str]](), dict[str, str]()       # by what is the same but for names of values
     for n in nodes:
         if n.device == "cpu":
-            kind = re.sub("'[^']*'", "''", f"{n.code}: {n.reason}").replace(f" of {n.op} ", " of it ")
+            kind = kind_of(n)
             first.setdefault(kind, f"{n.code}: {n.reason}")
             reasons.setdefault(kind, Counter())[n.op] += 1
     for reason, ops in sorted(reasons.items(), key=lambda item: -item[1].total()):
@@ -325,6 +328,11 @@ def _cpu_lines(nodes: Iterable[NodeReport]) -> list[str]:
         more = f", {len(ops) - LISTED} more ops" if len(ops) > LISTED else ""
         lines.append(f"  on the CPU: {shown}{more}: {first[reason]}")
     return lines
+
+
+def kind_of(node: NodeReport) -> str:
+    """Its reason, the same for nodes whose reasons differ only in their op and in the values they name."""
+    return re.sub("'[^']*'", "''", f"{node.code}: {node.reason}").replace(f" of {node.op} ", " of it ")
 
 
 def _layout(memory: Memory) -> str:
@@ -403,7 +411,7 @@ def explanation(state: SessionState | None) -> Explanation:
             reports = [_as_planned(report, partition.graph.outputs, last) for report in reports]
     return Explanation(
         adapter_of(state), tuple(reports), tuple(memory), events_of(state), tuple(plans), specialized=specialized(state),
-        unit_plans=unit_plans(state), device_memory=device_memory_of(state))
+        unit_plans=unit_plans(state), device_memory=device_memory_of(state), graphs=tuple(state.graphs))
 
 
 def device_memory_of(state: SessionState) -> DeviceMemory | None:

@@ -78,7 +78,7 @@ class Provider(Table):
             self.state.model_path = self.state.model_path or reader.model_path()
             whole = reader.graph()
             partitioning = self._partitioning(whole)
-            self.state.report(partitioning.report)
+            self.state.report(partitioning.report, whole)
             if reader.given:
                 self.state.record("notice", "placement", f"nodes that read {', '.join(sorted(reader.given))} stay on the CPU: "
                                   "SessionOptions.add_initializer gives other values than the model's")
@@ -119,7 +119,7 @@ class Provider(Table):
             return partition(plans, graph, self.config, limits, software, self._costs(graph, software), self._inner(graph), resident)
         except Exception as error:
             why = f"the partitioner fails: {type(error).__name__}: {error}"
-            self.state.reports.append(self._nothing(graph, Decline(Code.ERROR, why)).report)
+            self.state.report(self._nothing(graph, Decline(Code.ERROR, why)).report, graph)
             raise
 
     def _nothing(self, graph: Graph, why: Decline) -> Partitioning:

@@ -111,6 +111,7 @@ class SessionState:
     options: the provider options as given. config: None until they are checked.
     costs: what placement=auto decides by, where `capture` was given any; else the provider finds out for itself.
     backend: None where there is no adapter, or none is wanted. reports: one a graph, bodies of If and Loop first.
+    graphs: of each report, without the content of constants.
     partitions: what was compiled, in ONNX Runtime's order. ready: whether the session was created to the end.
     troubles: how many events say that something failed, or that the CPU answered: a run during which it grew is no measure of the GPU.
     renewals: how often the programs were rebuilt on a new device. renewing: held while that goes on.
@@ -127,6 +128,7 @@ class SessionState:
         self.costs: Costs | None = None
         self.backend: Backend | None = None
         self.reports: list[Report] = []
+        self.graphs: list[Graph] = []
         self.partitions: list[Compiled] = []
         self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self.troubles = 0
@@ -203,14 +205,17 @@ class SessionState:
         """The exceptions behind the events, oldest first."""
         return [event.error for event in list(self.events) if event.error is not None]
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Report, graph: Graph) -> None:
         """Keeps what was decided on a graph. A model with local functions is asked twice, before and after ONNX Runtime inlines those that
         nobody takes: the last answer counts.
         """
         before = [k for k, earlier in enumerate(self.reports) if not earlier.nested]
         if not report.nested and before:
-            self.reports[:] = self.reports[before[-1] + 1:] or [earlier for earlier in self.reports if earlier.nested]
+            count = len(self.reports)
+            kept = [*range(before[-1] + 1, count)] or [k for k in range(count) if self.reports[k].nested]
+            self.reports[:], self.graphs[:] = [self.reports[k] for k in kept], [self.graphs[k] for k in kept]
         self.reports.append(report)
+        self.graphs.append(graph)
 
     def labels(self) -> dict[str, str]:
         """ONNX Runtime's name of a fused node, which ends in 20 digits -> what the report calls its partition."""

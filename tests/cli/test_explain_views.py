@@ -1,13 +1,17 @@
-"""ort-gpu-ep explain with 2,000 nodes: summary first, groups, one device only, sorted, as a page."""
+"""ort-gpu-ep explain with 2,000 nodes: summary first, groups, one device only, sorted, as a page, and for model-explorer."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import shutil
 import subprocess
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,11 +19,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from ort_gpu_ep import InferenceSession
+from ort_gpu_ep.cli import page
+from ort_gpu_ep.cli.page import page_of
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.health.open_adapter import tuning_key
 from ort_gpu_ep.kernels import tuned
-from ort_gpu_ep.plugin.explain import GROUPS
+from ort_gpu_ep.plugin.explain import GROUPS, Explanation
 from tests.cli.test_cli import call, parsed, printed, rejected
 from tests.unit.graphs import model_of
 
@@ -106,32 +112,177 @@ def test_one_device_only_and_sorted(model: Path) -> None:
     assert (len(ops), ops) == (16, sorted(ops))
 
 
-def test_the_page_escapes_names(model: Path, tmp_path: Path) -> None:
-    assert "written: " in printed("explain", model, *GPU, "--html", tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text("utf-8")
-    assert page.startswith("<!doctype html>")
-    assert "&lt;part&gt;" in page
-    assert "<part>" not in page
-    assert page.count("<details>") == len(GROUPS) + 1
-    data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page).group(1))["nodes"]  # type: ignore[union-attr]
-    assert len(data) == 16
-    assert data[1]["from"] == [0]
-    assert data[0]["kernel"]
-    assert (data[2]["side"], data[2]["why"][:5], data[2]["nbytes"]) == ("cpu", "DTYPE", 32)
-    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
-    assert "https://" not in page
+def data_of(page: str) -> dict[str, Any]:
+    """What the page draws."""
+    data: dict[str, Any] = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page).group(1))  # type: ignore[union-attr]
+    return data
+
+
+def boxes_in(item: Any) -> list[int]:
+    return [item] if isinstance(item, int) else [box for inner in item[1:] for box in boxes_in(inner)]
+
+
+def drawn(model: bytes, placement: str = "gpu") -> tuple[Explanation, dict[str, Any]]:
+    """An explanation, and its page's data, in which each node is in one box, each box at one place, and each dispatch there."""
+    explained = InferenceSession(model, provider_options={"placement": placement}).explain()
+    data = data_of(page_of("a model", explained))
+    assert sorted(node for box in data["boxes"] for node in box.get("nodes", [])) == list(range(sum(len(r.nodes) for r in explained.reports)))
+    assert sorted(box for tree in data["trees"] for item in tree for box in boxes_in(item)) == list(range(len(data["boxes"])))
+    assert sum(len(box.get("kernels", [])) for box in data["boxes"]) == sum(plan.dispatches for plan in explained.plans)
+    return explained, data
+
+
+class Tags(HTMLParser):
+    """The tags of a page, each with its attributes, and its scripts' texts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.is_script = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.is_script = tag == "script"
+        self.scripts += [""] * self.is_script
+
+    def handle_endtag(self, tag: str) -> None:
+        self.is_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self.is_script:
+            self.scripts[-1] += data
+
+
+HOSTILE = ("</script><img src=x onerror=alert(1)>", "@SCRIPT@", "a\u202eb", "<!--<script>", "'; alert(1); //")
+
+
+def test_names_are_no_markup(tmp_path: Path) -> None:
+    """The page of a hostile model has the tags of that of a harmless one, and runs one script: that of the package."""
+    pages = []
+    for names in (HOSTILE, ("a", "b", "c", "d", "e")):
+        values = ["x", *names]
+        nodes = [helper.make_node("Neg" if k % 2 else "Exp", [values[k]], [name], name=f"{name}/{name}") for k, name in enumerate(names)]
+        graph = helper.make_graph(nodes, names[0], [helper.make_tensor_value_info("x", 1, [4])], [helper.make_tensor_value_info(names[-1], 1, [4])])
+        file = tmp_path / f"{len(pages)}.onnx"
+        file.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString())
+        explained = InferenceSession(str(file), provider_options={"placement": "gpu"}).explain()
+        pages.append(page_of(names[0], explained))
+    hostile, harmless = map(Tags, pages)
+    assert hostile.tags == harmless.tags
+    assert hostile.scripts[1] == harmless.scripts[1] == (Path(page.__file__).with_suffix(".js")).read_text("utf-8")
+    assert len(hostile.scripts) == 2
+    policy = next(attrs["content"] for tag, attrs in hostile.tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    digest = base64.b64encode(hashlib.sha256(hostile.scripts[1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in (policy or "")
+    assert "default-src 'none'" in (policy or "")
+    assert not re.search("innerHTML|outerHTML|insertAdjacentHTML|document.write|eval|Function|https?:(?!//www.w3.org/2000/svg)", hostile.scripts[1])
+    assert "\u202e" not in pages[0]
+    assert {n["op"] for n in data_of(pages[0])["nodes"]} == {"Exp", "Neg"}
+
+
+def test_a_box_a_kernel_with_its_nodes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    model = model_of("(float[4, 64] x) => (float[4, 32] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = Softmax <axis = 1> (r) }", {
+        "w": rng.normal(size=(64, 32)).astype("f"), "b": rng.normal(size=32).astype("f")})
+    for node, name in zip(model.graph.node, ("/net/dense/MatMul", "/net/dense/Add", "/net/act/Relu", "/net/Softmax"), strict=True):
+        node.name = name
+    _, data = drawn(model.SerializeToString())
+    first, second = (box for box in data["boxes"] if box["side"] == "gpu")
+    assert [[data["nodes"][n]["op"] for n in box["nodes"]] for box in (first, second)] == [["Gemm", "Relu"], ["Softmax"]]
+    assert [len(box["kernels"]) for box in (first, second)] == [1, 1]
+    assert ["w", "float32[64, 32]"] in data["nodes"][first["nodes"][0]]["constants"]
+    assert data["nodes"][second["nodes"][0]]["attributes"] == [["axis", "1"]]
+    written, = first["writes"][-1:]
+    assert (data["values"][written]["name"], data["values"][written]["type"], data["values"][written]["nbytes"]) == ("r", "float32[4, 32]", 512)
+    assert written in second["reads"]
+    assert data["boxes"][data["values"][written]["writer"]] == first
+    tree, = data["trees"]
+    assert [item if isinstance(item, int) else (item[0], item[1:]) for item in tree] == [0, ("net", [1, 2]), 3]    # the input and the output beside
+
+
+def test_bytes_that_cross(model: Path) -> None:
+    """Two of four nodes are on the CPU, eight values go there and as many come back; both sums are the partitions' own."""
+    explained, data = drawn(model.read_bytes())
+    parts = explained.reports[0].partitions
+    for way, of in (("up", "input_nbytes"), ("down", "output_nbytes")):
+        crossing = [value for value in data["values"] if value.get(way)]
+        assert sum(value["nbytes"] for value in crossing) == sum(getattr(part, of) for part in parts) > 0
+    up = {value["name"] for value in data["values"] if value.get("up")}
+    assert up == {name for part in parts for name in part.inputs}
+    reasons = data["reasons"]
+    assert [(r["code"], len(r["nodes"])) for r in reasons] == [("DTYPE", sum(n["device"] == "cpu" for n in data["nodes"]))]
+
+
+def test_bodies_are_in_the_box_of_their_node() -> None:
+    _, data = drawn(loops(12))
+    held = [graph for box in data["boxes"] for graph in box.get("bodies", [])]
+    assert (data["roots"], sorted(held)) == ([0], list(range(1, 25)))
+    for box in data["boxes"]:
+        if "bodies" in box:
+            assert [data["nodes"][n]["op"] for n in box["nodes"]] == ["If"]
+            inner = [data["boxes"][b] for g in box["bodies"] for item in data["trees"][g] for b in boxes_in(item)]
+            assert sorted(data["nodes"][n]["op"] for b in inner for n in b["nodes"]) == ["Cos", "Sin"]
+            outer = [data["boxes"][data["values"][v]["writer"]]["name"] for b in inner for v in b["reads"]]
+            assert len(set(outer)) == 1     # both branches read the value of before
+
+
+def test_the_page_of_a_thousand_nodes_is_small() -> None:
+    """Also of one whose names have no parts: its boxes are in blocks of a screen."""
+    network = onnx.load_from_string(chain(1000))
+    for node in network.graph.node:
+        node.name = node.name.replace("/", ".")
+    for made in (network.SerializeToString(), chain(1000)):
+        explained, data = drawn(made, "cpu")
+        assert len(page_of("m", explained).encode()) < 1_000_000
+        assert max(len(item) for tree in data["trees"] for item in [tree, *(i for i in tree if isinstance(i, list))]) <= 260
+    assert len(data["trees"][0]) == 2 + 1       # input, the block "model", output
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
 def test_the_page_in_a_browser(model: Path, tmp_path: Path) -> None:
-    """It draws every node, and a search of the address dims all others."""
+    """A search of the address leaves one box, in the block it is in, and its script runs under the page's own policy."""
     printed("explain", model, *GPU, "--html", tmp_path / "page.html")
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run",
                f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--dump-dom"]
     done = subprocess.run([*command, f"file://{tmp_path / 'page.html'}#Sin_2"], capture_output=True, text=True, timeout=500, check=True)
-    assert done.stdout.count('class="n ') == 16
+    assert done.stdout.count('class="box ') == 1
     assert "1 of 16 nodes" in done.stdout
-    assert len(re.findall(r'class="n \w+ off', done.stdout)) == 15
+    whole = subprocess.run([*command, f"file://{tmp_path / 'page.html'}"], capture_output=True, text=True, timeout=500, check=True).stdout
+    assert "16 of 16 nodes" in whole
+    assert whole.count('class="box ') == len(data_of((tmp_path / "page.html").read_text("utf-8"))["boxes"])
+
+
+def test_node_data_of_model_explorer(tmp_path: Path) -> None:
+    """A value a node: by its name, or where it has none by what it writes; of a profiled run numbers, which make a gradient."""
+    network = model_of("(float[4] x) => (double[4] y) { a = Exp(x) b = Cast <to = 11> (a) y = Sin(b) }")
+    for node, name in zip(network.graph.node, ("/part/Exp", "", "/part/Sin"), strict=True):
+        node.name = name
+    file, out = tmp_path / "m.onnx", tmp_path / "m.json"
+    file.write_bytes(network.SerializeToString())
+    assert "written: " in printed("explain", file, *GPU, "--node-data", out)
+    data = json.loads(out.read_text("utf-8"))
+    assert {key: result["value"] for key, result in data["results"].items()} == {"/part/Exp": "GPU", "b": "GPU", "/part/Sin": "CPU"}
+    assert all(re.fullmatch("#[0-9a-f]{6}", result[colour]) for result in data["results"].values() for colour in ("bgColor", "textColor"))
+    assert "written: " in printed("explain", file, "--profile", "--node-data", out, "--html", tmp_path / "p.html")
+    data = json.loads(out.read_text("utf-8"))
+    assert data["results"]["/part/Exp"]["value"] > 0
+    assert [item["stop"] for item in data["gradient"]] == [0, 1]
+    boxes = data_of((tmp_path / "p.html").read_text("utf-8"))["boxes"]
+    assert next(box for box in boxes if box["name"] == "/part/Exp")["us"] == data["results"]["/part/Exp"]["value"]
+
+
+def test_sizes_that_a_branch_forbids_stay_open(tmp_path: Path) -> None:
+    """onnxruntime rejects a model with fixed sizes for the branch that they do not take."""
+    weights = {f"w{k}": np.random.default_rng(k).standard_normal((k, 3)).astype("f") for k in (8, 4)}
+    network = model_of("""(float[?, ?] x, bool c) => (float[?, 3] y) { y = If (c) <then_branch = t () => (float[?, 3] p) { p = MatMul(x, w8) },
+        else_branch = e () => (float[?, 3] q) { q = MatMul(x, w4) }> }""", weights)
+    (tmp_path / "m.onnx").write_bytes(network.SerializeToString())
+    done = call("explain", tmp_path / "m.onnx", *GPU, "--shape", "x=2x8", "--input", "c=1")
+    assert done.returncode == 0, done.stderr
+    assert "sizes stay open: with these onnxruntime rejects the model" in done.stderr
+    assert "graphs inside" in done.stdout or "(body)" in done.stdout
 
 
 def loops(count: int) -> bytes:
@@ -149,22 +300,6 @@ def test_many_bodies_are_told_together(tmp_path: Path) -> None:
     assert len([line for line in lines if line.startswith("graph ")]) == 1
     assert "16 Sin" in " ".join(lines)
     assert len(lines) < 30
-
-
-def test_the_page_begins_with_the_models_own_graph(tmp_path: Path) -> None:
-    """The bodies of all Ifs lay in one line with the model's first nodes: 32 side by side, too small to read."""
-    (tmp_path / "m.onnx").write_bytes(loops(12))
-    printed("explain", tmp_path / "m.onnx", *GPU, "--html", tmp_path / "page.html")
-    data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>',  # type: ignore[union-attr]
-                                (tmp_path / "page.html").read_text("utf-8")).group(1))
-    nodes = data["nodes"]
-    assert [n["graph"] for n in nodes[:12]] == [""] * 12
-    assert len({t["text"] for t in data["titles"]}) == len(data["titles"]) == 24
-    lowest = max(n["y"] for n in nodes[:12])
-    assert all(n["y"] > lowest for n in nodes[12:])
-    places = [(n["x"], n["y"]) for n in nodes]
-    assert len(set(places)) == len(places)
-    assert max(n["x"] for n in nodes) - min(n["x"] for n in nodes) < 6 * (data["width"] + 24)
 
 
 def test_one_line_a_reason_and_one_number_of_dispatches(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ def test_files_and_data(model: Path, tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
     drawn = re.search(r'<script id="data" type="application/json">(.*?)</script>', page.read_text("utf-8"))
     assert drawn is not None
-    assert [node["us"] is not None or bool(node["within"]) for node in json.loads(drawn.group(1))["nodes"]] == [True, True]
+    times = [kernel["us"] for box in json.loads(drawn.group(1))["boxes"] for kernel in box.get("kernels", [])]
+    assert sum(times) == pytest.approx(sum(dispatch["us"] for dispatch in data["dispatches"]))
 
 
 def test_top(model: Path) -> None:
