@@ -50,14 +50,22 @@ def test_the_table_of_probes_names_faults_and_shaders() -> None:
 def test_another_vendors_op_is_not_made_by_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
     row = replace(gen_operators.OPS[("", "Softmax")], domain="com.microsoft", name="Soft", since=1)
     monkeypatch.setitem(gen_operators.OPS, ("com.microsoft", "Soft"), row)
-    assert "| com.microsoft:Soft | 1 | float32" in gen_operators.text()
+    assert "### Soft\n\n" in gen_operators.text()
 
 
-def test_the_operator_table_names_shaders_and_versions() -> None:
-    rows = {line.split("|")[1].strip(): line for line in gen_operators.text().splitlines() if line.startswith("| ")}
-    assert "`softmax.wgsl`" in rows["Softmax"]
-    assert "1, 11, 13" in rows["Softmax"]
-    assert "made by fusion" in rows["ort_gpu_ep:Elementwise"]
+def test_the_page_of_operators_is_for_users() -> None:
+    """Versions, types, what the host reads, and what is declined; nothing of shaders and of ops that no model has."""
+    text = gen_operators.text()
+    entries = {part.partition("\n")[0]: part for part in text.split("\n### ")[1:]}
+    assert len(entries) > 200
+    assert "**Versions:** 1, 11, 13\n- **Types:** float32, float16\n" in entries["Softmax"]
+    assert "**Read by the host:** `shape`\n" in entries["Reshape"]
+    assert "    - with p = …; taken: 1 to 64\n" in entries["LpPool"]
+    assert "taken: 1 to 3 axes\n" in entries["MaxPool"]
+    assert ".wgsl" not in text
+    assert "ort_gpu_ep:" not in text
+    anchors = set(re.findall(r"\]\(#([\w-]+)\)", text))
+    assert anchors == {anchor(heading) for heading in entries}
 
 
 def test_readme_counts_the_operators() -> None:
