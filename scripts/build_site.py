@@ -49,7 +49,7 @@ def pages(repository: str = "") -> dict[str, str]:
     sources["LICENSE.md"] = LICENSE.format(sources["LICENSE.md"])
     sources[DECISIONS] = "# Decisions\n\nWhat was decided about the code, why, and what it costs.\n\n" + "".join(
         f"- [{title(text)}]({page.partition('/')[2]})\n" for page, text in sources.items() if page.startswith("decisions/"))
-    return {page: _head(page) + _linked(text, page, set(sources), repository) for page, text in sources.items()}
+    return {page: _head(page) + linked(text, page, set(sources), repository) for page, text in sources.items()}
 
 
 def title(text: str) -> str:
@@ -66,7 +66,7 @@ def _head(page: str) -> str:
     return "---\nsearch:\n  exclude: true\n---\n" if page.startswith(NOT_SEARCHED) else ""
 
 
-def _linked(text: str, page: str, known: set[str], repository: str) -> str:
+def linked(text: str, page: str, known: set[str], repository: str) -> str:
     at_root = {name: at for at, name in AT_ROOT.items()}
 
     def link(match: re.Match[str]) -> str:

@@ -88,7 +88,7 @@ def _entry(spec: OpSpec) -> str:
     bullets = "".join(f"- {line}\n" for line in lines)
     if declined:
         bullets += "- **Not taken:**\n" + "".join(f"    - {said}\n" for said in declined)
-    about = spec.doc.partition("\n")[0]
+    about = re.sub(r"_f32\b", "", spec.doc.partition("\n")[0])      # of functions that the shaders have of their own
     return f"### {_heading(spec)}\n\n{about}\n\n{bullets}\n"
 
 

@@ -24,7 +24,7 @@ from ort_gpu_ep.config import OPTIONS
 from ort_gpu_ep.health import tested
 from ort_gpu_ep.kernels.registry import KNOWN_OPSET
 from ort_gpu_ep.shim import build
-from scripts import build_wheel, gen_modules, gen_operators, record_commands
+from scripts import build_wheel, gen_modules, gen_operators, record_commands, release_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -130,6 +130,22 @@ def test_the_options_page_lists_the_options() -> None:
     assert table == wanted, "the table in docs/options.md should be:\n" + "\n".join(wanted)
 
 
+def test_all_lines_install_from_one_place() -> None:
+    """What release_metadata.INSTALL says; and the extras exist."""
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"])
+    texts = {path: path.read_text("utf-8") for pattern in release_metadata.DOCUMENTS for path in ROOT.glob(pattern)}
+    lines = [(path.name, *found) for path, text in texts.items() for found in re.findall(r"pip install '([^'\[]*)\[([\w,]+)\]'", text)]
+    assert len(lines) >= 8
+    assert [line for line in lines if line[1] != release_metadata.INSTALL or not set(line[2].split(",")) <= extras] == []
+
+
+def test_a_release_changes_all_lines() -> None:
+    text = "`pip install '.[all]'`, pip install 'ort-gpu-ep[cli]', pip install onnxruntime"
+    assert release_metadata.installing(text, "ort-gpu-ep") == "`pip install 'ort-gpu-ep[all]'`, pip install 'ort-gpu-ep[cli]', pip install onnxruntime"
+    assert release_metadata.installing(release_metadata.installing(README, "ort-gpu-ep"), ".") == README
+
+
+@pytest.mark.skipif(release_metadata.INSTALL != ".", reason="the name is ours")
 def test_nobody_is_told_to_install_a_name_that_is_not_ours() -> None:
     """There is no release: whoever took the name on PyPI would run code on our users' machines."""
     texts = [*DOCUMENTS, *(ROOT / "ort_gpu_ep").rglob("*.py"), *(ROOT / "examples").glob("*.*"), *(ROOT / "scripts").glob("*.*")]

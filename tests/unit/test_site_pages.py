@@ -38,14 +38,14 @@ def test_contributing_comes_before_the_decisions() -> None:
 
 
 def test_links_to_sources_lead_into_the_repository_where_one_is_known() -> None:
-    assert f"[find_faces.py]({REPOSITORY}/blob/main/examples/find_faces.py)" in build_site._linked("[find_faces.py](../examples/find_faces.py)", "a.md", set(), REPOSITORY)
-    assert build_site._linked("[find_faces.py](../examples/find_faces.py)", "a.md", set(), "") == "find_faces.py"
-    assert f"({REPOSITORY}/tree/main/examples)" in build_site._linked("[all](../examples/)", "a.md", set(), REPOSITORY)
+    assert f"[find_faces.py]({REPOSITORY}/blob/main/examples/find_faces.py)" in build_site.linked("[find_faces.py](../examples/find_faces.py)", "a.md", set(), REPOSITORY)
+    assert build_site.linked("[find_faces.py](../examples/find_faces.py)", "a.md", set(), "") == "find_faces.py"
+    assert f"({REPOSITORY}/tree/main/examples)" in build_site.linked("[all](../examples/)", "a.md", set(), REPOSITORY)
 
 
 def test_code_is_left_as_it_is() -> None:
     text = "```python\nhandlers[name](value)\n```\nand `table[0](x)`, [a](b.md)\n"
-    assert build_site._linked(text, "c.md", {"b.md"}, "") == text
+    assert build_site.linked(text, "c.md", {"b.md"}, "") == text
 
 
 def test_the_repository_is_named_only_where_it_is_told() -> None:
