@@ -49,6 +49,7 @@ def check(wheel: Path) -> None:
         *([f"{len(shims)} shims, expected {SHIMS}: {shims}"] if len(shims) != SHIMS else []),
         *([f"shaders are missing: {sorted(missing)}"] if missing else []),
         *([f"files that do not belong to the package: {strangers}"] if strangers else []),
+        *(["no bill of materials"] if not any("/sboms/" in n for n in names) else []),
         *(["the name does not end in -py3-none-any.whl"] if not wheel.name.endswith("-py3-none-any.whl") else []),
         *([f"{wheel.stat().st_size} bytes, expected less than {MAX_NBYTES}"] if wheel.stat().st_size >= MAX_NBYTES else []),
     ]

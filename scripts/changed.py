@@ -36,7 +36,7 @@ START_S = 6.0
 """Of each process of pytest."""
 
 ELSEWHERE = (
-    (r"docs/|README|CHANGELOG|CONTRIBUTING|mkdocs", ("tests/unit/test_docs.py",)),
+    (r"docs/|README|CHANGELOG|CONTRIBUTING|zensical", ("tests/unit/test_docs.py", "tests/unit/test_site_pages.py")),
     (r"pyproject\.toml|build_backend/|MANIFEST", ("tests/unit/test_release.py", "tests/unit/test_package.py")),
     (r"examples/", ("tests/cli/test_examples.py",)), (r"models/", ("tests/models/test_builders.py", "tests/models/test_models.py")))
 """What is neither of the package nor of the tests, and its tests."""
@@ -46,7 +46,7 @@ ELSEWHERE = (
 def test_files() -> dict[str, str]:
     """Path -> text of all test files."""
     return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py"))
-            if "clients" not in path.parts}
+            if not {"clients", "site"} & set(path.parts)}
 
 
 _ROW = re.compile(r"\b(?:op|case)\(\s*\"(\w+)\"")

@@ -1,8 +1,9 @@
 """Prepares a checkout for a release: absolute links in README.md, which is the long description, and the project's URLs in pyproject.toml.
 
-The release workflow runs it, since only it knows where the repository is. It changes both files.
+The release workflow runs it, since only it knows where the repository is. It changes both files. After the first release INSTALL
+becomes the package's name, and `--install` writes that into all documents.
 
-usage: python scripts/release_metadata.py REPOSITORY_URL TAG
+usage: python scripts/release_metadata.py REPOSITORY_URL TAG | --install
 """
 
 from __future__ import annotations
@@ -12,6 +13,19 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+INSTALL = "."
+"""What pip is given in front of extras, in all documents: the checkout, since there is no release."""
+
+PACKAGE = "ort-gpu-ep"
+DOCUMENTS = ("README.md", "docs/*.md", "examples/*.md", "examples/*.py")
+_LINE = re.compile(rf"(pip install ')(?:\.|{PACKAGE})(?=\[[\w,]+\]')")
+
+
+def installing(text: str, source: str) -> str:
+    """A text whose `pip install` lines of this package take it from there."""
+    return _LINE.sub(rf"\g<1>{source}", text)
 
 
 def absolute(text: str, repository: str, tag: str) -> str:
@@ -24,6 +38,11 @@ def absolute(text: str, repository: str, tag: str) -> str:
     return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", link, text)
 
 
+def long_description(text: str, repository: str, tag: str) -> str:
+    """README.md as the page of the released package shows it."""
+    return absolute(installing(text, PACKAGE).replace("From a checkout, with Python", "With Python"), repository, tag)
+
+
 def with_urls(pyproject: str, repository: str, tag: str) -> str:
     """pyproject.toml with the table of URLs."""
     urls = {"Repository": repository, "Documentation": f"{repository}/tree/{tag}/docs", "Issues": f"{repository}/issues",
@@ -32,8 +51,12 @@ def with_urls(pyproject: str, repository: str, tag: str) -> str:
     return pyproject.replace("[project.scripts]", f"{table}\n\n[project.scripts]", 1)
 
 
-def main(repository: str, tag: str) -> None:
-    for name, change in (("README.md", absolute), ("pyproject.toml", with_urls)):
+def main(repository: str, tag: str = "") -> None:
+    if repository == "--install":
+        for path in (path for pattern in DOCUMENTS for path in ROOT.glob(pattern)):
+            path.write_text(installing(path.read_text("utf-8"), INSTALL), "utf-8")
+        return
+    for name, change in (("README.md", long_description), ("pyproject.toml", with_urls)):
         path = ROOT / name
         path.write_text(change(path.read_text("utf-8"), repository.rstrip("/"), tag), "utf-8")
 

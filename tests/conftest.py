@@ -141,6 +141,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="Write the golden files anew instead of comparing with them.")
     parser.addoption("--record-seconds", action="store_true", help="Write the CPU seconds of all files that run to tests/seconds.json.")
     parser.addoption("--clients", action="store_true", help="Collect tests/clients, too: they need the extra `clients` (scripts/clients.sh).")
+    parser.addoption("--site", action="store_true", help="Collect tests/site, too: they need the group `docs`, and node (scripts/site.sh).")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -74,10 +74,11 @@ def find_or_build() -> Path:
     raise BuildError(f"the native shim {name} is not in the package and can't be built: neither {folders[0]} nor {folders[1]} is writable.")
 
 
-def build(path: Path, target: str | None = None) -> Path:
+def build(path: Path, target: str | None = None, tell: Callable[[Sequence[str]], object] = lambda compiler: None) -> Path:
     """Compiles the shim to `path`. Concurrent processes may do the same: each writes its own file and renames it.
 
-    target: a key of ZIG_TARGETS to cross-compile for; the running platform by default.
+    target: a key of ZIG_TARGETS to cross-compile for; the running platform by default. tell: is told the compiler that did it, with its
+    options.
     Raises: BuildError, with what each compiler said.
     """
     said = []
@@ -85,16 +86,22 @@ def build(path: Path, target: str | None = None) -> Path:
         with tempfile.TemporaryDirectory(prefix=".shim-", dir=path.parent) as folder:
             built = Path(folder) / path.name
             try:
-                done = subprocess.run([*command, *FLAGS, *_names(path), "-o", str(built), str(SOURCE)], capture_output=True, text=True)
+                done = subprocess.run(command_line(command, path.name, built, SOURCE), capture_output=True, text=True)
             except OSError as error:
                 said.append(f"{' '.join(command)}: {error}")
                 continue
             if done.returncode == 0:
+                tell(command)
                 return _publish(built, path)
             said.append(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-500:]}")
     raise BuildError(
         f"the native shim for {target or current_platform()} must be compiled, and that failed. "
         "Install a C compiler, or `pip install ziglang`." + "".join(f"\n  {text}" for text in said or [_NO_COMPILER]))
+
+
+def command_line(compiler: Sequence[str], name: str, out: str | Path, source: str | Path) -> list[str]:
+    """What compiles the shim called `name` to `out`."""
+    return [*compiler, *FLAGS, *_names(name), "-o", str(out), str(source)]
 
 
 def build_all(folder: Path = FOLDER) -> list[Path]:
@@ -119,9 +126,9 @@ def _compilers(target: str | None) -> list[Sequence[str]]:
     return [*([native] if native else []), *zig]
 
 
-def _names(path: Path) -> tuple[str, ...]:
+def _names(name: str) -> tuple[str, ...]:
     """A library of macOS holds its own name; by default that is where it was made, another folder each time."""
-    return (f"-Wl,-install_name,@rpath/{path.name}",) if path.suffix == ".dylib" else ()
+    return (f"-Wl,-install_name,@rpath/{name}",) if name.endswith(".dylib") else ()
 
 
 def _publish(scratch: Path, path: Path) -> Path:

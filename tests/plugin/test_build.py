@@ -108,7 +108,8 @@ def test_a_wheel_has_the_shim_where_it_is_looked_for(tmp_path: Path, monkeypatch
     def build_wheel(folder: str, *_: Any) -> str:
         with zipfile.ZipFile(Path(folder, "p-1-py3-none-any.whl"), "w") as wheel:
             wheel.writestr("p-1.dist-info/WHEEL", "Root-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr("p-1.dist-info/RECORD", "p-1.dist-info/WHEEL,,\n")
+            wheel.writestr("p-1.dist-info/METADATA", "Metadata-Version: 2.4\nName: p\nVersion: 1\nLicense-Expression: MIT\n")
+            wheel.writestr("p-1.dist-info/RECORD", "p-1.dist-info/WHEEL,,\np-1.dist-info/METADATA,,\n")
         return "p-1-py3-none-any.whl"
     vars(backend).update(dict.fromkeys((
         "build_sdist", "get_requires_for_build_sdist", "prepare_metadata_for_build_editable", "prepare_metadata_for_build_wheel")))

@@ -24,7 +24,7 @@ from ort_gpu_ep.config import OPTIONS
 from ort_gpu_ep.health import tested
 from ort_gpu_ep.kernels.registry import KNOWN_OPSET
 from ort_gpu_ep.shim import build
-from scripts import build_wheel, gen_modules, gen_operators, record_commands
+from scripts import build_wheel, gen_modules, gen_operators, record_commands, release_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -50,14 +50,22 @@ def test_the_table_of_probes_names_faults_and_shaders() -> None:
 def test_another_vendors_op_is_not_made_by_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
     row = replace(gen_operators.OPS[("", "Softmax")], domain="com.microsoft", name="Soft", since=1)
     monkeypatch.setitem(gen_operators.OPS, ("com.microsoft", "Soft"), row)
-    assert "| com.microsoft:Soft | 1 | float32" in gen_operators.text()
+    assert "### Soft\n\n" in gen_operators.text()
 
 
-def test_the_operator_table_names_shaders_and_versions() -> None:
-    rows = {line.split("|")[1].strip(): line for line in gen_operators.text().splitlines() if line.startswith("| ")}
-    assert "`softmax.wgsl`" in rows["Softmax"]
-    assert "1, 11, 13" in rows["Softmax"]
-    assert "made by fusion" in rows["ort_gpu_ep:Elementwise"]
+def test_the_page_of_operators_is_for_users() -> None:
+    """Versions, types, what the host reads, and what is declined; nothing of shaders and of ops that no model has."""
+    text = gen_operators.text()
+    entries = {part.partition("\n")[0]: part for part in text.split("\n### ")[1:]}
+    assert len(entries) > 200
+    assert "**Versions:** 1, 11, 13\n- **Types:** float32, float16\n" in entries["Softmax"]
+    assert "**Read by the host:** `shape`\n" in entries["Reshape"]
+    assert "    - with p = …; taken: 1 to 64\n" in entries["LpPool"]
+    assert "taken: 1 to 3 axes\n" in entries["MaxPool"]
+    assert ".wgsl" not in text
+    assert "ort_gpu_ep:" not in text
+    anchors = set(re.findall(r"\]\(#([\w-]+)\)", text))
+    assert anchors == {anchor(heading) for heading in entries}
 
 
 def test_readme_counts_the_operators() -> None:
@@ -122,6 +130,22 @@ def test_the_options_page_lists_the_options() -> None:
     assert table == wanted, "the table in docs/options.md should be:\n" + "\n".join(wanted)
 
 
+def test_all_lines_install_from_one_place() -> None:
+    """What release_metadata.INSTALL says; and the extras exist."""
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"])
+    texts = {path: path.read_text("utf-8") for pattern in release_metadata.DOCUMENTS for path in ROOT.glob(pattern)}
+    lines = [(path.name, *found) for path, text in texts.items() for found in re.findall(r"pip install '([^'\[]*)\[([\w,]+)\]'", text)]
+    assert len(lines) >= 8
+    assert [line for line in lines if line[1] != release_metadata.INSTALL or not set(line[2].split(",")) <= extras] == []
+
+
+def test_a_release_changes_all_lines() -> None:
+    text = "`pip install '.[all]'`, pip install 'ort-gpu-ep[cli]', pip install onnxruntime"
+    assert release_metadata.installing(text, "ort-gpu-ep") == "`pip install 'ort-gpu-ep[all]'`, pip install 'ort-gpu-ep[cli]', pip install onnxruntime"
+    assert release_metadata.installing(release_metadata.installing(README, "ort-gpu-ep"), ".") == README
+
+
+@pytest.mark.skipif(release_metadata.INSTALL != ".", reason="the name is ours")
 def test_nobody_is_told_to_install_a_name_that_is_not_ours() -> None:
     """There is no release: whoever took the name on PyPI would run code on our users' machines."""
     texts = [*DOCUMENTS, *(ROOT / "ort_gpu_ep").rglob("*.py"), *(ROOT / "examples").glob("*.*"), *(ROOT / "scripts").glob("*.*")]
