@@ -13,7 +13,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from ort_gpu_ep.config import Config
@@ -112,6 +113,8 @@ class Gpu(Buffers):
     workarounds: of its driver (health/workarounds.py), in use since it was opened. submit_each: one submit for each dispatch.
     rewritings: what is done to each shader's text before it is compiled (shaders/rewriting.py). compiling: held while a pipeline is made.
     trusted: shader files that need no bounds checks here (health/open_adapter.py).
+    fatal: (shader file, why) of those whose compilation has lost a device of this adapter: they are out of use on all that follow.
+    in_compilation: pipelines that are being made. lost_compiling: whether the device was lost while one was made.
     """
 
     _open: ClassVar[dict[tuple[int, str], Gpu]] = {}
@@ -129,6 +132,8 @@ class Gpu(Buffers):
         self.rewritings: frozenset[str] = frozenset()
         self.compiling: AbstractContextManager[object] = nullcontext()
         self.trusted: frozenset[str] = frozenset()
+        self.fatal: tuple[tuple[str, str], ...] = ()
+        self.in_compilation, self.lost_compiling = 0, False
         self.lost = ""
         self.reported = False       # whether the circuit knows of the loss
         self.milestones: deque[tuple[int, float]] = deque(maxlen=MAX_MILESTONES)
@@ -152,8 +157,12 @@ class Gpu(Buffers):
             if gpu is None and config.faults and make is None:
                 raise InternalError(f"a device with faults={config.faults!r} is wanted, and nobody brings one (drills/faults.py)")
             if gpu is None or gpu.lost:
-                successor = gpu.successor if gpu is not None else make or Gpu
-                gpu = cls._open[key] = successor(info, request_device(info, raw), limits_of(raw))
+                lost, limits = gpu, limits_of(raw)
+                gpu = (lost.successor if lost is not None else make or Gpu)(
+                    info, request_device(info, raw), limits if lost is None else replace(limits, disabled=lost.fatal))
+                if lost is not None:
+                    gpu.fatal, gpu.compiling = lost.fatal, lost.compiling
+                cls._open[key] = gpu
                 gpu.circuit = cls._circuits.setdefault(key, gpu.circuit)
             gpu.hang_timeout_s = config.hang_timeout_ms / 1e3
             return gpu
@@ -464,6 +473,33 @@ class Gpu(Buffers):
     def compiled(self) -> int:
         """How many pipelines were compiled so far."""
         return self.pipelines.made
+
+    @contextmanager
+    def compilation_of(self, shader: str) -> Iterator[None]:
+        """While a pipeline of a shader file is made. Some drivers fail at a text, and wgpu then loses the device (V3D): that says nothing
+        about the adapter, whose circuit stays closed, but about the text. Where others were made meanwhile it is not known which one it
+        was: the next device makes one at a time.
+        """
+        with self.compiling:
+            with self._lock:
+                self.in_compilation += 1
+                was_lost = bool(self.lost)
+            try:
+                yield
+            except GPUError as error:
+                with self._lock:
+                    is_first = not (was_lost or self.lost_compiling) and native.is_lost(self.device, error)
+                    if is_first:
+                        what = f"the driver lost the device when it compiled {shader}"
+                        self.lost, self.lost_compiling, self.reported = self.lost or what, True, True
+                        if self.in_compilation == 1:
+                            self.fatal = (*self.fatal, (shader, what))
+                        else:
+                            self.compiling = threading.Lock()
+                raise
+            finally:
+                with self._lock:
+                    self.in_compilation -= 1
 
     def pipeline(self, source: Hashable, make: Callable[[], Any]) -> Any:
         """The pipeline of a source, which `make` compiles if there is none."""

@@ -84,8 +84,7 @@ def compiled(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, chec
     text = worked_around(gpu, label, source)
 
     def make() -> Any:
-        with gpu.compiling:
-            return _compile(gpu, label, shader, text, bound, checked)
+        return _compile(gpu, label, shader, text, bound, checked)
 
     return gpu.pipeline((text, checked, bound[2]), make)
 
@@ -119,9 +118,10 @@ def _compile(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, chec
         source = rolled(shader, source)
     try:
         device = gpu.device
-        module = device.create_shader_module(label, source) if checked else native.trusted_module(device, label, source)
-        layout = gpu.layouts.get(("pipeline", bound), lambda: device.create_pipeline_layout(bind_group_layout(gpu, *bound)))
-        return device.create_compute_pipeline(label, layout, module)
+        with gpu.compilation_of(shader):
+            module = device.create_shader_module(label, source) if checked else native.trusted_module(device, label, source)
+            layout = gpu.layouts.get(("pipeline", bound), lambda: device.create_pipeline_layout(bind_group_layout(gpu, *bound)))
+            return device.create_compute_pipeline(label, layout, module)
     except GPUError as error:
         numbered = "\n".join(f"{n:4} {line}" for n, line in enumerate(source.splitlines(), 1))
         raise ShaderError(f"{label}: {shader} does not compile on {gpu.info.name}: {error}\n{numbered}") from error

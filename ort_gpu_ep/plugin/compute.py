@@ -208,8 +208,13 @@ class Partition(Table):
             self._runs_of.clear()       # the next run on the GPU is compared with the CPU's, too
         self.circuit.failed(why, at_once=wrong, killed=error.killed)
 
-    def replace(self, program: Executable) -> None:
-        """Goes on with another program, on another device."""
+    def leave_to_cpu(self, why: str) -> None:
+        """Every run from now on."""
+        self.replace(None)
+        self.cpu_because = why
+
+    def replace(self, program: Executable | None) -> None:
+        """Goes on with another program, on another device, or with none."""
         with self._lock:
             unused = program if self._closed else self.program
             self.program = self.program if self._closed else program

@@ -8,7 +8,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.allowance import Allowance
 from ort_gpu_ep.drills.faults import after_run
-from ort_gpu_ep.errors import DeviceLostError
+from ort_gpu_ep.errors import DeviceLostError, ShaderError
 from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.verdicts import code_hash, key_of
 from ort_gpu_ep.health.workarounds import REWRITINGS, with_workarounds
@@ -45,6 +45,7 @@ class LocalBackend:
     rereads_constants = False
 
     def __init__(self, gpu: Gpu, config: Config) -> None:
+        self._config = config
         self.adapter = self.device = gpu
         own, self._cache_path = self.settled(config), config.cache_path
         self.allowance = Allowance(own.memory_limit_mb << 20, own.hang_timeout_ms / 1e3)
@@ -59,10 +60,18 @@ class LocalBackend:
         return with_workarounds(config, self.device.workarounds)
 
     def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> LocalProgram:
-        with self.allowance:
-            kept = composer(config.cache_path, code_hash())
-            return LocalProgram(graph, config, self.device, rewrite, kept, after_run(self.device), self.known_plans,
-                                config.unit_plans == "background")
+        while True:
+            if self.device.lost_compiling:      # each time without one more shader file, or from now on one pipeline at a time
+                self.adapter = self.device = open_gpu(self._config)
+            device = self.device
+            try:
+                with self.allowance:
+                    kept = composer(config.cache_path, code_hash())
+                    return LocalProgram(graph, config, device, rewrite, kept, after_run(device), self.known_plans,
+                                        config.unit_plans == "background")
+            except (ShaderError, DeviceLostError):
+                if not device.lost_compiling:
+                    raise
 
     def profile(self, config: Config, measured: bool = True) -> Profile:
         from ort_gpu_ep.calibration import known_profile, profile_of  # a session that is told where to run loads none of it

@@ -10,7 +10,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from ort_gpu_ep.errors import AdapterError, DeviceHangError, DeviceLostError, forget_frames
+from ort_gpu_ep.errors import AdapterError, DeviceHangError, DeviceLostError, UnsupportedNodeError, forget_frames
 from ort_gpu_ep.plugin.backends import open_backend
 
 if TYPE_CHECKING:
@@ -29,13 +29,20 @@ def renew(state: SessionState) -> None:
 def _renew(state: SessionState) -> None:
     """All programs or none. The next attempt waits longer: for the adapter where that gives no device, else for this session alone."""
     programs: list[tuple[Compiled, Executable]] = []
+    left: list[tuple[Compiled, str]] = []
     old = state.backend
     try:
         assert state.config is not None
         backend = open_backend(state.config)
         for partition in list(state.partitions):
             if partition.program is not None and partition.program.gpu is not backend.adapter:
-                programs.append((partition, _rebuilt(partition, partition.program, backend)))
+                try:
+                    programs.append((partition, _rebuilt(partition, partition.program, backend)))
+                except UnsupportedNodeError as error:       # what it needs has been put out of use since
+                    left.append((partition, error.reason))
+        for partition, why in left:
+            state.record("warning", "renewal", f"{partition.graph.name} is left to the CPU: {why}")
+            partition.leave_to_cpu(why)
         for partition, program in programs:
             partition.replace(program)
         state.backend = backend

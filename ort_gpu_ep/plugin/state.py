@@ -101,8 +101,11 @@ class Compiled(Protocol):
     fallbacks: int
     cpu_because: str
 
-    def replace(self, program: Executable) -> None:
-        """Goes on with another program, on another device."""
+    def replace(self, program: Executable | None) -> None:
+        """Goes on with another program, on another device, or with none."""
+
+    def leave_to_cpu(self, why: str) -> None:
+        """Every run from now on."""
 
 
 class SessionState:
