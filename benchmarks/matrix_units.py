@@ -1,6 +1,6 @@
 """Products on matrix units beside the forms without: GPU time, and error against float64 on five kinds of data.
 
-    ORT_GPU_EP_WEBGPU=dawn ORT_GPU_EP_WEBGPU_LIBRARY=PATH python -m benchmarks.matrix_units [--only WHAT,...] [--size N] [--json FILE]
+    python -m benchmarks.matrix_units [--only WHAT,...] [--size N] [--json FILE]
 
 WHAT: `peak` times of N x N x N products with a constant second matrix, and of torch's by CUDA where it is installed; `errors` and
 `times` of matrix products, `layers` times of ResNet-50's convolutions on 32 images.

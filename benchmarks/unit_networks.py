@@ -1,10 +1,11 @@
 """Networks on matrix units: each precision beside float32, and torch CUDA where torch is installed.
 
-    ORT_GPU_EP_WEBGPU=dawn python -m benchmarks.unit_networks [NAME ...] [--sides tf32,f16acc,int8] [--runs 24] [--json FILE]
+    python -m benchmarks.unit_networks [NAME ...] [--sides tf32,f16acc,int8] [--runs 24] [--json FILE]
 
+With the extra `dawn`; ORT_GPU_EP_WEBGPU=wgpu shows what it is without.
 Whole runs with placement=gpu, arrays in and out, in blocks with a warm clock (cases.in_blocks). `float16` is the model in float16; `int8`
-quantizes the network before by random images (benchmarks.compression). Errors are relative L2 from onnxruntime's CPU. torch runs the
-same nodes, as a CUDA graph with arrays copied in and out: float32 without TF32, with TF32, and in float16.
+quantizes the network before by random images (benchmarks.compression). Errors are relative L2 from onnxruntime's CPU. torch runs the same
+nodes, as a CUDA graph with arrays copied in and out: float32 without TF32, with TF32, and in float16.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ console = Console(width=160)
 
 NETWORKS: Mapping[str, tuple[str, dict[str, Any], float]] = {
     "resnet50": ("resnet50", {"batch": 32}, 32), "encoder": ("encoder", {"batch": 32}, 32 * 128),
-    "bert_base": ("encoder", {"batch": 32, "layers": 12, "width": 768}, 32 * 128)}
-"""Name -> builder, its parameters, and images or tokens of a run."""
+    "bert_base": ("encoder", {"batch": 32, "layers": 12, "width": 768}, 32 * 128),
+    "bert_large": ("encoder", {"tokens": 512, "layers": 24, "width": 1024, "heads": 16}, 512),
+    "vit_b16": ("encoder", {"batch": 8, "tokens": 197, "layers": 12, "width": 768}, 8)}
+"""Name -> builder, its parameters, and images or tokens of a run. vit_b16: its encoder, of 16 x 16 pixels a token, without the patches."""
 
 PEERS: Mapping[str, str] = {"float32": "torch float32", "tf32": "torch tf32", "f16acc": "torch float16", "float16": "torch float16"}
 """Side -> what torch does in that precision; of sides whose speed is given as a multiple of torch's."""

@@ -108,10 +108,11 @@ OPTIONS = (
            "the fastest is chosen."),
     Option("isolation", "none", "`process`: a worker process uses the GPU, so that a driver that crashes or hangs ends the worker "
            "and not this process (see docs/faults.md); `none`: no worker.", ("none", "process")),
-    Option("webgpu", "wgpu", "Which library drives the GPUs: `wgpu` (wgpu-native, which comes with the package) or `dawn` (experimental, "
-           "to be installed, see docs/decisions/0023-dawn.md). One for all sessions of a process: to be set as an environment variable.",
-           ("wgpu", "dawn")),
-    Option("webgpu_library", "", "The path of Dawn's library, for `webgpu=dawn`; empty: that of the package ort-gpu-ep-dawn."),
+    Option("webgpu", "auto", "Which library drives the GPUs: `wgpu` (wgpu-native, which comes with the package), `dawn` (the extra `dawn`, "
+           "see docs/decisions/0023-dawn.md), or `auto`: Dawn where it is installed and another process has seen the adapter's matrix "
+           "units work with it. One for all sessions of a process: to be set as an environment variable.", ("auto", "wgpu", "dawn")),
+    Option("webgpu_library", "", "The path of a Dawn library of your own, for `webgpu=dawn`; empty: that of the package wgpudawn, whose "
+           "declarations are used for both."),
     Option("cache_dir", "", "Folder for caches; empty: the user's cache folder."),
 )
 
@@ -145,7 +146,7 @@ class Config:
     load: str = "auto"
     deadline_ms: int = 0
     isolation: str = "none"
-    webgpu: str = "wgpu"
+    webgpu: str = "auto"
     webgpu_library: str = ""
     cache_dir: str = ""
 
@@ -179,7 +180,7 @@ def resolve(options: Mapping[str, object] | None = None, environment: Mapping[st
         if option.name in texts:
             source, text = f"provider option {option.name!r}", texts[option.name]
         values[option.name] = _parse(option, text, source)
-        if option.name in OF_THE_PROCESS and text != usual:
+        if option.name in OF_THE_PROCESS and text not in (usual, option.default):
             raise ConfigError(f"provider option {option.name!r} is {text!r}, but one library drives the GPUs for all sessions of a "
                               f"process: set the environment variable {option.variable} before it starts.")
     return Config(**values)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ ORDER = {
                    "integers between_products damage absorption shared_inputs layouts widths parts costs cut grouping bodies report",
     "placement": "candidates source runner chooser proof learner estimate rhythm policy decisions",
     "scheduler": "plan planner lifetime barriers template verify kept",
-    "webgpu": "library declarations objects native waiting implementation wgpu_native dawn dawn_builds bounds missing loader_paths dxc",
+    "webgpu": "choice library declarations objects native waiting implementation wgpu_native dawn bounds missing loader_paths dxc",
     "device": "info adapter identity classes gpu buffers allowance tensor pipelines cache staging timing",
     "runtime": "backend program plans runs recording ends context binding prepared commands joined_runs "
                "error_words upgrade better_plans texts known_plans ahead",
@@ -37,7 +37,7 @@ ORDER = {
     "plugin": "registration factory offers provider reader partitioning state compute fallback renewal memory known transfer direct "
               "bound plain io_binding control_flow backends local explain",
     "isolation": "process worker wire channel backend remote program",
-    "health": "open_adapter enumeration drivers probe examination worker helper verdicts markers quirks workarounds",
+    "health": "open_adapter enumeration libraries drivers probe examination worker helper verdicts markers quirks workarounds",
     "calibration": "workloads measure roofs cache",
     "comparison": "values models bisection float64",
     "generation": "generator model_file step growing sampling drafts",

@@ -33,6 +33,7 @@ COMMANDS = {
 for it takes a second, since they need numpy, ONNX Runtime and wgpu-native.
 """
 
+WITHOUT_GPU = frozenset({"inspect", "compress", "exec", "options"})
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -51,6 +52,8 @@ class _Lazy(TyperGroup):
             from ort_gpu_ep.errors import ConfigError  # not for the help
 
             try:
+                if args[0] not in WITHOUT_GPU:
+                    _settle_library(args[0])
                 self.commands[args[0]] = command(args[0])
             except ConfigError as error:        # of the library that drives the GPUs, which is loaded with the command
                 typer.echo(f"ConfigError: {error}", err=True)
@@ -58,6 +61,14 @@ class _Lazy(TyperGroup):
         elif near := get_close_matches(args[0], COMMANDS, 1, 0.5):
             ctx.fail(f"No such command {args[0]!r}; did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
+
+
+def _settle_library(name: str) -> None:
+    """Decides which library drives the GPUs, before the command's modules load one. Doctor finds out anew."""
+    from ort_gpu_ep.config import resolve
+    from ort_gpu_ep.health.libraries import settle
+
+    settle(resolve(), again=name == "doctor" and not {"-h", "--help"} & set(sys.argv))
 
 
 def command(name: str) -> Any:

@@ -24,7 +24,7 @@ from ort_gpu_ep.health.probe import PROBES
 from ort_gpu_ep.health.quirks import Quirk, fitting, reasons
 from ort_gpu_ep.health.quirks import known as known_quirks
 from ort_gpu_ep.health.verdicts import DEGRADED, HEALTHY, UNUSABLE, Verdict
-from ort_gpu_ep.webgpu import dawn_builds, dxc
+from ort_gpu_ep.webgpu import choice, dxc
 from ort_gpu_ep.webgpu.missing import no_adapter
 
 EXIT_CODES = {HEALTHY: 0, DEGRADED: 1, UNUSABLE: 2}
@@ -137,8 +137,7 @@ def _versions() -> dict[str, str]:
 
     lines = {"ort-gpu-ep": sys.modules["ort_gpu_ep"].__version__, "python": sys.version.split()[0], "onnxruntime": onnxruntime.__version__,
              **{p: version(p) for p in ("onnx", "wgpu", "numpy")}}
-    chosen = resolve()
-    return lines | ({"webgpu": dawn_builds.find(chosen.webgpu_library).name} if chosen.webgpu == "dawn" else {})
+    return lines | {"webgpu": str(choice.for_good())}
 
 
 def _print_adapters(found: list[AdapterInfo]) -> None:

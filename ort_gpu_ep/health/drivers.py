@@ -16,21 +16,24 @@ from ort_gpu_ep import store
 from ort_gpu_ep.files import identity
 from ort_gpu_ep.health.bundle import DRIVER_VARIABLES
 from ort_gpu_ep.health.worker import DRILL
+from ort_gpu_ep.webgpu import choice
 from ort_gpu_ep.webgpu.loader_paths import in_folders, library, manifests
 
-_VARIABLES = (*DRIVER_VARIABLES, "LD_LIBRARY_PATH", "DRI_PRIME", DRILL, "ORT_GPU_EP_WEBGPU")
+_VARIABLES = (*DRIVER_VARIABLES, "LD_LIBRARY_PATH", "DRI_PRIME", DRILL, "ORT_GPU_EP_WEBGPU_LIBRARY")
 _CACHES = ("MESA_SHADER_CACHE_", "MESA_DISK_CACHE_", "MESA_GLSL_CACHE_")
 """Of these, what says where and how long drivers keep compiled kernels, and nothing about which drivers there are."""
 
 _DEVICES = ("dri/*", "nvidia*", "kfd", "kgsl*", "mali*")
 
 
-def fingerprint(environment: Mapping[str, str]) -> str:
+def fingerprint(environment: Mapping[str, str], driven_by: str | None = None) -> str:
     """A key that changes with the drivers that would be loaded: files (size, time), variables, devices, kernel, wgpu.
 
-    Where drivers are not found by files (Windows, macOS), with the system's version.
+    Where drivers are not found by files (Windows, macOS), with the system's version. driven_by: the library that loads
+    them; by default what this process has decided.
     """
-    seen: list[object] = [wgpu_version(), platform.system(), platform.release(), platform.version()]
+    seen: list[object] = [wgpu_version(), choice.version() if driven_by is None else driven_by]
+    seen += [platform.system(), platform.release(), platform.version()]
     seen += sorted((k, v) for k, v in environment.items() if k.startswith(_VARIABLES) and not k.startswith(_CACHES))
     layers = in_folders(environment, "implicit_layer.d")
     for manifest in (*manifests(environment), *layers):

@@ -21,6 +21,7 @@ from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.health import drivers
 from ort_gpu_ep.health.helper import HelperError, list_adapters
+from ort_gpu_ep.health.libraries import settle
 from ort_gpu_ep.webgpu.loader_paths import manifests
 
 log = logging.getLogger("ort_gpu_ep")
@@ -73,6 +74,7 @@ def look(config: Config) -> tuple[AdapterInfo, ...]:
     Raises: AdapterError, if these drivers end or hang a process that loads them, or that process fails by itself.
     """
     global _seen
+    settle(config)
     if config.health == "off":
         return _adapters_here()
     with _lock:
@@ -86,7 +88,7 @@ def look(config: Config) -> tuple[AdapterInfo, ...]:
 
 def known(config: Config) -> tuple[AdapterInfo, ...] | None:
     """The adapters, if an earlier look tells; None where nobody has looked. It does not look itself. Raises: AdapterError, as `look`."""
-    if config.health == "off":
+    if config.health == "off" or settle(config, only_known=True) is None:
         return None
     sight = _seen if _seen is not None and _seen.holds else _cached(config.cache_path)
     return look(config) if sight is not None and sight.holds else None

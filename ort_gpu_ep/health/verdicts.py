@@ -23,6 +23,7 @@ from ort_gpu_ep.health.drivers import wgpu_version
 from ort_gpu_ep.kernels.records import FAMILIES, RECORDS, unchecked
 from ort_gpu_ep.kernels.registry import ADAPTER
 from ort_gpu_ep.kernels.target import SHOWN_FEATURES
+from ort_gpu_ep.webgpu import choice
 
 if TYPE_CHECKING:
     from ort_gpu_ep.health.examination import Outcome
@@ -149,11 +150,12 @@ def code_hash() -> str:
 
 
 def key_of(info: AdapterInfo, code: str = "") -> str:
-    """Names the cache file: adapter, driver, wgpu, this package's code. Profiles and decisions go by it, too.
+    """Names the cache file: adapter, driver, wgpu or Dawn, this package's code. Profiles and decisions go by it, too.
 
     code: a hash of less, for what depends on less.
     """
-    parts = (info.name, info.backend, info.driver, f"{info.vendor_id:x}:{info.device_id:x}", wgpu_version(), code or code_hash())
+    versions = f"{wgpu_version()} {choice.version()}".rstrip()
+    parts = (info.name, info.backend, info.driver, f"{info.vendor_id:x}:{info.device_id:x}", versions, code or code_hash())
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 

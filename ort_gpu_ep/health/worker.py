@@ -2,9 +2,10 @@
 
 health/helper.py starts it, with a job as JSON on its standard input.
 
-A job names an adapter and the probes to run; it prints a line of JSON before it touches a driver, before and after each probe, and ends
-with exit code DONE: a driver that calls exit(0) has not succeeded. Source: TFLite's mini-benchmark, which uses the same code for the
-same reason. What goes wrong in its own Python is printed too: that says nothing about a driver.
+A job names an adapter and the probes to run (null: those that decide whether a library is used, libraries.py). It prints a line of JSON
+before it touches a driver, before and after each probe, and ends with exit code DONE: a driver that calls exit(0) has not succeeded.
+Source: TFLite's mini-benchmark, which uses the same code for the same reason. What goes wrong in its own Python is printed too: that says
+nothing about a driver.
 
 ORT_GPU_EP_DRILL=FAULT@PROBE plants a fault, to see that it is found (docs/doctor.md): `wrong` spoils the probe's shader or result;
 `abort`, `segfault`, `exit` and `hang` happen to the process as the probe begins.
@@ -74,6 +75,7 @@ def _probe(pipe: Any, job: dict[str, Any], fault: str, target: str) -> None:
     from ort_gpu_ep.health.probe import PROBES
     from ort_gpu_ep.health.quirks import shipped, workarounds_for
     from ort_gpu_ep.health.workarounds import apply
+    from ort_gpu_ep.kernels.target import MATRIX_UNITS
 
     _say(pipe, {"touches": "drivers"})
     if target == "enumerate":
@@ -82,7 +84,7 @@ def _probe(pipe: Any, job: dict[str, Any], fault: str, target: str) -> None:
     here = adapters()[gpu.info.index]
     apply(gpu, workarounds_for(shipped(), here))        # a probe sees what sessions get
     _say(pipe, {"features": sorted(gpu.limits.features), "limits": limits_of(gpu)})
-    for name in job["probes"]:
+    for name in _of_libraries() if job["probes"] is None else job["probes"]:
         _say(pipe, {"start": name})
         probe = PROBES[name]
         if name == target:
@@ -90,9 +92,17 @@ def _probe(pipe: Any, job: dict[str, Any], fault: str, target: str) -> None:
         planted = probe.fault if (fault, target) == ("wrong", name) else ""
         start = time.perf_counter()
         outcome = _both_ways(gpu, probe.check, partial(_trial, gpu, job, planted))
-        _say(pipe, {"name": name, "time_ms": (time.perf_counter() - start) * 1e3, **outcome})
+        _say(pipe, {"name": name, "time_ms": (time.perf_counter() - start) * 1e3, "units": MATRIX_UNITS in probe.disables, **outcome})
         if gpu.lost:
             break         # the next worker goes on with a new device
+
+
+def _of_libraries() -> list[str]:
+    """Names of the probes without which an adapter is not used, and of those of matrix units."""
+    from ort_gpu_ep.health.probe import PROBES
+    from ort_gpu_ep.kernels.target import ADAPTER, MATRIX_UNITS
+
+    return [p.name for p in PROBES.values() if (p.quick and ADAPTER in p.disables) or MATRIX_UNITS in p.disables]
 
 
 def _trial(gpu: Any, job: dict[str, Any], planted: Any) -> Any:

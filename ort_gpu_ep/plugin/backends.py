@@ -15,5 +15,8 @@ _MODULES = {"none": "ort_gpu_ep.plugin.local", "process": "ort_gpu_ep.isolation.
 
 def open_backend(config: Config) -> Backend:
     """The adapter that the config asks for. Raises AdapterError, DeviceError, ConfigError."""
+    from ort_gpu_ep.health.libraries import settle
+
+    settle(config)      # before a library is loaded
     backend: Backend = import_module(_MODULES[config.isolation]).open_backend(config)
     return backend

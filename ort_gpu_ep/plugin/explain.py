@@ -21,6 +21,7 @@ from ort_gpu_ep.scheduler import Plan, make_plan
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.template import Specialization
 from ort_gpu_ep.terminal import printable
+from ort_gpu_ep.webgpu import choice
 
 if TYPE_CHECKING:
     from ort_gpu_ep.plugin import SessionState
@@ -115,7 +116,7 @@ class Explanation:
     specialized: of partitions, by name, the sizes that have a plan of their own, or could not get one. device_memory: what the session
     holds now; None where it has no device in this process. unit_plans: of partitions, by name, plans on matrix units that
     are, or were, made beside the runs. graphs: what each of the reports is on, without the content of constants; none of a session that
-    was measured to be faster on the CPU.
+    was measured to be faster on the CPU. library: which one drives the GPU and why, where Dawn is installed or was asked for.
     """
 
     adapter: str
@@ -129,11 +130,13 @@ class Explanation:
     unit_plans: tuple[tuple[str, UnitPlan], ...] = ()
     device_memory: DeviceMemory | None = None
     graphs: tuple[Graph, ...] = field(default=(), repr=False)
+    library: str = ""
 
     def as_dict(self) -> dict[str, object]:
         """For `--json`: plain lists, numbers and strings."""
         return {
             "adapter": self.adapter,
+            **({"library": self.library} if self.library else {}),
             "graphs": [r.as_dict() for r in self.reports],
             "memory": [{**asdict(m), "ratio": m.ratio} for m in self.memory],
             "device_memory": {**asdict(d), "session_nbytes": d.session_nbytes} if (d := self.device_memory) is not None else None,
@@ -180,7 +183,8 @@ class Explanation:
     def __str__(self) -> str:
         counted = ", ".join(f"{self.count(device)} {where}" for device, where in ON.items())
         unseen = "none was shown to this provider; all are on onnxruntime's own"
-        lines = [f"adapter: {self.adapter}", f"nodes: {counted if self.reports else unseen}"]
+        lines = [f"adapter: {self.adapter}", *([f"library: {self.library}"] if self.library else [])]
+        lines.append(f"nodes: {counted if self.reports else unseen}")
         lines += _decision_lines(self.decisions)
         bodies = [report for report in self.reports if report.nested]
         for report in self.reports if len(bodies) <= LISTED else (report for report in self.reports if not report.nested):
@@ -411,7 +415,7 @@ def explanation(state: SessionState | None) -> Explanation:
             reports = [_as_planned(report, partition.graph.outputs, last) for report in reports]
     return Explanation(
         adapter_of(state), tuple(reports), tuple(memory), events_of(state), tuple(plans), specialized=specialized(state),
-        unit_plans=unit_plans(state), device_memory=device_memory_of(state), graphs=tuple(state.graphs))
+        unit_plans=unit_plans(state), device_memory=device_memory_of(state), graphs=tuple(state.graphs), library=library_of())
 
 
 def device_memory_of(state: SessionState) -> DeviceMemory | None:
@@ -462,6 +466,12 @@ def adapter_of(state: SessionState) -> str:
         return "none"
     info = state.backend.adapter.info
     return f"{info.name} ({info.type}, {info.backend})"
+
+
+def library_of() -> str:
+    """Explanation.library, of this process."""
+    chosen = choice.settled()
+    return str(chosen) if chosen is not None and (chosen.kind == choice.DAWN or choice.has_dawn()) else ""
 
 
 def _expected_plan(program: Executable) -> Plan | None:

@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 PACKAGES = (
-    "ort_gpu_ep", "_cffi_backend", "cffi", "ml_dtypes", "numpy", "onnx", "onnxruntime", "platformdirs", "psutil", "wgpu")
+    "ort_gpu_ep", "_cffi_backend", "cffi", "ml_dtypes", "numpy", "onnx", "onnxruntime", "platformdirs", "psutil", "wgpu",
+    "wgpudawn")
 """What helpers import, and must have from where this process has it: other versions beside it would not fit each other."""
 
 _LAUNCH = Path(__file__).with_name("launch.py")
@@ -63,13 +64,15 @@ def _folders() -> dict[str, str]:
 
 _KEPT = ("ORT_GPU_EP_DRILL", "ORT_GPU_EP_WEBGPU", "ORT_GPU_EP_WEBGPU_LIBRARY")
 """A drill, and which library is probed."""
+handed_on: dict[str, str] = {}
+"""Variables that this process sets for its helpers: what it has decided for itself."""
 
 
 def environment() -> dict[str, str]:
     """This process's, without options that are not about probing; packages are found by `command`, not by PYTHONPATH."""
     own = {k: v for k, v in os.environ.items() if not k.startswith("ORT_GPU_EP_") or k in _KEPT}
     own.pop("PYTHONPATH", None)
-    return own
+    return own | handed_on
 
 
 def starved_s(pid: int) -> dict[str, float]:

@@ -69,10 +69,11 @@ def begin(config: Config, model: Any, uses: Uses | None = None) -> Early | None:
         return None
     if not isinstance(model, (str, bytes, os.PathLike)):
         return None
-    load("ort_gpu_ep.health.open_adapter")
+    load("ort_gpu_ep.health.enumeration", "ort_gpu_ep.health.verdicts")
     device = in_order(config)
     if device is None:
         return None
+    load("ort_gpu_ep.health.open_adapter")      # and with it a library, which is decided by now
     load(FORKS)
     from ort_gpu_ep.health.open_adapter import everything
 

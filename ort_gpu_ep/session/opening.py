@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from onnxruntime import ExecutionMode, SessionOptions
@@ -125,23 +124,17 @@ def has_fixed_sizes(session: Any) -> bool:
 
 
 def checked(options: dict[str, Any]) -> Config:
-    """The config of provider options, which become texts. Raises: ConfigError (onnxruntime would print it and go on), also for a build of
-    Dawn that is not there.
+    """The config of provider options, which become texts. Raises: ConfigError (onnxruntime would print it and go on), also for a Dawn that
+    is not there.
     """
     config = resolve(options)
     if config.webgpu == "dawn":
-        _find_dawn(config.webgpu_library)
+        from ort_gpu_ep.webgpu.choice import check_dawn
+
+        check_dawn(config.webgpu_library)
     for name, value in options.items():
         options[name] = str(int(value)) if isinstance(value, bool) else str(value)
     return config
-
-
-@cache
-def _find_dawn(path: str) -> None:
-    """Raises ConfigError."""
-    from ort_gpu_ep.webgpu.dawn_builds import find
-
-    find(path)
 
 
 def is_ort_format(model: Any) -> bool:
@@ -169,6 +162,10 @@ def look_for_gpu(config: Config, uses: Uses | None = None) -> tuple[bool, Lease 
     """
     if config.placement == "cpu":
         return True, None, ""
+    load("ort_gpu_ep.health.libraries")
+    from ort_gpu_ep.health.libraries import settle
+
+    settle(config)
     load(*MODULES)
     unasked = config.placement == "auto" and not config.adapter
     try:

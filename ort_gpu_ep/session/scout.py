@@ -73,6 +73,10 @@ def _found(
     """done: whether there is something for the session to open. why: there is not, if that is a surprise."""
     import onnxruntime
 
+    from ort_gpu_ep.config import resolve
+    from ort_gpu_ep.health.libraries import settle
+
+    settle(resolve(job["options"]))      # before a library is loaded
     from ort_gpu_ep.health import open_adapter
     from ort_gpu_ep.plugin.partitioning import load_partitioner
     from ort_gpu_ep.session.early import noted, uses_of

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from ort_gpu_ep.processes import interrupts
 from ort_gpu_ep.shim import loops as shim
 from ort_gpu_ep.shim.declarations import ffi as shim_ffi
 from ort_gpu_ep.webgpu.bounds import with_bounds
-from ort_gpu_ep.webgpu.library import BUILD, checked, ffi, lib, text_of
+from ort_gpu_ep.webgpu.library import address, checked, ffi, lib, text_of
 from ort_gpu_ep.webgpu.wgpu_native import WgpuNative
 
-_TOGGLES = 0x5000A
-"""WGPUSType_DawnTogglesDescriptor, whose struct is the next one: wgpu-native's header has neither."""
 _BACKENDS = {"win32": (lib.WGPUBackendType_D3D12, lib.WGPUBackendType_Vulkan), "darwin": (lib.WGPUBackendType_Metal,)}
 _ON = ("allow_unsafe_apis", "disable_robustness", "use_vulkan_memory_model", "vulkan_enable_f16_on_nvidia")
 """disable_robustness: bounds.py writes the checks into those shaders that need them."""
-_TYPES = {1: "float32", 2: "float16", 3: "uint32", 4: "int32", 5: "uint8", 6: "int8"}
-"""WGPUSubgroupMatrixComponentType."""
 _OFF = ("timestamp_quantization",)
 _FOREVER_NS = 2 ** 64 - 1
 _SUBGROUPS = re.compile(r"\b(subgroup|quad)[A-Z]\w*\(|@builtin\((subgroup_|num_subgroups)")
 """What naga takes as it is, and WGSL wants an `enable` for, which naga refuses."""
+_ENUMERATE = "wgpu_dawn_enumerate_adapters"
+"""wgpudawn's own function; a user's library lacks it, since Dawn's C interface has no list of adapters."""
 
 _answers: dict[int, tuple[Any, str]] = {}
 
@@ -38,47 +34,34 @@ def _on_adapter(status: int, adapter: Any, message: Any, number: Any, unused: An
 
 
 class _Toggles:
-    """A DawnTogglesDescriptor: {chain, size_t, char const **, size_t, char const **}, the names that are on, then those that are off."""
+    """A WGPUDawnTogglesDescriptor, with all that it points to. Names that a stage does not have are no error, as Dawn reads them."""
 
     def __init__(self, on: tuple[str, ...]) -> None:
         self._names = [ffi.new("char[]", name.encode()) for name in (*on, *_OFF)]
         self._lists = ffi.new("char *[]", self._names[:len(on)]), ffi.new("char *[]", self._names[len(on):])
-        self._words = ffi.new("uint64_t[]", 6)
-        self.chain = ffi.cast("WGPUChainedStruct *", self._words)
-        self.chain.sType = _TOGGLES
-        for place, names in zip((2, 4), self._lists, strict=True):
-            self._words[place], self._words[place + 1] = len(names), int(ffi.cast("uintptr_t", names))
-
-
-class _Configurations(ctypes.Structure):
-    """WGPUAdapterPropertiesSubgroupMatrixConfigs; by ctypes, since wgpu-native's header lacks the function that frees its list, too."""
-
-    _fields_ = (("next", ctypes.c_void_p), ("sType", ctypes.c_uint32), ("count", ctypes.c_size_t), ("first", ctypes.c_void_p))
-
-    def names(self) -> tuple[str, ...]:
-        """Of five numbers each: the types of operands and sums, then rows (M), columns (N) and products (K)."""
-        if not self.count:
-            return ()
-        numbers = (ctypes.c_uint32 * (5 * self.count)).from_address(self.first)
-        each = [numbers[i:i + 5] for i in range(0, 5 * self.count, 5)]
-        return tuple(f"{_TYPES.get(operands, operands)} {_TYPES.get(sums, sums)} {m}x{n}x{k}" for operands, sums, m, n, k in each)
+        self._descriptor = ffi.new("WGPUDawnTogglesDescriptor *", {
+            "enabledToggleCount": len(on), "enabledToggles": self._lists[0],
+            "disabledToggleCount": len(_OFF), "disabledToggles": self._lists[1]})
+        self._descriptor.chain.sType = lib.WGPUSType_DawnTogglesDescriptor
+        self.chain = ffi.addressof(self._descriptor, "chain")
 
 
 class Dawn(WgpuNative):
-    """Dawn. Its adapters are found by asking for the best one of each backend, so equal GPUs can't be told apart, and an adapter makes a
-    single device. It leaves bounds checks out for a whole device or not at all: it does, and checked shaders have theirs in their text.
+    """Dawn. An adapter makes a single device. wgpudawn lists all adapters; with another library they are found by asking for the best one
+    of each backend, so equal GPUs can't be told apart. It leaves bounds checks out for a whole device or not at all: it does, and checked
+    shaders have theirs in their text.
     """
 
     records_late = True
 
     def __init__(self) -> None:
-        assert BUILD is not None
-        self.features: Mapping[str, int] = {
+        self.features = {
             "shader-f16": lib.WGPUFeatureName_ShaderF16, "subgroup": lib.WGPUFeatureName_Subgroups,
             "timestamp-query": lib.WGPUFeatureName_TimestampQuery,
-            "subgroup-matrix": BUILD.features["ChromiumExperimentalSubgroupMatrix"]}
+            "subgroup-matrix": lib.WGPUFeatureName_ChromiumExperimentalSubgroupMatrix}
         self._leaks = False
-        self._build = BUILD
+        self._types = {getattr(lib, f"WGPUSubgroupMatrixComponentType_{letter}{bits}"): f"{kind}{bits}" for letter, kind, bits in (
+            ("F", "float", 32), ("F", "float", 16), ("U", "uint", 32), ("I", "int", 32), ("U", "uint", 8), ("I", "int", 8))}
         self._toggles = _Toggles(_ON)
         self._instance: Any = None
         self._asked: dict[Any, Any] = {}
@@ -94,6 +77,10 @@ class Dawn(WgpuNative):
         return self._instance
 
     def adapters(self, instance: Any) -> list[Any]:
+        listed = self._listed(instance)
+        if listed is not None:
+            self._asked.update((handle, place) for place, handle in enumerate(listed))
+            return listed
         by_identity: dict[tuple[int, int, int, str], Any] = {}
         for backend in _BACKENDS.get(sys.platform, (lib.WGPUBackendType_Vulkan,)):
             for preference in (lib.WGPUPowerPreference_HighPerformance, lib.WGPUPowerPreference_LowPower):
@@ -109,6 +96,15 @@ class Dawn(WgpuNative):
                     else:
                         lib.wgpuAdapterRelease(handle)
         return list(by_identity.values())
+
+    def _listed(self, instance: Any) -> list[Any] | None:
+        """All adapters, in an order that stays; None where the library has no list."""
+        enumerate_adapters = getattr(lib, _ENUMERATE, None)
+        if enumerate_adapters is None:
+            return None
+        options = ffi.new("WGPURequestAdapterOptions *", {"nextInChain": self._toggles.chain})
+        room = ffi.new("WGPUAdapter[]", enumerate_adapters(instance, options, ffi.NULL, 0))
+        return list(room[0:min(len(room), enumerate_adapters(instance, options, room, len(room)))])
 
     def _request(self, instance: Any, options: Any) -> Any:
         """A WGPUAdapter, None where there is none."""
@@ -128,21 +124,31 @@ class Dawn(WgpuNative):
         return kind
 
     def fresh(self, instance: Any, adapter: Any) -> Any:
-        handle = self._request(instance, self._asked[adapter])
+        asked = self._asked[adapter]
+        if not isinstance(asked, int):
+            handle = self._request(instance, asked)
+        else:
+            listed = self._listed(instance) or []
+            handle = listed[asked] if asked < len(listed) and self._kind(listed[asked]) == self._kind(adapter) else None
+            for other in listed:
+                if other != handle:
+                    lib.wgpuAdapterRelease(other)
         if handle is None:
             raise RuntimeError("Dawn has this adapter no longer")
         return handle
 
     def configurations(self, adapter: Any) -> tuple[str, ...]:
         """Empty where Dawn does not tell: matrix units stay unused then."""
-        chain = _Configurations(sType=self._build.structures["AdapterPropertiesSubgroupMatrixConfigs"])
-        info = ffi.new("WGPUAdapterInfo *", {"nextInChain": ffi.cast("WGPUChainedStruct *", ctypes.addressof(chain))})
+        chain = ffi.new("WGPUAdapterPropertiesSubgroupMatrixConfigs *")
+        chain.chain.sType = lib.WGPUSType_AdapterPropertiesSubgroupMatrixConfigs
+        info = ffi.new("WGPUAdapterInfo *", {"nextInChain": ffi.addressof(chain, "chain")})
         if lib.wgpuAdapterGetInfo(adapter, info) != lib.WGPUStatus_Success:
             return ()
         lib.wgpuAdapterInfoFreeMembers(info[0])
-        names = chain.names()
-        ctypes.CDLL(self._build.path).wgpuAdapterPropertiesSubgroupMatrixConfigsFreeMembers(chain)
-        return names
+        told = tuple(f"{self._types.get(one.componentType, '?')} {self._types.get(one.resultComponentType, '?')} {one.M}x{one.N}x{one.K}"
+                     for one in chain.configs[0:chain.configCount])
+        lib.wgpuAdapterPropertiesSubgroupMatrixConfigsFreeMembers(chain[0])
+        return told
 
     def driver_name(self, vendor: str, description: str) -> str:
         """Vulkan's name of the driver: Dawn's description begins with it."""
@@ -156,7 +162,7 @@ class Dawn(WgpuNative):
         return None
 
     def feature_numbers(self, names: list[str]) -> list[int]:
-        return [*super().feature_numbers(names), self._build.features["ImplicitDeviceSynchronization"]]     # calls from several threads
+        return [*super().feature_numbers(names), lib.WGPUFeatureName_ImplicitDeviceSynchronization]     # calls from several threads
 
     def wgsl(self, code: str, checked: bool) -> str:
         code = with_bounds(code) if checked else code
@@ -166,7 +172,7 @@ class Dawn(WgpuNative):
         return checked.wgpuDeviceCreateShaderModule(device, descriptor)
 
     def polling(self) -> tuple[Any, Any]:
-        return ffi.NULL, ffi.addressof(lib, "wgpuInstanceProcessEvents")
+        return ffi.NULL, address("wgpuInstanceProcessEvents")
 
     def polled(self, device: Any) -> Any:
         return self._instance

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ort_gpu_ep.webgpu.choice import DAWN
 from ort_gpu_ep.webgpu.library import KIND
 from ort_gpu_ep.webgpu.wgpu_native import WgpuNative
 
 
 def _chosen() -> WgpuNative:
-    if KIND == "dawn":
+    if KIND == DAWN:
         from ort_gpu_ep.webgpu.dawn import Dawn
 
         return Dawn()

@@ -3,7 +3,7 @@
 wgpu-py itself stays unloaded. Through cffi's parser it reads each C type anew with all names of its header: 24 ms for each of about
 a hundred, at every start. Here the types come from declarations.py, where they are parsed already. A header that is not the one
 they were made from, as an update of wgpu-py brings it, is parsed as wgpu-py does it. Dawn has the same C interface, so far as this package
-uses it; where the two differ, implementation.py chooses.
+uses it, and declarations of its own (choice.py); where the two differ, implementation.py chooses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.processes import interrupts
-from ort_gpu_ep.webgpu import dawn_builds
+from ort_gpu_ep.webgpu import choice
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -80,13 +80,24 @@ def _path() -> str:
     return str(path)
 
 
-ffi = _declared((resources() / HEADER).read_text("utf-8"))
-_asked = resolve()
-KIND = _asked.webgpu
-"""Which implementation this process uses, as the option `webgpu` says: one for all sessions."""
-BUILD = dawn_builds.find(_asked.webgpu_library) if KIND == "dawn" else None
-lib = ffi.dlopen(BUILD.path if BUILD is not None else _path())
-NAME = BUILD.name if BUILD is not None else "wgpu-native"
+def _loaded() -> tuple[Any, Any, str]:
+    """cffi's ffi, its lib, the library's name. Raises ConfigError, ImportError."""
+    if KIND == choice.DAWN:
+        return choice.load_dawn(resolve().webgpu_library)
+    declared = _declared((resources() / HEADER).read_text("utf-8"))
+    return declared, declared.dlopen(_path()), "wgpu-native"
+
+
+KIND = choice.for_good().kind
+"""Which implementation this process uses, for all its sessions."""
+ffi, lib, NAME = _loaded()
+
+
+def address(name: str) -> Any:
+    """A function's, as a `void *`."""
+    function = getattr(lib, name)
+    return ffi.cast("void *", function if isinstance(function, ffi.CData) else ffi.addressof(lib, name))
+
 
 _ERRORS = {lib.WGPUErrorType_Validation: GPUValidationError, lib.WGPUErrorType_OutOfMemory: GPUOutOfMemoryError,
            lib.WGPUErrorType_Internal: GPUInternalError}

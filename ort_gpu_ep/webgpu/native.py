@@ -16,7 +16,7 @@ from ort_gpu_ep.shim import loops as shim
 from ort_gpu_ep.shim.declarations import ffi as shim_ffi
 from ort_gpu_ep.webgpu import objects, waiting
 from ort_gpu_ep.webgpu.implementation import own
-from ort_gpu_ep.webgpu.library import GPUError, GPUOutOfMemoryError, checked, ffi, lib
+from ort_gpu_ep.webgpu.library import GPUError, GPUOutOfMemoryError, address, checked, ffi, lib
 
 POLLS = 64
 """Polls in one call of the shim: between two looks at the clock they take some 0.1 ms, or less where a result is there."""
@@ -25,7 +25,7 @@ POLLS = 64
 def _pointers() -> tuple[Any, ...]:
     """What the shim's loops call, in the order of `ort_gpu_ep_use`."""
     names = ("wgpuComputePassEncoderSetPipeline", "wgpuComputePassEncoderSetBindGroup", "wgpuComputePassEncoderDispatchWorkgroups")
-    return tuple(ffi.cast("void *", function) for function in (*(ffi.addressof(lib, name) for name in names), *own.polling()))
+    return (*map(address, names), *own.polling())
 
 
 RECORDS_LATE = own.records_late

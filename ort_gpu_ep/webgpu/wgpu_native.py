@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ort_gpu_ep.webgpu import dxc
-from ort_gpu_ep.webgpu.library import checked, ffi, lib
+from ort_gpu_ep.webgpu.library import address, checked, ffi, lib
 
 _VULKAN, _METAL, _DX12 = 1 << 0, 1 << 2, 1 << 3
 """WGPUInstanceBackend: cffi doesn't compute what C writes so. Without OpenGL, whose compute shaders miss features that the kernels need
@@ -30,13 +30,14 @@ class WgpuNative:
 
     records_late = False
 
-    features: Mapping[str, int] = {
-        "shader-int64": lib.WGPUNativeFeature_ShaderInt64, "shader-f16": lib.WGPUFeatureName_ShaderF16,
-        "shader-f64": lib.WGPUNativeFeature_ShaderF64,
-        "subgroup": lib.WGPUNativeFeature_Subgroup, "timestamp-query": lib.WGPUFeatureName_TimestampQuery,
-        "timestamp-query-inside-passes": lib.WGPUNativeFeature_TimestampQueryInsidePasses}
+    features: Mapping[str, int]
 
     def __init__(self) -> None:
+        self.features = {
+            "shader-int64": lib.WGPUNativeFeature_ShaderInt64, "shader-f16": lib.WGPUFeatureName_ShaderF16,
+            "shader-f64": lib.WGPUNativeFeature_ShaderF64,
+            "subgroup": lib.WGPUNativeFeature_Subgroup, "timestamp-query": lib.WGPUFeatureName_TimestampQuery,
+            "timestamp-query-inside-passes": lib.WGPUNativeFeature_TimestampQueryInsidePasses}
         self._leaks = self.version() == _LEAKING_VERSION and ffi.sizeof("void *") == 8
 
     def version(self) -> int:
@@ -96,7 +97,7 @@ class WgpuNative:
 
     def polling(self) -> tuple[Any, Any]:
         """For the shim's loops: two functions, of which it calls the one that is not NULL (wgpuDevicePoll or wgpuInstanceProcessEvents)."""
-        return ffi.addressof(lib, "wgpuDevicePoll"), ffi.NULL
+        return address("wgpuDevicePoll"), ffi.NULL
 
     def polled(self, device: Any) -> Any:
         """The handle that this function takes for a device."""

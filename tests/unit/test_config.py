@@ -31,7 +31,7 @@ def test_provider_option_then_environment_then_default() -> None:
 def test_an_empty_variable_is_as_one_that_is_not_there() -> None:
     environment = {"ORT_GPU_EP_PLACEMENT": "", "ORT_GPU_EP_STRICT": "", "ORT_GPU_EP_WEBGPU": "", "ORT_GPU_EP_HANG_TIMEOUT_MS": ""}
     assert resolve({}, environment) == resolve({}, {})
-    assert resolve({"webgpu": "wgpu", "placement": "cpu"}, environment).placement == "cpu"
+    assert resolve({"webgpu": "auto", "placement": "cpu"}, environment).placement == "cpu"
 
 
 def test_it_reads_the_environment_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
