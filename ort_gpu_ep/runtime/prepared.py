@@ -208,7 +208,7 @@ class Prepared:
             return
         group = self._bind_group(step, bound, inputs, outputs)
         try:
-            commands = lone_dispatch(self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), offset))
+            commands = lone_dispatch(self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), offset, 1))
         except GPUError as error:
             raise self.gpu.failure(error, f"{bound.label}: a recording without workgroups") from error
         self.gpu.enqueue(commands)
@@ -295,7 +295,7 @@ class Prepared:
         shape = self._current
         if shape is None or self._shapes.get(shape.filled.numbers) is not shape or filled.numbers in self._left:
             return None
-        if (shape.filled.groups, shape.filled.nbytes) != (filled.groups, filled.nbytes):
+        if (shape.filled.groups, shape.filled.repeats, shape.filled.nbytes) != (filled.groups, filled.repeats, filled.nbytes):
             return None
         self._upload_parameters(shape.region, filled)
         self._left[shape.filled.numbers] = None
@@ -343,13 +343,20 @@ class Prepared:
             else:
                 assert workgroups is not None, "a dispatch has workgroups"
                 whole, where = self._pipelines[numbers[index]], None if offset is None else start + offset
-                turns = prod(workgroups) * step.turns
+                repeats = shape.filled.repeats[index]
+                turns = prod(workgroups) * step.turns * repeats
                 since += turns
                 if since <= most:
-                    runs.append(((whole, groups[index], workgroups, where),))
+                    runs.append(((whole, groups[index], workgroups, where, repeats),))
+                    continue
+                if repeats > 1:
+                    some = max(1, int(repeats * most / turns))
+                    counts = [min(some, repeats - k) for k in range(0, repeats, some)]
+                    runs.append(tuple(c for count in counts for c in (CUT, (whole, groups[index], workgroups, where, count))))
+                    since = turns * counts[-1] // repeats
                     continue
                 in_parts = self._parts_of(numbers[index], whole, workgroups, ceil(turns / most))
-                runs.append(tuple(c for part, count in in_parts for c in (CUT, (part, groups[index], count, where))))
+                runs.append(tuple(c for part, count in in_parts for c in (CUT, (part, groups[index], count, where, 1))))
                 since = turns // len(in_parts)
         return runs
 

@@ -96,7 +96,7 @@ class Prologue:
             group = bind_group(self.gpu, bound, lambda p: (
                 buffers[p] if p in buffers else self._weight(p.name) if p.kind is Kind.WEIGHT else self.buffer(p), 0))
             try:
-                commands = lone_dispatch(self.gpu, step.label, (pipe, group, step.groups, None))
+                commands = lone_dispatch(self.gpu, step.label, (pipe, group, step.groups, None, 1))
             except GPUError as error:
                 raise self.gpu.failure(error, f"{step.label}: a recording of the prologue") from error
             self.gpu.enqueue(commands)
