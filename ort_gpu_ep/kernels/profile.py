@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any
 
 from ort_gpu_ep import store
-from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.kernels.cost_parameters import INTEGRATED_DISPATCH_S, INTEGRATED_ROOFS, Figures, Roofs, figures_of
 from ort_gpu_ep.kernels.records import BY_FLOPS, FAMILIES, Work, work_of
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, tensors_of
@@ -22,7 +21,7 @@ from ort_gpu_ep.kernels.registry import BoundNode, Lowering, tensors_of
 FORMAT = 5
 
 SIBLING: Mapping[str, str] = {
-    "matvec": "product", "direct": "product", "recurrent": "matvec", "recurrent_held": "recurrent",
+    "matvec": "product", "direct": "product", "recurrent": "matvec", "recurrent_held": "recurrent", "recurrent_steps": "matvec",
     "movement": "elementwise", "gather": "movement", "reduction": "elementwise", "reduction_held": "reduction",
     "pool": "reduction", "sorting": "reduction",
 }
@@ -106,11 +105,9 @@ class Profile:
         return self.download.at(nbytes)
 
     def node_s(self, lowering: Lowering, bound: BoundNode) -> float:
-        """Predicted seconds of a node on the GPU: for each kernel that a run dispatches, as often as it does, that and its work. Raises
-        UnsupportedNodeError.
-        """
-        works = [(hint(k.repeats), work_of(k, tensors_of(k, lowering, bound))) for k in lowering.per_run]
-        return math.fsum(repeats * self.dispatch_s + self.work_s(work) for repeats, work in works)
+        """Predicted seconds of a node on the GPU: for each kernel that a run dispatches, that and its work. Raises UnsupportedNodeError."""
+        works = [work_of(k, tensors_of(k, lowering, bound)) for k in lowering.per_run]
+        return math.fsum(work.dispatches * self.dispatch_s + self.work_s(work) for work in works)
 
     def work_s(self, work: Work) -> float:
         """Predicted seconds of a kernel without its dispatch: its operations or its bytes, whichever take longer.

@@ -80,7 +80,7 @@ def form_of(node: BoundNode, cell: Cell, sizes: Sizes, layers: int = 1, general:
     bits = node.input(2).decoded if layers == 1 else 0
     stepwise = recurrent_steps.estimates(node, cell, sizes) if layers == 1 else {}
     if layers == 1 and (general or bits or not (times or stepwise)):
-        times[GENERAL] = _general_ns(node.target, sizes, bits)
+        times[GENERAL] = general_ns(node.target, sizes, bits)
     times |= {} if bits else stepwise
     if not times:
         raise UnsupportedNodeError(Code.LIMIT, f"{layers} layers of {sizes} do not fit into a workgroup together")
@@ -131,7 +131,7 @@ def _estimate_ns(target: Target, sizes: Sizes, layers: int, form: str) -> float:
     return float(_rounds(target, sizes) * (hint(sizes.steps) + layers - 1) * step_ns + product_ns)
 
 
-def _general_ns(target: Target, sizes: Sizes, bits: int = 0) -> float:
+def general_ns(target: Target, sizes: Sizes, bits: int = 0) -> float:
     """Two barriers a step, and the recurrent weights, or what they are decoded from; the input's product before."""
     by, weights = target.figures, sizes.gates * sizes.hidden * sizes.hidden
     nbytes = weights * (bits or 32) / 8
@@ -143,7 +143,7 @@ def _general_ns(target: Target, sizes: Sizes, bits: int = 0) -> float:
 
 def _written_out_ns(target: Target, sizes: Sizes, bits: int, stepwise: Mapping[str, float]) -> float:
     """A dispatch that decodes the recurrent weights and one that brings them into the order of the steps, if not once; and the steps."""
-    steps_ns = min(_general_ns(target, sizes), *stepwise.values())
+    steps_ns = min(general_ns(target, sizes), *stepwise.values())
     if target.limits.keeps_dense:
         return steps_ns
     by, weights = target.figures, sizes.directions * sizes.gates * sizes.hidden * sizes.hidden

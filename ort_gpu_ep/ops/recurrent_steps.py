@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT32, UINT32, TensorType
@@ -31,7 +32,7 @@ def _loop_bound(k: KernelCall) -> int:
 
 
 record(
-    SHADER, "matvec", loop_bound=_loop_bound,
+    SHADER, "recurrent_steps", loop_bound=_loop_bound,
     flops=lambda k: 2 * k["T"] * k["B"] * k["DIRECTIONS"] * k["GATES"] * k["H"] * k["H"], steps=lambda k: k["T"])
 
 
@@ -41,7 +42,7 @@ def estimates(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, float]:
     bindings += node.has(4) and not are_lengths(node.input(4), sizes.steps)
     if node.attr(ROUNDED) or not limits.allow(SHADER) or bindings > limits.max_buffers_per_stage:
         return {}
-    return {form: _estimate_ns(node, cell, sizes, units) for form, units in STEPWISE.items() if units == 1 or units * 2 <= sizes.hidden}
+    return estimates_of(node.target, sizes, 2 if resets_first(node, cell) else 1)
 
 
 def resets_first(node: BoundNode, cell: Cell) -> bool:
@@ -49,16 +50,21 @@ def resets_first(node: BoundNode, cell: Cell) -> bool:
     return cell is GRU and not node.attr("linear_before_reset")
 
 
-def _estimate_ns(node: BoundNode, cell: Cell, sizes: Sizes, units: int) -> float:
-    """A step: a dispatch, what waits in it for memory, the recurrent weights from the cache, as often as rows of the batch ask for them."""
-    by, batch = node.target.figures, hint(sizes.batch)
+def estimates_of(target: Target, sizes: Sizes, dispatches: int) -> dict[str, float]:
+    """dispatches: of a step."""
+    fitting = {form: units for form, units in STEPWISE.items() if units == 1 or 2 * units <= sizes.hidden}
+    return {form: _estimate_ns(target, sizes, units, dispatches) for form, units in fitting.items()}
+
+
+def _estimate_ns(target: Target, sizes: Sizes, units: int, dispatches: int) -> float:
+    """A step: a dispatch or two, what waits in it for memory, the recurrent weights from the cache, as often as rows of the batch ask."""
+    by, batch = target.figures, hint(sizes.batch)
     weights = sizes.directions * sizes.gates * sizes.hidden * sizes.hidden
     in_cache = 4 * weights <= by.cache_nbytes
     reads_ns = 4 * weights * -(-batch // MAX_ROWS) / (by.cache_bytes_per_ns if in_cache else by.uncached_bytes_per_ns)
     groups = sizes.directions * -(-sizes.hidden // (_share(sizes) * units))
     work_ns = max(reads_ns, weights * batch / (by.units * by.fma_per_ns)) + by.stepwise_unit_ns * units
     work_ns += by.stepwise_group_ns * groups / by.units
-    dispatches = 2 if resets_first(node, cell) else 1
     return float(hint(sizes.steps) * (dispatches * (by.dispatch_ns + by.stepwise_wait_ns) + work_ns) + by.dispatch_ns + by.input_ns)
 
 
@@ -71,6 +77,54 @@ def _teams_are_subgroups(target: Target) -> bool:
     return target.limits.subgroup_size == TEAM and target.limits.allow(SHADER, "subgroup")
 
 
+@dataclass(frozen=True)
+class Shares:
+    """How workgroups share a step: each has `share` times `units` hidden units and in each of its turns so many rows of the batch, and the
+    rows are `runs` workgroups'. subgroups: whether a team is a subgroup.
+    """
+
+    gates: int
+    hidden: int
+    share: int
+    units: int
+    rows: int
+    runs: int
+    groups: int
+    subgroups: bool
+
+    @property
+    def workgroup_size(self) -> int:
+        return self.share * self.gates * TEAM
+
+    @property
+    def workgroup_nbytes(self) -> int:
+        sums = self.units * self.rows
+        return 4 * sums * (self.share * self.gates + (0 if self.subgroups else self.workgroup_size))
+
+    @property
+    def consts(self) -> dict[str, Const]:
+        return {"ROWS": self.rows, "UNITS": self.units, "SHARE": self.share, "RUNS": self.runs, "SUBGROUPS": self.subgroups,
+                "VECTORS": bool(self.vectors)}
+
+    @property
+    def vectors(self) -> list[str]:
+        """Rows of weights that are whole vectors are read so."""
+        return ["packed"] if self.hidden % 4 == 0 else []
+
+    @property
+    def features(self) -> list[str]:
+        return ["subgroup"] if self.subgroups else []
+
+
+def shares_of(target: Target, sizes: Sizes, units: int) -> Shares:
+    """units: of a team."""
+    batch, share = hint(sizes.batch), _share(sizes)
+    rows = 1 if batch == 1 else 2 if batch == 2 else MAX_ROWS
+    blocks = sizes.directions * -(-sizes.hidden // (share * units))
+    runs = max(1, min(-(-2 * target.figures.units // blocks), -(-batch // rows)))
+    return Shares(sizes.gates, sizes.hidden, share, units, rows, runs, blocks * runs, _teams_are_subgroups(target))
+
+
 def packing_index(sizes: Sizes) -> Strided:
     """R as it is."""
     return Strided((sizes.directions * sizes.gates * sizes.hidden * sizes.hidden,), (1,))
@@ -80,24 +134,18 @@ def stepwise(
     node: BoundNode, cell: Cell, sizes: Sizes, choice: Choice, weights: Kernel, product: Lowering, consts: Mapping[str, Const],
 ) -> Lowering:
     """The weights in one buffer, the product of the input, the steps. weights: packs them. consts: what every form takes."""
-    h, batch, units, share = sizes.hidden, hint(sizes.batch), STEPWISE[choice.form], _share(sizes)
-    rows = 1 if batch == 1 else 2 if batch == 2 else MAX_ROWS
-    blocks = sizes.directions * -(-h // (share * units))
-    runs = max(1, min(-(-2 * node.target.figures.units // blocks), -(-batch // rows)))
-    groups, subgroups = blocks * runs, _teams_are_subgroups(node.target)
+    h, shares = sizes.hidden, shares_of(node.target, sizes, STEPWISE[choice.form])
     outputs = {name: i for i, name in enumerate(("y", "yh", "yc")) if node.wants(i)}
     types = output_types(node, sizes)
     halves = 2 + (2 if resets_first(node, cell) else cell is LSTM)
-    ticks, state = TensorType(UINT32, (groups,)), TensorType(FLOAT32, (halves * sizes.directions * sizes.batch * h,))
+    ticks, state = TensorType(UINT32, (shares.groups,)), TensorType(FLOAT32, (halves * sizes.directions * sizes.batch * h,))
     reads: dict[str, int | str] = {"pre": "pre", "packed": "packed", **{n: i for n, i in (("seq", 4), ("h0", 5), ("c", 6)) if node.has(i)}}
-    sums, workgroup_size = share * sizes.gates * units * rows, share * sizes.gates * TEAM
     steps = kernel(
         SHADER, [*(types[i] for i in outputs.values()), ticks, state],
-        consts={**consts, "ROWS": rows, "UNITS": units, "SHARE": share, "RUNS": runs, "SUBGROUPS": subgroups, "VECTORS": h % 4 == 0,
-                **{f"WANT_{name.upper()}": name in outputs for name in ("y", "yh", "yc")}},
-        groups=groups, workgroup_size=workgroup_size, workgroup_nbytes=4 * (sums + (0 if subgroups else units * rows * workgroup_size)),
-        reads=reads, writes={**outputs, "ticks": "ticks", "state": "state"}, vectors=["packed"] if h % 4 == 0 else [], choice=choice,
-        features=["subgroup"] if subgroups else [], repeats=sizes.steps * (2 if resets_first(node, cell) else 1),
+        consts={**consts, **shares.consts, **{f"WANT_{name.upper()}": name in outputs for name in ("y", "yh", "yc")}},
+        groups=shares.groups, workgroup_size=shares.workgroup_size, workgroup_nbytes=shares.workgroup_nbytes,
+        reads=reads, writes={**outputs, "ticks": "ticks", "state": "state"}, vectors=shares.vectors, choice=choice,
+        features=shares.features, repeats=sizes.steps * (2 if resets_first(node, cell) else 1),
         reports=node.has(4) and not are_lengths(node.input(4), sizes.steps))
     temps = (("packed", weights.outputs[0]), *product.temps, ("ticks", ticks), ("state", state))
     constant = all(node.input(int(i)).is_constant for _, i in weights.reads or ())

@@ -11,11 +11,6 @@ const COVERED: u32 = SHARE * UNITS;
 const BLOCKS: u32 = (H + COVERED - 1u) / COVERED;
 const PLANE: u32 = DIRECTIONS * B * H;
 const RESET_FIRST: bool = CELL == 1u && !LINEAR;
-const SUMS: u32 = SHARE * GATES * UNITS * ROWS;
-var<workgroup> sums: array<f32, SHARE * GATES * UNITS * ROWS>;
-#if not SUBGROUPS
-var<workgroup> parts: array<f32, UNITS * ROWS * WORKGROUP_SIZE>;
-#end
 
 #include recurrent_activations.wgsl
 
@@ -28,36 +23,9 @@ fn extra(i: u32) -> f32 { return packed_at(i); }
 
 #include recurrent_cell.wgsl
 
-// Four elements of a row of R from element k on, zero past its end.
-fn r_four(row: u32, k: u32) -> vec4<f32> {
-#if VECTORS
-    return packed_at4((row * H + k) / 4u);
-#else
-    let i = row * H + k;
-    var four = vec4<f32>(packed_at(i), 0.0, 0.0, 0.0);
-    if (k + 1u < H) { four.y = packed_at(i + 1u); }
-    if (k + 2u < H) { four.z = packed_at(i + 2u); }
-    if (k + 3u < H) { four.w = packed_at(i + 3u); }
-    return four;
-#end
-}
-
 fn before0(i: u32) -> f32 { return state_at(i); }
 fn before1(i: u32) -> f32 { return h0_at(i); }
-#for first in 2
-// Likewise of a row of what the first step reads, or a later one, which begins at element i.
-fn four$first(i: u32, k: u32) -> vec4<f32> {
-    var four = vec4<f32>(before$(first)(i + k), 0.0, 0.0, 0.0);
-#for e in 3
-#if VECTORS
-    four[$(e + 1)] = before$(first)(i + k + $(e + 1)u);
-#else
-    if (k + $(e + 1)u < H) { four[$(e + 1)] = before$(first)(i + k + $(e + 1)u); }
-#end
-#end
-    return four;
-}
-#end
+#include recurrent_fours.wgsl
 
 fn x_four(i: u32) -> vec4<f32> {
     var four = vec4<f32>(pre_at(i), 0.0, 0.0, 0.0);
@@ -115,68 +83,12 @@ fn group_main(group: u32, lane: u32) {
         }
 #for u in UNITS
         let row$u = (d * GATES + gate) * H + min(own + $(u)u, H - 1u);
-#for r in ROWS
-        var sum$(u)_$r = 0.0;
-#end
 #end
 #for r in ROWS
-        let row_of_state$r = (d * B + min(from_row + $(r)u, B - 1u)) * H;
+        let from0_$r = select(old, 2u * PLANE, RESET_FIRST && ends) + (d * B + min(from_row + $(r)u, B - 1u)) * H;
+        let from1_$r = d * STATE_D + min(from_row + $(r)u, B - 1u) * STATE_B;
 #end
-#for first in 2
-#if first == 0 or HAS_H0
-#if first
-        if (works && is_first) {
-#else
-        if (works && !is_first) {
-#end
-#for r in ROWS
-#if first
-            let from$r = d * STATE_D + min(from_row + $(r)u, B - 1u) * STATE_B;
-#else
-            let from$r = select(old, 2u * PLANE, RESET_FIRST && ends) + row_of_state$r;
-#end
-#end
-            for (var i = 0u; i < (H + 127u) / 128u; i++) {
-                let k = 4u * (i * 32u + l);
-                if (H % 128u == 0u || k < H) {
-#for r in ROWS
-                    let h$r = four$(first)(from$r, k);
-#end
-#for u in UNITS
-                    let w$u = r_four(row$u, k);
-#for r in ROWS
-                    sum$(u)_$r += dot(w$u, h$r);
-#end
-#end
-                }
-            }
-        }
-#end
-#end
-#for u in UNITS
-#for r in ROWS
-#if SUBGROUPS
-        let total$(u)_$r = subgroupAdd(sum$(u)_$r);
-        if (l == 0u) { sums[(team * UNITS + $(u)u) * ROWS + $(r)u] = total$(u)_$r; }
-#else
-        parts[$(u * ROWS + r)u * WORKGROUP_SIZE + lane] = sum$(u)_$r;
-#end
-#end
-#end
-        workgroupBarrier();
-#if not SUBGROUPS
-        if (lane < SUMS) {
-            let first = lane % (UNITS * ROWS) * WORKGROUP_SIZE + lane / (UNITS * ROWS) * 32u;
-            var total = vec4<f32>();
-            for (var i = 0u; i < 8u; i++) {
-#for e in 4
-                total[$e] += parts[first + (4u * i + $(e)u + lane) % 32u];
-#end
-            }
-            sums[lane] = (total.x + total.y) + (total.z + total.w);
-        }
-        workgroupBarrier();
-#end
+#include recurrent_sums.wgsl
         if (stores) {
             var s = vec4<f32>();
             for (var q = 0u; q < GATES; q++) {

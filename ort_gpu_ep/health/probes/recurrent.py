@@ -65,7 +65,7 @@ def held(trial: Trial) -> str:
 def stepwise(trial: Trial) -> str:
     """Hidden units that teams and vectors fill, and that they don't; a GRU's steps in two halves."""
     sizes = (33, 130, 8)
-    for form, hidden, (op, gates) in trial.repeated(STEPWISE, sizes, (("LSTM", 4), ("GRU", 3), ("RNN", 1)), of=4, turn=1):
+    for form, hidden, (op, gates) in trial.repeated(tuple(STEPWISE), sizes, (("LSTM", 4), ("GRU", 3), ("RNN", 1)), of=4, turn=1):
         with forced(form):
             _layer(trial, op, gates, hidden)
     return f"3 ops, {len(STEPWISE)} forms, {len(sizes)} sizes"
