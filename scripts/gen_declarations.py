@@ -34,7 +34,7 @@ void *ort_gpu_ep_gone(void);
 """A Table has room for the longest table of callbacks. The functions are those of shim/shim.c."""
 
 SHIM = """
-typedef struct { void *pipeline; void *group; uint32_t x, y, z, offsets, offset; } Step;
+typedef struct { void *pipeline; void *group; uint32_t x, y, z, offsets, offset, times; } Step;
 void ort_gpu_ep_use(void *pipeline, void *group, void *workgroups, void *polled, void *events);
 void ort_gpu_ep_record(void *pass, const Step *steps, size_t count);
 void ort_gpu_ep_mapped(void);

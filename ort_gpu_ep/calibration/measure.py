@@ -269,7 +269,8 @@ def _families(bench: Bench, dispatch_s: float) -> dict[str, Curve]:
             continue
         spent_s = time.perf_counter() - start_s
         longest_s = max(longest_s, spent_s)     # a machine that is busy compiles slowly
-        samples.append(Sample(workload.family, works, added_s - dispatch_s * (len(works) - 1)))     # the empty run has a dispatch, too
+        more = sum(w.dispatches for w in works) - 1     # than an empty run has
+        samples.append(Sample(workload.family, works, added_s - dispatch_s * more))
         if index + 1 < len(workload.sizes):
             growth = (workload.sizes[index + 1] / size) ** workload.power
             if added_s * growth < LONG_S:

@@ -55,7 +55,7 @@ def _elementwise(n: int) -> Graph:
 
 
 def _recurrent(units: int) -> Graph:
-    """A layer of so many units, 16 steps for one row of a batch; this cell has no other form."""
+    """A layer of so many units, 16 steps for one row of a batch; so small a layer of this cell has no faster form."""
     weights = [random((1, 3 * units, units)) / 8, random((1, 3 * units, units)) / 8]
     return single("GRU", (16, 1, units), weights, version=14, hidden_size=units)
 
@@ -64,6 +64,12 @@ def _recurrent_held(units: int) -> Graph:
     """The same of a cell whose weights fit into registers, while the layer is small enough."""
     weights = [random((1, 4 * units, units)) / 8, random((1, 4 * units, units)) / 8, random((1, 8 * units))]
     return single("LSTM", (16, 1, units), weights, version=14, hidden_size=units)
+
+
+def _recurrent_steps(units: int) -> Graph:
+    """A few steps of a layer of many units."""
+    weights = [random((1, 4 * units, 4)), random((1, 4 * units, units)) / 8]
+    return single("LSTM", (4, 1, 4), weights, version=14, hidden_size=units)
 
 
 def _reduction(rows: int) -> Graph:
@@ -107,8 +113,9 @@ WORKLOADS = (
     Workload("reduction", (256, 2048, 16384, 65536), 1, _reduction),
     Workload("matvec", (256, 1024, 2048, 4096), 2, _matvec),
     Workload("direct", (28, 112, 224, 448), 2, _direct),
-    Workload("recurrent", (32, 64, 128, 256), 2, _recurrent),
+    Workload("recurrent", (32, 64, 128), 2, _recurrent),
     Workload("recurrent_held", (32, 64), 2, _recurrent_held),
+    Workload("recurrent_steps", (512, 1024), 2, _recurrent_steps),
     Workload("movement", (128, 512, 1024, 4096), 2, _movement),
     Workload("pool", (28, 56, 112, 448), 2, _pool),
     Workload("gather", (1024, 8192, 65536), 1, _gather),

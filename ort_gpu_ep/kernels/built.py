@@ -89,6 +89,7 @@ class Kernel:
     pairs: 64-bit integers are pairs of words (vec2<u32>, the lower one first) in it: the adapter has no others.
     features: of the device, that its body uses (types bring their own). atomics: bindings of uint32 that are bound as atomics.
     scales: what it can store beside its first output, where a kernel behind it wants that. rounded: what it could read in float16.
+    repeats: how often in a row it is dispatched; a dispatch begins where the one before has ended, and sees what that wrote.
     """
 
     shader: str
@@ -116,6 +117,7 @@ class Kernel:
     pairs: bool = False
     scales: Scales | None = None
     rounded: tuple[Rounded, ...] = ()
+    repeats: int = 1
 
     @property
     def step(self) -> Step:
@@ -148,13 +150,14 @@ def kernel(
     features: Sequence[str] = (),
     atomics: Sequence[str] = (),
     reports: bool = False,
+    repeats: int = 1,
 ) -> Kernel:
     """A Kernel from dicts and lists (a Kernel itself holds tuples, so that it hashes and compares)."""
     return Kernel(
         shader, tuple(outputs), tuple((consts or {}).items()), tuple((indices or {}).items()), math.prod(grid) if grid else groups,
         workgroup_size, workgroup_nbytes, raw, None if reads is None else tuple(reads.items()),
         None if writes is None else tuple(writes.items()), tuple(epilogue), grid=grid, vectors=tuple(vectors), words=tuple(words),
-        choice=choice, features=tuple(features), atomics=tuple(atomics), reports=reports)
+        choice=choice, features=tuple(features), atomics=tuple(atomics), reports=reports, repeats=repeats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ort_gpu_ep.kernels.registry import BoundNode, Lowering, tensors_of
 FORMAT = 5
 
 SIBLING: Mapping[str, str] = {
-    "matvec": "product", "direct": "product", "recurrent": "matvec", "recurrent_held": "recurrent",
+    "matvec": "product", "direct": "product", "recurrent": "matvec", "recurrent_held": "recurrent", "recurrent_steps": "matvec",
     "movement": "elementwise", "gather": "movement", "reduction": "elementwise", "reduction_held": "reduction",
     "pool": "reduction", "sorting": "reduction",
 }
@@ -107,7 +107,7 @@ class Profile:
     def node_s(self, lowering: Lowering, bound: BoundNode) -> float:
         """Predicted seconds of a node on the GPU: for each kernel that a run dispatches, that and its work. Raises UnsupportedNodeError."""
         works = [work_of(k, tensors_of(k, lowering, bound)) for k in lowering.per_run]
-        return math.fsum(self.dispatch_s + self.work_s(work) for work in works)
+        return math.fsum(work.dispatches * self.dispatch_s + self.work_s(work) for work in works)
 
     def work_s(self, work: Work) -> float:
         """Predicted seconds of a kernel without its dispatch: its operations or its bytes, whichever take longer.

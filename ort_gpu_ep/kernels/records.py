@@ -24,6 +24,7 @@ FAMILIES: Mapping[str, str] = {
     "direct": "a sum of products by each invocation, nothing shared",
     "recurrent": "one step after the other, which reads its weights from memory",
     "recurrent_held": "one step after the other, with the weights in registers",
+    "recurrent_steps": "one step after the other, each a dispatch: matrices times vectors",
     "reduction": "rows that workgroups go along, an element at a time",
     "reduction_held": "rows that are read in vectors and lie in registers",
     "pool": "a window around each element",
@@ -34,7 +35,7 @@ FAMILIES: Mapping[str, str] = {
 }
 """Kernels whose time grows alike: calibration measures one of each."""
 
-BY_FLOPS = frozenset({"product", "matvec", "direct", "recurrent", "recurrent_held"})
+BY_FLOPS = frozenset({"product", "matvec", "direct", "recurrent", "recurrent_held", "recurrent_steps"})
 """Families that are measured over floating-point operations; the others are over the bytes they read and write."""
 
 
@@ -203,12 +204,13 @@ def turns_of(kernel: Kernel) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one dispatch does. flops: 0 where it is told by its bytes alone. steps: parts that wait for each other."""
+    """What a kernel does. flops: 0 where it is told by its bytes alone. steps: parts that wait for each other. dispatches: of it."""
 
     family: str
     flops: int
     nbytes: int
     steps: int = 1
+    dispatches: int = 1
 
 
 def work_of(kernel: Kernel, bindings: Bindings) -> Work:
@@ -217,7 +219,7 @@ def work_of(kernel: Kernel, bindings: Bindings) -> Work:
     record, call = record_of(kernel.shader), KernelCall(kernel, {name: hint(value) for name, value in kernel.consts}, tensors)
     return Work(
         record.family, record.flops(call) if record.flops else 0, record.nbytes(call) if record.nbytes else call.nbytes(),
-        record.steps(call) if record.steps else 1)
+        record.steps(call) if record.steps else 1, hint(kernel.repeats))
 
 
 def completed(spec: OpSpec, bound: BoundNode) -> Lowering:

@@ -1,4 +1,4 @@
-"""LSTM, GRU, RNN: the input's share of the gates for all steps as one matrix product, then a layer's steps in one dispatch."""
+"""LSTM, GRU, RNN: the input's share of the gates for all steps as one matrix product, then the steps, in one dispatch or one each."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
+from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, INT32, UINT8, TensorType
-from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
+from ort_gpu_ep.kernels.records import KernelCall, ceil_div, loop_bound, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.ops import recurrent_held
 from ort_gpu_ep.ops.composed import Composed, Part
 from ort_gpu_ep.ops.indexing import are_lengths
 from ort_gpu_ep.ops.recurrent_held import held, product_of
 from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, RNN, ROUNDED, Cell, Sizes, output_types, sizes_of, strides_of
+from ort_gpu_ep.ops.recurrent_steps import STEPWISE, packing_index, stepwise
 
 WORKGROUP_SIZE = 256
 """WebGPU's guaranteed workgroup size."""
@@ -109,19 +111,27 @@ def layer(node: BoundNode, cell: Cell) -> Lowering:
     """
     sizes = sizes_of(node, cell)
     activations_of(node, cell, sizes)       # may decline
-    choice = recurrent_held.form_of(node, cell, sizes)
-    if choice.form != recurrent_held.GENERAL:
+    steps, unwanted = steps_of(node, cell, sizes)
+    choice = recurrent_held.form_of(node, cell, sizes, general=_fits(node, steps))
+    if choice.form in (recurrent_held.WHOLE, recurrent_held.PRODUCT):
         places = [i if node.has(i) else None for i in (3, 5, 6)]
         return held(node, cell, sizes, (recurrent_held.Layer(1, 2, *places),), choice)
-    product = product_of(node, sizes)
-    weights = weights_of(node, cell, sizes)
-    steps, unwanted = steps_of(node, cell, sizes)
+    product, weights = product_of(node, sizes), weights_of(node, cell, sizes)
+    if choice.form in STEPWISE:
+        weights = replace(weights, indices=(("r_index", packing_index(sizes)),))
+        return stepwise(node, cell, sizes, choice, weights, product, consts_of(node, cell, sizes))
     steps = replace(steps, choice=choice)
     outputs = tuple(t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)]))
     temps = (*((("packed", weights.outputs[0]),) if weights.reads else ()), *product.temps, *unwanted)
     constant = all(node.input(int(i)).is_constant for _, i in weights.reads or ())
     kernels = (*((weights,) if weights.reads else ()), *product.kernels, steps)
     return Lowering(outputs, kernels, temps, once=("packed",) if constant else ())
+
+
+def _fits(node: BoundNode, steps: Kernel) -> bool:
+    """Whether the adapter has workgroup memory for the states of a layer, and lets a loop go on to its end."""
+    limits = node.target.limits
+    return steps.workgroup_nbytes <= limits.max_workgroup_nbytes and hint(loop_bound(steps)) <= limits.max_loop_iterations
 
 
 def layout_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
@@ -157,8 +167,7 @@ def steps_of(node: BoundNode, cell: Cell, sizes: Sizes) -> tuple[Kernel, tuple[t
     work = work_of(node, cell, sizes.hidden)
     parts, state_size = int(work["PARTS"]), int(work["STATE_SIZE"])
     consts: dict[str, Const] = {
-        **work, **layout_of(node, cell, sizes), **options_of(node, cell, sizes), **strides_of(node, sizes),
-        **activations_of(node, cell, sizes), "R_UNIT": sizes.hidden if decoded else 1, "R_K": 1 if decoded else sizes.hidden,
+        **work, **consts_of(node, cell, sizes), "R_UNIT": sizes.hidden if decoded else 1, "R_K": 1 if decoded else sizes.hidden,
         "HAS_REST": "rest" in reads,
         **{f"WANT_{name.upper()}": w for name, w in wanted_outputs.items()}}
     consts |= {"ROUNDED": True} if node.attr(ROUNDED) else {}
@@ -167,6 +176,11 @@ def steps_of(node: BoundNode, cell: Cell, sizes: Sizes) -> tuple[Kernel, tuple[t
         workgroup_size=int(work["WIDTH"]) * int(work["SLICES"]), workgroup_nbytes=4 * state_size + 16 * parts, reads=reads, writes=writes,
         reports=node.has(4) and not are_lengths(node.input(4), sizes.steps))
     return steps, tuple((f"no_{name}", nothing) for name, w in wanted_outputs.items() if not w)
+
+
+def consts_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
+    """What any form takes whose steps read the weights from memory."""
+    return {**layout_of(node, cell, sizes), **options_of(node, cell, sizes), **strides_of(node, sizes), **activations_of(node, cell, sizes)}
 
 
 def work_of(node: BoundNode, cell: Cell, hidden: int) -> dict[str, Const]:

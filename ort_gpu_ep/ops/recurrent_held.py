@@ -11,6 +11,7 @@ from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.kernels.target import Choice, Target
+from ort_gpu_ep.ops import recurrent_steps
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.ops.indexing import are_lengths
 from ort_gpu_ep.ops.packed import UNPACKED_GAIN
@@ -73,19 +74,21 @@ class Shares:
         return 16 * (2 * (self.inputs + self.layers * self.state) + (0 if quads else self.workgroup_size))
 
 
-def form_of(node: BoundNode, cell: Cell, sizes: Sizes, layers: int = 1) -> Choice:
-    """The form of a layer, or of a stack of them, with the smallest estimated time."""
+def form_of(node: BoundNode, cell: Cell, sizes: Sizes, layers: int = 1, general: bool = True) -> Choice:
+    """The form of a layer, or of a stack of them, with the smallest estimated time. general: whether that form fits the adapter."""
     times = {form: _estimate_ns(node.target, sizes, layers, form) for form in (WHOLE, PRODUCT) if _fits(node, cell, sizes, layers, form)}
     bits = node.input(2).decoded if layers == 1 else 0
-    if layers == 1:
-        times[GENERAL] = _general_ns(node.target, sizes, bits)
+    stepwise = recurrent_steps.estimates(node, cell, sizes) if layers == 1 else {}
+    if layers == 1 and (general or bits or not (times or stepwise)):
+        times[GENERAL] = general_ns(node.target, sizes, bits)
+    times |= {} if bits else stepwise
     if not times:
         raise UnsupportedNodeError(Code.LIMIT, f"{layers} layers of {sizes} do not fit into a workgroup together")
     steps, packed = 1 << hint(sizes.steps).bit_length(), f", {bits} bits" if bits else ""
     choice = node.target.choose(
         f"recurrent {cell.code} {sizes.inputs} {sizes.hidden} x {layers}, {sizes.directions} directions, {steps} steps{packed}", times)
     is_general = bits and choice.form == GENERAL and choice.because != "forced"
-    if is_general and _written_out_ns(node.target, sizes, bits) < UNPACKED_GAIN * times[GENERAL]:
+    if is_general and _written_out_ns(node.target, sizes, bits, stepwise) < UNPACKED_GAIN * times[GENERAL]:
         raise UnsupportedNodeError(Code.COST, f"{node.op}: for {hint(sizes.steps)} steps, weights of {bits} bits are decoded first")
     return choice
 
@@ -128,21 +131,23 @@ def _estimate_ns(target: Target, sizes: Sizes, layers: int, form: str) -> float:
     return float(_rounds(target, sizes) * (hint(sizes.steps) + layers - 1) * step_ns + product_ns)
 
 
-def _general_ns(target: Target, sizes: Sizes, bits: int = 0) -> float:
-    """Two barriers a step, and the recurrent weights from the cache, or decoded; the input's product before."""
+def general_ns(target: Target, sizes: Sizes, bits: int = 0) -> float:
+    """Two barriers a step, and the recurrent weights, or what they are decoded from; the input's product before."""
     by, weights = target.figures, sizes.gates * sizes.hidden * sizes.hidden
-    weights_ns = weights * (bits or 32) / 8 / by.general_bytes_per_ns
+    nbytes = weights * (bits or 32) / 8
+    weights_ns = nbytes * by.general_byte_ns + (0 if nbytes <= by.cache_nbytes else nbytes / by.uncached_bytes_per_ns)
     if bits:
         weights_ns = max(weights_ns, weights * DECODING_OPS / by.fma_per_ns)
     return float(_rounds(target, sizes) * hint(sizes.steps) * (by.general_step_ns + weights_ns) + by.dispatch_ns + by.input_ns)
 
 
-def _written_out_ns(target: Target, sizes: Sizes, bits: int) -> float:
+def _written_out_ns(target: Target, sizes: Sizes, bits: int, stepwise: Mapping[str, float]) -> float:
     """A dispatch that decodes the recurrent weights and one that brings them into the order of the steps, if not once; and the steps."""
+    steps_ns = min(general_ns(target, sizes), *stepwise.values())
     if target.limits.keeps_dense:
-        return _general_ns(target, sizes)
+        return steps_ns
     by, weights = target.figures, sizes.directions * sizes.gates * sizes.hidden * sizes.hidden
-    return _general_ns(target, sizes) + 2 * by.dispatch_ns + weights * (bits / 8 + 3 * 4) * by.byte_ns
+    return steps_ns + 2 * by.dispatch_ns + weights * (bits / 8 + 3 * 4) * by.byte_ns
 
 
 def _rounds(target: Target, sizes: Sizes) -> int:

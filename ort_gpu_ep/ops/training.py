@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ir.types import FLOAT32, INT32, Shape, TensorType
+from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.types import FLOAT32, INT32, UINT32, Shape, TensorType
 from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
+from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
+from ort_gpu_ep.ops.recurrent_held import GENERAL, general_ns
+from ort_gpu_ep.ops.recurrent_layer import Sizes
+from ort_gpu_ep.ops.recurrent_steps import STEPWISE, TEAM, estimates_of, shares_of
 from ort_gpu_ep.ops.reduce import rows_of
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window
 
 DOMAIN = "ort_gpu_ep.training"
+STEPS = "recurrent_backward_steps.wgsl"
 WORKGROUP_SIZE, MAX_SLICES = 256, 8
 
 
@@ -26,6 +33,10 @@ def _loop_bound(k: KernelCall) -> int:
 record(
     "recurrent_backward.wgsl", "recurrent", loop_bound=_loop_bound, flops=lambda k: 2 * k["T"] * k["B"] * k["GATES"] * k["H"] * k["H"],
     steps=lambda k: k["T"])
+record(
+    STEPS, "recurrent_steps", loop_bound=lambda k: ceil_div(k["B"], k["ROWS"] * k["RUNS"]) * (k["GATES"] + ceil_div(k["H"], 4 * TEAM) + 11),
+    flops=lambda k: 2 * k["T"] * k["B"] * k["GATES"] * k["H"] * k["H"], steps=lambda k: k["T"])
+record("recurrent_transposed.wgsl", "movement")
 record("lstm_cells.wgsl", "movement", loop_bound=lambda k: k["T"], steps=lambda k: k["T"])
 record("adam.wgsl", "elementwise")
 record("momentum.wgsl", "elementwise")
@@ -61,10 +72,10 @@ _BACKWARD = {"RNNBackward": (0, 1, 1), "GRUBackward": (1, 3, 1), "LSTMBackward":
 @op("GRUBackwardResetFirst", domain=DOMAIN, dtypes={}, bindings="dy dht gates before r rh -> da dh0")
 @op("LSTMBackward", domain=DOMAIN, dtypes={}, bindings="dy dht dct gates cells before r -> da dh0 dc0")
 @op("RNNBackward", domain=DOMAIN, dtypes={}, bindings="dy dht slope r -> da dh0")
-def backward(node: BoundNode) -> Kernel:
-    """da = the gradients of a recurrent layer's pre-activations, from its last step to its first, the whole sequence in one dispatch.
+def backward(node: BoundNode) -> Kernel | Lowering:
+    """da = the gradients of a recurrent layer's pre-activations, from its last step to its first. dy: [T, B, H].
 
-    dy: [T, B, H]; a workgroup a batch row.
+    In one dispatch a workgroup has a batch row; where that would read too many weights in each step, all workgroups do a step together.
     """
     cell, gates, states = _BACKWARD[node.op]
     if node.input(0).rank != 3:
@@ -78,6 +89,14 @@ def backward(node: BoundNode) -> Kernel:
         2: [sequence, state, state, wide, sequence, sequence, (4 * hidden, hidden)],
         3: [sequence, state, wide, sequence, (2 * hidden, hidden), (hidden, hidden)]}
     _check(node, shapes[cell], "float32, shapes as the function's body has them, none empty")
+    sizes, halves = Sizes(steps, batch, hidden, 1, hidden, gates), 2 if cell == 3 else 1
+    bindings, limits = len(node.given()) + 3 + states - (cell == 3), node.target.limits
+    times = estimates_of(node.target, sizes, halves) if limits.allow(STEPS) and bindings <= limits.max_buffers_per_stage else {}
+    if 4 * gates * hidden <= limits.max_workgroup_nbytes or not times:
+        times[GENERAL] = general_ns(node.target, sizes)
+    choice = node.target.choose(f"recurrent backward {cell} {hidden}, {1 << hint(steps).bit_length()} steps", times)
+    if choice.form != GENERAL:
+        return _stepwise(node, cell, sizes, states, choice)
     count = (2 if cell == 3 else gates) * hidden
     width = min(-(-hidden // 32) * 32, WORKGROUP_SIZE)
     slices = max(1, min(WORKGROUP_SIZE // width, MAX_SLICES, count // 4))
@@ -85,7 +104,31 @@ def backward(node: BoundNode) -> Kernel:
     workgroup_size = width * slices
     return kernel(
         "recurrent_backward.wgsl", [TensorType(FLOAT32, wide), *[TensorType(FLOAT32, state)] * states], consts=consts, groups=batch,
-        workgroup_size=workgroup_size, workgroup_nbytes=4 * (gates * hidden + (workgroup_size if slices > 1 else 0)))
+        workgroup_size=workgroup_size, workgroup_nbytes=4 * (gates * hidden + (workgroup_size if slices > 1 else 0)), choice=choice)
+
+
+_READS = {0: "dy dht slope", 1: "dy dht gates before q", 2: "dy dht dct gates cells before", 3: "dy dht gates before"}
+"""By the code of a cell: its inputs before the recurrent weights."""
+
+
+def _stepwise(node: BoundNode, cell: int, sizes: Sizes, states: int, choice: Choice) -> Lowering:
+    """A dispatch for each step, and one behind the last; the weights transposed before."""
+    steps, batch, hidden, gates = sizes.steps, sizes.batch, sizes.hidden, sizes.gates
+    shares, names = shares_of(node.target, sizes, STEPWISE[choice.form]), _READS[cell].split()
+    weights = {name: len(names) + k for k, name in enumerate(("r", "rh") if cell == 3 else ("r",))}
+    packed = TensorType(FLOAT32, (gates * hidden * hidden,))
+    pack = kernel("recurrent_transposed.wgsl", [packed], consts={"H": hidden, "GATES": gates}, reads=weights, writes={"packed": "packed"})
+    state = TensorType(FLOAT32, (2 * batch * gates * hidden + batch * hidden,))
+    results = (TensorType(FLOAT32, (steps, batch, gates * hidden)), *[TensorType(FLOAT32, (batch, hidden))] * states)
+    ticks, written = TensorType(UINT32, (shares.groups,)), ("da", "dh0", "dc0")[:1 + states]
+    back = kernel(
+        STEPS, [*results, ticks, state], consts={"CELL": cell, "T": steps, "B": batch, "H": hidden, "GATES": gates, **shares.consts},
+        groups=shares.groups, workgroup_size=shares.workgroup_size, workgroup_nbytes=shares.workgroup_nbytes,
+        reads={**{name: k for k, name in enumerate(names)}, "packed": "packed"},
+        writes={**{name: k for k, name in enumerate(written)}, "ticks": "ticks", "state": "state"},
+        vectors=shares.vectors, choice=choice, features=shares.features, repeats=(2 if cell == 3 else 1) * steps + 1)
+    optional = replace(pack, optionals=(("rh", "rh" in weights),))
+    return Lowering(results, (optional, back), (("packed", packed), ("ticks", ticks), ("state", state)), kept=("ticks",))
 
 
 @op("LSTMCells", domain=DOMAIN, dtypes={}, bindings="forget added c0 -> c")

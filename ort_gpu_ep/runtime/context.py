@@ -130,7 +130,7 @@ class Prologue:
                     buffers[tensor.place] = self.gpu.allocate(tensor.type.nbytes, DENSE if tensor.place in self._dense else use)
             group = bind_group(self.gpu, bound, lambda p: (
                 buffers[p] if p in buffers else self._weight(p.name) if p.kind is Kind.WEIGHT else self.buffer(p), 0))
-            enqueue_alone(self.gpu, step.label, (pipe, group, step.groups, None))
+            enqueue_alone(self.gpu, step.label, (pipe, group, step.groups, None, 1))
         except Exception:
             for buffer in buffers.values():
                 self.gpu.free(buffer)

@@ -153,7 +153,7 @@ class RunGroup:
             layout = bind_group_layout(self._gpu, (), False, len(some))
             try:
                 group = self._gpu.device.create_bind_group("gate", layout, some)
-                gates.append((self._gpu.pipeline(("gate", len(some)), partial(self._gate, layout)), group, (0, 0, 0), None))
+                gates.append((self._gpu.pipeline(("gate", len(some)), partial(self._gate, layout)), group, (0, 0, 0), None, 1))
             except GPUError as error:
                 raise self._gpu.failure(error, f"{self._label}: what {count} runs wait for together") from error
         return gates

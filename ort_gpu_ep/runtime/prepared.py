@@ -214,7 +214,7 @@ class Prepared:
         offset, start = self.template.offsets[index], shape.region * self.template.parameter_nbytes
         group = self._bind_group(step, bound, inputs, outputs)
         where = None if offset is None else start + offset
-        enqueue_alone(self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), where))
+        enqueue_alone(self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), where, 1))
 
     def warm_up_all(self, shape: _Shape, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Before the first run on a driver that compiles at the first dispatch: what it takes for that is no hang. Raises DeviceError."""
@@ -297,7 +297,7 @@ class Prepared:
         shape = self._current
         if shape is None or self._shapes.get(shape.filled.numbers) is not shape or filled.numbers in shape.left:
             return None
-        if (shape.filled.groups, shape.filled.nbytes) != (filled.groups, filled.nbytes):
+        if (shape.filled.groups, shape.filled.repeats, shape.filled.nbytes) != (filled.groups, filled.repeats, filled.nbytes):
             return None
         self._upload_parameters(shape.region, filled)
         shape.left.append(shape.filled.numbers)
@@ -343,13 +343,20 @@ class Prepared:
             else:
                 assert workgroups is not None, "a dispatch has workgroups"
                 whole, where = self._pipelines[numbers[index]], None if offset is None else start + offset
-                turns = prod(workgroups) * step.turns
+                repeats = shape.filled.repeats[index]
+                turns = prod(workgroups) * step.turns * repeats
                 since += turns
                 if since <= most:
-                    runs.append(((whole, groups[index], workgroups, where),))
+                    runs.append(((whole, groups[index], workgroups, where, repeats),))
+                    continue
+                if repeats > 1:
+                    some = max(1, int(repeats * most / turns))
+                    counts = [min(some, repeats - k) for k in range(0, repeats, some)]
+                    runs.append(tuple(c for count in counts for c in (CUT, (whole, groups[index], workgroups, where, count))))
+                    since = turns * counts[-1] // repeats
                     continue
                 in_parts = self._parts_of(numbers[index], whole, workgroups, ceil(turns / most))
-                runs.append(tuple(c for part, count in in_parts for c in (CUT, (part, groups[index], count, where))))
+                runs.append(tuple(c for part, count in in_parts for c in (CUT, (part, groups[index], count, where, 1))))
                 since = turns // len(in_parts)
         return runs
 

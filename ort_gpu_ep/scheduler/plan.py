@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
 from ort_gpu_ep.kernels.registry import Kernel
 
@@ -172,7 +173,7 @@ class Plan:
     @property
     def dispatches(self) -> int:
         """Of every run: the prologue is not among them."""
-        return sum(isinstance(s, Dispatch) for s in self.steps)
+        return sum(hint(s.kernel.repeats) for s in self.steps if isinstance(s, Dispatch))
 
     @property
     def writes_parameters(self) -> bool:
@@ -223,4 +224,5 @@ def _line(step: Dispatch | Copy) -> str:
         return f"copy {step.label}: {step.source} -> {step.target} {step.nbytes} B"
     tensors = " ".join(f"{'>' if t.written else ''}{t.name}={t.place}:{t.type}{f' in {t.whole}' if t.whole else ''}" for t in step.tensors)
     tensors += f" awaits {', '.join(map(str, step.awaited))}" if step.awaited else ""
+    tensors += f", {step.kernel.repeats} times" if hint(step.kernel.repeats) != 1 else ""
     return f"{step.label}: {step.kernel.shader} {math.prod(step.groups)} groups, level {step.level}: {tensors}"

@@ -32,14 +32,16 @@ class Filled:
     """The numbers of a template for one set of input sizes.
 
     numbers: what they follow from: the sizes of the inputs, and the integers in those whose content counts.
-    groups: workgroups of each step (None for a copy). nbytes: of each copy (None for a dispatch). parameters: the uniform structs,
-    each at its step's `offsets` of the template. slots: bytes. constants: by name, those that vary.
+    groups: workgroups of each step (None for a copy). repeats: how often each is dispatched in a row. nbytes: of each copy (None for a
+    dispatch). parameters: the uniform structs, each at its step's `offsets` of the template. slots: bytes. constants: by name, those that
+    vary.
     """
 
     inputs: tuple[TensorType, ...]
     numbers: tuple[int, ...]
     outputs: tuple[TensorType, ...]
     groups: tuple[tuple[int, int, int] | None, ...]
+    repeats: tuple[int, ...]
     nbytes: tuple[int | None, ...]
     slots: tuple[int, ...]
     parameters: bytes
@@ -82,6 +84,8 @@ class Template:
         dispatches = {k: s for k, s in enumerate(plan.steps) if isinstance(s, Dispatch)}
         self._groups = _Varying([s.groups if isinstance(s, Dispatch) else None for s in plan.steps], {
             k: needs.add(s.groups) for k, s in dispatches.items() if any(map(is_symbolic, s.groups))})
+        self._repeats = _Varying([s.kernel.repeats if isinstance(s, Dispatch) else 1 for s in plan.steps], {
+            k: needs.add((s.kernel.repeats,)) for k, s in dispatches.items() if is_symbolic(s.kernel.repeats)})
         self._nbytes = _Varying([s.nbytes if isinstance(s, Copy) else None for s in plan.steps], {
             k: needs.add((s.nbytes,)) for k, s in enumerate(plan.steps) if isinstance(s, Copy) and is_symbolic(s.nbytes)})
         self._constants = [(c, needs.add(c.type.shape), needs.add(c.varying)) for c in plan.constants if c.varying]
@@ -132,7 +136,8 @@ class Template:
         return Filled(
             tuple(types), tuple(numbers or ()),
             self._outputs.at(lambda k, where: TensorType(given_outputs[k].dtype, values[where])),
-            self._groups.at(lambda k, where: _grid(steps[k], values[where], most)), self._nbytes.at(lambda k, where: values[where][0]),
+            self._groups.at(lambda k, where: _grid(steps[k], values[where], most)),
+            self._repeats.at(lambda k, where: values[where][0]), self._nbytes.at(lambda k, where: values[where][0]),
             values[self._slots], self._packed(values[self._parameters]),
             {c.name: np.array(values[w], c.type.dtype.numpy).tobytes() for c, _, w in self._constants})
 

@@ -13,35 +13,7 @@ const SCALED: u32 = 2u * H;              // where r * h lies in `state`, behind 
 var<workgroup> state: array<f32, STATE_SIZE>;
 var<workgroup> parts: array<vec4<f32>, PARTS>;
 
-fn activate(code: u32, alpha: f32, beta: f32, x: f32) -> f32 {
-    switch code {
-        case 0u: { return sigmoid_f32(x); }
-        case 1u: { return tanh_f32(x); }
-        case 2u: { return max_f32(x, 0.0); }
-        case 3u: { return alpha * x + beta; }
-        case 4u: { return select(x, alpha * x, x < 0.0); }
-        case 5u: { return select(0.0, x, x > alpha); }
-        case 6u: { return alpha * tanh_f32(beta * x); }
-        case 7u: { return clamp_f32(alpha * x + beta, 0.0, 1.0); }
-        case 8u: { return x / (1.0 + abs(x)); }
-        case 9u: { return select(alpha * expm1_f32(x), x, x >= 0.0); }
-        default: { return softplus_f32(x); }
-    }
-}
-fn clipped(x: f32) -> f32 {
-    if (CLIPPED) { return clamp_f32(x, -CLIP, CLIP); }
-    return x;
-}
-fn act_f(d: u32, x: f32) -> f32 {
-    return activate(select(F_CODE_0, F_CODE_1, d == 1u), select(F_ALPHA_0, F_ALPHA_1, d == 1u), select(F_BETA_0, F_BETA_1, d == 1u), clipped(x));
-}
-fn act_g(d: u32, x: f32) -> f32 {
-    return activate(select(G_CODE_0, G_CODE_1, d == 1u), select(G_ALPHA_0, G_ALPHA_1, d == 1u), select(G_BETA_0, G_BETA_1, d == 1u), clipped(x));
-}
-// Of LSTM's cell state, which ONNX Runtime does not clip.
-fn act_a(d: u32, x: f32) -> f32 {
-    return activate(select(A_CODE_0, A_CODE_1, d == 1u), select(A_ALPHA_0, A_ALPHA_1, d == 1u), select(A_BETA_0, A_BETA_1, d == 1u), x);
-}
+#include recurrent_activations.wgsl
 
 // Biases and peepholes.
 #if HAS_REST
@@ -86,25 +58,7 @@ fn recur(d: u32, j: u32, old: u32, mask: u32, lane: u32) -> vec4<f32> {
     return total;
 }
 
-// New (h, c) of unit j from the gates' input shares x (with biases) and recurrent shares s.
-fn cell(d: u32, j: u32, x: vec4<f32>, s: vec4<f32>, h: f32, c: f32) -> vec2<f32> {
-    if (CELL == 0u) { return vec2<f32>(act_f(d, x.x + s.x), 0.0); }
-    if (CELL == 1u) {
-        let z = act_f(d, x.x + s.x);
-        var share = s.z;
-        if (LINEAR && HAS_BIAS) { share += extra(R_SIZE + (d * PLANES + GATES) * H + j); }
-        if (LINEAR) { share *= act_f(d, x.y + s.y); }
-        return vec2<f32>((1.0 - z) * act_g(d, x.z + share) + z * h, 0.0);
-    }
-    var a = x + s;
-    let p = P_AT + d * 3u * H + j;
-    if (PEEPHOLES) { a += c * vec4<f32>(extra(p), 0.0, extra(p + 2u * H), 0.0); }
-    let i = act_f(d, a.x);
-    let forget = select(act_f(d, a.z), 1.0 - i, COUPLED);
-    let new_c = forget * c + i * act_g(d, a.w);
-    if (PEEPHOLES) { a.y += new_c * extra(p + H); }
-    return vec2<f32>(act_f(d, a.y) * act_a(d, new_c), new_c);
-}
+#include recurrent_cell.wgsl
 
 #if ROUNDED
 // ROUNDED (left out: it is not): the sums read h as DynamicQuantizeLinear would have it, in the place of r * h. A row of the batch has a scale.

@@ -66,7 +66,7 @@ typedef void (*dispatch_function)(void *pass, unsigned x, unsigned y, unsigned z
 typedef unsigned (*poll_function)(void *device, unsigned wait, const void *submission);
 typedef void (*events_function)(void *instance);
 struct text { const char *data; usize length; };
-struct step { void *pipeline, *group; unsigned x, y, z, offsets, offset; };
+struct step { void *pipeline, *group; unsigned x, y, z, offsets, offset, times; };
 
 static set_pipeline_function set_pipeline;
 static set_group_function set_group;
@@ -88,7 +88,7 @@ EXPORT void ort_gpu_ep_record(void *pass, const struct step *steps, usize count)
   for (usize i = 0; i < count; i++) {
     if (steps[i].pipeline != last) set_pipeline(pass, last = steps[i].pipeline);
     set_group(pass, 0, steps[i].group, steps[i].offsets, steps[i].offsets ? &steps[i].offset : 0);
-    dispatch(pass, steps[i].x, steps[i].y, steps[i].z);
+    for (unsigned k = 0; k < steps[i].times; k++) dispatch(pass, steps[i].x, steps[i].y, steps[i].z);
   }
 }
 

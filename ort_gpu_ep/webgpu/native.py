@@ -216,8 +216,9 @@ def trusted_module(device: Any, label: str, code: str) -> Any:
     return device.create_shader_module_trusted(label, code)
 
 
-Step = tuple[Any, Any, tuple[int, int, int], int | None]
-"""(pipeline, bind group, workgroups, where in their buffer the parameters of the shader begin, in bytes; None for a shader without)."""
+Step = tuple[Any, Any, tuple[int, int, int], int | None, int]
+"""(pipeline, bind group, workgroups, where in their buffer the parameters of the shader begin, in bytes; None for a shader without,
+how often in a row it is dispatched)."""
 
 
 class Steps:
@@ -230,7 +231,8 @@ class Steps:
     def __init__(self, steps: Sequence[Step], first: int = 0, ends: bool = False) -> None:
         self.first, self.ends, self._steps = first, ends, steps
         self._array = shim_ffi.new("Step[]", [
-            (pipeline.handle, group.handle, *groups, offset is not None, offset or 0) for pipeline, group, groups, offset in steps])
+            (pipeline.handle, group.handle, *groups, offset is not None, offset or 0, times)
+            for pipeline, group, groups, offset, times in steps])
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -246,7 +248,7 @@ class Steps:
 
 def dispatch(compute_pass: Any, pipeline: Any, bind_group: Any, groups: tuple[int, int, int], offset: int | None = None) -> None:
     """Records one dispatch, see `Steps`."""
-    Steps([(pipeline, bind_group, groups, offset)]).record(compute_pass)
+    Steps([(pipeline, bind_group, groups, offset, 1)]).record(compute_pass)
 
 
 def timestamp_period_ns(device: Any) -> float:

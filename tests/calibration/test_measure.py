@@ -125,7 +125,7 @@ def test_every_quantity_is_there(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> N
 STANDS_FOR = {
     "product": "product.wgsl", "elementwise": "elementwise.wgsl", "reduction_held": "softmax_rows.wgsl", "reduction": "reduce.wgsl",
     "matvec": "matvec_columns.wgsl", "direct": "conv_direct.wgsl", "recurrent": "recurrent.wgsl", "recurrent_held": "recurrent_held.wgsl",
-    "movement": "transpose.wgsl", "pool": "pool.wgsl", "gather": "gather.wgsl", "sorting": "topk_sort.wgsl"}
+    "recurrent_steps": "recurrent_steps.wgsl", "movement": "transpose.wgsl", "pool": "pool.wgsl", "gather": "gather.wgsl", "sorting": "topk_sort.wgsl"}
 
 
 @pytest.mark.parametrize("limits", [Limits(max_invocations=1024, max_workgroup_nbytes=48 << 10), None], ids=["a GPU", "this adapter"])

@@ -97,7 +97,8 @@ def names_of(verdict: Verdict) -> set[str]:
 
 @pytest.mark.parametrize(("ops", "wanted"), [
     (("Conv", "Relu", "MaxPool", "Concat", "GlobalAveragePool", "Softmax"), WINDOWS | SHOWING | {"pool"}),
-    (("MatMul", "Add", "Softmax", "LayerNormalization"), VECTORS | SHOWING), (("LSTM",), VECTORS | SHOWING | {"recurrent layers in registers"}),
+    (("MatMul", "Add", "Softmax", "LayerNormalization"), VECTORS | SHOWING),
+    (("LSTM",), VECTORS | SHOWING | {"recurrent layers in registers", "recurrent layers, a dispatch a step"}),
     (("Conv", "Conv of groups"), WINDOWS | SHOWING | GROUPS), (("ConvTranspose",), SHOWING | {"sums of other places"}),
     (("Relu", "Transpose"), set()), (("resize.wgsl",), {"pool"}), (("packed_matvec.wgsl",), VECTORS),
     (("conv_direct.wgsl",), GROUPS | {"Winograd's convolution"}), (("winograd_input.wgsl",), {"Winograd's convolution"})])

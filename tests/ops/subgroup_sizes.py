@@ -23,7 +23,8 @@ from ort_gpu_ep.kernels.registry import Kernel, Limits
 from ort_gpu_ep.ops import matvec, normalization, packed_vectors, row_forms
 
 PROBED = ("subgroups", "fours in a subgroup", "matrix times vector, rows by fours", "attention", "packed weights", "packed weights together",
-          "sparse weights with x in workgroup memory", "softmax rows", "normalize rows", "recurrent layers in registers")
+          "sparse weights with x in workgroup memory", "softmax rows", "normalize rows", "recurrent layers in registers",
+          "recurrent layers, a dispatch a step")
 
 
 class Watched(Trial):

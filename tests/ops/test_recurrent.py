@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
-from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS, Limits
 from ort_gpu_ep.scheduler.plan import Plan
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.direct import run_direct
@@ -175,10 +175,14 @@ def test_an_input_of_a_shape_that_onnxruntime_refuses_is_declined(name: str, sha
         run_direct(model_of("LSTM", feeds, ["y"], 14, {}), feeds)
 
 
-def plan_of(op: str, hidden: int) -> Plan:
-    shapes = {"x": (1, 1, 1), "w": (1, GATES[op] * hidden, 1), "r": (1, GATES[op] * hidden, hidden)}
+def shaders_of(plan: Plan) -> list[str]:
+    return [step.kernel.shader for step in plan.steps]     # type: ignore[union-attr]
+
+
+def plan_of(op: str, hidden: int, limits: Limits = DEFAULT_LIMITS, steps: int = 1) -> Plan:
+    shapes = {"x": (steps, 1, 1), "w": (1, GATES[op] * hidden, 1), "r": (1, GATES[op] * hidden, hidden)}
     graph = from_onnx(model_of(op, {k: np.empty(s, np.float32) for k, s in shapes.items()}, ["y"], 14, {}))
-    return make_plan(graph, {k: TensorType(FLOAT32, s) for k, s in shapes.items()}, Limits())
+    return make_plan(graph, {k: TensorType(FLOAT32, s) for k, s in shapes.items()}, limits)
 
 
 @pytest.mark.parametrize("op", GATES)
@@ -187,7 +191,14 @@ def test_hidden_1024_fits_the_guaranteed_workgroup_memory(op: str) -> None:
 
 
 @pytest.mark.parametrize(("op", "hidden"), [("LSTM", 2053), ("GRU", 1381)])
-def test_larger_states_than_workgroup_memory_are_declined(op: str, hidden: int) -> None:
+def test_states_that_are_larger_than_workgroup_memory(op: str, hidden: int) -> None:
+    assert shaders_of(plan_of(op, hidden))[-1] == "recurrent_steps.wgsl"
     with pytest.raises(UnsupportedNodeError) as caught:
-        plan_of(op, hidden)
+        plan_of(op, hidden, Limits(disabled=(("recurrent_steps.wgsl", "a probe failed"),)))
     assert caught.value.code is Code.LIMIT
+
+
+def test_steps_that_a_driver_would_not_loop_through() -> None:
+    """A dispatch a step has no loop over them."""
+    assert shaders_of(plan_of("RNN", 64, steps=100))[-1] == "recurrent.wgsl"
+    assert shaders_of(plan_of("RNN", 64, steps=30_000))[-1] == "recurrent_steps.wgsl"

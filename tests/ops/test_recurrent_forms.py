@@ -9,18 +9,23 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.registry import Limits
-from ort_gpu_ep.ops import recurrent_held
+from ort_gpu_ep.ops import recurrent_held, recurrent_steps
 from ort_gpu_ep.ops.recurrent_held import GENERAL, PRODUCT, WHOLE
+from ort_gpu_ep.ops.recurrent_steps import STEPWISE
 from ort_gpu_ep.partitioner.passes import fuse
+from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.planner import make_plan
-from tests.direct import run_direct
+from tests.direct import PACKED, run_direct, run_program
+from tests.ops import test_recurrent as layers
 from tests.ops.single_node import node_model
-from tests.ops.test_recurrent import GATES, assert_close, feeds_of, model_of, on_cpu
+from tests.ops.test_recurrent import CASES, GATES, assert_close, feeds_of, model_of, on_cpu
 
 SUBGROUPS = Limits(frozenset(("subgroup",)), max_invocations=1024, max_buffers_per_stage=16)
 ATTRIBUTES = {"LSTM": {}, "GRU": {"linear_before_reset": 1}}
@@ -35,7 +40,9 @@ def shaders_of(op: str, limits: Limits, steps: int = 16, inputs: int = 9, hidden
 
 @pytest.mark.parametrize(("shader", "op", "sizes"), [
     ("recurrent_held.wgsl", "LSTM", {}), ("recurrent_held.wgsl", "GRU", {"linear_before_reset": 1}), ("recurrent.wgsl", "GRU", {}),
-    ("recurrent.wgsl", "RNN", {}), ("recurrent.wgsl", "LSTM", {"hidden": 128}), ("recurrent.wgsl", "LSTM", {"clip": 1.0}),
+    ("recurrent.wgsl", "RNN", {}), ("recurrent.wgsl", "LSTM", {"hidden": 64, "clip": 1.0}),
+    ("recurrent_steps.wgsl", "LSTM", {"hidden": 512}), ("recurrent_steps.wgsl", "GRU", {"hidden": 512}),
+    ("recurrent_steps.wgsl", "RNN", {"hidden": 1024}), ("recurrent.wgsl", "LSTM", {"clip": 1.0}),
     ("recurrent.wgsl", "LSTM", {"activations": ["Sigmoid", "Relu", "Tanh"]}), ("recurrent_held.wgsl", "LSTM", {"hidden": 64, "inputs": 700}),
     ("recurrent_held.wgsl", "LSTM", {"activations": ["Sigmoid", "Tanh", "Tanh"]})])
 def test_which_form(shader: str, op: str, sizes: dict[str, Any]) -> None:
@@ -64,6 +71,68 @@ def test_every_form(
     model = model_of(op, feeds, want, 14, {"direction": direction, **ATTRIBUTES[op]})
     with forced(form):
         assert_close(run_direct(model, feeds), on_cpu(model, feeds))
+
+
+ONE, TWO, FOUR = STEPWISE
+
+
+@pytest.mark.parametrize(("case", "form"), [
+    ("LSTM-defaults", ONE), ("GRU-states", TWO), ("RNN-bidirectional", FOUR), ("LSTM-bidirectional", FOUR), ("GRU-bidirectional", TWO),
+    ("RNN-lengths-bidirectional", ONE), ("GRU-lengths-reverse", ONE), ("LSTM-lengths-bidirectional", TWO), ("LSTM-all-inputs", TWO),
+    ("LSTM-c0-only", ONE), ("GRU-linear-before-reset", TWO), ("GRU-linear-no-bias", ONE), ("LSTM-peepholes", ONE), ("LSTM-input-forget", ONE),
+    ("GRU-prime-hidden", FOUR), ("LSTM-prime-hidden", TWO), ("RNN-over-256", TWO), ("LSTM-wants-yc", ONE), ("GRU-wants-yh", ONE),
+    ("LSTM-clip", TWO), ("GRU-clip", ONE), ("RNN-clip", ONE), ("GRU-clip-linear", TWO), ("LSTM-one-everything", ONE),
+    ("LSTM-activations", TWO), ("GRU-activations", ONE), ("RNN-activations-bidirectional", TWO)])
+def test_a_dispatch_a_step(case: str, form: str) -> None:
+    op, sizes, given, want, lengths, scale, opset, attributes = next(c for c in CASES if c.id == case).values
+    feeds = feeds_of(op, sizes, given, lengths, scale, 2 if attributes.get("direction") == "bidirectional" else 1)
+    model = model_of(op, feeds, want, opset, attributes)
+    with forced(form) as choices:
+        assert_close(run_direct(model, feeds), on_cpu(model, feeds))
+    assert form in {choice.form for choice in choices.values()}
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_a_dispatch_a_step_in_other_layouts_and_types(op: str) -> None:
+    with forced(TWO):
+        layers.test_layout_1_is_layout_0_transposed(op)
+        layers.test_float16_is_stored_only(op)
+
+
+@pytest.mark.parametrize("subgroup_size", [0, 32])
+@pytest.mark.parametrize("op", GATES)
+def test_a_dispatch_a_step_by_subgroups_or_not(op: str, subgroup_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of the batch in several turns, units that fill no team, twice in one program: each run leaves the counts of steps at 0."""
+    if not subgroup_size:
+        monkeypatch.setattr(recurrent_steps, "_teams_are_subgroups", lambda target: False)
+    feeds = feeds_of(op, {"steps": 3, "batch": 9, "inputs": 4, "hidden": 20}, ["b", "h0", "seq"], [3, 0, 1, 2, 3, 3, 2, 1, 3], 1.0, 1)
+    model = model_of(op, feeds, ["y", "yh"], 14, {})
+    monkeypatch.setattr(recurrent_steps, "MAX_ROWS", 2)
+    with forced(FOUR):
+        program = Program(from_onnx(model), PACKED, Gpu.open(Config()))
+        try:
+            for turn in range(3):
+                feeds["x"] = np.random.default_rng(turn).normal(size=feeds["x"].shape).astype("f")
+                assert_close(run_program(program, feeds), on_cpu(model, feeds))
+        finally:
+            program.close()
+
+
+def test_a_dispatch_a_step_of_as_many_steps_as_a_run_brings() -> None:
+    given = feeds_of("GRU", {"steps": 5, "batch": 2, "inputs": 4, "hidden": 8}, ["b"], None, 1.0, 1)
+    model = model_of("GRU", given, ["y", "yh"], 14, {})
+    del model.graph.input[1:]
+    model.graph.input[0].type.tensor_type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, ("T", "B", 4)).tensor_type)
+    model.graph.initializer.extend(numpy_helper.from_array(given[name], name) for name in "wrb")
+    with forced(ONE):
+        program = Program(from_onnx(model), PACKED, Gpu.open(Config()))
+        try:
+            for steps, batch in ((5, 2), (9, 3), (33, 5), (5, 2)):
+                feeds = {"x": np.random.default_rng(steps).normal(size=(steps, batch, 4)).astype("f")}
+                assert_close(run_program(program, feeds), on_cpu(model, feeds))
+            assert program.planned == 1
+        finally:
+            program.close()
 
 
 def stack_of(op: str, depth: int, states: bool, want: list[str], hidden: int = 6, **changes: Any) -> tuple[onnx.ModelProto, dict[str, Any]]:

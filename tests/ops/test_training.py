@@ -10,6 +10,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import ort_gpu_ep
+from ort_gpu_ep.ir.graph import Graph, Node, Value
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.ops.recurrent_held import GENERAL
+from ort_gpu_ep.scheduler.planner import make_plan
 from ort_gpu_ep.training.functions import DOMAIN, TEXTS, function
 
 OPSET = 18
@@ -55,10 +61,12 @@ class Drawn:
         return (self.rng.normal(size=(gates * self.hidden, self.hidden)) / np.sqrt(self.hidden)).astype("f")
 
 
-@pytest.mark.parametrize("hidden", [1, 32, 33, 130, 300])
+@pytest.mark.parametrize(("hidden", "batch", "form"), [
+    *((hidden, 2, GENERAL) for hidden in (1, 32, 33, 130, 300)), (1, 2, "stepwise, 1"), (33, 2, "stepwise, 2"), (132, 1, "stepwise, 4"),
+    (12, 19, "stepwise, 2")])
 @pytest.mark.parametrize("name", ["LSTMBackward", "GRUBackward", "GRUBackwardResetFirst", "RNNBackward"])
-def test_layers_backward(name: str, hidden: int, rng: np.random.Generator) -> None:
-    d = Drawn(rng, hidden)
+def test_layers_backward(name: str, hidden: int, batch: int, form: str, rng: np.random.Generator) -> None:
+    d = Drawn(rng, hidden, batch=batch)
     first = {"dY": d.sequence(), "dhT": d.state()}
     rest = {
         "LSTMBackward": lambda: {"dcT": d.state(), "gates": d.gates(4), "C": d.sequence(), "before": d.sequence(), "R": d.weights(4)},
@@ -66,7 +74,20 @@ def test_layers_backward(name: str, hidden: int, rng: np.random.Generator) -> No
         "GRUBackwardResetFirst": lambda: {"gates": d.gates(3), "before": d.sequence(), "R": d.weights(2), "Rh": d.weights(1)},
         "RNNBackward": lambda: {"slope": d.gates(1), "R": d.weights(1)}}[name]()
     assert [*first, *rest] == list(function(name, OPSET).input)
-    check(name, first | rest)
+    with forced(form) as choices:
+        check(name, first | rest)
+    assert [choice.form for choice in choices.values()] == [form]
+
+
+@pytest.mark.parametrize(("hidden", "shader"), [(64, "recurrent_backward.wgsl"), (1024, "recurrent_backward_steps.wgsl"),
+                                                (5000, "recurrent_backward_steps.wgsl")])
+def test_which_form_goes_back(hidden: int, shader: str) -> None:
+    """The more units a layer has; one workgroup's memory does not hold the gates of 5000."""
+    shapes = {"dY": (9, 1, hidden), "dhT": (1, hidden), "slope": (9, 1, hidden), "R": (hidden, hidden)}
+    node = Node("RNNBackward", tuple(shapes), ("dA", "dh0"), domain=DOMAIN, version=1)
+    graph = Graph("g", tuple(shapes), ("dA", "dh0"), (node,), {n: Value(n, FLOAT32, s) for n, s in shapes.items()})
+    plan = make_plan(graph, {n: TensorType(FLOAT32, s) for n, s in shapes.items()}, Limits(max_buffers_per_stage=16))
+    assert [step.kernel.shader for step in plan.steps][-1] == shader        # type: ignore[union-attr]
 
 
 def test_cells(rng: np.random.Generator) -> None:

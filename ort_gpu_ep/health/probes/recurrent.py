@@ -1,4 +1,4 @@
-"""Recurrent layers, a sequence in one dispatch: recurrent.wgsl and recurrent_held.wgsl, with what packs their weights."""
+"""Recurrent layers: a sequence in one dispatch (recurrent.wgsl, recurrent_held.wgsl), or a step (recurrent_steps.wgsl); packed weights."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import INLINED
 from ort_gpu_ep.ops.in_place import PARTS, prefix
 from ort_gpu_ep.ops.recurrent_held import GENERAL, PACKING, PRODUCT, SHADER, WHOLE
+from ort_gpu_ep.ops.recurrent_steps import SHADER as STEPS
+from ort_gpu_ep.ops.recurrent_steps import STEPWISE
 
 
 def _layer(trial: Trial, op: str, gates: int, hidden: int, **attributes: Attribute) -> None:
@@ -57,6 +59,16 @@ def held(trial: Trial) -> str:
             for _ in range(trial.rounds):
                 _layer(trial, op, gates, hidden, **attributes)
     return f"2 ops, 2 forms, {len(sizes)} sizes"
+
+
+@probe("recurrent layers, a dispatch a step", "kernels", disables=(STEPS,), ops=RECURRENT)
+def stepwise(trial: Trial) -> str:
+    """Hidden units that teams and vectors fill, and that they don't; a GRU's steps in two halves."""
+    sizes = (33, 130, 8)
+    for form, hidden, (op, gates) in trial.repeated(tuple(STEPWISE), sizes, (("LSTM", 4), ("GRU", 3), ("RNN", 1)), of=4, turn=1):
+        with forced(form):
+            _layer(trial, op, gates, hidden)
+    return f"3 ops, {len(STEPWISE)} forms, {len(sizes)} sizes"
 
 
 @probe(

@@ -6,6 +6,10 @@ import numpy as np
 
 from ort_gpu_ep.health.probe import Trial, agree, probe, reference
 from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.ops.recurrent_held import GENERAL
+from ort_gpu_ep.ops.recurrent_steps import STEPWISE
+from ort_gpu_ep.ops.training import STEPS as SHADER
 
 DOMAIN = "ort_gpu_ep.training"
 STEPS, BATCH = 4, 3
@@ -80,11 +84,26 @@ def backward(trial: Trial) -> str:
     sizes = HIDDEN if trial.rounds > 1 else HIDDEN[1:2]
     for _ in range(trial.rounds):
         for hidden in sizes:
-            _lstm(trial, hidden)
-            _gru(trial, hidden, False)
-            _gru(trial, hidden, True)
-            _rnn(trial, hidden)
+            with forced(GENERAL):
+                _layers(trial, hidden)
     return f"4 ops, {len(sizes)} sizes"
+
+
+@probe("recurrent layers backward, a dispatch a step", "kernels", disables=(SHADER, "recurrent_transposed.wgsl"))
+def stepwise(trial: Trial) -> str:
+    """The same, with hidden units that fill teams and vectors and that don't."""
+    sizes = HIDDEN if trial.rounds > 1 else HIDDEN[1:2]
+    for form, hidden in trial.repeated(tuple(STEPWISE), sizes, of=3):
+        with forced(form):
+            _layers(trial, hidden)
+    return f"4 ops, {len(STEPWISE)} forms, {len(sizes)} sizes"
+
+
+def _layers(trial: Trial, hidden: int) -> None:
+    _lstm(trial, hidden)
+    _gru(trial, hidden, False)
+    _gru(trial, hidden, True)
+    _rnn(trial, hidden)
 
 
 @probe("LSTM cells", "kernels", disables=("lstm_cells.wgsl",))
