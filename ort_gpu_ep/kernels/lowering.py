@@ -23,6 +23,9 @@ from ort_gpu_ep.kernels.claim import claim
 from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Lowering, Operand, spec_of
 from ort_gpu_ep.weights.functions import DOMAIN, SPARSE
 
+SIZES = "sizes.wgsl"
+"""Calculates what follows from counts. Where a probe has put it out of use, what reads a size that the data decide begins a partition."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostValues:
@@ -42,7 +45,7 @@ class Facts:
     numbers. later: values whose content the host will know when a run begins. computed: values that the GPU computes in this graph.
     counted: values whose size, or content that the host knows, depends on a count (ir/symbolic.py). breaks: by id() of a node, the computed
     values whose content, or of which a count, it needs as a number: they can't be in one group, because the host reads that in between.
-    trace: of counts, once there is one. unbounded: of `counted`, what a node makes whose own kernels follow from a value of a run.
+    trace: of counts, once there is one. unbounded: of `counted`, what is read in another partition in any case.
     """
 
     types: dict[str, TensorType]
@@ -123,6 +126,8 @@ def walk(
                     facts.breaks[id(node)] = (*facts.breaks.get(id(node), ()), *counts)
             yield node, answer, bound
         _learn(facts, node, answer, otherwise)
+        if isinstance(answer, Lowering) and answer.counted and not limits.allow(SIZES):
+            facts.unbounded |= set(node.writes)
         if limits.keeps_dense and runs_once(node, answer, facts.constants.__contains__, graph.outputs):
             facts.constants |= set(node.writes)
             if node.op == SPARSE and node.inputs[1] in facts.known:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ort_gpu_ep.ir.symbolic import CountError, Size, Terms, Trace, counts_of
 from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.lowering import SIZES
 from ort_gpu_ep.kernels.registry import OFFSET_ALIGNMENT, Bindings, Kernel, kernel
 from ort_gpu_ep.shaders.composer import MAP_WORKGROUP_SIZE, parameters
 
@@ -124,7 +125,7 @@ def sizes_kernel(out: TensorType, programs: int, counts: Sequence[str], checks: 
     """What calculates them. It reads `code` and the counts, and writes `y`."""
     reads = {"code": "code", **{f"count{k}": name for k, name in enumerate(counts)}}
     return kernel(
-        "sizes.wgsl", [out], consts={"COUNTS": len(counts), "STEPS": STEPS, "STACK": STACK}, groups=-(-programs // MAP_WORKGROUP_SIZE),
+        SIZES, [out], consts={"COUNTS": len(counts), "STEPS": STEPS, "STACK": STACK}, groups=-(-programs // MAP_WORKGROUP_SIZE),
         workgroup_size=MAP_WORKGROUP_SIZE, raw=True, reads=reads, writes={"y": 0}, reports=checks)
 
 

@@ -16,8 +16,8 @@ from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import from_onnx
-from ort_gpu_ep.ir.types import FLOAT32, INT64, TensorType
-from ort_gpu_ep.kernels.lowering import facts_of, walk
+from ort_gpu_ep.ir.types import BOOL, FLOAT32, INT64, TensorType
+from ort_gpu_ep.kernels.lowering import SIZES, facts_of, walk
 from ort_gpu_ep.partitioner.passes import rewrite
 from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.kept import from_data, to_data
@@ -281,3 +281,24 @@ def test_more_counts_than_a_dispatch_can_bind() -> None:
     facts = facts_of(graph := from_onnx(model), {"x": TensorType(FLOAT32, (9, 12))})
     breaks = [node.op for node, _, _ in walk(graph, facts, limits) if id(node) in facts.breaks]
     assert breaks == ["Concat"]
+
+
+def test_where_the_device_does_not_calculate_sizes_right() -> None:
+    """What reads a size that the data decide is in the next partition then."""
+    graph = from_onnx(chosen(lambda g, rows, places: g("Exp", rows)))
+    inputs, limits = {"x": TensorType(FLOAT32, (9, 8)), "mask": TensorType(BOOL, (9,))}, Gpu.open(Config()).limits
+    for disabled, breaks in (((), []), (((SIZES, "a probe"),), ["Squeeze"])):
+        facts = facts_of(graph, inputs)
+        assert [n.op for n, _, _ in walk(graph, facts, replace(limits, disabled=disabled)) if id(n) in facts.breaks] == breaks
+
+
+def test_a_partition_of_which_nobody_reads_anything_may_be_left_to_the_cpu() -> None:
+    """The most of no numbers has no kernel; onnxruntime leaves the node in the graph, though it is nobody's."""
+    def behind(g: Graph, rows: str, places: str) -> str:
+        g("ReduceMax", places, [0])
+        return str(g("Exp", rows))
+
+    model = chosen(behind)
+    session = session_of(model, strict="0")
+    for feeds in masked(9):
+        np.testing.assert_allclose(session.run(None, feeds)[0], on_cpu(model, feeds)[0], rtol=1e-6)
