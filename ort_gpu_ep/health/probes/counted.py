@@ -24,7 +24,7 @@ def sizes(trial: Trial) -> str:
     and maxima.
     """
     x, rows = trial.integers(0, 2, 301, dtype="int32"), trial.normal(301, 6)
-    held = {"axis": np.array([0]), "from": np.array([-70]), "to": np.array([1 << 40]), "step": np.array([2]), "more": np.array([1000])}
+    constants = {"axis": np.array([0]), "from": np.array([-70]), "to": np.array([1 << 40]), "step": np.array([2]), "more": np.array([1000])}
     nodes = (
         Node("NonZero", ("x",), ("places",), version=13), Node("Squeeze", ("places", "axis"), ("row",), version=13),
         Node("Gather", ("rows", "row"), ("chosen",), version=13),
@@ -32,8 +32,8 @@ def sizes(trial: Trial) -> str:
     told = (*nodes, Node("Size", ("y",), ("size",), version=13), Node("Add", ("size", "more"), ("sum",), version=14))
     for _ in range(trial.rounds):
         feeds, want = {"x": x, "rows": rows}, rows[np.flatnonzero(x)][-70::2]
-        agree("the last rows", trial.graph(graph_of(feeds, held, *nodes), list(feeds.values()))[0], want)
-        agree("a size", trial.graph(graph_of(feeds, held, *told), list(feeds.values()))[0], np.array([want.size + 1000]))
+        agree("the last rows", trial.graph(graph_of(feeds, constants, *nodes), list(feeds.values()))[0], want)
+        agree("a size", trial.graph(graph_of(feeds, constants, *told), list(feeds.values()))[0], np.array([want.size + 1000]))
     return "2 graphs"
 
 
