@@ -85,13 +85,6 @@ class UnsupportedNodeError(GpuEpError):
         self.code, self.reason = code, reason
 
 
-class CountError(UnsupportedNodeError):
-    """A builder needs to know more of a count (ir/symbolic.py) than its bound."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(Code.DYNAMIC_SHAPE, reason)
-
-
 class ShaderError(GpuEpError):
     """A composed shader does not compile; the message holds the source with line numbers."""
 

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeAlias, cast
 
-from ort_gpu_ep.errors import CountError, InternalError
+from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 
 Terms: TypeAlias = tuple[tuple[tuple[int, ...], int], ...]
 """A polynomial in normal form: (sorted atoms of a monomial, coefficient), sorted; () is zero."""
@@ -38,6 +38,13 @@ Range: TypeAlias = tuple[int | float, int | float]
 """The least and the largest number that something can be; infinite where nothing is known."""
 
 _ANY_NUMBER: Range = (-math.inf, math.inf)
+
+
+class CountError(UnsupportedNodeError):
+    """A builder needs to know more of a count than its bound."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(Code.DYNAMIC_SHAPE, reason)
 
 
 class Trace:

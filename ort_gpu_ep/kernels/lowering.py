@@ -14,14 +14,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ort_gpu_ep.errors import Code, CountError
+from ort_gpu_ep.errors import Code
 from ort_gpu_ep.ir.graph import Array, Graph, Node, Nonzeros, fits_half, nonzeros_of
-from ort_gpu_ep.ir.symbolic import Real, Size, Trace, at_most, counts_of, hint, is_symbolic
+from ort_gpu_ep.ir.symbolic import CountError, Real, Size, Trace, at_most, counts_of, hint, is_symbolic, mapped
 from ort_gpu_ep.ir.types import BOOL, FLOAT16, FLOAT32, FLOATS, INT32, INT64, DType, TensorType
 from ort_gpu_ep.kernels import host, shape_arithmetic
 from ort_gpu_ep.kernels.claim import claim
 from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Lowering, Operand, spec_of
 from ort_gpu_ep.weights.functions import DOMAIN, SPARSE
+
+SIZES = "sizes.wgsl"
+"""Calculates what follows from counts. Where a probe has put it out of use, what reads a size that the data decide begins a partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Facts:
     numbers. later: values whose content the host will know when a run begins. computed: values that the GPU computes in this graph.
     counted: values whose size, or content that the host knows, depends on a count (ir/symbolic.py). breaks: by id() of a node, the computed
     values whose content, or of which a count, it needs as a number: they can't be in one group, because the host reads that in between.
-    trace: of counts, once there is one. unbounded: of `counted`, what a node makes whose own kernels follow from a value of a run.
+    trace: of counts, once there is one. unbounded: of `counted`, what is read in another partition in any case.
     """
 
     types: dict[str, TensorType]
@@ -113,9 +116,9 @@ def walk(
             answer = _asked(bound, facts, limits, otherwise)
             counts = tuple(facts.counted.intersection(node.reads))
             for shapes in (False, True) if counts else ():      # what held for numbers when nodes were claimed may not hold for all sizes
-                if not _serves_all(answer):
+                if not _serves_all(answer, limits):
                     answer = _asked(_pinned(bound, shapes), facts, limits, otherwise)
-            if counts and (facts.unbounded.intersection(counts) or not _serves_all(answer)):
+            if counts and (facts.unbounded.intersection(counts) or not _serves_all(answer, limits)):
                 numbers = _at_most(bound)
                 other = _asked(numbers, facts, limits, otherwise)
                 if not isinstance(other, Decline):
@@ -123,6 +126,8 @@ def walk(
                     facts.breaks[id(node)] = (*facts.breaks.get(id(node), ()), *counts)
             yield node, answer, bound
         _learn(facts, node, answer, otherwise)
+        if isinstance(answer, Lowering) and answer.counted and not limits.allow(SIZES):
+            facts.unbounded |= set(node.writes)
         if limits.keeps_dense and runs_once(node, answer, facts.constants.__contains__, graph.outputs):
             facts.constants |= set(node.writes)
             if node.op == SPARSE and node.inputs[1] in facts.known:
@@ -161,16 +166,25 @@ def _with_counts(node: Node, lowering: Lowering, facts: Facts) -> Lowering:
     return replace(lowering, outputs=tuple(outputs))
 
 
-def _serves_all(answer: Answer) -> bool:
-    """Whether an answer holds for every count: memory and workgroups for the most there can be then are enough for all."""
+def _serves_all(answer: Answer, limits: Limits) -> bool:
+    """Whether an answer holds for every count: memory and workgroups for the most there can be are then enough for all, and a dispatch can
+    bind all counts that a kernel's sizes, or a value, follow from, beside their programs, what these write, and the error word.
+    """
+    most = limits.max_buffers_per_stage - 3
     if isinstance(answer, HostValues):
-        return all(value is None or value[1] in (INT32, INT64) or not _counts_in(value[0]) for value in answer.values)
+        counts = [(value[1], _counts_in(value[0])) for value in answer.values if value is not None]
+        return all(not names or (dtype in (INT32, INT64) and len(names) <= most) for dtype, names in counts)
     if isinstance(answer, Decline):
         return False
     tensors = [*answer.outputs, *(tensor for _, tensor in answer.temps), *(t for k in answer.kernels for t in k.outputs)]
     sizes = [tensor.size for tensor in tensors if tensor is not None]
     sizes += [n for k in answer.kernels for n in (k.groups, *(k.grid or ()))]
-    return all(not isinstance(size, Size) or size.trace.trend(size.terms) in (0, 1) for size in sizes)
+    inside = list[Any]()
+    for built in answer.kernels:
+        inside.append(list[Any]())
+        mapped(built, inside[-1].append)
+    return all(not isinstance(size, Size) or size.trace.trend(size.terms) in (0, 1) for size in sizes) and all(
+        len(counts_of(*of_kernel)) <= most for of_kernel in inside)
 
 
 def _counts_in(array: Array) -> frozenset[str]:

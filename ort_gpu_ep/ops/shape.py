@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from ort_gpu_ep.errors import Code, CountError, UnsupportedNodeError
-from ort_gpu_ep.ir.symbolic import counts_of, derived
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ir.symbolic import CountError, counts_of, derived
 from ort_gpu_ep.ir.types import ANY, FLOAT16, FLOAT32, FLOATS, INT32, INT64, Shape, TensorType, dtype_of
 from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, View, kernel, op

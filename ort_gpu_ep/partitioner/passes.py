@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import ort_gpu_ep.ops
 import ort_gpu_ep.partitioner.attention_rules
 import ort_gpu_ep.partitioner.recurrent_rules  # noqa: F401  adds its rules
-from ort_gpu_ep.errors import CountError
 from ort_gpu_ep.ir.graph import Array, Graph
+from ort_gpu_ep.ir.symbolic import CountError
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.lowering import Answer, Facts, facts_of, walk
 from ort_gpu_ep.kernels.registry import BoundNode, Limits

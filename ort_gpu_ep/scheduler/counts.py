@@ -10,21 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ort_gpu_ep.errors import CountError
-from ort_gpu_ep.ir.symbolic import Size, Terms, Trace, counts_of
+from ort_gpu_ep.ir.symbolic import CountError, Size, Terms, Trace, counts_of
 from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.lowering import SIZES
 from ort_gpu_ep.kernels.registry import OFFSET_ALIGNMENT, Bindings, Kernel, kernel
-from ort_gpu_ep.shaders.composer import parameters
+from ort_gpu_ep.shaders.composer import MAP_WORKGROUP_SIZE, parameters
 
 _NUMBER, _COUNT, _ADD, _MULTIPLY, _DIVIDE, _REMAINDER, _MAX, _CHECK, _STORE = range(9)
 
 STEPS, STACK = 96, 8
 """Instructions of a program, and numbers that it has at hand, at most."""
-
-MOST_COUNTS = 5
-"""That one dispatch reads: WebGPU has eight bindings at least."""
-
-WORKGROUP_SIZE = 64
 
 
 class _Program:
@@ -55,17 +50,17 @@ class _Program:
             of_run = tuple(a for a in atoms if trace.counts_in((((a,), 1),)))
             by_counts.setdefault(of_run, []).append((tuple(a for a in atoms if a not in of_run), factor))
         for of_run, rest in by_counts.items():
-            known = sum(_product(trace, atoms, factor) for atoms, factor in rest)
+            factors = sum(_product(trace, atoms, factor) for atoms, factor in rest)
             if of_run:
                 self._atom(trace, of_run[0])
                 for atom in of_run[1:]:
                     self._atom(trace, atom)
                     self._add(_MULTIPLY, 0, -1)
-                if type(known) is not int or known != 1:
-                    self.size(known)
+                if type(factors) is not int or factors != 1:
+                    self.size(factors)
                     self._add(_MULTIPLY, 0, -1)
             else:
-                self.size(known)
+                self.size(factors)
             if not first:
                 self._add(_ADD, 0, -1)
             first = False
@@ -130,8 +125,8 @@ def sizes_kernel(out: TensorType, programs: int, counts: Sequence[str], checks: 
     """What calculates them. It reads `code` and the counts, and writes `y`."""
     reads = {"code": "code", **{f"count{k}": name for k, name in enumerate(counts)}}
     return kernel(
-        "sizes.wgsl", [out], consts={"COUNTS": len(counts), "STEPS": STEPS, "STACK": STACK}, groups=-(-programs // WORKGROUP_SIZE),
-        workgroup_size=WORKGROUP_SIZE, raw=True, reads=reads, writes={"y": 0}, reports=checks)
+        SIZES, [out], consts={"COUNTS": len(counts), "STEPS": STEPS, "STACK": STACK}, groups=-(-programs // MAP_WORKGROUP_SIZE),
+        workgroup_size=MAP_WORKGROUP_SIZE, raw=True, reads=reads, writes={"y": 0}, reports=checks)
 
 
 def parameters_of_counts(built: Kernel, bindings: Bindings) -> list[tuple[int, Any]]:

@@ -228,13 +228,13 @@ def _calculate(draft: _Draft) -> None:
     """
     if not draft.counts:
         return
-    wanted = dict.fromkeys(map(draft.root, (*(n for _, names in draft.dispatches for n in names), *draft.graph.outputs)))
+    roots = dict.fromkeys(map(draft.root, (*(n for _, names in draft.dispatches for n in names), *draft.graph.outputs)))
     pending: dict[str, frozenset[str]] = {}
     for k, (label, size, other) in enumerate(draft.equal):
         draft.known[name := f"{label}\0equal {k}"] = shape_arithmetic.objects([size - other])
         draft.types[name] = TensorType(UINT32, (1,))
-        wanted[name] = None
-    for name in wanted:
+        roots[name] = None
+    for name in roots:
         if name in draft.known and (counts := _counts_in(draft.known[name])):
             pending[name] = counts
     for dispatch, _ in draft.dispatches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import from_onnx
-from ort_gpu_ep.ir.types import FLOAT32, INT64, TensorType
+from ort_gpu_ep.ir.types import BOOL, FLOAT32, INT64, TensorType
+from ort_gpu_ep.kernels.lowering import SIZES, facts_of, walk
 from ort_gpu_ep.partitioner.passes import rewrite
 from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.kept import from_data, to_data
@@ -261,3 +263,42 @@ def test_what_calculates_sizes_is_in_front_of_what_reads_them() -> None:
     assert len(sizes) >= EXPERTS
     assert plan.writes_parameters
     assert not violations(plan)
+
+
+def test_more_counts_than_a_dispatch_can_bind() -> None:
+    """Rows that many masks choose, one behind the other: what is joined begins another partition where a dispatch binds too little."""
+    g, parts = Graph(), []
+    for k in range(12):
+        mask = g("Greater", g("Gather", "x", k, axis=1), np.float32(0))
+        parts.append(g("Gather", "x", g("Squeeze", g("NonZero", mask), [0]), axis=0))
+    g("Concat", *parts, axis=0, name="y")
+    model = g.model({"x": [9, 12]}, ["y"])
+    session = session_of(model)
+    for _ in range(3):
+        feeds = {"x": floats(9, 12)}
+        np.testing.assert_array_equal(session.run(None, feeds)[0], on_cpu(model, feeds)[0])
+    limits = replace(Gpu.open(Config()).limits, max_buffers_per_stage=8)
+    facts = facts_of(graph := from_onnx(model), {"x": TensorType(FLOAT32, (9, 12))})
+    breaks = [node.op for node, _, _ in walk(graph, facts, limits) if id(node) in facts.breaks]
+    assert breaks == ["Concat"]
+
+
+def test_where_the_device_does_not_calculate_sizes_right() -> None:
+    """What reads a size that the data decide is in the next partition then."""
+    graph = from_onnx(chosen(lambda g, rows, places: g("Exp", rows)))
+    inputs, limits = {"x": TensorType(FLOAT32, (9, 8)), "mask": TensorType(BOOL, (9,))}, Gpu.open(Config()).limits
+    for disabled, breaks in (((), []), (((SIZES, "a probe"),), ["Squeeze"])):
+        facts = facts_of(graph, inputs)
+        assert [n.op for n, _, _ in walk(graph, facts, replace(limits, disabled=disabled)) if id(n) in facts.breaks] == breaks
+
+
+def test_a_partition_of_which_nobody_reads_anything_may_be_left_to_the_cpu() -> None:
+    """The most of no numbers has no kernel; onnxruntime leaves the node in the graph, though it is nobody's."""
+    def behind(g: Graph, rows: str, places: str) -> str:
+        g("ReduceMax", places, [0])
+        return str(g("Exp", rows))
+
+    model = chosen(behind)
+    session = session_of(model, strict="0")
+    for feeds in masked(9):
+        np.testing.assert_allclose(session.run(None, feeds)[0], on_cpu(model, feeds)[0], rtol=1e-6)

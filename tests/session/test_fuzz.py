@@ -35,6 +35,7 @@ from tests.session.situations import situation
 
 QUANTIZED_SEEDS = 16
 SIZE_SEEDS = 24
+COUNT_SEEDS = 16
 SITUATIONS = 12
 
 
@@ -64,6 +65,15 @@ def test_calculations_with_sizes_end_as_on_the_cpu() -> None:
     assert not tally.wrong
     assert tally.counts["on_gpu"] > SIZE_SEEDS * 0.8
     assert not tally.counts["fallbacks"]
+
+
+@pytest.mark.timeout(1200)
+def test_models_behind_counts_end_as_on_the_cpu() -> None:
+    """Most are one partition: `python -m tests.session.fuzz --counts --count 2000` runs more."""
+    tally = run(range(COUNT_SEEDS), START_S, "--counts")
+    assert not tally.wrong
+    assert not tally.unclaimed
+    assert tally.counts["on_gpu"] > COUNT_SEEDS * 0.8
 
 
 def test_differences_are_seen() -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ort_gpu_ep.errors import CountError, InternalError
+from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.ir.formula import Formula
 from ort_gpu_ep.ir.symbolic import (
+    CountError,
     Real,
     Size,
     Trace,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, compare, probe
+from ort_gpu_ep.health.probe import Trial, agree, compare, graph_of, probe
+from ort_gpu_ep.ir.graph import Node
 
 
 @probe("selected", "kernels", disables=("coordinates.wgsl", "chosen_slices.wgsl"), fault=(r"chosen_at\(min\([^()]*\)\)", "0u"))
@@ -15,6 +16,25 @@ def selection(trial: Trial) -> str:
         compare(trial, "NonZero", 13, [trial.integers(0, 2, 53, 67, dtype="int32")])
         compare(trial, "Compress", 11, [trial.normal(2500, 3), trial.integers(0, 2, 2500, dtype="bool")], axis=0)
     return "2 ops"
+
+
+@probe("sizes", "kernels", disables=("sizes.wgsl",), fault=(r"value = left \+ right;", "value = left;"))
+def sizes(trial: Trial) -> str:
+    """Every second of the last rows that NonZero chooses, and how many elements that are with some more: sizes by sums, products, quotients
+    and maxima.
+    """
+    x, rows = trial.integers(0, 2, 301, dtype="int32"), trial.normal(301, 6)
+    constants = {"axis": np.array([0]), "from": np.array([-70]), "to": np.array([1 << 40]), "step": np.array([2]), "more": np.array([1000])}
+    nodes = (
+        Node("NonZero", ("x",), ("places",), version=13), Node("Squeeze", ("places", "axis"), ("row",), version=13),
+        Node("Gather", ("rows", "row"), ("chosen",), version=13),
+        Node("Slice", ("chosen", "from", "to", "axis", "step"), ("y",), version=13))
+    told = (*nodes, Node("Size", ("y",), ("size",), version=13), Node("Add", ("size", "more"), ("sum",), version=14))
+    for _ in range(trial.rounds):
+        feeds, want = {"x": x, "rows": rows}, rows[np.flatnonzero(x)][-70::2]
+        agree("the last rows", trial.graph(graph_of(feeds, constants, *nodes), list(feeds.values()))[0], want)
+        agree("a size", trial.graph(graph_of(feeds, constants, *told), list(feeds.values()))[0], np.array([want.size + 1000]))
+    return "2 graphs"
 
 
 @probe("unique in order", "kernels", disables=("unique_flags.wgsl", "unique_order.wgsl"), fault=(r"first_at\(k\)|chosen_at\(j\)", "0u"))
