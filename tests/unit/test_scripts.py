@@ -76,6 +76,22 @@ def test_a_selection_of_nothing_is_told_and_ends_the_script(checkout: Path, argu
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a script for sh")
+@pytest.mark.parametrize(("arguments", "extras"), [
+    ([], "all,test"), (["-k", "tests"], "all,test"), (["tests"], "onnxruntime,cli,test,compress,scoring,plot"),
+    (["tests/ops"], "onnxruntime,cli,test"), (["tests/ops/test_add.py::test"], "onnxruntime,cli,test"),
+    (["-x", "tests/ops", "tests/small"], "onnxruntime,cli,test,compress"), (["tests/rows/test_rows.py"], "onnxruntime,cli,test,scoring"),
+    (["tests/drawn/test_drawn.py"], "onnxruntime,cli,test,plot")])
+def test_of_paths_only_what_their_tests_name_is_installed(checkout: Path, arguments: list[str], extras: str) -> None:
+    for name, text in {"conftest.py": "import matplotlib", "ops/test_add.py": "import numpy", "small/test_small.py": "from sklearn import cluster",
+                       "rows/conftest.py": "import pyarrow", "rows/test_rows.py": "", "drawn/test_drawn.py": 'run("--plot")'}.items():
+        (checkout / "tests" / name).parent.mkdir(exist_ok=True)
+        (checkout / "tests" / name).write_text(text + "\n")
+    (checkout / "scripts" / "setup.sh").write_text('echo "$extras" > build/set-up\npython="$PWD/python"\n')
+    assert run(checkout, *arguments).returncode == 5
+    assert (checkout / "build" / "set-up").read_text() == f"{extras}\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script for sh")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_what_the_quick_start_runs_ends_with_it(tmp_path: Path, number: int) -> None:
     (tmp_path / "scripts").mkdir()
