@@ -27,7 +27,7 @@ for _argument; do       # before anything is set up
            }
            [ -n "$_value" ] || {
                _extras=${_extras:-onnxruntime,cli,test}
-               _wants compress 'ort_gpu_ep.compression|"compress"|sklearn|datasets|digits|"examples"' "${_argument%%::*}"
+               _wants compress 'ort_gpu_ep.compression|"compress"|sklearn|datasets|"examples"' "${_argument%%::*}"
                _wants scoring 'ort_gpu_ep.scoring|"score"|Predictor|pyarrow|PIL|"examples"' "${_argument%%::*}"
                _wants plot '-plot|matplotlib|"examples"' "${_argument%%::*}"
            };;
