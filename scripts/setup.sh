@@ -90,6 +90,8 @@ if [ -n "${VIRTUAL_ENV:-}" ] && [ ! -x "$(_bin "$VIRTUAL_ENV")/python" ]; then
     say "VIRTUAL_ENV=$VIRTUAL_ENV has no Python in it: using .venv"
     VIRTUAL_ENV=
 fi
+# pip compiles no bytecode, neither of what it installs nor of what it builds with: Python does that for what is run, which is a tenth.
+export PIP_COMPILE=0
 _venv=${VIRTUAL_ENV:-$PWD/.venv}
 mkdir -p build
 sh scripts/lavapipe.sh .vulkan > "build/vulkan.$$" &      # it downloads while pip installs
@@ -103,11 +105,10 @@ if [ "$(cat "$_stamp" 2>/dev/null)" != "$_wanted" ] || [ ! -x "$(_bin "$_venv")/
         command -v uv >/dev/null 2>&1 || _has_pip "$_venv" || { _add_pip "$_venv" & _pip=$!; _wait "$_pip" "" "putting pip into it"; }
         say "installing the package${extras:+ with the extras $extras} into $_venv"
         "$(_bin "$_venv")/python" scripts/requirements.py "${extras:-}" > build/requirements.txt
-        # Without compiling to bytecode: Python does that for what is run, which is a tenth of what is installed.
         if command -v uv >/dev/null 2>&1; then
             uv pip install --no-progress --python "$(_bin "$_venv")/python" --requirement build/requirements.txt > build/pip.log 2>&1 &
         else
-            "$(_bin "$_venv")/python" -m pip install --disable-pip-version-check --no-compile --progress-bar off \
+            "$(_bin "$_venv")/python" -m pip install --disable-pip-version-check --progress-bar off \
                 --requirement build/requirements.txt > build/pip.log 2>&1 &
         fi
         _pip=$!
