@@ -17,15 +17,18 @@ _cleanup() {
 trap _cleanup EXIT
 trap 'exit 130' HUP INT TERM
 
-# Waits for a process that this shell started, with a dot every 2 seconds, and returns its status.
+# Waits for a process that this shell started, and returns its status. Every 2 seconds says what it is at: the last line of its log, or
+# a name for all of it.
 _wait() {
-    _half=
+    _waited=0
     while kill -0 "$1" 2>/dev/null; do
         sleep 1
-        if [ -n "$_half" ]; then printf . >&2; _half=; _dots=1; else _half=1; fi
+        _waited=$((_waited + 1))
+        if [ $((_waited % 2)) = 0 ] && kill -0 "$1" 2>/dev/null; then
+            _at=$(tail -n 1 "$2" 2>/dev/null | cut -c 1-60)
+            say "  ${_waited} s: ${_at:-$3}"
+        fi
     done
-    [ -z "${_dots:-}" ] || echo >&2
-    _dots=
     wait "$1"
 }
 
@@ -87,6 +90,8 @@ if [ -n "${VIRTUAL_ENV:-}" ] && [ ! -x "$(_bin "$VIRTUAL_ENV")/python" ]; then
     say "VIRTUAL_ENV=$VIRTUAL_ENV has no Python in it: using .venv"
     VIRTUAL_ENV=
 fi
+# pip compiles no bytecode, neither of what it installs nor of what it builds with: Python does that for what is run, which is a tenth.
+export PIP_COMPILE=0
 _venv=${VIRTUAL_ENV:-$PWD/.venv}
 mkdir -p build
 sh scripts/lavapipe.sh .vulkan > "build/vulkan.$$" &      # it downloads while pip installs
@@ -97,14 +102,19 @@ if [ "$(cat "$_stamp" 2>/dev/null)" != "$_wanted" ] || [ ! -x "$(_bin "$_venv")/
     _take_lock "$PWD/build/setup.lock"
     if [ "$(cat "$_stamp" 2>/dev/null)" != "$_wanted" ]; then
         "$(_bin "$_venv")/python" -c '' 2>/dev/null || _make_venv "$_venv"
-        _has_pip "$_venv" || { _add_pip "$_venv" & _pip=$!; _wait "$_pip"; }
+        command -v uv >/dev/null 2>&1 || _has_pip "$_venv" || { _add_pip "$_venv" & _pip=$!; _wait "$_pip" "" "putting pip into it"; }
         say "installing the package${extras:+ with the extras $extras} into $_venv"
         "$(_bin "$_venv")/python" scripts/requirements.py "${extras:-}" > build/requirements.txt
-        "$(_bin "$_venv")/python" -m pip install --disable-pip-version-check --requirement build/requirements.txt > build/pip.log 2>&1 &
+        if command -v uv >/dev/null 2>&1; then
+            uv pip install --no-progress --python "$(_bin "$_venv")/python" --requirement build/requirements.txt > build/pip.log 2>&1 &
+        else
+            "$(_bin "$_venv")/python" -m pip install --disable-pip-version-check --progress-bar off \
+                --requirement build/requirements.txt > build/pip.log 2>&1 &
+        fi
         _pip=$!
-        if ! _wait "$_pip"; then
+        if ! _wait "$_pip" build/pip.log installing; then
             cat build/pip.log >&2
-            say "pip failed; see above"
+            say "installing failed; see above"
             exit 1
         fi
         _pip=
@@ -117,7 +127,7 @@ _commands=$(_bin "$_venv")
 python=$_commands/python   # for the script that sources this one
 export VIRTUAL_ENV="$_venv" PATH="$_commands:$PATH"
 
-_wait "$_driver"
+_wait "$_driver" "" "unpacking Mesa's software driver"
 _driver=
 eval "$(cat "build/vulkan.$$")"
 rm -f "build/vulkan.$$"

@@ -1,10 +1,19 @@
 #!/bin/sh
 # Sets this checkout up and runs every check: ruff, mypy, pytest. Arguments go to pytest, which runs the tests in as many processes as
 # there are cores, four at most; arguments that select no test are an error. Those marked `ray` are scripts/ray.sh's.
+# Of paths, only the extras that their tests name are installed.
 # usage: sh scripts/test.sh [PYTEST_ARGUMENT...]
 set -eu
 cd "$(dirname "$0")/.."
 _option=
+_extras=
+# Adds an extra to the list if a test of a file or folder, or what it shares with its neighbours, has one of these words.
+_wants() {
+    case ",$_extras," in *",$1,"*) return;; esac
+    _shared=$(dirname "$3")/conftest.py
+    [ -e "$_shared" ] && [ "$_shared" != tests/conftest.py ] || _shared=
+    ! grep -rqE -e "$2" --include='*.py' "$3" ${_shared:+"$_shared"} || _extras=$_extras,$1
+}
 for _argument; do       # before anything is set up
     case "$_option" in -k|-m|-n|-p|-c|-o|-W|-r|--*) _value=1;; *) _value=;; esac
     case "$_option" in *=*) _value=;; esac
@@ -15,10 +24,16 @@ for _argument; do       # before anything is set up
                echo "test.sh: there is no file or folder $_argument: give a path such as tests/unit, a test such as" \
                     "tests/unit/test_config.py::test_defaults, or options of pytest" >&2
                exit 2
+           }
+           [ -n "$_value" ] || {
+               _extras=${_extras:-onnxruntime,cli,test}
+               _wants compress 'ort_gpu_ep.compression|"compress"|sklearn|datasets|"examples"' "${_argument%%::*}"
+               _wants scoring 'ort_gpu_ep.scoring|"score"|Predictor|pyarrow|PIL|"examples"' "${_argument%%::*}"
+               _wants plot '-plot|matplotlib|"examples"' "${_argument%%::*}"
            };;
     esac
 done
-extras="all,test"
+extras=${_extras:-all,test}
 . scripts/setup.sh
 unset PYTHONDONTWRITEBYTECODE       # some container images set it: each of the hundreds of processes would compile the package again
 # Mesa keeps compiled kernels for the next process and the next run, where it can write.

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {
     "run": "Run MODEL and print its outputs and where each node ran. Inputs that you don't give are random.",
-    "explain": "Show where each node of MODEL runs and why, the partitions, the bytes copied, and the memory. Does not run it on the GPU.",
+    "explain": "Show where each node of MODEL runs and why, the partitions, the bytes copied, and the memory. Only --profile runs it.",
     "inspect": "Show MODEL's inputs, outputs, opset, size, external files, and its ops with those that have kernels. Needs no GPU.",
     "bench": "Measure the latency of MODEL (median and p95 of whole runs), split into host, upload, GPU and readback.",
     "tune": "Measure which kernels are the fastest for MODEL on this adapter, and store the result for later sessions.",
@@ -58,6 +58,13 @@ class _Lazy(TyperGroup):
             except ConfigError as error:        # of the library that drives the GPUs, which is loaded with the command
                 typer.echo(f"ConfigError: {error}", err=True)
                 raise typer.Exit(2) from error
+            except (KeyboardInterrupt, ImportError) as error:       # what a command loads takes a second
+                from ort_gpu_ep.cli.shared import INTERRUPTED, is_interrupted
+
+                if not is_interrupted(error):
+                    raise
+                typer.echo("interrupted", err=True)
+                raise typer.Exit(INTERRUPTED) from None
         elif near := get_close_matches(args[0], COMMANDS, 1, 0.5):
             ctx.fail(f"No such command {args[0]!r}; did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)

@@ -10,20 +10,15 @@ import numpy as np
 
 from ort_gpu_ep.ir.graph import Attribute, Graph, Node, Value
 from ort_gpu_ep.ir.types import TensorType
-from ort_gpu_ep.partitioner.report import NodeReport, Report
-from ort_gpu_ep.plugin.explain import Explanation, kind_of
+from ort_gpu_ep.plugin.explain import Explanation, NodeReport, Report, kind_of
 from ort_gpu_ep.providers import CPU_PROVIDER
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.terminal import printable
 
-DEEPEST = 12
-"""Blocks in one another; longer names end there."""
-
-LONGEST = 120
-"""Characters of an attribute's value."""
-
-FLAT, RUN = 48, 32
-"""Boxes without a name's block that stand in one list, and how many each block of a longer list has."""
+DEEPEST, LONGEST, FLAT, RUN = 12, 120, 48, 32
+"""Blocks in one another; characters of an attribute's value; boxes without a name's block that stand in one list, and how many each
+block of a longer list has.
+"""
 
 LAYOUTS = ("/plain", "/channels_last")
 """What the labels of dispatches that convert an image's layout end in, behind the name of a value."""

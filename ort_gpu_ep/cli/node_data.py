@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ort_gpu_ep.cli.network import Network
-from ort_gpu_ep.partitioner.report import NodeReport
-from ort_gpu_ep.plugin.explain import Explanation
+from ort_gpu_ep.plugin.explain import Explanation, NodeReport
 
 COLOURS = {"gpu": "#009e73", "host": "#56b4e9", "cpu": "#e69f00"}
 """Those of page.html, which people tell apart who see fewer colours (Okabe and Ito)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import signal
@@ -20,6 +21,7 @@ from rich.text import Text
 
 from ort_gpu_ep.errors import AdapterError, GpuEpError, ModelError
 from ort_gpu_ep.ir.refused import add_remedy, remedy
+from ort_gpu_ep.processes import interrupts
 from ort_gpu_ep.providers import CPU_PROVIDER
 from ort_gpu_ep.terminal import printable
 
@@ -125,6 +127,9 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
             _say_error(error)
             raise typer.Exit(1) from error
         except Exception as error:
+            if is_interrupted(error):
+                err.print("interrupted")
+                raise typer.Exit(INTERRUPTED) from None
             if not type(error).__module__.startswith("onnxruntime"):
                 raise
             _say_error(error)
@@ -135,18 +140,33 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     return wrapped
 
 
+def is_interrupted(error: BaseException | None) -> bool:
+    """Whether a Ctrl-C is behind an error: a module in C whose import it ends says that it could not be initialised."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 @contextmanager
 def acknowledged() -> Iterator[None]:
-    """Says that a Ctrl-C has come while what goes on in C, as compiling a kernel, is not over: before, Python does not handle it."""
+    """Says that a Ctrl-C has come while what goes on in C, as compiling a kernel, is not over: before, Python does not handle it. No kernel
+    is compiled after it.
+    """
     if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
         yield
         return
+    interrupts.ending.clear()       # of a command before it in this process
     source, sink = os.pipe()
     os.set_blocking(sink, False)
-    over = threading.Event()
+    over, log = threading.Event(), logging.getLogger("ort_gpu_ep")
+    level = log.level
 
     def tell() -> None:
-        if signal.SIGINT in os.read(source, 1) and not over.wait(0.2):       # what is over sooner needs no word
+        if signal.SIGINT not in os.read(source, 1):
+            return
+        interrupts.ending.set()
+        log.setLevel(logging.CRITICAL)      # what was not compiled is no news
+        if not over.wait(0.2):       # what is over sooner needs no word
             sys.stderr.write("Ctrl-C: this ends when the kernel or run that goes on is over\n")
             sys.stderr.flush()
 
@@ -161,6 +181,7 @@ def acknowledged() -> Iterator[None]:
         with suppress(BlockingIOError):     # the pipe is full of other signals, which end the thread, too
             os.write(sink, b"\0")
         thread.join()
+        log.setLevel(level)
         os.close(source)
         os.close(sink)
 

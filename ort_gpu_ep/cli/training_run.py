@@ -19,6 +19,7 @@ from rich.table import Table
 from ort_gpu_ep.cli import shared
 from ort_gpu_ep.cli.plot import plot_training, pyplot
 from ort_gpu_ep.errors import ConfigError, TrainingError
+from ort_gpu_ep.processes import interrupts
 from ort_gpu_ep.training import Progress, Schedule, Trainer, checkpoint, constant, cosine
 from ort_gpu_ep.training.optimizers import OPTIMIZERS
 from ort_gpu_ep.training.trainer import Epoch
@@ -67,6 +68,7 @@ def run(asked: Request, json: bool) -> None:
     try:
         _fit(trainer, asked, first, labels[:kept], validation, history, quiet=json)
     except KeyboardInterrupt:
+        interrupts.ending.clear()       # what is written may want kernels
         for path in _written(trainer, asked, out) if trainer.steps else ():
             shared.err.print(f"after {trainer.steps} steps; {path} has them", soft_wrap=True)
         if asked.resume is not None and trainer.steps:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.errors import ShaderError
 from ort_gpu_ep.kernels.registry import Bindings, Kernel, Limits, parts
+from ort_gpu_ep.processes import interrupts
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch
 from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.shaders.composer import beginning_at, parameters
@@ -84,6 +85,8 @@ def compiled(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, chec
     text = worked_around(gpu, label, source)
 
     def make() -> Any:
+        if interrupts.ending.is_set():
+            raise ShaderError(f"{label}: not compiled, since Ctrl-C ends this program")
         return _compile(gpu, label, shader, text, bound, checked)
 
     return gpu.pipeline((text, checked, bound[2]), make)

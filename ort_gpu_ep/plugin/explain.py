@@ -14,7 +14,9 @@ from ort_gpu_ep.device.allowance import DeviceMemory
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Graph
 from ort_gpu_ep.kernels.built import Kernel
-from ort_gpu_ep.partitioner.report import NodeReport, PartitionReport, Report
+from ort_gpu_ep.partitioner.report import NodeReport as NodeReport  # commands name both by this module
+from ort_gpu_ep.partitioner.report import PartitionReport
+from ort_gpu_ep.partitioner.report import Report as Report
 from ort_gpu_ep.plugin.partitioning import load_partitioner
 from ort_gpu_ep.providers import EP_NAME
 from ort_gpu_ep.scheduler import Plan, make_plan

@@ -29,6 +29,9 @@ _AGAIN_S = 0.001
 
 _held = _noted = _inside = False
 
+ending = threading.Event()
+"""Set by a program that ends at Ctrl-C once one has come: no more kernels are compiled for the call that is to end."""
+
 
 def _note(number: int, frame: FrameType | None) -> None:
     global _noted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -73,6 +74,40 @@ def test_a_selection_of_nothing_is_told_and_ends_the_script(checkout: Path, argu
     done = run(checkout, *arguments)
     assert (done.returncode, done.stderr) == (5, f"test.sh: no test is selected by: {' '.join(arguments)}\n")
     assert (checkout / "build" / "set-up").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script for sh")
+@pytest.mark.parametrize(("arguments", "extras"), [
+    ([], "all,test"), (["-k", "tests"], "all,test"), (["tests"], "onnxruntime,cli,test,compress,scoring,plot"),
+    (["tests/ops"], "onnxruntime,cli,test"), (["tests/ops/test_add.py::test"], "onnxruntime,cli,test"),
+    (["-x", "tests/ops", "tests/small"], "onnxruntime,cli,test,compress"), (["tests/rows/test_rows.py"], "onnxruntime,cli,test,scoring"),
+    (["tests/drawn/test_drawn.py"], "onnxruntime,cli,test,plot")])
+def test_of_paths_only_what_their_tests_name_is_installed(checkout: Path, arguments: list[str], extras: str) -> None:
+    for name, text in {"conftest.py": "import matplotlib", "ops/test_add.py": "import numpy", "small/test_small.py": "from sklearn import cluster",
+                       "rows/conftest.py": "import pyarrow", "rows/test_rows.py": "", "drawn/test_drawn.py": 'run("--plot")'}.items():
+        (checkout / "tests" / name).parent.mkdir(exist_ok=True)
+        (checkout / "tests" / name).write_text(text + "\n")
+    (checkout / "scripts" / "setup.sh").write_text('echo "$extras" > build/set-up\npython="$PWD/python"\n')
+    assert run(checkout, *arguments).returncode == 5
+    assert (checkout / "build" / "set-up").read_text() == f"{extras}\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script for sh")
+@pytest.mark.parametrize(("log", "line"), [("build/pip.log", "Collecting numpy"), ("build/none.log", "a driver")])
+def test_the_set_up_says_what_goes_on(tmp_path: Path, log: str, line: str) -> None:
+    """Its last line of output, or a name; 170 seconds of the quick start were dots."""
+    wait = re.search(r"^_wait\(\) \{.*?^\}", (ROOT / "scripts" / "setup.sh").read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    assert wait is not None
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "pip.log").write_text("first\nCollecting numpy\n")
+    script = f"""say() {{ echo "$*"; }}
+        sleep() {{ echo >> turns; [ "$(wc -l < turns)" -lt 6 ] || {{ echo over > build/gate & }}; command sleep 0.05; }}
+        {wait[0]}
+        mkfifo build/gate; (read -r _ < build/gate; exit 3) & _wait $! {log} 'a driver'; echo "status $?" """
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    *lines, status = done.stdout.splitlines()
+    assert lines[:2] == [f"  2 s: {line}", f"  4 s: {line}"]
+    assert status == "status 3"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a script for sh")
