@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from tests.clients.more_programs import MORE
+
 Client = TypeVar("Client")
 _kept: list[Any] = []
 
@@ -123,7 +125,7 @@ def sessions() -> list[dict[str, Any]]:
 
 
 def main(name: str, path: str) -> None:
-    answers = CLIENTS[name]()
+    answers = {**CLIENTS, **MORE}[name]()
     Path(path).write_text(json.dumps({"answers": answers, "sessions": sessions()}, default=str), "utf-8")
 
 
