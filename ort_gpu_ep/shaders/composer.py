@@ -51,6 +51,7 @@ from typing import TypeAlias
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import Real, Size, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
+from ort_gpu_ep.kernels.built import PINNED_SUBGROUP
 from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS, DIVISOR, ERROR_FLAGS, INDEX, LENGTH, Bindings, Const, Kernel, Limits, Pieces, parts
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
 from ort_gpu_ep.memo import Memo
@@ -151,6 +152,8 @@ def _composed(
         out.insert(0, "enable f16;")
     if SUBGROUP_MATRIX in kernel.features:
         out.insert(0, "enable chromium_experimental_subgroup_matrix;\ndiagnostic(off, chromium.subgroup_matrix_uniformity);")
+    if PINNED_SUBGROUP in dict(kernel.consts):
+        out.insert(0, "enable subgroup_size_control;")
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
     inner = [line for name, other in kernel.inlined for line in inlined(name, other, _texts, kernel.raw, name in kernel.vectors)]
     called = [f"{name}_word()" for name, way in fused_reading(kernel, bindings).items() if way == "word"]
@@ -429,8 +432,9 @@ def _subgroup(kernel: Kernel, full: bool) -> _Subgroup:
 
 def _group_main(kernel: Kernel, subgroup: _Subgroup) -> str:
     if kernel.grid is not None:
+        pinned = dict(kernel.consts).get(PINNED_SUBGROUP)
         return (f"{subgroup.variables}const WORKGROUP_SIZE: u32 = {kernel.workgroup_size}u;\n"
-                f"@compute @workgroup_size({kernel.workgroup_size})\n"
+                f"@compute @workgroup_size({kernel.workgroup_size}){f' @subgroup_size({pinned})' if pinned else ''}\n"
                 f"fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32{subgroup.inputs}) "
                 f"{{ {subgroup.assigned}grid_main(id, lane{subgroup.arguments}); }}")
     varies = is_symbolic(kernel.groups)
