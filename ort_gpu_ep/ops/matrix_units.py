@@ -225,7 +225,8 @@ def fragment_consts(limits: Limits) -> dict[str, Const]:
     """What a shader has of its fragments where they are not of 16 x 16 x 16, and of its subgroups where their size has to be asked for."""
     fragment, pinned = limits.fragment, limits.pinned_subgroup(FRAGMENTS)
     assert fragment is not None, "no_matrix_units says so"
-    own: dict[str, Const] = {} if (fragment.n, fragment.m, fragment.k) == (16, 16, 16) else {"FN": fragment.n, "FM": fragment.m, "FK": fragment.k}
+    sizes = {"FN": fragment.n, "FM": fragment.m, "FK": fragment.k}
+    own: dict[str, Const] = {} if {*sizes.values()} == {16} else {**sizes}
     return own | ({PINNED_SUBGROUP: pinned} if pinned else {})
 
 
