@@ -32,10 +32,10 @@ from ort_gpu_ep.kernels.target import (  # noqa: E402
     DEFAULT_LIMITS,
     FRAGMENTS,
     MATRIX_ATTENTION,
-    MATRIX_SUBGROUP,
     MATRIX_UNITS,
     SUBGROUP_MATRIX,
     TF32,
+    USUAL_SUBGROUP,
     Limits,
 )
 from ort_gpu_ep.ops import attention_units, matrix_units  # noqa: E402
@@ -88,7 +88,7 @@ def written_units(folder: Path) -> Path:
     (folder / "units").mkdir()
     for name in FRAGMENTS:
         limits = replace(
-            DEFAULT_LIMITS, max_workgroup_nbytes=49152, subgroup_size=MATRIX_SUBGROUP, precision=TF32, configurations=(name,),
+            DEFAULT_LIMITS, max_workgroup_nbytes=49152, subgroup_size=USUAL_SUBGROUP, precision=TF32, configurations=(name,),
             features=frozenset({"shader-f16", "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS, MATRIX_ATTENTION}))
         for tile in matrix_units.TILES:
             with in_tile(tile):

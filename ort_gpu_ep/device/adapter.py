@@ -92,7 +92,8 @@ def limits_of(raw: Adapter) -> Limits:
         got.maxComputeWorkgroupStorageSize, min(got.maxComputeInvocationsPerWorkgroup, got.maxComputeWorkgroupSizeX),
         got.maxComputeWorkgroupsPerDimension, got.minStorageBufferOffsetAlignment,
         LLVMPIPE_LOOP_ITERATIONS if "llvmpipe" in raw.name else ANY_LOOP_ITERATIONS, _subgroup_size(raw),
-        configurations=raw.configurations)
+        configurations=tuple(name for name, _, _ in raw.configurations),
+        configuration_subgroups=tuple((least, most) for _, least, most in raw.configurations))
 
 
 MOST_BUFFERS = 32

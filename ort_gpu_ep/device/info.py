@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, field
 
 from ort_gpu_ep.errors import AdapterError
 
-FEATURES = ("shader-int64", "shader-f16", "shader-f64", "subgroup", "subgroup-matrix", "timestamp-query", "timestamp-query-inside-passes")
+FEATURES = (
+    "shader-int64", "shader-f16", "shader-f64", "subgroup", "subgroup-matrix", "subgroup-size-control", "timestamp-query",
+    "timestamp-query-inside-passes")
 """Asked for where the adapter has them."""
 
 MAKERS = {0x1002: "amd", 0x10DE: "nvidia", 0x13B5: "arm", 0x5143: "qualcomm", 0x8086: "intel"}

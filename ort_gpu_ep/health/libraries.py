@@ -59,8 +59,13 @@ def settle(config: Config, only_known: bool = False, again: bool = False) -> Cho
 def _path(config: Config) -> Path:
     from ort_gpu_ep.health.verdicts import code_hash
 
-    parts = (drivers.fingerprint(os.environ, choice.dawn_package().name), config.adapter, code_hash())
+    parts = (drivers.fingerprint(os.environ, choice.dawn_package().name), config.adapter, _leaves_software(config), code_hash())
     return Path(config.cache_path) / "health" / f"library-{sha256(json.dumps(parts).encode()).hexdigest()[:24]}.json"
+
+
+def _leaves_software(config: Config) -> bool:
+    """Whether such a session would leave a software adapter alone anyway."""
+    return config.placement == "auto" and not config.adapter
 
 
 def _parsed(data: dict[str, Any]) -> Choice:
@@ -75,7 +80,8 @@ def _tried(config: Config, path: Path) -> Choice:
     begin_s, variables = time.perf_counter(), {"ORT_GPU_EP_WEBGPU": DAWN}
     try:
         info = pick([AdapterInfo(**one) for one in list_adapters(variables)], config.adapter)
-        decided = _probed(info, variables)
+        leaves = info.is_software and _leaves_software(config)
+        decided = Choice(WGPU, f"{info.name} is left to the CPU anyway") if leaves else _probed(info, variables)
     except (HelperError, OSError) as error:
         return Choice(WGPU, f"Dawn could not be tried ({error})")
     except AdapterError as error:
@@ -88,10 +94,10 @@ def _tried(config: Config, path: Path) -> Choice:
 def _probed(info: AdapterInfo, variables: Mapping[str, str]) -> Choice:
     """Raises HelperError where the process failed by itself, OSError where none can be started."""
     worker = Worker({"task": "probe", "adapter": info.index, "probes": None, "rounds": 1, "seed": secrets.randbits(64)}, variables)
-    deadline, line, at = time.monotonic() + 2 * START_S, None, "opening the device"
+    line, at = None, "opening the device"
     shown: list[str] = []
     try:
-        while (line := worker.answer(2 * START_S, deadline)) is not None and "failed" not in line:
+        while (line := worker.answer(2 * START_S)) is not None and "failed" not in line:
             at = line.get("start", at)
             if line.get("status") == "FAIL":
                 return Choice(WGPU, f"with Dawn {info.name} fails the probe {line['name']!r}: {line['seen']}")

@@ -23,9 +23,10 @@ from ort_gpu_ep.health.verdicts import Late, Verdict
 from ort_gpu_ep.health.workarounds import apply, lowered, with_workarounds
 from ort_gpu_ep.kernels import profile, tuned
 from ort_gpu_ep.kernels.cost_parameters import Figures, figures_for
-from ort_gpu_ep.kernels.target import SHOWN_FEATURES, UNTUNED
+from ort_gpu_ep.kernels.target import MATRIX_ATTENTION, MATRIX_BYTES, MATRIX_UNITS, SHOWN_FEATURES, UNTUNED
 from ort_gpu_ep.processes import interrupts
 from ort_gpu_ep.processes.interrupts import uninterrupted
+from ort_gpu_ep.webgpu.choice import DAWN
 from ort_gpu_ep.webgpu.library import KIND
 
 log = logging.getLogger("ort_gpu_ep")
@@ -170,6 +171,11 @@ def _all_late(info: AdapterInfo) -> tuple[Late, ...]:
     return tuple(late())
 
 
+def _is_of_dawn(disables: Collection[str]) -> bool:
+    """Whether such a probe is what Dawn was taken for: then it runs on software adapters, too."""
+    return KIND == DAWN and bool({MATRIX_UNITS, MATRIX_BYTES, MATRIX_ATTENTION} & {*disables})
+
+
 def quick(info: AdapterInfo, left: Collection[str] = (), only: Collection[str] = ()) -> Verdict:
     """The quick probes in worker processes. Where no worker can be started, nothing is known and nothing disabled.
 
@@ -179,10 +185,11 @@ def quick(info: AdapterInfo, left: Collection[str] = (), only: Collection[str] =
     from ort_gpu_ep.health.examination import examine, examine_at_once
     from ort_gpu_ep.health.probe import PROBES
 
-    probes = [p for p in PROBES.values() if p.is_quick(info.is_software) and p.name not in left and (not only or p.name in only)]
+    probes = [p for p in PROBES.values() if (p.is_quick(info.is_software) or _is_of_dawn(p.disables)) and p.name not in left
+              and (not only or p.name in only)]
     # forms of many kernels need what these show, so they come first of those that only hardware runs
     probes.sort(key=lambda p: 0 if p.quick else 1 if SHOWN_FEATURES & {*p.disables} else 2)
-    names, budget_s = [p.name for p in probes], QUICK_S * (DAWN_TIMES if KIND == "dawn" else 1)
+    names, budget_s = [p.name for p in probes], QUICK_S * (DAWN_TIMES if KIND == DAWN else 1)
     workers = 1 if info.is_software else max(1, min(WORKERS, (os.cpu_count() or 1) // 2, -(-len(names) // PROBES_EACH)))
     try:
         outcomes = list(examine(info.index, names, 1, budget_s=budget_s) if workers == 1 else

@@ -92,6 +92,7 @@ def device_of(answer: Mapping[str, Any]) -> tuple[AdapterInfo, Limits]:
         values["tuned"] = Tuned({str(key): str(form) for key, form in values["tuned"].items()})
         values["figures"] = Figures(**values["figures"])
         values["configurations"] = tuple(map(str, values["configurations"]))
+        values["configuration_subgroups"] = tuple((int(least), int(most)) for least, most in values["configuration_subgroups"])
         values["disabled"] = tuple((str(what), str(why)) for what, why in values["disabled"])
         return AdapterInfo(**answer["info"]), Limits(**values)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -22,6 +22,9 @@ Pieces: TypeAlias = Mapping[str, Sequence[tuple[int, int]]]
 ERROR_FLAGS = "error_flags"
 """What a kernel calls the word that is not 0 once data brought an index or a length out of range, or an integer divisor of 0."""
 
+PINNED_SUBGROUP = "PINNED_SUBGROUP"
+"""A constant of a kernel: the invocations that its subgroups have to have, which the composer writes into the entry point's attributes."""
+
 INDEX, DIVISOR, LENGTH, COUNT = 1, 2, 4, 8
 """The bits of that word."""
 

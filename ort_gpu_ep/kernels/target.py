@@ -28,7 +28,7 @@ SUBGROUP_MATRIX = "subgroup-matrix"
 MATRIX_UNITS = "matrix-units"
 """Among Limits.features: with it Limits.fragment of float16 numbers is multiplied rightly into sums of float32, as a probe has seen."""
 MATRIX_BYTES = "matrix-units-int8"
-"""Among Limits.features: likewise, of BYTE_FRAGMENT."""
+"""Among Limits.features: likewise, of BYTE_FRAGMENTS."""
 MATRIX_ATTENTION = "matrix-units-attention"
 """Among Limits.features: likewise, attention by such fragments, whose scores go from lane to lane of a subgroup."""
 BYTE_UNIT_SHADERS = ("byte_units.wgsl", "pack_byte_rows.wgsl")
@@ -55,8 +55,11 @@ FRAGMENTS = {f"float16 float32 {fragment}": fragment for fragment in (
     Fragment(16, 16, 16), Fragment(16, 8, 16), Fragment(8, 16, 16), Fragment(8, 8, 8))}
 """By the configuration that a driver has to offer for it; the first of these that it does is taken. matrix_product.wgsl and
 attention_units.wgsl are written for each of them."""
-BYTE_FRAGMENT = "int8 int32 16x16x32"
-"""The configuration that byte_units.wgsl is written for."""
+BYTE_FRAGMENTS = {f"int8 int32 {fragment}": fragment for fragment in (
+    Fragment(16, 16, 32), Fragment(16, 16, 16), Fragment(16, 8, 32), Fragment(8, 8, 8))}
+"""Likewise, of bytes, for byte_units.wgsl."""
+SUBGROUP_SIZE_CONTROL = "subgroup-size-control"
+"""Among Limits.features: WGSL's feature of that name, by which a shader says how many invocations its subgroups have."""
 
 HALVED = frozenset({"f16", "f16acc"})
 """Values of the option `precision` with which weights are stored in float16."""
@@ -109,6 +112,7 @@ class Limits:
     tuned: which forms of kernels are the fastest on it, as far as that was measured. figures: what the choice goes by where it was not.
     precision: the option of that name, of the session that plans. keeps_dense: what decodes a constant may run once for all runs.
     configurations: of matrix units, that the driver offers: types of operands and sums, rows x columns x products of a sum.
+    configuration_subgroups: the least and the most invocations of a subgroup that go with each of them; empty where nobody tells.
     """
 
     features: frozenset[str] = frozenset()
@@ -127,6 +131,7 @@ class Limits:
     precision: str = FLOAT32.name
     keeps_dense: bool = False
     configurations: tuple[str, ...] = ()
+    configuration_subgroups: tuple[tuple[int, int], ...] = ()
 
     def of(self, config: Config) -> Limits:
         """For a session with these options: what they put out of use is `disabled`, too."""
@@ -148,6 +153,31 @@ class Limits:
     def fragment(self) -> Fragment | None:
         """What this adapter's matrix units multiply at a time of float16; None where the driver offers none that our shaders know."""
         return next((fragment for name, fragment in FRAGMENTS.items() if name in self.configurations), None)
+
+    @property
+    def byte_fragment(self) -> Fragment | None:
+        """Likewise of bytes."""
+        return next((fragment for name, fragment in BYTE_FRAGMENTS.items() if name in self.configurations), None)
+
+    def unit_subgroup(self, known: Mapping[str, Fragment]) -> int:
+        """Invocations of the subgroups of kernels on matrix units of these configurations; 0 where no size can be relied on.
+
+        The adapter's one size, where the configuration goes with it. Else the one nearest to USUAL_SUBGROUP that does, where shaders can
+        ask for it.
+        """
+        name = next((name for name in known if name in self.configurations), "")
+        if not name:
+            return 0
+        least, most = dict(zip(self.configurations, self.configuration_subgroups, strict=False)).get(name, (USUAL_SUBGROUP, USUAL_SUBGROUP))
+        if least <= self.subgroup_size <= most:
+            return self.subgroup_size if self.subgroup_size in UNIT_SUBGROUPS else 0
+        asked = min(max(USUAL_SUBGROUP, least), most)
+        return asked if SUBGROUP_SIZE_CONTROL in self.features and asked in UNIT_SUBGROUPS else 0
+
+    def pinned_subgroup(self, known: Mapping[str, Fragment]) -> int:
+        """The size that such a kernel has to ask for; 0 where it gets that anyway."""
+        size = self.unit_subgroup(known)
+        return size if size != self.subgroup_size else 0
 
     def allow(self, shader: str, *features: str) -> bool:
         """Whether a form of a kernel may be weighed: the adapter has these features, and nothing has put them or its shader out of use."""
@@ -185,9 +215,7 @@ def no_matrix_units(limits: Limits) -> str:
         if feature not in limits.features:
             why = "no probe has shown right results" if feature == MATRIX_UNITS else f"the feature {feature} is missing"
             return f"the adapter's matrix units can't be used: {why}"
-    if limits.subgroup_size != MATRIX_SUBGROUP:
-        return f"the adapter's matrix units can't be used: its subgroups have {limits.subgroup_size or 'unknown'} invocations, not 32"
-    return ""
+    return _without_size(limits, FRAGMENTS)
 
 
 def no_attention_units(limits: Limits) -> str:
@@ -201,12 +229,20 @@ def no_byte_units(limits: Limits) -> str:
     """Likewise for products of bytes."""
     if disabled := _disabled(limits, MATRIX_BYTES, SUBGROUP_MATRIX, "subgroup", WORKGROUP, *BYTE_UNIT_SHADERS):
         return disabled
-    if SUBGROUP_MATRIX in limits.features and BYTE_FRAGMENT not in limits.configurations:
-        return f"the adapter's matrix units can't be used for bytes: {_offered(limits, BYTE_FRAGMENT)}"
+    if SUBGROUP_MATRIX in limits.features and limits.byte_fragment is None:
+        return f"the adapter's matrix units can't be used for bytes: {_offered(limits, *BYTE_FRAGMENTS)}"
     missing = [feature for feature in (SUBGROUP_MATRIX, "subgroup", MATRIX_BYTES) if feature not in limits.features]
-    if missing or limits.subgroup_size != MATRIX_SUBGROUP:
-        return f"the adapter's matrix units can't be used for bytes: {', '.join(missing) or 'its subgroups are not of 32 invocations'}"
-    return ""
+    if missing:
+        return f"the adapter's matrix units can't be used for bytes: {', '.join(missing)}"
+    return _without_size(limits, BYTE_FRAGMENTS)
+
+
+def _without_size(limits: Limits, known: Mapping[str, Fragment]) -> str:
+    if limits.unit_subgroup(known):
+        return ""
+    sizes = " or ".join(map(str, UNIT_SUBGROUPS))
+    return (f"the adapter's matrix units can't be used: its subgroups have {limits.subgroup_size or 'unknown'} invocations, and shaders "
+            f"can't ask for {sizes} of those that go with its configurations")
 
 
 def _offered(limits: Limits, *known: str) -> str:
@@ -218,8 +254,8 @@ def without_units(limits: Limits) -> Limits:
     return replace(limits, features=limits.features - {SUBGROUP_MATRIX, MATRIX_UNITS, MATRIX_BYTES, MATRIX_ATTENTION})
 
 
-MATRIX_SUBGROUP = 32
-"""Invocations of a subgroup for which matrix_product.wgsl is written."""
+USUAL_SUBGROUP, UNIT_SUBGROUPS = 32, (8, 16, 32, 64)
+"""Invocations of a subgroup for which kernels on matrix units were measured, and for which they are written."""
 
 
 Because: TypeAlias = Literal["estimated", "measured", "forced"]

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from ort_gpu_ep.ir.types import FLOAT16, DType
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import Const
-from ort_gpu_ep.kernels.target import MATRIX_ATTENTION, MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Limits, Target, no_attention_units
+from ort_gpu_ep.kernels.target import (
+    FRAGMENTS,
+    MATRIX_ATTENTION,
+    MATRIX_UNITS,
+    SUBGROUP_MATRIX,
+    TF32,
+    USUAL_SUBGROUP,
+    Fragment,
+    Limits,
+    Target,
+    no_attention_units,
+)
 from ort_gpu_ep.ops.matrix_units import fragment_consts
 
 SHADER = "attention_units.wgsl"
@@ -29,7 +40,7 @@ record(
 
 @dataclass(frozen=True, slots=True)
 class UnitForm:
-    """subgroups: each with 16 queries. keys: of a step."""
+    """subgroups: of 32 invocations and 16 queries each, or what that makes of others. keys: of a step."""
 
     subgroups: int
     keys: int
@@ -45,6 +56,13 @@ class UnitForm:
     @property
     def workgroup_size(self) -> int:
         return 32 * self.subgroups
+
+    def divides(self, subgroup: int, fragment: Fragment, chunk: int) -> bool:
+        """Whether each subgroup has whole fragments."""
+        sharing = max(1, 2 * fragment.n // subgroup)
+        rows = subgroup * sharing // 2
+        return (self.queries % rows == rows % fragment.n == self.keys % (sharing * fragment.m) == chunk % (sharing * fragment.m) == 0
+                and self.keys % fragment.k == 0)
 
     def room(self, width: int, chunk: int) -> int:
         """Vectors of 16 bytes: of queries, keys, scores, powers with values, sums, of which each takes the place of the one before."""
@@ -76,9 +94,10 @@ def forms_of(limits: Limits, dtype: DType, queries: int, keys: int, width: int, 
         return []
     if width % 16 or values % 16 or max(width, values) > MAX_HEAD:
         return []
-    chunk = chunk_of(values)
-    return [form for form in FORMS if form.loads_whole(width, chunk) and form.workgroup_size <= limits.max_invocations
-            and form.workgroup_nbytes(width, chunk) <= limits.max_workgroup_nbytes]
+    chunk, fragment, subgroup = chunk_of(values), limits.fragment, limits.unit_subgroup(FRAGMENTS)
+    assert fragment is not None, "no_attention_units says so"
+    return [form for form in FORMS if form.loads_whole(width, chunk) and form.divides(subgroup, fragment, chunk)
+            and form.workgroup_size <= limits.max_invocations and form.workgroup_nbytes(width, chunk) <= limits.max_workgroup_nbytes]
 
 
 def estimate_ns(form: UnitForm, target: Target, heads: int, queries: int, keys: int, elements: int) -> float:
@@ -94,6 +113,7 @@ def estimate_ns(form: UnitForm, target: Target, heads: int, queries: int, keys: 
 
 def consts_of(form: UnitForm, limits: Limits, dtype: DType, width: int, values: int) -> dict[str, Const]:
     """What the shader has beside what attention.wgsl has."""
-    chunk = chunk_of(values)
-    return {**fragment_consts(limits), "D": width, "DV": values, "CHUNK": chunk, "BK": form.keys, "ROOM": form.room(width, chunk),
+    chunk, subgroup = chunk_of(values), limits.unit_subgroup(FRAGMENTS)
+    own: dict[str, Const] = {} if subgroup == USUAL_SUBGROUP else {"SUBGROUP": subgroup}
+    return {**fragment_consts(limits), **own, "D": width, "DV": values, "CHUNK": chunk, "BK": form.keys, "ROOM": form.room(width, chunk),
             "SCALED": limits.precision == TF32 and dtype is not FLOAT16, "HALVES": dtype is FLOAT16}

@@ -13,11 +13,23 @@ from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, UINT32, TensorType
+from ort_gpu_ep.kernels.built import PINNED_SUBGROUP
 from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Rounded, Strided, kernel
-from ort_gpu_ep.kernels.target import LAST_ARRIVING, MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, Limits, Target, no_matrix_units
+from ort_gpu_ep.kernels.target import (
+    FRAGMENTS,
+    LAST_ARRIVING,
+    MATRIX_UNITS,
+    SUBGROUP_MATRIX,
+    TF32,
+    Choice,
+    Fragment,
+    Limits,
+    Target,
+    no_matrix_units,
+)
 from ort_gpu_ep.ops import tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product
 from ort_gpu_ep.ops.tile_weights import Weights
@@ -25,7 +37,9 @@ from ort_gpu_ep.ops.tile_weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class UnitTile:
-    """A workgroup's share: m columns of n rows, k of them a step, over gn x gm subgroups. efficiency: of figures.matrix_fma_per_ns.
+    """A workgroup's share: m columns of n rows, k of them a step, over gn x gm subgroups of 32 invocations.
+
+    efficiency: of figures.matrix_fma_per_ns.
     resident: workgroups that a compute unit has at once. step, end: the least that a step takes, and what workgroups that are there
     together take behind their last one, in figures.matrix_step_ns.
     """
@@ -41,18 +55,30 @@ class UnitTile:
     step: float = 1.0
     end: float = 0.0
 
-    @property
-    def workgroup_size(self) -> int:
-        return 32 * self.gm * self.gn
+    def teams(self, subgroup: int) -> tuple[int, int]:
+        """Subgroups of so many invocations across columns and rows: more of small ones, so that a workgroup has no fewer invocations."""
+        return self.gm * (2 if subgroup <= 16 else 1), self.gn * (2 if subgroup <= 8 else 1)
+
+    def workgroup_size(self, subgroup: int) -> int:
+        gm, gn = self.teams(subgroup)
+        return subgroup * gm * gn
+
+    def divides(self, subgroup: int, fragment: Fragment) -> bool:
+        """Whether each subgroup has whole fragments."""
+        gm, gn = self.teams(subgroup)
+        return self.m % (gm * fragment.m) == self.n % (gn * fragment.n) == self.k % fragment.k == 0
 
     def workgroup_nbytes(self, w_rows: bool, limits: Limits) -> int:
         """Of both operands, or the sums on their way out; and of the scales of rows."""
         lines = limits.fragment.n if limits.fragment is not None else 0
         w = self.k * (self.m // 8 + 1) if w_rows else self.m * (self.k // 8 + 1)
-        return 16 * max(self.n * (self.k // 8 + 1) + w, self.gn * lines * (self.m // 4 + 2)) + 4 * self.n
+        _, gn = self.teams(limits.unit_subgroup(FRAGMENTS))
+        return 16 * max(self.n * (self.k // 8 + 1) + w, gn * lines * (self.m // 4 + 2)) + 4 * self.n
 
     def fits(self, limits: Limits, w_rows: bool) -> bool:
-        return self.workgroup_size <= limits.max_invocations and self.workgroup_nbytes(w_rows, limits) <= limits.max_workgroup_nbytes
+        subgroup, fragment = limits.unit_subgroup(FRAGMENTS), limits.fragment
+        return (fragment is not None and self.divides(subgroup, fragment) and self.workgroup_size(subgroup) <= limits.max_invocations
+                and self.workgroup_nbytes(w_rows, limits) <= limits.max_workgroup_nbytes)
 
 
 TILES: tuple[UnitTile, ...] = (
@@ -196,15 +222,18 @@ def tile_ns(
 
 
 def fragment_consts(limits: Limits) -> dict[str, Const]:
-    """What a shader has of its fragments where they are not of 16 x 16 x 16."""
-    fragment = limits.fragment
+    """What a shader has of its fragments where they are not of 16 x 16 x 16, and of its subgroups where their size has to be asked for."""
+    fragment, pinned = limits.fragment, limits.pinned_subgroup(FRAGMENTS)
     assert fragment is not None, "no_matrix_units says so"
-    return {} if (fragment.n, fragment.m, fragment.k) == (16, 16, 16) else {"FN": fragment.n, "FM": fragment.m, "FK": fragment.k}
+    sizes = {"FN": fragment.n, "FM": fragment.m, "FK": fragment.k}
+    own: dict[str, Const] = {} if {*sizes.values()} == {16} else {**sizes}
+    return own | ({PINNED_SUBGROUP: pinned} if pinned else {})
 
 
 def consts_of(tile: UnitTile, limits: Limits) -> dict[str, Const]:
     """What matrix_product.wgsl has of its tile and its fragments, and that w is no codes and k is whole."""
-    of_tile = {"TM": tile.m, "TN": tile.n, "TK": tile.k, "GM": tile.gm, "GN": tile.gn}
+    gm, gn = tile.teams(limits.unit_subgroup(FRAGMENTS))
+    of_tile = {"TM": tile.m, "TN": tile.n, "TK": tile.k, "GM": gm, "GN": gn}
     return {**of_tile, **fragment_consts(limits), "CODES": 0, "BLOCK": 0, "CODE_FOURS": False, "SPLIT": 1, "PER": 0}
 
 
@@ -290,7 +319,7 @@ def product_kernel(
     names = (("x", x_fours), ("w", w_fours or consts["CODE_FOURS"]), ("y", y_fours), ("c", c_fours))
     words = tuple(name for name, eighths in (("x", consts["X_EIGHTS"]), ("w", consts["W_EIGHTS"])) if eighths)
     built = kernel(
-        "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size,
+        "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size(product.target.limits.unit_subgroup(FRAGMENTS)),
         workgroup_nbytes=tile.workgroup_nbytes(not w.along_k, product.target.limits),
         indices={"x_base": x.matrix.base, "w_base": w.matrix.base, "c_index": bias or Strided((1,), (0,))},
         grid=(ceil_div(product.n, tile.m), ceil_div(product.m, tile.n), product.batch),

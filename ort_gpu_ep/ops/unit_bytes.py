@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.kernels.built import PINNED_SUBGROUP
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import Const, Kernel
-from ort_gpu_ep.kernels.target import MATRIX_BYTES, SUBGROUP_MATRIX, Choice, Limits, no_byte_units
+from ort_gpu_ep.kernels.target import BYTE_FRAGMENTS, MATRIX_BYTES, SUBGROUP_MATRIX, Choice, Limits, no_byte_units
 from ort_gpu_ep.ops import matrix_units
 from ort_gpu_ep.ops.matrix_units import LEAST, UnitTile
 from ort_gpu_ep.ops.tiles import TILES as TILES_OF_REGISTERS
@@ -38,12 +39,16 @@ def tiles_of(product: TiledProduct) -> dict[str, UnitTile]:
 
 def fits(tile: UnitTile, limits: Limits) -> bool:
     """Whether the adapter can run it."""
-    return tile.workgroup_size <= limits.max_invocations and _nbytes(tile) <= limits.max_workgroup_nbytes
+    fragment, subgroup = limits.byte_fragment, limits.unit_subgroup(BYTE_FRAGMENTS)
+    return (fragment is not None and tile.divides(subgroup, fragment) and tile.workgroup_size(subgroup) <= limits.max_invocations
+            and _nbytes(tile, limits) <= limits.max_workgroup_nbytes)
 
 
-def _nbytes(tile: UnitTile) -> int:
+def _nbytes(tile: UnitTile, limits: Limits) -> int:
     """Of workgroup memory: both operands, or the sums on their way out."""
-    return 16 * max((tile.n + tile.m) * (tile.k // 16 + 1), tile.gn * 16 * (tile.m // 4 + 2))
+    _, gn = tile.teams(limits.unit_subgroup(BYTE_FRAGMENTS))
+    lines = limits.byte_fragment.n if limits.byte_fragment is not None else 0
+    return 16 * max((tile.n + tile.m) * (tile.k // 16 + 1), gn * lines * (tile.m // 4 + 2))
 
 
 def estimate_ns(product: TiledProduct, tile: UnitTile) -> float:
@@ -59,14 +64,20 @@ def row_quads(product: TiledProduct) -> int:
 
 def on_units(product: TiledProduct, tile: UnitTile, built: Kernel, choice: Choice) -> Kernel:
     """The kernel in register tiles, as one of matrix units."""
-    quads = tile.k // 16
+    quads, limits = tile.k // 16, product.target.limits
+    subgroup, pinned, fragment = limits.unit_subgroup(BYTE_FRAGMENTS), limits.pinned_subgroup(BYTE_FRAGMENTS), limits.byte_fragment
+    assert fragment is not None, "no_byte_units says so"
+    gm, gn = tile.teams(subgroup)
     own: dict[str, Const] = {
-        "TM": tile.m, "TN": tile.n, "TQ": quads, "GM": tile.gm, "GN": tile.gn, "W_ROW": row_quads(product),
+        **({} if str(fragment) == "16x16x32" else {"FN": fragment.n, "FM": fragment.m, "FK": fragment.k}),
+        **({PINNED_SUBGROUP: pinned} if pinned else {}),
+        "TM": tile.m, "TN": tile.n, "TQ": quads, "GM": gm, "GN": gn, "W_ROW": row_quads(product),
         "STEPS": ceil_div(product.fours, quads)}
     left_out = {*consts_of(TILES_OF_REGISTERS[0]), "PER", "SPLIT", "LAST"}
     consts = {name: own.get(name, value) for name, value in built.consts if name not in left_out} | own
     consts["TAPS"] = bool(consts["TAPS"]) and product.weights.padded // 4 % quads == 0
     return replace(
-        built, shader="byte_units.wgsl", consts=tuple(consts.items()), workgroup_size=tile.workgroup_size, workgroup_nbytes=_nbytes(tile),
+        built, shader="byte_units.wgsl", consts=tuple(consts.items()), workgroup_size=tile.workgroup_size(subgroup),
+        workgroup_nbytes=_nbytes(tile, limits),
         grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), 1), choice=choice,
         features=("subgroup", SUBGROUP_MATRIX, MATRIX_BYTES))

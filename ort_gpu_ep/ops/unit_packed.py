@@ -18,7 +18,7 @@ from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
 from ort_gpu_ep.kernels.forms import Build, Form
 from ort_gpu_ep.kernels.records import ceil_div
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided
-from ort_gpu_ep.kernels.target import TF32, Choice, no_matrix_units
+from ort_gpu_ep.kernels.target import FRAGMENTS, TF32, Choice, no_matrix_units
 from ort_gpu_ep.ops import matrix_units, tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product
 from ort_gpu_ep.ops.matrix_units import LEAST, UnitProduct, UnitTile
@@ -60,7 +60,8 @@ class PackedProduct:
 
     def codes_in(self, tile: UnitTile) -> Mapping[str, Const]:
         """With how a lane reads them: all that it has of a step lies in a row."""
-        words = tile.m * tile.k // tile.workgroup_size * self.rows.bits // 32
+        invocations = tile.workgroup_size(self.units.product.target.limits.unit_subgroup(FRAGMENTS))
+        words = tile.m * tile.k // invocations * self.rows.bits // 32
         return {**(self.codes or {}), "CODE_FOURS": words % 4 == self.rows.words % 4 == 0 and words > 0}
 
 

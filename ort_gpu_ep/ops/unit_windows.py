@@ -15,7 +15,7 @@ from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, DType, TensorType
 from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Scales, Strided, kernel
-from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, no_matrix_units
+from ort_gpu_ep.kernels.target import FRAGMENTS, MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, no_matrix_units
 from ort_gpu_ep.ops import matrix_units, tiles
 from ort_gpu_ep.ops.matrix_units import LEAST, PLAIN_WIDTH, UnitTile
 from ort_gpu_ep.ops.tiles import TiledProduct
@@ -167,7 +167,7 @@ def _product(units: UnitConvolution, tile: UnitTile, choice: Choice, out: Tensor
     flat, side = Strided((1,), (0,)), product.groups > 1
     of_groups = [Strided((product.groups,), (width,)) if side else flat for width in (product.weights.channels, product.m)]
     built = kernel(
-        "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size,
+        "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size(limits.unit_subgroup(FRAGMENTS)),
         workgroup_nbytes=tile.workgroup_nbytes(True, limits), indices={"x_base": of_groups[0], "w_base": of_groups[1], "c_index": flat},
         grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), product.groups), reads={**reads, **bias}, writes={"y": 0},
         vectors=("w", "y", *(("x",) if fours else ()), *bias),

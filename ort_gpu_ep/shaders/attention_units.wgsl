@@ -1,8 +1,10 @@
 // y = softmax(SCALE q k^T + mask) v of each head on matrix units (chromium_experimental_subgroup_matrix), in one pass over the keys as
-// attention.wgsl (online softmax): both products have float16 operands and float32 sums, in fragments of FN rows of FM columns and FK products. A workgroup has 16 queries a subgroup; a
+// attention.wgsl (online softmax): both products have float16 operands and float32 sums, in fragments of FN rows of FM columns and FK products. A workgroup has a query for two invocations; a
 // step brings BK keys and their values into workgroup memory, in turn: all that a step needs goes through the same part of it, so that a
 // compute unit has room for several workgroups. Two neighbouring invocations have a query's scores, powers and sums of values in registers.
 // Grid: blocks of queries, heads, batches.
+// SUBGROUP: invocations of a subgroup, which has half as many queries; where that is less than a fragment's rows, several share them, and each
+// has its part of the keys, then of the values.
 // SCALED: q, k and v are multiplied by a power of two for each block on the way in (scale_of.wgsl), so that float16 holds what float32 does.
 // Q_EIGHTS, K_EIGHTS, V_EIGHTS: it has 16 bits and is bound by eight.
 // Expects: q, k, v, mask?, y (all but mask as vectors of four elements); SQ, SK (queries, keys), D, DV (elements of a head's queries and values,
@@ -20,9 +22,12 @@
 #let v_loads = BK * CHUNK // 8 // WORKGROUP_SIZE
 #let v_first = QB * p_row
 #let chunks = DV // CHUNK
-#let lines = 16 // FN
-#let key_parts = BK // FM
-#let value_parts = CHUNK // FM
+#default SUBGROUP = 32
+#let sharing = 2 * FN // SUBGROUP if 2 * FN > SUBGROUP else 1
+#let own_rows = SUBGROUP * sharing // 2
+#let lines = own_rows // FN
+#let key_parts = BK // FM // sharing
+#let value_parts = CHUNK // FM // sharing
 var<workgroup> tile: array<vec4<u32>, ROOM>;
 #if SCALED
 #include scale_of.wgsl
@@ -62,6 +67,14 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let row = lane / 2u;
     let half = lane % 2u;
     let i = first + row;
+#if sharing > 1
+    let its_rows = subgroup_id / $(sharing)u;
+    let its_part = subgroup_id % $(sharing)u;
+    let its_keys = its_part * $(key_parts * FM * k_row)u;
+    let its_scores = its_part * $(key_parts * FM // 4)u;
+    let its_values = its_part * $(value_parts * FM // 8)u;
+    let its_sums = its_part * $(value_parts * FM // 4)u;
+#end
 #if LENGTHS
     let before = tokens_before(b);
 #else
@@ -135,7 +148,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     workgroupBarrier();
 #for l in lines
 #for d in D // FK
-    let a$(l * D // FK + d) = subgroupMatrixLoad<left_t, row_major>(&tile, subgroup_id * $(16 * k_row)u + $(l * FN * k_row + d * FK // 8)u, $(k_row)u);
+#if sharing == 1
+    let a$(l * D // FK + d) = subgroupMatrixLoad<left_t, row_major>(&tile, subgroup_id * $(own_rows * k_row)u + $(l * FN * k_row + d * FK // 8)u, $(k_row)u);
+#else
+    let a$(l * D // FK + d) = subgroupMatrixLoad<left_t, row_major>(&tile, its_rows * $(own_rows * k_row)u + $(l * FN * k_row + d * FK // 8)u, $(k_row)u);
+#end
 #end
 #end
 #for u in v_loads
@@ -202,7 +219,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for d in D // FK
         {
 #for n in key_parts
+#if sharing == 1
             let b$n = subgroupMatrixLoad<right_t, col_major>(&tile, $(n * FM * k_row + d * FK // 8)u, $(k_row)u);
+#else
+            let b$n = subgroupMatrixLoad<right_t, col_major>(&tile, its_keys + $(n * FM * k_row + d * FK // 8)u, $(k_row)u);
+#end
 #end
 #for l in lines
 #for n in key_parts
@@ -214,7 +235,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         workgroupBarrier();
 #for l in lines
 #for n in key_parts
-        subgroupMatrixStore<row_major>(&tile, subgroup_id * $(16 * s_row)u + $(l * FN * s_row + n * FM // 4)u, s$(l * key_parts + n), $(s_row)u);
+#if sharing == 1
+        subgroupMatrixStore<row_major>(&tile, subgroup_id * $(own_rows * s_row)u + $(l * FN * s_row + n * FM // 4)u, s$(l * key_parts + n), $(s_row)u);
+#else
+        subgroupMatrixStore<row_major>(&tile, its_rows * $(own_rows * s_row)u + its_scores + $(l * FN * s_row + n * FM // 4)u, s$(l * key_parts + n), $(s_row)u);
+#end
 #end
 #end
         let next = from_key + BK;
@@ -291,7 +316,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #if c == 0
 #for l in lines
 #for n in BK // FK
-        let w$(l * BK // FK + n) = subgroupMatrixLoad<left_t, row_major>(&tile, subgroup_id * $(16 * p_row)u + $(l * FN * p_row + n * FK // 8)u, $(p_row)u);
+#if sharing == 1
+        let w$(l * BK // FK + n) = subgroupMatrixLoad<left_t, row_major>(&tile, subgroup_id * $(own_rows * p_row)u + $(l * FN * p_row + n * FK // 8)u, $(p_row)u);
+#else
+        let w$(l * BK // FK + n) = subgroupMatrixLoad<left_t, row_major>(&tile, its_rows * $(own_rows * p_row)u + $(l * FN * p_row + n * FK // 8)u, $(p_row)u);
+#end
 #end
 #end
 #end
@@ -301,7 +330,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for n in BK // FK
         {
 #for m in value_parts
+#if sharing == 1
             let b$m = subgroupMatrixLoad<right_t, row_major>(&tile, $(v_first + n * FK * v_row + m * FM // 8)u, $(v_row)u);
+#else
+            let b$m = subgroupMatrixLoad<right_t, row_major>(&tile, its_values + $(v_first + n * FK * v_row + m * FM // 8)u, $(v_row)u);
+#end
 #end
 #for l in lines
 #for m in value_parts
@@ -313,7 +346,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         workgroupBarrier();
 #for l in lines
 #for m in value_parts
-        subgroupMatrixStore<row_major>(&tile, subgroup_id * $(16 * o_row)u + $(l * FN * o_row + m * FM // 4)u, r$(c)_$(l * value_parts + m), $(o_row)u);
+#if sharing == 1
+        subgroupMatrixStore<row_major>(&tile, subgroup_id * $(own_rows * o_row)u + $(l * FN * o_row + m * FM // 4)u, r$(c)_$(l * value_parts + m), $(o_row)u);
+#else
+        subgroupMatrixStore<row_major>(&tile, its_rows * $(own_rows * o_row)u + its_sums + $(l * FN * o_row + m * FM // 4)u, r$(c)_$(l * value_parts + m), $(o_row)u);
+#end
 #end
 #end
 #if c + 1 < chunks

@@ -52,6 +52,7 @@ from typing import TypeAlias
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import Real, Size, counts_of, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
+from ort_gpu_ep.kernels.built import PINNED_SUBGROUP
 from ort_gpu_ep.kernels.registry import (
     COUNT,
     DEFAULT_LIMITS,
@@ -165,6 +166,8 @@ def _composed(
         out.insert(0, "enable f16;")
     if SUBGROUP_MATRIX in kernel.features:
         out.insert(0, "enable chromium_experimental_subgroup_matrix;\ndiagnostic(off, chromium.subgroup_matrix_uniformity);")
+    if PINNED_SUBGROUP in dict(kernel.consts):
+        out.insert(0, "enable subgroup_size_control;")
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
     inner = [line for name, other in kernel.inlined for line in inlined(name, other, _texts, kernel.raw, name in kernel.vectors)]
     called = [f"{name}_word()" for name, way in fused_reading(kernel, bindings).items() if way == "word"]
@@ -446,10 +449,11 @@ def _subgroup(kernel: Kernel, full: bool) -> _Subgroup:
 def _group_main(kernel: Kernel, subgroup: _Subgroup) -> str:
     if kernel.grid is not None:
         ends = [f"params.{name}" if is_symbolic(count) else f"{count}u" for name, count in zip(_GRID, kernel.grid, strict=True)]
+        pinned = dict(kernel.consts).get(PINNED_SUBGROUP)
         within = counts_of(*kernel.grid)       # there are as many workgroups as the most that there can be takes
         return ((f"fn beyond_grid(id: vec3<u32>) -> bool {{ return any(id >= vec3<u32>({', '.join(ends)})); }}\n" if within else "")
                 + f"{subgroup.variables}const WORKGROUP_SIZE: u32 = {kernel.workgroup_size}u;\n"
-                f"@compute @workgroup_size({kernel.workgroup_size})\n"
+                f"@compute @workgroup_size({kernel.workgroup_size}){f' @subgroup_size({pinned})' if pinned else ''}\n"
                 f"fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32{subgroup.inputs}) {{ "
                 + ("if (beyond_grid(id)) { return; } " if within else "")
                 + f"{subgroup.assigned}grid_main(id, lane{subgroup.arguments}); }}")

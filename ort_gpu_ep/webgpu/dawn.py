@@ -58,7 +58,8 @@ class Dawn(WgpuNative):
         self.features = {
             "shader-f16": lib.WGPUFeatureName_ShaderF16, "subgroup": lib.WGPUFeatureName_Subgroups,
             "timestamp-query": lib.WGPUFeatureName_TimestampQuery,
-            "subgroup-matrix": lib.WGPUFeatureName_ChromiumExperimentalSubgroupMatrix}
+            "subgroup-matrix": lib.WGPUFeatureName_ChromiumExperimentalSubgroupMatrix,
+            "subgroup-size-control": lib.WGPUFeatureName_SubgroupSizeControl}
         self._leaks = False
         self._types = {getattr(lib, f"WGPUSubgroupMatrixComponentType_{letter}{bits}"): f"{kind}{bits}" for letter, kind, bits in (
             ("F", "float", 32), ("F", "float", 16), ("U", "uint", 32), ("I", "int", 32), ("U", "uint", 8), ("I", "int", 8))}
@@ -137,7 +138,7 @@ class Dawn(WgpuNative):
             raise RuntimeError("Dawn has this adapter no longer")
         return handle
 
-    def configurations(self, adapter: Any) -> tuple[str, ...]:
+    def configurations(self, adapter: Any) -> tuple[tuple[str, int, int], ...]:
         """Empty where Dawn does not tell: matrix units stay unused then."""
         chain = ffi.new("WGPUAdapterPropertiesSubgroupMatrixConfigs *")
         chain.chain.sType = lib.WGPUSType_AdapterPropertiesSubgroupMatrixConfigs
@@ -145,8 +146,8 @@ class Dawn(WgpuNative):
         if lib.wgpuAdapterGetInfo(adapter, info) != lib.WGPUStatus_Success:
             return ()
         lib.wgpuAdapterInfoFreeMembers(info[0])
-        told = tuple(f"{self._types.get(one.componentType, '?')} {self._types.get(one.resultComponentType, '?')} {one.M}x{one.N}x{one.K}"
-                     for one in chain.configs[0:chain.configCount])
+        told = tuple((f"{self._types.get(one.componentType, '?')} {self._types.get(one.resultComponentType, '?')} {one.M}x{one.N}x{one.K}",
+                      int(one.minSubgroupSize), int(one.maxSubgroupSize)) for one in chain.configs[0:chain.configCount])
         lib.wgpuAdapterPropertiesSubgroupMatrixConfigsFreeMembers(chain[0])
         return told
 

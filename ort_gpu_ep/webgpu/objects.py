@@ -234,7 +234,7 @@ class Adapter(Object):
     """A GPU as a backend offers it.
 
     info: the numbers of a WGPUAdapterInfo. limits: WGPULimits. features: those of device/info.py's FEATURES that it has.
-    configurations: of its matrix units, as Limits has them.
+    configurations: of its matrix units, as WgpuNative.configurations has them.
     """
 
     __slots__ = ("_extended", "configurations", "description", "driver_name", "features", "info", "limits", "name")

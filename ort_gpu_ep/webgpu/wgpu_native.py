@@ -61,8 +61,8 @@ class WgpuNative:
         """The handle to make a device of: the adapter's, or that of one like it where an adapter makes a single device."""
         return adapter
 
-    def configurations(self, adapter: Any) -> tuple[str, ...]:
-        """Of an adapter's matrix units, as Limits.configurations."""
+    def configurations(self, adapter: Any) -> tuple[tuple[str, int, int], ...]:
+        """Of an adapter's matrix units: each as Limits.configurations has it, the least and the most invocations of its subgroups."""
         return ()
 
     def driver_name(self, vendor: str, description: str) -> str:

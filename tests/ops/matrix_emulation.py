@@ -20,14 +20,13 @@ from ort_gpu_ep.ir.types import FLOAT16
 from ort_gpu_ep.kernels.records import loop_bound, work_of
 from ort_gpu_ep.kernels.registry import Bindings, Kernel, Limits
 from ort_gpu_ep.kernels.target import (
-    BYTE_FRAGMENT,
     LAST_ARRIVING,
     MATRIX_ATTENTION,
     MATRIX_BYTES,
-    MATRIX_SUBGROUP,
     MATRIX_UNITS,
     SUBGROUP_MATRIX,
     UNIT_SHADERS,
+    USUAL_SUBGROUP,
 )
 from ort_gpu_ep.shaders.composer import is_elementwise
 
@@ -170,8 +169,8 @@ def emulation(shown: bool = True, fragment: str = "16x16x16") -> Iterator[Emulat
     usual = gpu.limits
     features = {FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, LAST_ARRIVING}
     features |= {MATRIX_UNITS, MATRIX_BYTES, MATRIX_ATTENTION} if shown else set()
-    configurations = f"float16 float32 {fragment}", BYTE_FRAGMENT
-    gpu.limits = replace(usual, features=usual.features | features, subgroup_size=MATRIX_SUBGROUP, configurations=configurations)
+    configurations = f"float16 float32 {fragment}", "int8 int32 16x16x32"
+    gpu.limits = replace(usual, features=usual.features | features, subgroup_size=USUAL_SUBGROUP, configurations=configurations)
     try:
         yield Emulated(gpu, np.random.default_rng())
     finally:

@@ -11,20 +11,27 @@ import pytest
 from ort_gpu_ep.errors import WrongResultError
 from ort_gpu_ep.health.probe import PROBES, Unsupported
 from ort_gpu_ep.health.probes.matrix_units import in_tile
+from ort_gpu_ep.ir.graph import Graph, Node, Value
+from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.target import (
-    BYTE_FRAGMENT,
+    BYTE_FRAGMENTS,
     DEFAULT_LIMITS,
     FRAGMENTS,
+    SUBGROUP_MATRIX,
+    SUBGROUP_SIZE_CONTROL,
     Fragment,
     Limits,
     no_attention_units,
     no_byte_units,
     no_matrix_units,
 )
-from ort_gpu_ep.ops import attention_units, matrix_units
+from ort_gpu_ep.ops import attention_units, matrix_units, unit_bytes
 from ort_gpu_ep.ops.attention_units import UnitForm
+from ort_gpu_ep.scheduler import make_plan
+from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.shaders import compose
 from tests.ops import test_attention_units as heads
 from tests.ops import test_matrix_units as products
 from tests.ops import test_unit_packed as packed
@@ -33,6 +40,7 @@ from tests.ops.matrix_emulation import Emulated, emulation
 from tests.ops.test_matrix_units import QUICK
 from tests.ops.test_unit_windows import in_parts  # noqa: F401  a fixture
 
+BYTES = "int8 int32 16x16x32"
 OTHERS = ("16x8x16", "8x16x16", "8x8x8")
 
 
@@ -117,7 +125,7 @@ def offering(*configurations: str) -> Limits:
 
 
 def test_which_fragment_is_taken() -> None:
-    every = [*reversed(FRAGMENTS), "float16 float16 16x16x16", BYTE_FRAGMENT]
+    every = [*reversed(FRAGMENTS), "float16 float16 16x16x16", BYTES]
     assert offering(*every).fragment == Fragment(16, 16, 16)
     assert offering(*every[:3]).fragment == Fragment(16, 8, 16)
     assert offering(*every[:1]).fragment == Fragment(8, 8, 8)
@@ -130,8 +138,8 @@ def test_another_configuration_is_a_reason() -> None:
     for why in (no_matrix_units(offering(*metal)), no_attention_units(offering(*metal))):
         assert "float16 float32 16x16x16" in why
         assert "the driver offers none, but float32 float32 8x8x8, float16 float16 8x8x8" in why
-    assert BYTE_FRAGMENT in no_byte_units(offering("float16 float32 16x16x16"))
-    assert no_byte_units(offering("float16 float32 16x16x16", BYTE_FRAGMENT)) == ""
+    assert BYTES in no_byte_units(offering("float16 float32 16x16x16"))
+    assert no_byte_units(offering("float16 float32 16x16x16", BYTES)) == ""
     assert "nothing that Dawn tells" in no_matrix_units(offering())
 
 
@@ -141,3 +149,64 @@ def test_no_probe_runs_without_a_configuration(name: str) -> None:
         trial.gpu.limits = replace(trial.gpu.limits, configurations=("float16 float16 8x8x8",))
         with pytest.raises(Unsupported, match="the driver offers none, but float16 float16 8x8x8"):
             PROBES[name].check(trial)
+
+
+CONTROL = frozenset({SUBGROUP_SIZE_CONTROL})
+
+
+@pytest.mark.parametrize(("size", "range_", "features", "used", "pinned"), [
+    (32, (32, 32), CONTROL, 32, 0),        # NVIDIA
+    (0, (32, 64), CONTROL, 32, 32),        # RDNA3, RDNA4
+    (0, (64, 64), CONTROL, 64, 64),
+    (0, (16, 16), CONTROL, 16, 16),        # Intel's Xe2
+    (8, (8, 8), frozenset(), 8, 0),        # lavapipe
+    (0, (32, 64), frozenset(), 0, 0), (64, (32, 32), frozenset(), 0, 0), (128, (128, 128), CONTROL, 0, 0), (4, (4, 4), CONTROL, 0, 0)])
+def test_which_subgroups_go_with_a_configuration(
+    size: int, range_: tuple[int, int], features: frozenset[str], used: int, pinned: int,
+) -> None:
+    """The adapter's own size where it has one and that goes with it, else one that shaders ask for, else a reason."""
+    usual = offering("float16 float16 8x8x8", "float16 float32 8x8x8")
+    limits = replace(usual, subgroup_size=size, features=usual.features | features, configuration_subgroups=((1, 1), range_))
+    assert (limits.unit_subgroup(FRAGMENTS), limits.pinned_subgroup(FRAGMENTS)) == (used, pinned)
+    why = no_matrix_units(limits)
+    assert bool(why) == (used == 0)
+    assert used or f"its subgroups have {size or 'unknown'} invocations, and shaders can't ask for 8 or 16 or 32 or 64" in why
+
+
+@pytest.mark.parametrize("subgroup", [8, 16, 32, 64])
+@pytest.mark.parametrize("fragment", FRAGMENTS)
+def test_a_size_that_is_asked_for_is_in_the_text(subgroup: int, fragment: str) -> None:
+    """And the workgroup has whole subgroups, each with whole fragments; attention, too."""
+    usual = offering(fragment)
+    limits = replace(
+        usual, subgroup_size=0, features=usual.features | CONTROL, configuration_subgroups=((subgroup, subgroup),), precision="f16acc",
+        max_workgroup_nbytes=49152, max_invocations=1024)
+    kernels = unit_kernels(limits)
+    assert {kernel.kernel.shader for kernel in kernels} == {"matrix_product.wgsl", "attention_units.wgsl"}
+    for step in kernels:
+        text = compose(step.kernel, step.bindings, limits)
+        assert text.count(f"@workgroup_size({step.kernel.workgroup_size}) @subgroup_size({subgroup})") == 1
+        assert text.count("enable subgroup_size_control;") == 1
+        assert step.kernel.workgroup_size % subgroup == 0
+    for step in unit_kernels(replace(limits, subgroup_size=subgroup)):
+        assert "subgroup_size_control" not in compose(step.kernel, step.bindings, limits)
+
+
+def unit_kernels(limits: Limits) -> list[Dispatch]:
+    """Of a product and of attention, on matrix units."""
+    product, attention = Node("MatMul", ("a", "b"), ("y",), version=13), Node("Attention", ("q", "k", "v"), ("y",), version=23)
+    steps = []
+    for node, shape, form in ((product, (512, 512), matrix_units.TILES[0].name), (attention, (1, 1, 512, 64), attention_units.FORMS[0].name)):
+        graph = Graph("g", node.inputs, node.outputs, (node,), {n: Value(n, FLOAT32, shape) for n in node.inputs})
+        with forced(form):
+            plan = make_plan(graph, dict.fromkeys(node.inputs, TensorType(FLOAT32, shape)), limits)
+        steps += [step for step in plan.steps if isinstance(step, Dispatch) and SUBGROUP_MATRIX in step.kernel.features]
+    return steps
+
+
+@pytest.mark.parametrize("fragment", BYTE_FRAGMENTS)
+def test_fragments_of_bytes(fragment: str) -> None:
+    limits = offering(fragment)
+    assert limits.byte_fragment == BYTE_FRAGMENTS[fragment]
+    assert no_byte_units(limits) == ""
+    assert any(unit_bytes.fits(tile, replace(limits, max_workgroup_nbytes=49152)) for tile in unit_bytes.TILES)

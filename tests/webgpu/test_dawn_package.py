@@ -156,7 +156,7 @@ class Told:
         Told.job, Told.variables = job, variables
         return self
 
-    def answer(self, limit_s: float, deadline: float) -> dict[str, Any] | None:
+    def answer(self, limit_s: float) -> dict[str, Any] | None:
         line = next(self._lines, None)
         if line is None and self._hangs:
             raise TimeoutError

@@ -61,6 +61,14 @@ def in_tile(tile: UnitTile) -> Iterator[None]:
         matrix_units.TILES = usual
 
 
+def _quickest(tiles: list[UnitTile], trial: Trial) -> list[UnitTile]:
+    """All of them; on a software adapter, which compiles the largest for minutes, the smallest that is square and one that is not."""
+    if not trial.gpu.info.is_software:
+        return tiles
+    smallest = {tile.m < tile.n: tile for tile in sorted(tiles, key=lambda tile: tile.m * tile.n * tile.k, reverse=True)}
+    return [tile for tile in tiles if tile in smallest.values()]
+
+
 def _product(trial: Trial, rows: int, columns: int, k: int, precision: str, transposed: bool) -> None:
     """Of whole numbers whose sums float16 and float32 hold: nothing is rounded. tf32: each line is so many powers of two larger."""
     a, b = (trial.integers(-4, 5, *shape).astype(np.float32) for shape in ((rows, k), (k, columns)))
@@ -114,7 +122,7 @@ def _codes(trial: Trial, rows: int, columns: int, k: int, precision: str) -> Non
 def units(trial: Trial) -> str:
     """Products around the edges of each tile, one of codes, and convolutions: rounded to float16, in range by lines and images."""
     with _shown(trial, no_matrix_units, MATRIX_UNITS, LAST_ARRIVING) as limits:
-        ran = [tile for tile in TILES if tile.fits(limits, w_rows=True)]
+        ran = _quickest([tile for tile in TILES if tile.fits(limits, w_rows=True)], trial)
         for _ in range(trial.rounds):
             for tile in ran:
                 with in_tile(tile):
@@ -137,7 +145,7 @@ def attention(trial: Trial) -> str:
     with _shown(trial, no_attention_units, MATRIX_UNITS, MATRIX_ATTENTION) as limits:
         for _ in range(trial.rounds):
             for form in ran:
-                for precision, width, values in ATTENTION_HEADS:
+                for precision, width, values in ((TF32, 16, 16),) if trial.gpu.info.is_software else ATTENTION_HEADS:
                     shapes = (2, 2, form.queries + 5, width), (2, 2, 2 * form.keys + 3, width), (2, 2, 2 * form.keys + 3, values)
                     arrays = [trial.normal(*shape) for shape in shapes]
                     arrays.append(trial.normal(1, 1, form.queries + 5, 2 * form.keys + 3))
@@ -161,7 +169,7 @@ def _sums(trial: Trial, rows: int, columns: int, k: int) -> None:
 def byte_units(trial: Trial) -> str:
     """Sums around the edges of each tile."""
     with _shown(trial, no_byte_units, MATRIX_BYTES) as limits:
-        ran = [tile for tile in unit_bytes.TILES if unit_bytes.fits(tile, limits)]
+        ran = _quickest([tile for tile in unit_bytes.TILES if unit_bytes.fits(tile, limits)], trial)
         for _ in range(trial.rounds):
             for tile in ran:
                 with forced(tile.name):
