@@ -34,7 +34,6 @@ fn group_main(group: u32, lane: u32) {
 #for u in UNITS
     let row$u = gate * H + min(own + $(u)u, H - 1u);
 #end
-#include recurrent_rows.wgsl
     for (var from_row = group % RUNS * ROWS; from_row < B; from_row += RUNS * ROWS) {
 #for r in ROWS
         let from0_$r = select(GIVEN - given, given, second) + (min(from_row + $(r)u, B - 1u) * GATES + gate) * H;

@@ -59,7 +59,6 @@ fn group_main(group: u32, lane: u32) {
 #for u in UNITS
     let row$u = (d * GATES + gate) * H + min(own + $(u)u, H - 1u);
 #end
-#include recurrent_rows.wgsl
     for (var from_row = group % RUNS * ROWS; from_row < B; from_row += RUNS * ROWS) {
         // what a lane that stores a unit of a row needs of memory besides sums
         let j = unit + lane / ROWS;

@@ -1,7 +1,6 @@
-// sums[((share * GATES + gate) * UNITS + u) * ROWS + r] = row u of the team's rows of R (recurrent_rows.wgsl) times row r of the state, which
-// lies at from0_r; in the first step, at from1_r of what that reads, or zero without h0. Expects: lane, team, l (a lane of a team), gate,
-// works (whether the team has any sums), is_first.
-#let COUNT = (H + 127) // 128
+// sums[((share * GATES + gate) * UNITS + u) * ROWS + r] = row u of the team's rows of R, whose number is row0, ..., times row r of the
+// state, which lies at from0_r; in the first step, at from1_r of what that reads, or zero without h0. Expects: lane, team, l (a lane of a
+// team), works (whether the team has any sums), is_first.
 #for u in UNITS
 #for r in ROWS
         var sum$(u)_$r = 0.0;
@@ -14,22 +13,6 @@
 #else
         if (works && !is_first) {
 #end
-#if COUNT * UNITS <= 16
-#for i in COUNT
-#if H >= 128 * (i + 1)
-            {
-#else
-            if ($(128 * i)u + 4u * l < H) {
-#end
-#for r in ROWS
-                let h$r = four$(first)(from$(first)_$r, $(128 * i)u + 4u * l);
-#for u in UNITS
-                sum$(u)_$r += dot(w$(i * UNITS + u), h$r);
-#end
-#end
-            }
-#end
-#else
             for (var i = 0u; i < (H + 127u) / 128u; i++) {
                 let k = 4u * (i * 32u + l);
                 if (H % 128u == 0u || k < H) {
@@ -44,7 +27,6 @@
 #end
                 }
             }
-#end
         }
 #end
 #end
