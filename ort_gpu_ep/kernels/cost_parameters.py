@@ -78,10 +78,11 @@ class Figures:
     sparse_factor: what these products count for, over their estimate: they are taken where they win clearly.
 
     recurrent*.wgsl: held_step_ns: the exchange, the activations and the barrier of a step with weights in registers; held_vector_ns: a
-    vector that its subgroups read. general_step_ns: two barriers; general_byte_ns: weights, which one unit reads of the cache. input_ns:
-    the input's product before, without its dispatch. A dispatch a step: stepwise_wait_ns: what waits in it for memory one after the other;
-    stepwise_unit_ns: a hidden unit of a team; stepwise_group_ns: a workgroup, of a unit. cache_nbytes: what the cache keeps from step to
-    step, which then comes at cache_bytes_per_ns, else at uncached_bytes_per_ns (an H200: 512 and 1,024 units, 8 and 33 MB).
+    vector that its subgroups read. general_step_ns: two barriers; general_byte_ns: weights, which one unit reads of the cache;
+    general_turn_ns: what a lane reads of one element of the state. input_ns: the input's product before, without its dispatch. A dispatch a
+    step: stepwise_wait_ns: what waits in it for memory one after the other; stepwise_unit_ns: 128 weights of a hidden unit of a team;
+    stepwise_group_ns: a workgroup, of a unit. cache_nbytes: what the cache keeps from step to step, which then comes at cache_bytes_per_ns,
+    else, and what further rows of a batch read, at uncached_bytes_per_ns. Fitted to LSTM, GRU and RNN layers of 64 to 1,024 units.
     """
 
     units: int = 132
@@ -174,14 +175,15 @@ class Figures:
     held_step_ns: float = 170.0
     held_vector_ns: float = 3.0
     general_step_ns: float = 700.0
-    general_byte_ns: float = 0.01
+    general_byte_ns: float = 0.02
+    general_turn_ns: float = 52.0
     input_ns: float = 2000.0
-    stepwise_wait_ns: float = 1000.0
-    stepwise_unit_ns: float = 60.0
-    stepwise_group_ns: float = 100.0
+    stepwise_wait_ns: float = 1950.0
+    stepwise_unit_ns: float = 70.0
+    stepwise_group_ns: float = 180.0
     cache_nbytes: int = 24 << 20
-    cache_bytes_per_ns: float = 7900.0
-    uncached_bytes_per_ns: float = 1600.0
+    cache_bytes_per_ns: float = 15000.0
+    uncached_bytes_per_ns: float = 2000.0
 
     transpose_tile_factor: float = 1.3
 
@@ -270,7 +272,7 @@ SCALES: Mapping[str, Sequence[str]] = {
     "arithmetic": ("direct_flops_per_ns",),
     "unit rates": ("clocks_per_ns", "fma_per_ns", "matrix_fma_per_ns"),
     "unit times": ("fma_ns", "load_ns", "dot_ns", "grouped_load_ns", "rows_uneven_ns", "rows_even_ns", "held_vector_ns",
-                   "general_byte_ns", "stepwise_group_ns", "normalize_piece_ns", "unit_byte_ns"),
+                   "general_byte_ns", "stepwise_group_ns", "stepwise_unit_ns", "normalize_piece_ns", "unit_byte_ns"),
     "bandwidths": tuple(name for name in _NAMES if name.endswith("bytes_per_ns")),
     "bytes": ("byte_ns", "arrival_element_ns", "matrix_arrival_element_ns"),
     "workgroup memory": ("workgroup_byte_ns",),
@@ -278,7 +280,7 @@ SCALES: Mapping[str, Sequence[str]] = {
                  "input_ns", *(name for name in _NAMES if name.endswith("_launch_ns"))),
     "waits": ("step_ns", "tile_step_ns", "window_step_ns", "byte_step_ns", "matrix_step_ns", "rows_wait_ns", "grouped_round_ns",
               "normalize_round_ns", "normalize_load_ns", "normalize_any_element_ns", "sparse_round_ns", "sparse_tap_round_ns",
-              "stepwise_wait_ns"),
+              "stepwise_wait_ns", "general_turn_ns"),
     "waits in clocks": ("attention_wait_clocks", "attention_query_wait_clocks", "attention_parts_wait_clocks", "sparse_entry_clocks",
                         "matrix_attention_wait_clocks"),
     "barriers": ("held_step_ns", "general_step_ns", "byte_teams_ns", "normalize_lane_ns"),

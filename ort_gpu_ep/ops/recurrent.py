@@ -14,14 +14,10 @@ from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Stri
 from ort_gpu_ep.ops import recurrent_held
 from ort_gpu_ep.ops.composed import Composed, Part
 from ort_gpu_ep.ops.indexing import are_lengths
-from ort_gpu_ep.ops.recurrent_held import held, product_of
+from ort_gpu_ep.ops.recurrent_held import LANES, MAX_SLICES, held, product_of
 from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, RNN, ROUNDED, Cell, Sizes, output_types, sizes_of, strides_of
 from ort_gpu_ep.ops.recurrent_steps import STEPWISE, packing_index, stepwise
 
-WORKGROUP_SIZE = 256
-"""WebGPU's guaranteed workgroup size."""
-MAX_SLICES = 8
-"""More parts of one sum cost more in adding them up than they save."""
 BINDINGS = "x w r b? seq? h0? c? p? -> y yh yc"
 """Of LSTM. RNN and GRU share its shader and leave out c (the initial cell state), p and yc."""
 OUTPUTS = ("y", "yh", "yc")
@@ -185,8 +181,8 @@ def consts_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
 
 def work_of(node: BoundNode, cell: Cell, hidden: int) -> dict[str, Const]:
     """How a workgroup shares the hidden units, and each unit's sum, among its lanes; sizes of its memory in elements."""
-    width = min(hidden, WORKGROUP_SIZE)
-    span = -(-hidden // max(1, min(WORKGROUP_SIZE // width, MAX_SLICES, hidden // 4)))
+    width = min(hidden, LANES)
+    span = -(-hidden // max(1, min(LANES // width, MAX_SLICES, hidden // 4)))
     slices = -(-hidden // span)
     vectors = 3 if (cell is GRU and not node.attr("linear_before_reset")) or node.attr(ROUNDED) else 2
     return {"WIDTH": width, "SLICES": slices, "STATE_SIZE": vectors * hidden, "PARTS": width * slices if slices > 1 else 1}

@@ -26,6 +26,9 @@ OTHER_REGISTERS = 56
 WHOLE, PRODUCT, GENERAL = "held", "held, after a product", "general"
 """Forms of a layer: weights in registers, with the input's or beside a matrix product of it; recurrent.wgsl, which takes any."""
 
+LANES, MAX_SLICES = 256, 8
+"""Of a workgroup of the general form: WebGPU's guaranteed size. More parts of one sum cost more in adding them up than they save."""
+
 DECODING_OPS = 16
 """Instructions of a lane for a weight that it decodes: its place, its word, its scale."""
 
@@ -79,8 +82,9 @@ def form_of(node: BoundNode, cell: Cell, sizes: Sizes, layers: int = 1, general:
     times = {form: _estimate_ns(node.target, sizes, layers, form) for form in (WHOLE, PRODUCT) if _fits(node, cell, sizes, layers, form)}
     bits = node.input(2).decoded if layers == 1 else 0
     stepwise = recurrent_steps.estimates(node, cell, sizes) if layers == 1 else {}
+    turns = reads_of_a_lane(sizes.hidden, sizes.hidden) * (2 if recurrent_steps.resets_first(node, cell) else 1)
     if layers == 1 and (general or bits or not (times or stepwise)):
-        times[GENERAL] = general_ns(node.target, sizes, bits)
+        times[GENERAL] = general_ns(node.target, sizes, turns, bits)
     times |= {} if bits else stepwise
     if not times:
         raise UnsupportedNodeError(Code.LIMIT, f"{layers} layers of {sizes} do not fit into a workgroup together")
@@ -88,7 +92,7 @@ def form_of(node: BoundNode, cell: Cell, sizes: Sizes, layers: int = 1, general:
     choice = node.target.choose(
         f"recurrent {cell.code} {sizes.inputs} {sizes.hidden} x {layers}, {sizes.directions} directions, {steps} steps{packed}", times)
     is_general = bits and choice.form == GENERAL and choice.because != "forced"
-    if is_general and _written_out_ns(node.target, sizes, bits, stepwise) < UNPACKED_GAIN * times[GENERAL]:
+    if is_general and _written_out_ns(node.target, sizes, bits, turns, stepwise) < UNPACKED_GAIN * times[GENERAL]:
         raise UnsupportedNodeError(Code.COST, f"{node.op}: for {hint(sizes.steps)} steps, weights of {bits} bits are decoded first")
     return choice
 
@@ -131,19 +135,26 @@ def _estimate_ns(target: Target, sizes: Sizes, layers: int, form: str) -> float:
     return float(_rounds(target, sizes) * (hint(sizes.steps) + layers - 1) * step_ns + product_ns)
 
 
-def general_ns(target: Target, sizes: Sizes, bits: int = 0) -> float:
-    """Two barriers a step, and the recurrent weights, or what they are decoded from; the input's product before."""
+def reads_of_a_lane(hidden: int, count: int) -> int:
+    """Of each gate's weights in a step: a lane has a sum of `count` products for a hidden unit, or shares it with others."""
+    width = min(hidden, LANES)
+    return -(-hidden // width) * -(-count // max(1, min(LANES // width, MAX_SLICES, count // 4)))
+
+
+def general_ns(target: Target, sizes: Sizes, turns: int, bits: int = 0) -> float:
+    """Two barriers a step, and the recurrent weights, or what they are decoded from; the input's product before. turns: reads_of_a_lane."""
     by, weights = target.figures, sizes.gates * sizes.hidden * sizes.hidden
     nbytes = weights * (bits or 32) / 8
-    weights_ns = nbytes * by.general_byte_ns + (0 if nbytes <= by.cache_nbytes else nbytes / by.uncached_bytes_per_ns)
+    weights_ns = max(turns * by.general_turn_ns, nbytes * by.general_byte_ns)
+    weights_ns += 0 if nbytes <= by.cache_nbytes else nbytes / by.uncached_bytes_per_ns
     if bits:
         weights_ns = max(weights_ns, weights * DECODING_OPS / by.fma_per_ns)
     return float(_rounds(target, sizes) * hint(sizes.steps) * (by.general_step_ns + weights_ns) + by.dispatch_ns + by.input_ns)
 
 
-def _written_out_ns(target: Target, sizes: Sizes, bits: int, stepwise: Mapping[str, float]) -> float:
+def _written_out_ns(target: Target, sizes: Sizes, bits: int, turns: int, stepwise: Mapping[str, float]) -> float:
     """A dispatch that decodes the recurrent weights and one that brings them into the order of the steps, if not once; and the steps."""
-    steps_ns = min(general_ns(target, sizes), *stepwise.values())
+    steps_ns = min(general_ns(target, sizes, turns), *stepwise.values())
     if target.limits.keeps_dense:
         return steps_ns
     by, weights = target.figures, sizes.directions * sizes.gates * sizes.hidden * sizes.hidden

@@ -61,10 +61,11 @@ def _estimate_ns(target: Target, sizes: Sizes, units: int, dispatches: int) -> f
     by, batch = target.figures, hint(sizes.batch)
     weights = sizes.directions * sizes.gates * sizes.hidden * sizes.hidden
     in_cache = 4 * weights <= by.cache_nbytes
-    reads_ns = 4 * weights * -(-batch // MAX_ROWS) / (by.cache_bytes_per_ns if in_cache else by.uncached_bytes_per_ns)
+    more = 4 * weights * (-(-batch // MAX_ROWS) - 1) * (0.9 + 0.5 / units)      # the state's elements serve the units of a team
+    reads_ns = 4 * weights / (by.cache_bytes_per_ns if in_cache else by.uncached_bytes_per_ns) + more / by.uncached_bytes_per_ns
     groups = sizes.directions * -(-sizes.hidden // (_share(sizes) * units))
-    work_ns = max(reads_ns, weights * batch / (by.units * by.fma_per_ns)) + by.stepwise_unit_ns * units
-    work_ns += by.stepwise_group_ns * groups / by.units
+    work_ns = max(reads_ns, weights * batch / (by.units * by.fma_per_ns)) + by.stepwise_group_ns * groups / by.units
+    work_ns += by.stepwise_unit_ns * units * (1 + ceil_div(sizes.hidden, 4 * TEAM))
     return float(hint(sizes.steps) * (dispatches * (by.dispatch_ns + by.stepwise_wait_ns) + work_ns) + by.dispatch_ns + by.input_ns)
 
 

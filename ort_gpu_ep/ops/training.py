@@ -12,7 +12,7 @@ from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
-from ort_gpu_ep.ops.recurrent_held import GENERAL, general_ns
+from ort_gpu_ep.ops.recurrent_held import GENERAL, MAX_SLICES, general_ns, reads_of_a_lane
 from ort_gpu_ep.ops.recurrent_layer import Sizes
 from ort_gpu_ep.ops.recurrent_steps import STEPWISE, TEAM, estimates_of, shares_of
 from ort_gpu_ep.ops.reduce import rows_of
@@ -20,7 +20,7 @@ from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window
 
 DOMAIN = "ort_gpu_ep.training"
 STEPS = "recurrent_backward_steps.wgsl"
-WORKGROUP_SIZE, MAX_SLICES = 256, 8
+WORKGROUP_SIZE = 256
 
 
 def _loop_bound(k: KernelCall) -> int:
@@ -93,7 +93,7 @@ def backward(node: BoundNode) -> Kernel | Lowering:
     bindings, limits = len(node.given()) + 3 + states - (cell == 3), node.target.limits
     times = estimates_of(node.target, sizes, halves) if limits.allow(STEPS) and bindings <= limits.max_buffers_per_stage else {}
     if 4 * gates * hidden <= limits.max_workgroup_nbytes or not times:
-        times[GENERAL] = general_ns(node.target, sizes)
+        times[GENERAL] = general_ns(node.target, sizes, reads_of_a_lane(hidden, gates * hidden))
     choice = node.target.choose(f"recurrent backward {cell} {hidden}, {1 << hint(steps).bit_length()} steps", times)
     if choice.form != GENERAL:
         return _stepwise(node, cell, sizes, states, choice)

@@ -31,10 +31,10 @@ fn group_main(group: u32, lane: u32) {
     let own = unit + team / GATES * UNITS;
     let is_first = step == 0u && !second;
     let works = !HALVES || (gate == 2u) == second;
-    for (var from_row = group % RUNS * ROWS; from_row < B; from_row += RUNS * ROWS) {
 #for u in UNITS
-        let row$u = gate * H + min(own + $(u)u, H - 1u);
+    let row$u = gate * H + min(own + $(u)u, H - 1u);
 #end
+    for (var from_row = group % RUNS * ROWS; from_row < B; from_row += RUNS * ROWS) {
 #for r in ROWS
         let from0_$r = select(GIVEN - given, given, second) + (min(from_row + $(r)u, B - 1u) * GATES + gate) * H;
 #end

@@ -56,6 +56,9 @@ fn group_main(group: u32, lane: u32) {
     let own = unit + team / GATES * UNITS;
     let is_first = step == 0u && !(RESET_FIRST && ends);        // reads the initial state
     let works = !RESET_FIRST || (gate == 2u) == ends;
+#for u in UNITS
+    let row$u = (d * GATES + gate) * H + min(own + $(u)u, H - 1u);
+#end
     for (var from_row = group % RUNS * ROWS; from_row < B; from_row += RUNS * ROWS) {
         // what a lane that stores a unit of a row needs of memory besides sums
         let j = unit + lane / ROWS;
@@ -81,9 +84,6 @@ fn group_main(group: u32, lane: u32) {
             }
             if (HAS_BIAS) { for (var q = 0u; q < GATES; q++) { x[q] += extra(R_SIZE + (d * PLANES + q) * H + j); } }
         }
-#for u in UNITS
-        let row$u = (d * GATES + gate) * H + min(own + $(u)u, H - 1u);
-#end
 #for r in ROWS
         let from0_$r = select(old, 2u * PLANE, RESET_FIRST && ends) + (d * B + min(from_row + $(r)u, B - 1u)) * H;
         let from1_$r = d * STATE_D + min(from_row + $(r)u, B - 1u) * STATE_B;

@@ -1,6 +1,6 @@
-// sums[((share * GATES + gate) * UNITS + u) * ROWS + r] = row u of the team's rows of R (row0, ...) times row r of the state, which lies at
-// from0_r; in the first step, at from1_r of what that reads, or zero without h0. Expects: lane, team, l (a lane of a team), gate, works
-// (whether the team has any sums), is_first.
+// sums[((share * GATES + gate) * UNITS + u) * ROWS + r] = row u of the team's rows of R, whose number is row0, ..., times row r of the
+// state, which lies at from0_r; in the first step, at from1_r of what that reads, or zero without h0. Expects: lane, team, l (a lane of a
+// team), works (whether the team has any sums), is_first.
 #for u in UNITS
 #for r in ROWS
         var sum$(u)_$r = 0.0;
