@@ -74,8 +74,9 @@ def test_some_cases_on_a_class_of_gpus(device: str, share: slice) -> None:
     selected = unlike(cases())[share]
     found = outcomes_given(device, selected)
     check(found)
-    assert len(found) == len(selected) > 90
-    least = 0.84 if device == "minimum" else 0.9      # without 8-byte integers, and with 8 buffers
+    assert len(found) == len(selected) > 50
+    has_few = named(device).as_limits().max_buffers_per_stage == 8        # beside that, no 8-byte integers
+    least = 0.84 if has_few else 0.9
     assert sum(o["status"] == "PASS" for o in found) >= least * len(found)
 
 
