@@ -1,6 +1,7 @@
 """Compiles kernels with the real compilers of GPUs that are not here, and tells what their drivers say: no GPU, no result computed.
 
     sh scripts/compilers.sh                                                 sets up the drivers: once, 3 minutes
+    sh scripts/arm64.sh                                                     those of ARM and Broadcom, which Debian has for 64-bit ARM only
     python -m benchmarks.compilers [DRIVER[/FAMILY] ...] [--sample N] [--changed COMMIT] [--json FILE] [--record]
 
 The texts are those of benchmarks.replay and of hot nodes at their real sizes, as a session chooses and composes them for the limits that
@@ -43,7 +44,7 @@ from ort_gpu_ep.kernels.cost_parameters import figures_for
 from ort_gpu_ep.kernels.target import DEFAULT_LIMITS, SHOWN_FEATURES, Limits
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / ".compilers"
+FOLDER, ARM64 = ROOT / ".compilers", ROOT / ".arm64"
 EXPECTED = Path(__file__).with_name("compilers_expected.txt")
 RECORD = Path(__file__).with_suffix(".json")
 
@@ -52,7 +53,9 @@ RECORD = Path(__file__).with_suffix(".json")
 
 @dataclass(frozen=True)
 class Driver:
-    """suites: of Debian, the newest first. chosen_by: the variable that names the GPU that the shim fakes. families: its values -> GPU."""
+    """suites: of Debian, the newest first; none for a driver of 64-bit ARM, which qemu runs: its times are several times a machine's.
+    chosen_by: the variable that names the GPU that the shim fakes. families: its values -> GPU.
+    """
 
     suites: tuple[str, ...]
     manifest: str
@@ -71,6 +74,8 @@ DRIVERS: Mapping[str, Driver] = {
         "630": "Qualcomm Adreno 630", "730": "Qualcomm Adreno 730", "750": "Qualcomm Adreno 750"}),
     "honeykrisp": Driver(("sid",), "asahi", "asahi", "ASAHI_GPU", {"m1": "Apple M1"}),
     "nvk": Driver(("sid", "trixie"), "nouveau", "nouveau", "NOUVEAU_CHIPSET", {"172": "NVIDIA GA102 by NVK", "192": "NVIDIA AD102 by NVK"}),
+    "panvk": Driver((), "panfrost", "panfrost", "PAN_GPU_ID", {"a867": "Arm Mali-G610", "ac74": "Arm Mali-G310"}),
+    "v3dv": Driver((), "broadcom", "v3d", "V3D_GPU_ID", {"42": "Raspberry Pi 4 (V3D 4.2)", "71": "Raspberry Pi 5 (V3D 7.1)"}),
 }
 HERE = "here"
 """The driver of this machine's own that a session would take: lavapipe, or a GPU's."""
@@ -78,12 +83,13 @@ HERE = "here"
 
 @dataclass(frozen=True)
 class Place:
-    """A driver and a family: the command of the process, and its variables."""
+    """A driver and a family: the command of the process, and its variables. target: of the layer, see layer.build."""
 
     name: str
     gpu: str
     command: tuple[str, ...] = (sys.executable, "-m", "benchmarks.compilers_process")
     environment: Mapping[str, str] = field(default_factory=dict)
+    target: str = ""
 
 
 def places(wanted: Sequence[str] = ()) -> list[Place]:
@@ -106,6 +112,12 @@ def places(wanted: Sequence[str] = ()) -> list[Place]:
 def _place(name: str, family: str) -> Place | str:
     """Or what is missing for it."""
     driver = DRIVERS[name]
+    if not driver.suites:
+        python = ARM64 / "python"
+        if not python.exists():
+            return f"{name}/{family} is not in {ARM64}: sh scripts/arm64.sh sets it up"
+        variables = {driver.chosen_by: family, "ARM64_DRIVER": driver.manifest, "ARM64_SHIM": f"lib{driver.shim}_noop_drm_shim.so"}
+        return Place(f"{name}/{family}", driver.families[family], (str(python), *Place.command[1:]), variables, "aarch64-linux-gnu")
     for suite in driver.suites:
         library = FOLDER / suite / "usr" / "lib" / "x86_64-linux-gnu"
         manifest = FOLDER / suite / "usr" / "share" / "vulkan" / "icd.d" / f"{driver.manifest}_icd.json"
@@ -260,6 +272,10 @@ Work = tuple[str, str, str, bool]
 """Hash, case, text, whether it is compiled without checks."""
 
 
+OPENS_S = 300.0
+"""In which a process is to have a device: by qemu it takes half a minute of CPU time."""
+
+
 class UnopenedError(Exception):
     """The driver of a place gives no adapter or no device."""
 
@@ -274,7 +290,7 @@ class Compiling:
             place.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=ROOT,
             env={**os.environ, "MESA_SHADER_CACHE_DISABLE": "true", "PYTHONPATH": str(ROOT), **environment, **place.environment,
                  "STATISTICS_LAYER_FILE": str(folder / "statistics")})
-        self.told: dict[str, Any] = json.loads(self.line(120.0) or "{}")
+        self.told: dict[str, Any] = json.loads(self.line(OPENS_S) or "{}")
 
     def __enter__(self) -> Compiling:
         return self
@@ -460,8 +476,9 @@ def main(
     unopened: list[str] = []
     texts: dict[Limits, dict[str, tuple[str, str]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        environment = layer.build(Path(folder))
+        layers = {target: layer.build(Path(folder) / (target or "here"), target) for target in {place.target for place in chosen}}
         for place in chosen:
+            environment = layers[place.target]
             try:
                 told = adapter_of(place, environment)
             except UnopenedError as error:

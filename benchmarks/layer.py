@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ MANIFEST = """{"file_format_version": "1.1.2", "layer": {"name": "%s", "type": "
 "api_version": "1.3.0", "implementation_version": "1", "description": "keeps SPIR-V, or what a driver tells of pipelines"}}"""
 
 
-def build(folder: Path) -> dict[str, str]:
-    """Builds the layer in a folder, by $CC or cc. Returns the variables of a process that uses it. Raises RuntimeError."""
-    compiler = os.environ.get("CC", "cc")
-    if shutil.which(compiler) is None:
-        raise RuntimeError(f"{SOURCE.name} needs a C compiler, and there is no {compiler}: install one (Debian: gcc), or name it by CC")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-fvisibility=hidden", str(SOURCE),
+def build(folder: Path, target: str = "") -> dict[str, str]:
+    """Builds the layer in a folder, by $CC or cc; for another machine (`aarch64-linux-gnu`, say) by the package ziglang. Returns the
+    variables of a process that uses it. Raises RuntimeError.
+    """
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", target] if target else [os.environ.get("CC", "cc")]
+    if shutil.which(compiler[0]) is None:
+        raise RuntimeError(f"{SOURCE.name} needs a C compiler, and there is no {compiler[0]}: install one (Debian: gcc), or name it by CC")
+    folder.mkdir(exist_ok=True)
+    subprocess.run([*compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-fvisibility=hidden", str(SOURCE),
                     "-o", str(folder / "libvulkan_layer.so")], check=True)
     (folder / "layer.json").write_text(MANIFEST % NAME, "utf-8")
     return {"VK_INSTANCE_LAYERS": NAME, "VK_LAYER_PATH": str(folder)}

@@ -1,8 +1,11 @@
 """ONNX's node cases and networks on the adapter that there is, and the tables of docs/adapters.md.
 
     python scripts/adapters.py run [--as CLASS] [--sample] [--record]     exit code 1 if anything is wrong or fails
-    python scripts/adapters.py table                                      writes docs/adapters.md from health/tested.json
-                                                                          and benchmarks/compilers.json
+    python scripts/adapters.py table                                      writes docs/adapters.md from health/tested.json,
+                                                                          benchmarks/compilers.json and benchmarks/reported.json,
+                                                                          and what README.md and which-provider.md say of makers
+    python scripts/adapters.py add FILE ...                               users' reports to benchmarks/reported.json, then `table`:
+                                                                          what `doctor --report` wrote or `bench --share` printed
 
 --as: the adapter is held to a class of GPUs (ort_gpu_ep/device/classes.json). --sample: one case of each set of ops and types.
 --record: the outcomes go to health/tested.json. Another Vulkan driver: eval "$(sh scripts/swiftshader.sh)" before.
@@ -11,9 +14,12 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +37,12 @@ from ort_gpu_ep.health import conformance, tested  # noqa: E402
 from ort_gpu_ep.session.session import InferenceSession  # noqa: E402
 
 TABLE = ROOT / "ort_gpu_ep" / "health" / "tested.json"
+REPORTED = ROOT / "benchmarks" / "reported.json"
+"""Entries as those of health/tested.json, of users' machines. `what` is `bench`, too: its results are the lines of the table."""
 PAGE = ROOT / "docs" / "adapters.md"
+README, SUPPORT = ROOT / "README.md", ROOT / "docs" / "which-provider.md"
+BEGIN, END = "<!--makers-->", "<!--/makers-->"
+"""Between them is what this writes: a sentence in README.md, the table by maker in which-provider.md."""
 NETWORKS = ("lenet5", "squeezenet1_1", "shufflenet", "mobilenet_v2", "unet", "tcn", "har_lstm", "mlp_784", "encoder", "decoder")
 OPTIONS = {"placement": "gpu", "strict": "1", "health": "off"}
 GROUPS = {"PASS": "pass", "FOLDED": "pass", "UNSUPPORTED": "declined", "EXCLUDED": "left out"}
@@ -41,13 +52,18 @@ TOLERANCE = 1e-3
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("action", choices=("run", "table"))
+    parser.add_argument("action", choices=("run", "table", "add"))
+    parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--as", dest="held_to", default="", choices=("", *classes.classes()))
     parser.add_argument("--sample", action="store_true")
     parser.add_argument("--record", action="store_true")
     asked = parser.parse_args()
-    if asked.action == "table":
-        PAGE.write_text(page(tested.shipped()), "utf-8")
+    if asked.action == "add":
+        for file in asked.files:
+            for each in reports_in(file):
+                tested.append(REPORTED, each)
+    if asked.action != "run":
+        write_tables()
         return
     onnxruntime.set_default_logger_severity(4)
     if asked.held_to:
@@ -110,7 +126,8 @@ On what this package was tested, from `ort_gpu_ep/health/tested.json`: `python s
 have been tested, so the list also has software drivers and classes of GPUs ([doctor.md](doctor.md#classes-of-gpus)). For GPUs of more
 makers the kernels were [compiled by their drivers](#compiled-by-the-drivers-of-other-gpus). **Yours is not here?**
 `ort-gpu-ep doctor --report adapter.json` writes the entry of your adapter, which does not identify your machine.
-Please open an issue with it.
+Please open an issue with it; what `ort-gpu-ep bench MODEL --share` prints is welcome, too. `python scripts/adapters.py add FILE`
+adds both.
 """
 
 
@@ -122,16 +139,129 @@ composes them, for the limits that the driver reports (`python -m benchmarks.com
 memory, which is slow, and the most of one. Slowest: CPU time of one pipeline. A driver of the maker's own may do otherwise.
 """
 
+REPORTS = """
+## Reported by users
+
+Nobody here has seen these machines: `ort-gpu-ep doctor --report` and `ort-gpu-ep bench --share` wrote it there.
+"""
+
 
 def page(entries: list[dict[str, Any]]) -> str:
-    parts = [HEAD, "## Probes of the doctor\n", *doctor_rows(entries), "\n## ONNX's node cases\n",
+    parts = [HEAD, "## By maker\n", *rows(MAKER_COLUMNS, by_maker()), "\n## Probes of the doctor\n", *doctor_rows(entries),
+             "\n## ONNX's node cases\n",
              "Declined: with a reason. Left out are cases that onnxruntime itself refuses, or whose expected values can't be compared.\n",
              *case_rows(entries), "\n## Networks\n",
              "The largest difference from ONNX Runtime's CPU provider, as a fraction of the largest output; "
              f"up to {TOLERANCE:.0e} passes.\n", *network_rows(entries)]
     if compiled := compilers.recorded():
         parts += [COMPILED, *compiler_rows(compiled)]
+    if reports := reported():
+        parts += [REPORTS, *rows(("adapter", "backend, driver", "system", "date", "what", "results"), [
+            (e["adapter"], versions(e)[0], e["system"], e["date"], e["what"],
+             "; ".join(f"{name}: {value}" for name, value in e["results"].items())) for e in reports])]
     return "\n".join(parts) + "\n"
+
+
+MAKERS = {
+    "AMD": r"\bAMD|\bRADV|Radeon", "Intel": r"Intel", "NVIDIA": r"NVIDIA|\bNVK\b", "Apple": r"Apple", "Qualcomm": r"Adreno|Qualcomm",
+    "Arm": r"\bMali\b|Immortalis", "Broadcom (Raspberry Pi)": r"\bV3D\b|Raspberry", "Software": r"llvmpipe|SwiftShader|WARP|Basic Render"}
+"""Maker -> what names its adapters."""
+MAKER_COLUMNS, NOT_KNOWN = ("maker", "tested here", "compiled by its real driver, not run", "reported by a user"), "not known"
+
+
+def maker_of(adapter: str) -> str:
+    return next((maker for maker, pattern in MAKERS.items() if re.search(pattern, adapter)), "Other")
+
+
+def reported() -> list[dict[str, Any]]:
+    return list(json.loads(REPORTED.read_text("utf-8"))) if REPORTED.exists() else []
+
+
+SHARED = re.compile(
+    r"^\*\*(?P<model>.+?)\*\* on (?P<adapter>.+?)(?: \((?P<driver>.+)\))?\n\n(?P<table>(?:\|.*\n)+)\nplacement=\w+: .*; "
+    r"ort-gpu-ep (?P<package>\S+), onnxruntime (?P<onnxruntime>\S+), Python (?P<python>\d+\.\d+)\S*, (?P<system>.+)$", re.MULTILINE)
+"""What cli/share.py writes."""
+
+
+def reports_in(file: Path) -> list[dict[str, Any]]:
+    """Entries of a report, dated by its file where it has no date itself. Exits where there is none in it."""
+    text = file.read_text("utf-8")
+    if text.lstrip().startswith("["):
+        found = json.loads(text)
+        wrong = [each for each in found if {*each} != {*tested.shipped()[0]} or each["what"] not in tested.WHAT]
+        if wrong:
+            sys.exit(f"{file}: {str(wrong[0])[:200]}: expected entries that `ort-gpu-ep doctor --report` wrote, of this version")
+        return list(found)
+    shares = [_shared(match.groupdict(), date.fromtimestamp(file.stat().st_mtime)) for match in SHARED.finditer(text)]
+    if not shares:
+        sys.exit(f"{file}: expected what `ort-gpu-ep doctor --report` wrote, or a text with what `ort-gpu-ep bench --share` printed")
+    return shares
+
+
+def _shared(match: dict[str, str], day: date) -> dict[str, Any]:
+    plain = {name: re.sub(r"\\(.)", r"\1", value or "") for name, value in match.items()}
+    columns, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in plain["table"].splitlines()]
+    results = {f"{plain['model']}, {line[0]}": ", ".join(f"{c} {v}" for c, v in zip(columns[1:], line[1:], strict=True)) for line in lines}
+    return {name: plain.get(name, "") for name in tested.shipped()[0]} | {"what": "bench", "date": day.isoformat(), "results": results}
+
+
+def by_maker() -> list[tuple[str, ...]]:
+    """A line for each maker: what was tested, compiled by its real driver, and reported, by adapter; `not known` where nothing was."""
+    ran = [e for e in tested.shipped() if not e["as"]]
+    compiled = [(maker_of(f"{e['gpu']} {e['adapter']}"), e) for e in compilers.recorded()]
+    lines = []
+    for maker in (*MAKERS, "Other"):
+        told = (
+            _names([(e["adapter"], e["driver"], e["date"]) for e in ran if maker_of(e["adapter"]) == maker]),
+            _counted([e for own, e in compiled if own == maker]),
+            _names([(e["adapter"], e["driver"], e["date"]) for e in reported() if maker_of(e["adapter"]) == maker]))
+        if any(told) or maker != "Other":
+            lines.append((maker, *(each or NOT_KNOWN for each in told)))
+    return lines
+
+
+def _names(adapters: list[tuple[str, str, str]]) -> str:
+    newest = {name: (driver, day) for name, driver, day in sorted(adapters, key=lambda each: each[2])}
+    return "; ".join(f"{name}, {driver or 'driver unknown'}, {day}" for name, (driver, day) in sorted(newest.items()))
+
+
+def _counted(entries: list[dict[str, Any]]) -> str:
+    """GPUs by driver: how many, its version and the last date."""
+    drivers = sorted({e["place"].split("/")[0] for e in entries})
+    parts = []
+    for driver in drivers:
+        own = [e for e in entries if e["place"].split("/")[0] == driver]
+        last = max(own, key=lambda e: str(e["date"]))
+        parts.append(f"{driver} ({last['driver'].split('-')[0]}) for {len(own)} GPU{'s' if len(own) > 1 else ''}, {last['date']}")
+    return "; ".join(parts)
+
+
+def sentence() -> str:
+    lines = by_maker()
+    columns = [[maker for maker, *told in lines if told[k] != NOT_KNOWN] for k in range(3)]
+    nothing = [maker for maker, *told in lines if {*told} == {NOT_KNOWN}]
+    names = ("tested", "compiled, not run", "reported by users", NOT_KNOWN)
+    told = (f"{name}: {', '.join(makers) or 'none'}" for name, makers in zip(names, (*columns, nothing), strict=True))
+    return f"GPUs {'; '.join(told)}."
+
+
+def with_makers(text: str, what: str) -> str:
+    """A document with what it says of makers as it is now. Raises ValueError where it has no place for it."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"expected the lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{what}\n{END}{after}"
+
+
+def of_makers() -> tuple[tuple[Path, str], ...]:
+    return (README, sentence()), (SUPPORT, "\n" + "\n".join(rows(MAKER_COLUMNS, by_maker())) + "\n")
+
+
+def write_tables() -> None:
+    PAGE.write_text(page(tested.shipped()), "utf-8")
+    for path, what in of_makers():
+        path.write_text(with_makers(path.read_text("utf-8"), what), "utf-8")
 
 
 def rows(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> Iterator[str]:

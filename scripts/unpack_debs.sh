@@ -1,24 +1,27 @@
 #!/bin/sh
 # Unpacks Debian packages, with those of their dependencies that this machine lacks, into a folder. Needs no root and
 # installs nothing. The folder appears whole or not at all, and any number of runs may do this at once.
-# usage: sh scripts/unpack_debs.sh [--alone] [--suite SUITE] [--source] DIR PACKAGE...
+# usage: sh scripts/unpack_debs.sh [--alone] [--suite SUITE [--machine ARCHITECTURE]] [--source] DIR PACKAGE...
 #   --alone: without dependencies. --suite: of this suite of Debian (trixie, sid, ...) from the mirror that this machine's own sources name,
-#   with all dependencies, the C library too, as if nothing were installed. --source: what a source package is packed in, as it was fetched.
+#   with all dependencies, the C library too, as if nothing were installed. --machine: Debian's name of another one (arm64).
+#   --source: what a source package is packed in, as it was fetched.
 # exit code: 0 unpacked, or DIR was there already; 2 this machine has no apt-get and dpkg-deb; 1 anything else
 set -eu
 alone=
 suite=
+machine=
 source=
 while :; do
     case "${1:-}" in
     --alone) alone=1 ;;
     --source) source=1 ;;
     --suite) suite=${2:-}; shift ;;
+    --machine) machine=${2:-}; shift ;;
     *) break ;;
     esac
     shift
 done
-[ $# -ge 2 ] || { echo "usage: sh scripts/unpack_debs.sh [--alone] [--suite SUITE] [--source] DIR PACKAGE..." >&2; exit 1; }
+[ $# -ge 2 ] || { echo "usage: sh scripts/unpack_debs.sh [--alone] [--suite SUITE [--machine ARCHITECTURE]] [--source] DIR PACKAGE..." >&2; exit 1; }
 dir=$1
 shift
 say() { echo "unpack_debs.sh: $*" >&2; }
@@ -45,6 +48,7 @@ set_sources() {
     : > "$scratch/status"
 }
 apt() {
+    [ -z "$machine" ] || set -- -o "APT::Architecture=$machine" -o "APT::Architectures=$machine" "$@"
     [ -z "$suite" ] || set -- -o "Dir::Etc::SourceList=$scratch/sources.list" -o Dir::Etc::SourceParts=- -o "Dir::State::Status=$scratch/status" "$@"
     apt-get -o "Dir::State::Lists=$scratch/lists" -o "Dir::Cache=$scratch/cache" -o Debug::NoLocking=1 \
         -o APT::Sandbox::User=root -o Acquire::Retries=3 -qq "$@" </dev/null

@@ -22,7 +22,8 @@ def conformance(
     status: Annotated[Path | None, shared.file_to_write(
         "--status", "Write one line a case (name, status, code) to this file; with --select, the other cases' lines stay.")] = None,
     device: Annotated[str, typer.Option(
-        "--device", help="Use the limits of a class of GPUs: minimum, adreno-6xx, mali-g7x, intel-uhd, apple-m1 or amd-rdna.")] = "",
+        "--device", help="Use the limits of a class of GPUs: minimum, adreno-6xx, mali-g7x, mali-g610, raspberry-pi-4, raspberry-pi-5, "
+        "intel-uhd, apple-m1 or amd-rdna.")] = "",
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,
 ) -> None:

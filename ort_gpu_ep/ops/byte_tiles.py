@@ -247,7 +247,8 @@ def _kernel(
         **ending.consts, **tiles.consts_of(tile), **product.window}
     parts = (_parts(product, tile, split), TensorType(UINT32, (tiles.tiles_of(product, tile),))) if split > 1 else ()
     return kernel(
-        "byte_product.wgsl", [out, *parts], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=16 * tile.shared,
+        "byte_product.wgsl", [out, *parts], consts=consts, workgroup_size=tile.workgroup_size,
+        workgroup_nbytes=16 * tile.shared + (tiles.PLACE_NBYTES if parts else 0),
         grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split),
         writes={"y": 0, **({"parts": "parts", "arrived": "arrived"} if parts else {})}, words=ending.words, choice=choice,
         reads={"x": X, "w": "packed", "numbers": "numbers", **ending.reads},

@@ -24,6 +24,9 @@ from ort_gpu_ep.ops.tile_weights import Weights as Weights
 from ort_gpu_ep.ops.tile_weights import packing as packing
 from ort_gpu_ep.ops.tile_weights import unpacking as unpacking
 
+PLACE_NBYTES = 4
+"""Workgroup memory, beside the tile's, of a kernel whose last workgroup adds up the parts of K: the number of those before it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -255,6 +258,9 @@ def _splits(product: TiledProduct, tile: Tile) -> Iterator[int]:
     yield 1
     if tile.name not in SPLIT_TILES or (product.spread and (is_symbolic(product.rows) or not _may_arrive(product.target))):
         return
+    nbytes = tile.workgroup_nbytes(product.halves) + PLACE_NBYTES
+    if nbytes > product.target.limits.max_workgroup_nbytes and _may_arrive(product.target):
+        return
     steps, tiles, by = ceil_div(product.fours, tile.fours), _tiles(product, tile), product.target.figures
     for split in sorted({aim // tiles for aim in (by.few_groups, by.many_groups)}):
         if 1 < split <= steps // MIN_SPLIT_STEPS:
@@ -344,7 +350,8 @@ def _lowered(product: TiledProduct, tile: Tile, split: int, choice: Choice, out:
     if _may_arrive(product.target) and not is_symbolic(groups) and parts.nbytes <= product.target.limits.max_binding_nbytes:
         arrived = TensorType(UINT32, (groups,))
         kernels.append(replace(
-            built, outputs=(out, parts, arrived), reads=(*(built.reads or ()), *bias.items()), features=(*built.features, LAST_ARRIVING),
+            built, workgroup_nbytes=built.workgroup_nbytes + PLACE_NBYTES, outputs=(out, parts, arrived),
+            reads=(*(built.reads or ()), *bias.items()), features=(*built.features, LAST_ARRIVING),
             writes=(("y", 0), ("parts", "parts"), ("arrived", "arrived")),
             vectors=(*built.vectors, "parts", *(bias if "y" in built.vectors else ())), atomics=("arrived",),
             consts=tuple((name, name == "LAST" or value) for name, value in built.consts)))

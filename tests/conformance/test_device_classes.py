@@ -22,6 +22,7 @@ from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health.conformance import cases
 from tests.conformance.test_conformance import is_refused, recorded, unlike
 
+DAILY = ("adreno-6xx", "mali-g7x", "intel-uhd", "apple-m1", "amd-rdna")
 OTHERS = [name for name in classes() if name != "minimum"]
 
 
@@ -68,14 +69,14 @@ def test_all_cases_on_the_least_that_webgpu_promises() -> None:
 
 
 @pytest.mark.parametrize(("device", "share"), [
-    ("minimum", slice(None, None, 2)), *((name, slice(k, None, len(OTHERS))) for k, name in enumerate(OTHERS)),
+    ("minimum", slice(None, None, 2)), *((name, slice(k, None, len(DAILY))) for k, name in enumerate(DAILY)),
     *(pytest.param(name, slice(None), marks=pytest.mark.nightly) for name in OTHERS)])
 def test_some_cases_on_a_class_of_gpus(device: str, share: slice) -> None:
     selected = unlike(cases())[share]
     found = outcomes_given(device, selected)
     check(found)
     assert len(found) == len(selected) > 90
-    least = 0.84 if device == "minimum" else 0.9      # without 8-byte integers, and with 8 buffers
+    least = 0.84 if device == "minimum" else 0.9 if device in DAILY else 0.8      # with 8 buffers, or without 8-byte integers or float16
     assert sum(o["status"] == "PASS" for o in found) >= least * len(found)
 
 
