@@ -44,9 +44,6 @@ AHEAD = 2
 CHUNK = 2048
 """Tokens of a prompt that one pass reads at most: activations take memory for so many, and not for all of a long prompt."""
 
-MOST_DRAFTS = 7
-"""Of a pass. Products with packed weights read these once for up to four rows, which is a lookahead of 3."""
-
 DEFAULT_LENGTH = 2048
 """Tokens of prompt and answer together, where the model's tables of positions have room for them."""
 
@@ -76,7 +73,7 @@ class Generator:
     model's tables of positions have. provider_options: as InferenceSession's; by default placement=gpu. sess_options: copied, and so not
     changed, unless the model has operators of a library, which no copy knows.
 
-    lookahead: drafts that are verified in one pass, 0 to 7. Weights are read once for all of them, so an answer whose drafts hold takes
+    lookahead: drafts that are verified in one pass, 0 to 7; packed weights are read once for up to 3 of them. So an answer whose drafts hold takes
     less time, and it has the same tokens but for sums that are rounded otherwise. draft: a Generator of a smaller model with the same
     vocabulary that writes the drafts; None: they are looked up in the text so far. `tokens_per_pass` tells what it brings.
 
@@ -91,8 +88,8 @@ class Generator:
         self, model: Model, *, max_length: int | None = None, provider_options: Mapping[str, Any] | None = None, sess_options: Any = None,
         lookahead: int = 0, draft: Generator | None = None,
     ) -> None:
-        if not 0 <= lookahead <= MOST_DRAFTS or (draft is not None and not lookahead):
-            raise ConfigError(f"generate: lookahead: got {lookahead}, expected 0 to {MOST_DRAFTS}, and at least 1 with a draft")
+        if lookahead not in range(8) or (draft is not None and not lookahead):
+            raise ConfigError(f"generate: lookahead: got {lookahead}, expected 0 to 7, and at least 1 with a draft")
         loaded, folder = _loaded(model)
         self.max_length = _length(max_length, positions_of(loaded))
         self._turn, self._continuing, self._lock = 0, -1, threading.RLock()

@@ -24,9 +24,10 @@ from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.processes import child
 
 WGPU, DAWN, AUTO = "wgpu", "dawn", "auto"
-PACKAGE, EXTRA = "wgpudawn", "pip install 'ort-gpu-ep[dawn]'"
+PACKAGE = "wgpudawn"
 TESTED = (0, 32, 0, 4), (0, 32, 1)
 """The first version that this package was tested with, and the first one that it does not take; the extra `dawn` asks for the same."""
+EXTRA = "pip install '{}>={},<{}'".format(PACKAGE, *(".".join(map(str, version)) for version in TESTED))
 _MODULE = f"{PACKAGE}._lib._wgpu_dawn"
 
 

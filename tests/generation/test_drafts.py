@@ -63,7 +63,7 @@ def test_nothing_is_compiled_after_the_first_answer() -> None:
     ours = Generator(small(), max_length=64, provider_options={"strict": 1}, lookahead=3)
     text = np.tile(np.arange(6), 3)
     list(ours.generate(text, max_new_tokens=20))
-    gpu = ours.session._state.gpu
+    gpu = ours.session.state.gpu
     compiled = gpu.compiled
     assert len(list(ours.generate(text[:13], max_new_tokens=40))) == 40
     assert gpu.compiled == compiled

@@ -57,6 +57,9 @@ BOUNDED = {
     "packed_matvecs.wgsl": "it has no book",
     "packed_product.wgsl": "codes are masked to as many bits as the book has entries for",
     "put_rows.wgsl": "rows are taken modulo LENGTH",
+    "recurrent_backward_steps.wgsl": "the step is counted by the kernel itself, below T; lengths are clamped to T",
+    "recurrent_steps.wgsl": "the step is counted by the kernel itself, below T; lengths are clamped to T",
+    "sizes.wgsl": "programs are constants that the planner wrote, and so are the places where their results go",
     "sparse_matvec_held.wgsl": "codes are masked to four bits, places and the ends of rows are clamped",
     "sparse_product.wgsl": "columns below K are read: of four the last is compared, and pack_pruned.wgsl and pack_entries.wgsl sort them"}
 """Kernels that bound an index otherwise than by clamp or min, which the flow of names does not see."""

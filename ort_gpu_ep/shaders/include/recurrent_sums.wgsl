@@ -8,11 +8,7 @@
 #end
 #for first in 2
 #if first == 0 or HAS_H0
-#if first
-        if (works && is_first) {
-#else
-        if (works && !is_first) {
-#end
+        if (works && is_first == ($(first)u == 1u)) {
             for (var i = 0u; i < (H + 127u) / 128u; i++) {
                 let k = 4u * (i * 32u + l);
                 if (H % 128u == 0u || k < H) {
