@@ -1,10 +1,12 @@
-"""What a short time on hardware should answer, the most important first: one command, and nothing is lost when the time is over.
+"""What a short time on hardware should answer, the most important first: one command, and nothing is lost when the time
+is over.
 
     python -m benchmarks.all --out FILE.json [--minutes 20] [--only PATTERN] [--tiny] [--list]
 
-Each step is a process of its own with a limit, and with what is left of --minutes. FILE is written after every step: its seconds, exit
-code, the clocks before and after, what it wrote as JSON (also up to where it was ended) and the end of what it printed. A FILE that is
-there is gone on with: steps that came to an end in it are left out. --tiny: the smallest sizes, to try the steps where there is no GPU.
+Each step is a process of its own with a limit, and with what is left of --minutes. FILE is written after every step:
+its seconds, exit code, the clocks before and after, what it wrote as JSON (also up to where it was ended) and the end
+of what it printed. A FILE that is there is gone on with: steps that came to an end in it are left out. --tiny: the
+smallest sizes, to try the steps where there is no GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ SHOWN = 8000
 
 @dataclass(frozen=True)
 class Step:
-    """arguments: behind `python -m`. FILE among them is where it writes JSON; JSON in its output where there is none. limit_s: at most."""
+    """arguments: behind `python -m`. FILE among them is where it writes JSON; JSON in its output where there is none.
+    limit_s: at most."""
 
     name: str
     limit_s: int
@@ -43,39 +46,154 @@ class Step:
 
 FILE = "{json}"
 STEPS = (
-    Step("threads", 90, ("benchmarks.host", "--no-models", "--join", "--json", FILE),
-         ("benchmarks.host", "--no-models", "--join", "--threads", "1,4", "--threads-model", "lenet5", "--json", FILE)),
-    Step("threads, groups of 8, one at a time", 60,
-         ("benchmarks.host", "--no-models", "--join", "--threads", "1,8", "--group-size", "8", "--groups", "1", "--json", FILE),
-         ("benchmarks.host", "--no-models", "--join", "--threads", "1,4", "--group-size", "8", "--groups", "1", "--threads-model", "lenet5",
-          "--json", FILE)),
-    Step("host", 120, ("benchmarks.host", "--threads", "", "--json", FILE),
-         ("benchmarks.host", "har_lstm", "--threads", "", "--runs", "6", "--json", FILE)),
-    Step("peers", 240, ("benchmarks.peers", "--json", FILE), ("benchmarks.peers", "lenet5", "--runs", "3", "--json", FILE)),
-    Step("batch", 150, ("benchmarks.batch", "--json", FILE),
-         ("benchmarks.batch", "mobilenet_v2", "--batch", "2", "--size", "32", "--runs", "4", "--tune", "0", "--json", FILE)),
-    Step("tiles", 120, ("benchmarks.tiles", "--top", "6", "--json", FILE),
-         ("benchmarks.tiles", "mobilenet 1x1 96", "--top", "1", "--json", FILE)),
-    Step("forms", 90, ("benchmarks.forms", "--json", FILE), ("benchmarks.forms", "nothing is called so", "--json", FILE)),
-    Step("density", 60, ("benchmarks.density", "--gpu", "--rows", "4096", "--columns", "9216", "--json", FILE),
-         ("benchmarks.density", "--gpu", "--rows", "64", "--columns", "64", "--runs", "2", "--json", FILE)),
-    Step("packed", 150, ("benchmarks.packed", "--json", FILE),
-         ("benchmarks.packed", "mlp", "--size", "64", "--runs", "4", "--json", FILE)),
-    Step("compression", 480, ("benchmarks.compression", "--json", FILE),
-         ("benchmarks.compression", "--models", "tcn", "--methods", "int8", "--runs", "2", "--json", FILE)),
+    Step(
+        "threads",
+        90,
+        ("benchmarks.host", "--no-models", "--join", "--json", FILE),
+        ("benchmarks.host", "--no-models", "--join", "--threads", "1,4", "--threads-model", "lenet5", "--json", FILE),
+    ),
+    Step(
+        "threads, groups of 8, one at a time",
+        60,
+        (
+            "benchmarks.host",
+            "--no-models",
+            "--join",
+            "--threads",
+            "1,8",
+            "--group-size",
+            "8",
+            "--groups",
+            "1",
+            "--json",
+            FILE,
+        ),
+        (
+            "benchmarks.host",
+            "--no-models",
+            "--join",
+            "--threads",
+            "1,4",
+            "--group-size",
+            "8",
+            "--groups",
+            "1",
+            "--threads-model",
+            "lenet5",
+            "--json",
+            FILE,
+        ),
+    ),
+    Step(
+        "host",
+        120,
+        ("benchmarks.host", "--threads", "", "--json", FILE),
+        ("benchmarks.host", "har_lstm", "--threads", "", "--runs", "6", "--json", FILE),
+    ),
+    Step(
+        "peers",
+        240,
+        ("benchmarks.peers", "--json", FILE),
+        ("benchmarks.peers", "lenet5", "--runs", "3", "--json", FILE),
+    ),
+    Step(
+        "batch",
+        150,
+        ("benchmarks.batch", "--json", FILE),
+        (
+            "benchmarks.batch",
+            "mobilenet_v2",
+            "--batch",
+            "2",
+            "--size",
+            "32",
+            "--runs",
+            "4",
+            "--tune",
+            "0",
+            "--json",
+            FILE,
+        ),
+    ),
+    Step(
+        "tiles",
+        120,
+        ("benchmarks.tiles", "--top", "6", "--json", FILE),
+        ("benchmarks.tiles", "mobilenet 1x1 96", "--top", "1", "--json", FILE),
+    ),
+    Step(
+        "forms", 90, ("benchmarks.forms", "--json", FILE), ("benchmarks.forms", "nothing is called so", "--json", FILE)
+    ),
+    Step(
+        "density",
+        60,
+        ("benchmarks.density", "--gpu", "--rows", "4096", "--columns", "9216", "--json", FILE),
+        ("benchmarks.density", "--gpu", "--rows", "64", "--columns", "64", "--runs", "2", "--json", FILE),
+    ),
+    Step(
+        "packed",
+        150,
+        ("benchmarks.packed", "--json", FILE),
+        ("benchmarks.packed", "mlp", "--size", "64", "--runs", "4", "--json", FILE),
+    ),
+    Step(
+        "compression",
+        480,
+        ("benchmarks.compression", "--json", FILE),
+        ("benchmarks.compression", "--models", "tcn", "--methods", "int8", "--runs", "2", "--json", FILE),
+    ),
     Step("calibrate", 60, ("ort_gpu_ep", "calibrate", "--fresh", "--json"), ("ort_gpu_ep", "calibrate", "--json")),
-    Step("first result", 60, ("benchmarks.first_result", "--json"), ("benchmarks.first_result", "lenet5", "--runs", "1", "--json")),
-    Step("training", 150, ("benchmarks.training", "--json", FILE),
-         ("benchmarks.training", "mlp_16", "--batch", "8", "--optimizer", "sgd", "--steps", "10", "--blocks", "1", "--json", FILE)),
-    Step("scoring", 90, ("benchmarks.scoring", "--adapters", "cpu", "--adapters", "0"),
-         ("benchmarks.scoring", "--rows", "2000", "--adapters", "cpu")),
-    Step("placement", 180, ("benchmarks.placement", "--json", FILE), ("benchmarks.placement", "lenet5", "--runs", "2", "--json", FILE)),
-    Step("shapes", 90, ("benchmarks.shapes", "--model", "ppocr4_rec", "--json", FILE),
-         ("benchmarks.shapes", "--help")),
+    Step(
+        "first result",
+        60,
+        ("benchmarks.first_result", "--json"),
+        ("benchmarks.first_result", "lenet5", "--runs", "1", "--json"),
+    ),
+    Step(
+        "training",
+        150,
+        ("benchmarks.training", "--json", FILE),
+        (
+            "benchmarks.training",
+            "mlp_16",
+            "--batch",
+            "8",
+            "--optimizer",
+            "sgd",
+            "--steps",
+            "10",
+            "--blocks",
+            "1",
+            "--json",
+            FILE,
+        ),
+    ),
+    Step(
+        "scoring",
+        90,
+        ("benchmarks.scoring", "--adapters", "cpu", "--adapters", "0"),
+        ("benchmarks.scoring", "--rows", "2000", "--adapters", "cpu"),
+    ),
+    Step(
+        "placement",
+        180,
+        ("benchmarks.placement", "--json", FILE),
+        ("benchmarks.placement", "lenet5", "--runs", "2", "--json", FILE),
+    ),
+    Step("shapes", 90, ("benchmarks.shapes", "--model", "ppocr4_rec", "--json", FILE), ("benchmarks.shapes", "--help")),
     Step("decoder", 60, ("benchmarks.decoder", "--json", FILE), ("benchmarks.decoder", "--help")),
-    Step("upload", 60, ("benchmarks.upload", "--json", FILE), ("benchmarks.upload", "--mb", "1", "--runs", "3", "--json", FILE)),
-    Step("isolation", 60, ("benchmarks.isolation", "--json", FILE),
-         ("benchmarks.isolation", "--runs", "2", "--seconds", "0.1", "--json", FILE)),
+    Step(
+        "upload",
+        60,
+        ("benchmarks.upload", "--json", FILE),
+        ("benchmarks.upload", "--mb", "1", "--runs", "3", "--json", FILE),
+    ),
+    Step(
+        "isolation",
+        60,
+        ("benchmarks.isolation", "--json", FILE),
+        ("benchmarks.isolation", "--runs", "2", "--seconds", "0.1", "--json", FILE),
+    ),
 )
 """By what hardware is needed for the most."""
 
@@ -87,8 +205,12 @@ def run(arguments: Sequence[str], limit_s: float) -> dict[str, Any]:
         path, said = Path(folder) / "result.json", Path(folder) / "output"
         with said.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", *(path.as_posix() if a == FILE else a for a in arguments)], stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+                [sys.executable, "-m", *(path.as_posix() if a == FILE else a for a in arguments)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
             try:
                 code: int | None = process.wait(limit_s)
             except subprocess.TimeoutExpired:
@@ -103,7 +225,13 @@ def run(arguments: Sequence[str], limit_s: float) -> dict[str, Any]:
         data = json.loads(found)
     except ValueError:
         data = None
-    return {"command": " ".join(arguments), "seconds": time.perf_counter() - start, "code": code, "json": data, "output": text[-SHOWN:]}
+    return {
+        "command": " ".join(arguments),
+        "seconds": time.perf_counter() - start,
+        "code": code,
+        "json": data,
+        "output": text[-SHOWN:],
+    }
 
 
 def measure(steps: Sequence[Step], out: Path, until_s: float, tiny: bool) -> dict[str, Any]:
@@ -122,7 +250,13 @@ def measure(steps: Sequence[Step], out: Path, until_s: float, tiny: bool) -> dic
         partial = out.with_suffix(".partial")
         partial.write_text(json.dumps(results, indent=1))
         partial.replace(out)
-        ended = "ran out of time" if found["code"] is None else "done" if found["code"] == 0 else f"failed ({found['code']})"
+        ended = (
+            "ran out of time"
+            if found["code"] is None
+            else "done"
+            if found["code"] == 0
+            else f"failed ({found['code']})"
+        )
         console.print(f"{step.name}: {ended} after {found['seconds']:.0f} s")
     return results
 
@@ -138,7 +272,9 @@ def main(
     steps = [step for step in STEPS if re.search(only, step.name)]
     if list_:
         for step in steps:
-            console.print(f"{step.name}, at most {step.limit_s} s: python -m {' '.join(step.tiny if tiny else step.arguments)}")
+            console.print(
+                f"{step.name}, at most {step.limit_s} s: python -m {' '.join(step.tiny if tiny else step.arguments)}"
+            )
         return
     measure(steps, out, time.perf_counter() + 60 * minutes, tiny)
 

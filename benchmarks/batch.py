@@ -1,9 +1,10 @@
-"""Images a second at a batch size: whole runs with `placement=gpu`, arrays in and out, and again with tuned forms of the kernels.
+"""Images a second at a batch size: whole runs with `placement=gpu`, arrays in and out, and again with tuned forms of
+the kernels.
 
     python -m benchmarks.batch [NAME ...] [--batch 32] [--runs 40] [--tune 20] [--size 224] [--adapter A] [--json FILE]
 
---tune: seconds that `session.tune` may spend (0: not tuned). Sides take turns in blocks, each warm. What is tuned is kept in the cache
-folder.
+--tune: seconds that `session.tune` may spend (0: not tuned). Sides take turns in blocks, each warm. What is tuned is
+kept in the cache folder.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ def measure(name: str, batch: int, runs: int, tune_s: float, size: int, adapter:
     if tune_s:
         sessions["tuned"] = InferenceSession(data, cases.quiet(), provider_options=options)
         row["tuning"] = str(sessions["tuned"].tune(feeds, budget_s=tune_s))
-    row["difference"] = max(float(np.abs(a - b).max()) for s in sessions.values() for a, b in zip(s.run(None, feeds), want, strict=True))
-    for side, times in cases.in_blocks({side: lambda s=s: s.run(None, feeds) for side, s in sessions.items()}, runs).items():
+    row["difference"] = max(
+        float(np.abs(a - b).max()) for s in sessions.values() for a, b in zip(s.run(None, feeds), want, strict=True)
+    )
+    for side, times in cases.in_blocks(
+        {side: lambda s=s: s.run(None, feeds) for side, s in sessions.items()}, runs
+    ).items():
         row[side] = {"median_ms": float(np.median(times)), "images_per_s": batch / float(np.median(times)) * 1e3}
     return row
 
@@ -55,7 +60,10 @@ def main(
         results[name] = row = measure(name, batch, runs, tune, size, adapter)
         for side in ("estimated", "tuned"):
             if side in row:
-                console.print(f"{name} x {batch}, {side}: {row[side]['images_per_s']:,.0f} images/s, {row[side]['median_ms']:.2f} ms")
+                console.print(
+                    f"{name} x {batch}, {side}: {row[side]['images_per_s']:,.0f} images/s, "
+                    f"{row[side]['median_ms']:.2f} ms"
+                )
         if json is not None:
             json.write_text(json_module.dumps(results, indent=1))
 

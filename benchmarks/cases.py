@@ -35,16 +35,18 @@ def quiet() -> Any:
 
 
 def waited(session: Any) -> Any:
-    """The session when it has its GPU, if it is one of ours: its first run tries the candidates then, and waits for that."""
+    """The session when it has its GPU, if it is one of ours: its first run tries the candidates then, and waits for
+    that."""
     if hasattr(session, "wait_ready"):
         session.wait_ready()
     return session
 
 
 def in_blocks(sides: Mapping[str, Callable[[], object]], runs: int, blocks: int = 4) -> dict[str, np.ndarray]:
-    """Milliseconds of `runs` steady runs of each side: in blocks, because run by run in turn each side would meet the other's threads,
-    which onnxruntime lets spin after a run. The first 0.6 s of a side, in which a GPU raises its clock, and 0.3 s of its other blocks
-    do not count: a GPU that rested while a slow side ran is slow to begin. Every other round goes backwards."""
+    """Milliseconds of `runs` steady runs of each side: in blocks, because run by run in turn each side would meet the
+    other's threads, which onnxruntime lets spin after a run. The first 0.6 s of a side, in which a GPU raises its
+    clock, and 0.3 s of its other blocks do not count: a GPU that rested while a slow side ran is slow to begin. Every
+    other round goes backwards."""
     times: dict[str, list[float]] = {side: [] for side in sides}
     for i in range(blocks):
         for side in reversed(list(sides)) if i % 2 else sides:
@@ -60,9 +62,13 @@ def in_blocks(sides: Mapping[str, Callable[[], object]], runs: int, blocks: int 
 
 
 def in_turn(
-    sides: Mapping[str, Callable[[], object]], runs: int, clock: Callable[[], float] = time.perf_counter, warm_s: float = 0.0,
+    sides: Mapping[str, Callable[[], object]],
+    runs: int,
+    clock: Callable[[], float] = time.perf_counter,
+    warm_s: float = 0.0,
 ) -> dict[str, np.ndarray]:
-    """Milliseconds of each run of each side, by a clock. The sides take turns, every other round backwards: a drift hits all of them.
+    """Milliseconds of each run of each side, by a clock. The sides take turns, every other round backwards: a drift
+    hits all of them.
 
     warm_s: seconds of runs before those that count, besides five of each side.
     """

@@ -1,9 +1,11 @@
 """Compares two versions of this package: what became faster or slower by more than noise.
 
-    python -m benchmarks.compare OLD [NEW] [--models resnet50,encoder] [--processes 5] [--runs 40] [--option NAME=VALUE] [--json]
+    python -m benchmarks.compare OLD [NEW] [--models resnet50,encoder] [--processes 5] [--runs 40] [--option NAME=VALUE]
+      [--json]
 
-OLD, NEW: a commit, or a folder with the package; NEW is this folder by default. Processes of both take turns, every other round backwards,
-each side with caches of its own, that a first process fills. Medians of whole runs; noise by bootstrap over processes and runs (noise.py).
+OLD, NEW: a commit, or a folder with the package; NEW is this folder by default. Processes of both take turns, every
+other round backwards, each side with caches of its own, that a first process fills. Medians of whole runs; noise by
+bootstrap over processes and runs (noise.py).
 """
 
 from __future__ import annotations
@@ -42,15 +44,19 @@ Times = dict[str, list[float] | str]
 
 
 def folder_of(version: str, into: Path) -> Path:
-    """The folder of a version: itself, or a commit of this repository, unpacked. Raises typer.BadParameter where it is neither."""
+    """The folder of a version: itself, or a commit of this repository, unpacked. Raises typer.BadParameter where it is
+    neither."""
     if (Path(version) / "ort_gpu_ep" / "__init__.py").is_file():
         return Path(version).resolve()
     done = subprocess.run(["git", "archive", version], cwd=ROOT, capture_output=True, check=False)
     if done.returncode:
-        raise typer.BadParameter(f"{version}: neither a folder with ort_gpu_ep/ in it nor a commit: {done.stderr.decode().strip()}")
+        raise typer.BadParameter(
+            f"{version}: neither a folder with ort_gpu_ep/ in it nor a commit: {done.stderr.decode().strip()}"
+        )
     into.mkdir()
     with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
-        archive.extractall(into, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))    # Python 3.11.2 has none
+        # Python 3.11.2 has none
+        archive.extractall(into, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return into
 
 
@@ -67,7 +73,14 @@ def prepared(names: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
     return found
 
 
-def one(package: Path, cache: Path, models: Mapping[str, tuple[str, str]], options: Mapping[str, str], runs: int, warm_s: float) -> Times:
+def one(
+    package: Path,
+    cache: Path,
+    models: Mapping[str, tuple[str, str]],
+    options: Mapping[str, str],
+    runs: int,
+    warm_s: float,
+) -> Times:
     """What a process measures. Raises CalledProcessError, whose `stderr` says why."""
     request = {"models": models, "options": options, "runs": runs, "warm_s": warm_s}
     environment = {**os.environ, "PYTHONPATH": str(package), "ORT_GPU_EP_CACHE_DIR": str(cache)}
@@ -77,13 +90,17 @@ def one(package: Path, cache: Path, models: Mapping[str, tuple[str, str]], optio
 
 
 def measured(
-    sides: Mapping[str, tuple[Path, Path]], models: Mapping[str, tuple[str, str]], options: Mapping[str, str], processes: int, runs: int,
+    sides: Mapping[str, tuple[Path, Path]],
+    models: Mapping[str, tuple[str, str]],
+    options: Mapping[str, str],
+    processes: int,
+    runs: int,
     warm_s: float = WARM_S,
 ) -> dict[str, list[Times]]:
     """Per side, what each process measured. sides: name -> (folder, cache)."""
     found: dict[str, list[Times]] = {side: [] for side in sides}
     for package, cache in sides.values():
-        one(package, cache, models, options, 1, 0.0)        # fills the caches
+        one(package, cache, models, options, 1, 0.0)  # fills the caches
     for k in track(range(processes), "comparing", console=err, transient=True):
         for side in reversed(list(sides)) if k % 2 else sides:
             found[side].append(one(*sides[side], models, options, runs, warm_s))
@@ -99,17 +116,25 @@ def differences(found: Mapping[str, list[Times]], names: Sequence[str]) -> tuple
         if broken:
             failed[name] = broken[0]
         else:
-            compared[name] = difference(*([t for t in times[side] if not isinstance(t, str)] for side in ("old", "new")))
+            compared[name] = difference(
+                *([t for t in times[side] if not isinstance(t, str)] for side in ("old", "new"))
+            )
     return compared, failed
 
 
 def lines(compared: Mapping[str, Difference], failed: Mapping[str, str]) -> list[str]:
     """What is beyond noise, the largest change first, and how much is not."""
     shown = sorted((n for n, d in compared.items() if d.is_beyond_noise), key=lambda n: compared[n].ratio)
-    text = [f"{name:24} {d.old_ms:9.3f} -> {d.new_ms:9.3f} ms  {d.ratio - 1:+7.1%}  ({d.low - 1:+.1%} to {d.high - 1:+.1%})"
-            for name, d in ((n, compared[n]) for n in shown)]
+    text = [
+        f"{name:24} {d.old_ms:9.3f} -> {d.new_ms:9.3f} ms  {d.ratio - 1:+7.1%}  ({d.low - 1:+.1%} to {d.high - 1:+.1%})"
+        for name, d in ((n, compared[n]) for n in shown)
+    ]
     within = len(compared) - len(shown)
-    return [*text, f"{within} of {len(compared)} within noise", *(f"{name}: not compared: {why}" for name, why in failed.items())]
+    return [
+        *text,
+        f"{within} of {len(compared)} within noise",
+        *(f"{name}: not compared: {why}" for name, why in failed.items()),
+    ]
 
 
 def clocks() -> str:
@@ -131,7 +156,10 @@ def main(
     options = {"placement": "gpu", **dict(text.split("=", 1) for text in option or ())}
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
-        sides = {side: (folder_of(version, root / side), root / f"{side}-cache") for side, version in (("old", old), ("new", new))}
+        sides = {
+            side: (folder_of(version, root / side), root / f"{side}-cache")
+            for side, version in (("old", old), ("new", new))
+        }
         before = clocks()
         try:
             found = measured(sides, prepared(names, root), options, processes, runs)
@@ -141,9 +169,17 @@ def main(
     compared, failed = differences(found, names)
     if json:
         report: dict[str, Any] = {
-            "schema": 1, "old": old, "new": new, "clocks": [before, clocks()], "options": options,
-            "models": {n: {**d.as_dict(), "times_ms": {s: [t[n] for t in r] for s, r in found.items()}} for n, d in compared.items()},
-            "failed": failed}
+            "schema": 1,
+            "old": old,
+            "new": new,
+            "clocks": [before, clocks()],
+            "options": options,
+            "models": {
+                n: {**d.as_dict(), "times_ms": {s: [t[n] for t in r] for s, r in found.items()}}
+                for n, d in compared.items()
+            },
+            "failed": failed,
+        }
         print(json_module.dumps(report, indent=1))
         return
     text = [f"{old} -> {new}: medians of whole runs, {processes} processes of {runs} runs a side"]

@@ -2,8 +2,9 @@
 
     python compare_process.py REQUEST
 
-REQUEST: JSON: models (name -> [file, file with inputs]), options of the provider, runs, seconds of warming up. Prints JSON: name ->
-milliseconds of each run, or why there are none. It uses nothing but what every version of the package has.
+REQUEST: JSON: models (name -> [file, file with inputs]), options of the provider, runs, seconds of warming up. Prints
+JSON: name -> milliseconds of each run, or why there are none. It uses nothing but what every version of the package
+has.
 """
 
 import json
@@ -41,7 +42,7 @@ def main() -> None:
     for name, (model, inputs) in asked["models"].items():
         try:
             answer[name] = times(model, inputs, asked["options"], asked["runs"], asked["warm_s"])
-        except Exception as error:      # a version that can't run a model is a result
+        except Exception as error:  # a version that can't run a model is a result
             answer[name] = f"{type(error).__name__}: {str(error)[:200]}"
     print(json.dumps(answer))
 

@@ -1,13 +1,15 @@
-"""Compiles kernels with the real compilers of GPUs that are not here, and tells what their drivers say: no GPU, no result computed.
+"""Compiles kernels with the real compilers of GPUs that are not here, and tells what their drivers say: no GPU, no
+result computed.
 
     sh scripts/compilers.sh                                                 sets up the drivers: once, 3 minutes
     sh scripts/arm64.sh                                                     those of ARM and Broadcom, which Debian has for 64-bit ARM only
     python -m benchmarks.compilers [DRIVER[/FAMILY] ...] [--sample N] [--changed COMMIT] [--json FILE] [--record]
 
-The texts are those of benchmarks.replay and of hot nodes at their real sizes, as a session chooses and composes them for the limits that
-each adapter reports, with naga's checks and without. Each driver and family has a process, so a crash of a compiler is a row of the table.
-Registers, spills and waves are what the driver tells by VK_KHR_pipeline_executable_properties. compilers_expected.txt lists what may fail
-or spill, with a reason for each line; exit code 1 if anything else does, and without a selection also if none of a line does.
+The texts are those of benchmarks.replay and of hot nodes at their real sizes, as a session chooses and composes them
+for the limits that each adapter reports, with naga's checks and without. Each driver and family has a process, so a
+crash of a compiler is a row of the table. Registers, spills and waves are what the driver tells by
+VK_KHR_pipeline_executable_properties. compilers_expected.txt lists what may fail or spill, with a reason for each line;
+exit code 1 if anything else does, and without a selection also if none of a line does.
 """
 
 from __future__ import annotations
@@ -51,10 +53,11 @@ RECORD = Path(__file__).with_suffix(".json")
 
 # ---- drivers
 
+
 @dataclass(frozen=True)
 class Driver:
-    """suites: of Debian, the newest first; none for a driver of 64-bit ARM, which qemu runs: its times are several times a machine's.
-    chosen_by: the variable that names the GPU that the shim fakes. families: its values -> GPU.
+    """suites: of Debian, the newest first; none for a driver of 64-bit ARM, which qemu runs: its times are several
+    times a machine's. chosen_by: the variable that names the GPU that the shim fakes. families: its values -> GPU.
     """
 
     suites: tuple[str, ...]
@@ -65,17 +68,52 @@ class Driver:
 
 
 DRIVERS: Mapping[str, Driver] = {
-    "radv": Driver(("sid", "trixie"), "radeon", "amdgpu", "AMDGPU_GPU_ID", {
-        "polaris10": "AMD RX 480", "vega10": "AMD RX Vega 64", "navi21": "AMD RX 6800", "navi31": "AMD RX 7900", "gfx1201": "AMD RX 9070"}),
-    "anv": Driver(("sid", "trixie"), "intel", "intel", "INTEL_STUB_GPU_PLATFORM", {
-        "skl": "Intel UHD 6xx", "tgl": "Intel Iris Xe", "dg2": "Intel Arc A770", "lnl": "Intel Arc 140V", "bmg": "Intel Arc B580"}),
+    "radv": Driver(
+        ("sid", "trixie"),
+        "radeon",
+        "amdgpu",
+        "AMDGPU_GPU_ID",
+        {
+            "polaris10": "AMD RX 480",
+            "vega10": "AMD RX Vega 64",
+            "navi21": "AMD RX 6800",
+            "navi31": "AMD RX 7900",
+            "gfx1201": "AMD RX 9070",
+        },
+    ),
+    "anv": Driver(
+        ("sid", "trixie"),
+        "intel",
+        "intel",
+        "INTEL_STUB_GPU_PLATFORM",
+        {
+            "skl": "Intel UHD 6xx",
+            "tgl": "Intel Iris Xe",
+            "dg2": "Intel Arc A770",
+            "lnl": "Intel Arc 140V",
+            "bmg": "Intel Arc B580",
+        },
+    ),
     "hasvk": Driver(("sid", "trixie"), "intel_hasvk", "intel", "INTEL_STUB_GPU_PLATFORM", {"bdw": "Intel HD 5500"}),
-    "turnip": Driver(("sid",), "freedreno", "freedreno", "FD_GPU_ID", {
-        "630": "Qualcomm Adreno 630", "730": "Qualcomm Adreno 730", "750": "Qualcomm Adreno 750"}),
+    "turnip": Driver(
+        ("sid",),
+        "freedreno",
+        "freedreno",
+        "FD_GPU_ID",
+        {"630": "Qualcomm Adreno 630", "730": "Qualcomm Adreno 730", "750": "Qualcomm Adreno 750"},
+    ),
     "honeykrisp": Driver(("sid",), "asahi", "asahi", "ASAHI_GPU", {"m1": "Apple M1"}),
-    "nvk": Driver(("sid", "trixie"), "nouveau", "nouveau", "NOUVEAU_CHIPSET", {"172": "NVIDIA GA102 by NVK", "192": "NVIDIA AD102 by NVK"}),
+    "nvk": Driver(
+        ("sid", "trixie"),
+        "nouveau",
+        "nouveau",
+        "NOUVEAU_CHIPSET",
+        {"172": "NVIDIA GA102 by NVK", "192": "NVIDIA AD102 by NVK"},
+    ),
     "panvk": Driver((), "panfrost", "panfrost", "PAN_GPU_ID", {"a867": "Arm Mali-G610", "ac74": "Arm Mali-G310"}),
-    "v3dv": Driver((), "broadcom", "v3d", "V3D_GPU_ID", {"42": "Raspberry Pi 4 (V3D 4.2)", "71": "Raspberry Pi 5 (V3D 7.1)"}),
+    "v3dv": Driver(
+        (), "broadcom", "v3d", "V3D_GPU_ID", {"42": "Raspberry Pi 4 (V3D 4.2)", "71": "Raspberry Pi 5 (V3D 7.1)"}
+    ),
 }
 HERE = "here"
 """The driver of this machine's own that a session would take: lavapipe, or a GPU's."""
@@ -93,7 +131,8 @@ class Place:
 
 
 def places(wanted: Sequence[str] = ()) -> list[Place]:
-    """What is set up here of `driver` or `driver/family`; all that is, and the machine's own driver if nothing is, where none are named.
+    """What is set up here of `driver` or `driver/family`; all that is, and the machine's own driver if nothing is,
+    where none are named.
 
     Raises typer.BadParameter.
     """
@@ -101,7 +140,9 @@ def places(wanted: Sequence[str] = ()) -> list[Place]:
     unknown = [each for each in wanted if each not in (*DRIVERS, *names, HERE)]
     if unknown:
         raise typer.BadParameter(f"{unknown[0]}: expected {HERE}, or of {', '.join(names)}")
-    chosen = [_place(*name.split("/")) for name in names if not wanted or name in wanted or name.split("/")[0] in wanted]
+    chosen = [
+        _place(*name.split("/")) for name in names if not wanted or name in wanted or name.split("/")[0] in wanted
+    ]
     missing = [place for place in chosen if isinstance(place, str)]
     found = [place for place in chosen if isinstance(place, Place)]
     if wanted and missing:
@@ -116,26 +157,56 @@ def _place(name: str, family: str) -> Place | str:
         python = ARM64 / "python"
         if not python.exists():
             return f"{name}/{family} is not in {ARM64}: sh scripts/arm64.sh sets it up"
-        variables = {driver.chosen_by: family, "ARM64_DRIVER": driver.manifest, "ARM64_SHIM": f"lib{driver.shim}_noop_drm_shim.so"}
-        return Place(f"{name}/{family}", driver.families[family], (str(python), *Place.command[1:]), variables, "aarch64-linux-gnu")
+        variables = {
+            driver.chosen_by: family,
+            "ARM64_DRIVER": driver.manifest,
+            "ARM64_SHIM": f"lib{driver.shim}_noop_drm_shim.so",
+        }
+        return Place(
+            f"{name}/{family}",
+            driver.families[family],
+            (str(python), *Place.command[1:]),
+            variables,
+            "aarch64-linux-gnu",
+        )
     for suite in driver.suites:
         library = FOLDER / suite / "usr" / "lib" / "x86_64-linux-gnu"
         manifest = FOLDER / suite / "usr" / "share" / "vulkan" / "icd.d" / f"{driver.manifest}_icd.json"
-        shim = next((path for path in (library / f"lib{driver.shim}_noop_drm_shim.so", FOLDER / f"lib{driver.shim}_noop_drm_shim.so")
-                     if path.exists()), None)
+        shim = next(
+            (
+                path
+                for path in (
+                    library / f"lib{driver.shim}_noop_drm_shim.so",
+                    FOLDER / f"lib{driver.shim}_noop_drm_shim.so",
+                )
+                if path.exists()
+            ),
+            None,
+        )
         if manifest.exists() and shim is not None:
             break
     else:
         return f"{name}/{family} is not in {FOLDER}: sh scripts/compilers.sh sets it up"
-    # The suite's own loader and C library run this Python: drivers that are newer than this machine's C library load no other way.
+    # The suite's own loader and C library run this Python: drivers that are newer than this machine's C library load no
+    # other way.
     loader = FOLDER / suite / "usr" / "lib64" / "ld-linux-x86-64.so.2"
     python = ("--argv0", sys.executable, os.path.realpath(sys.executable), *Place.command[1:])
     command = (str(loader), "--library-path", str(library), "--preload", str(shim), *python)
-    return Place(f"{name}/{family}", driver.families[family], command, {
-        driver.chosen_by: family, "VK_DRIVER_FILES": str(manifest), "VK_ICD_FILENAMES": str(manifest), "LD_LIBRARY_PATH": ""})
+    return Place(
+        f"{name}/{family}",
+        driver.families[family],
+        command,
+        {
+            driver.chosen_by: family,
+            "VK_DRIVER_FILES": str(manifest),
+            "VK_ICD_FILENAMES": str(manifest),
+            "LD_LIBRARY_PATH": "",
+        },
+    )
 
 
 # ---- texts
+
 
 def hot_graphs() -> Iterator[tuple[str, Graph]]:
     """Nodes where the time of networks and of language models goes, at their sizes."""
@@ -145,7 +216,10 @@ def hot_graphs() -> Iterator[tuple[str, Graph]]:
         yield f"hot/{one.name}", tiles.graph_of(one, np.zeros(one.w, np.float32))
     for size in (64, 128):
         for tokens, past in ((1, 1023), (128, 0)):
-            yield f"hot/GroupQueryAttention of {size}, {tokens} behind {past}", from_onnx(_group_query_attention(tokens, past, size))
+            yield (
+                f"hot/GroupQueryAttention of {size}, {tokens} behind {past}",
+                from_onnx(_group_query_attention(tokens, past, size)),
+            )
     for rows in (1, 4, 128):
         for bits in (4, 8):
             yield f"hot/MatMulNBits {bits} bits, {rows} rows", from_onnx(_packed_product(rows, bits))
@@ -155,27 +229,50 @@ def _tensor(name: str, *shape: int) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
 
 
-def _model(node: onnx.NodeProto, inputs: Sequence[Any], outputs: Sequence[Any], constants: Sequence[Any]) -> onnx.ModelProto:
+def _model(
+    node: onnx.NodeProto, inputs: Sequence[Any], outputs: Sequence[Any], constants: Sequence[Any]
+) -> onnx.ModelProto:
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(helper.make_graph([node], "hot", inputs, outputs, constants), opset_imports=opsets)
 
 
 def _group_query_attention(tokens: int, past: int, size: int, heads: int = 32, groups: int = 8) -> onnx.ModelProto:
     total = past + tokens
-    inputs = [_tensor("q", 1, tokens, heads * size), _tensor("k", 1, tokens, groups * size), _tensor("v", 1, tokens, groups * size),
-              _tensor("past_k", 1, groups, past, size), _tensor("past_v", 1, groups, past, size)]
-    outputs = [_tensor("y", 1, tokens, heads * size), _tensor("all_k", 1, groups, total, size), _tensor("all_v", 1, groups, total, size)]
-    constants = [numpy_helper.from_array(np.array([n], np.int32), name) for name, n in (("last", total - 1), ("total", total))]
-    node = helper.make_node("GroupQueryAttention", [*(i.name for i in inputs), "last", "total"], [o.name for o in outputs],
-                            domain="com.microsoft", num_heads=heads, kv_num_heads=groups)
+    inputs = [
+        _tensor("q", 1, tokens, heads * size),
+        _tensor("k", 1, tokens, groups * size),
+        _tensor("v", 1, tokens, groups * size),
+        _tensor("past_k", 1, groups, past, size),
+        _tensor("past_v", 1, groups, past, size),
+    ]
+    outputs = [
+        _tensor("y", 1, tokens, heads * size),
+        _tensor("all_k", 1, groups, total, size),
+        _tensor("all_v", 1, groups, total, size),
+    ]
+    constants = [
+        numpy_helper.from_array(np.array([n], np.int32), name) for name, n in (("last", total - 1), ("total", total))
+    ]
+    node = helper.make_node(
+        "GroupQueryAttention",
+        [*(i.name for i in inputs), "last", "total"],
+        [o.name for o in outputs],
+        domain="com.microsoft",
+        num_heads=heads,
+        kv_num_heads=groups,
+    )
     return _model(node, inputs, outputs, constants)
 
 
 def _packed_product(rows: int, bits: int, k: int = 4096, n: int = 4096, block: int = 32) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
-    constants = [numpy_helper.from_array(rng.integers(0, 255, (n, k // block, block * bits // 8), np.uint8), "b"),
-                 numpy_helper.from_array(rng.random((n, k // block), np.float32), "scales")]
-    node = helper.make_node("MatMulNBits", ["x", "b", "scales"], ["y"], domain="com.microsoft", K=k, N=n, bits=bits, block_size=block)
+    constants = [
+        numpy_helper.from_array(rng.integers(0, 255, (n, k // block, block * bits // 8), np.uint8), "b"),
+        numpy_helper.from_array(rng.random((n, k // block), np.float32), "scales"),
+    ]
+    node = helper.make_node(
+        "MatMulNBits", ["x", "b", "scales"], ["y"], domain="com.microsoft", K=k, N=n, bits=bits, block_size=block
+    )
     return _model(node, [_tensor("x", rows, k)], [_tensor("y", rows, n)], constants)
 
 
@@ -196,9 +293,9 @@ def composed(names: frozenset[str], select: str, limits: Limits) -> dict[str, tu
             try:
                 hot = replay.kernel_texts(graph, {}, limits)
             except GpuEpError:
-                continue        # declined
+                continue  # declined
             for text in hot:
-                found.setdefault(sha256(text.encode()).hexdigest()[:replay.HASH_DIGITS], (case, text))
+                found.setdefault(sha256(text.encode()).hexdigest()[: replay.HASH_DIGITS], (case, text))
     return found
 
 
@@ -213,18 +310,23 @@ def changed_since(commit: str) -> set[str]:
 
 def limits_of(told: Mapping[str, Any]) -> Limits:
     """Those of a session on this adapter after all probes have shown right results, not measured."""
-    limits = told["limits"] | {"features": frozenset(told["limits"]["features"]) | SHOWN_FEATURES, "max_loop_iterations": 1 << 40}
+    limits = told["limits"] | {
+        "features": frozenset(told["limits"]["features"]) | SHOWN_FEATURES,
+        "max_loop_iterations": 1 << 40,
+    }
     return replace(DEFAULT_LIMITS, **limits, figures=figures_for(told["kind"], None, told["compiler"]))
 
 
 # ---- compiling
 
+
 @dataclass
 class Row:
-    """What became of a text. outcome: compiled, refused (by wgpu or the driver), crashed, or late. ms: CPU time of the driver's compiler.
-    The others are what drivers tell, None where one does not: of an invocation, registers of 32 bits and what of them is spilled to
-    memory (on Adreno and Apple: instructions that do that), and bytes of scratch; of a workgroup, bytes of its memory; waves: subgroups at
-    once of a SIMD (AMD), a core (Adreno, Apple), an SM (NVIDIA); cycles: the compiler's own estimate.
+    """What became of a text. outcome: compiled, refused (by wgpu or the driver), crashed, or late. ms: CPU time of the
+    driver's compiler. The others are what drivers tell, None where one does not: of an invocation, registers of 32 bits
+    and what of them is spilled to memory (on Adreno and Apple: instructions that do that), and bytes of scratch; of a
+    workgroup, bytes of its memory; waves: subgroups at once of a SIMD (AMD), a core (Adreno, Apple), an SM (NVIDIA);
+    cycles: the compiler's own estimate.
     """
 
     place: str
@@ -252,7 +354,8 @@ STATISTICS: Mapping[str, tuple[tuple[str, float], ...]] = {
     "waves": (("Subgroups per SIMD", 1), ("Max Waves Per Core", 1), ("Max warps/SM", 1), ("Threads", 1 / 32)),
     "cycles": (("Cycle Count", 1), ("Cycles", 1), ("Static cycle count", 1), ("Latency", 1)),
 }
-"""A number of a row -> what drivers call it, and times what: registers are of four on Adreno, of 16 bits on Apple's GPUs."""
+"""A number of a row -> what drivers call it, and times what: registers are of four on Adreno, of 16 bits on Apple's
+GPUs."""
 
 
 def told_by_driver(pipelines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
@@ -287,9 +390,21 @@ class Compiling:
         self.place, self.folder, self.late = place, folder, False
         self._errors: TextIO = (folder / "stderr").open("w+")
         self._process = subprocess.Popen(
-            place.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=ROOT,
-            env={**os.environ, "MESA_SHADER_CACHE_DISABLE": "true", "PYTHONPATH": str(ROOT), **environment, **place.environment,
-                 "STATISTICS_LAYER_FILE": str(folder / "statistics")})
+            place.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "MESA_SHADER_CACHE_DISABLE": "true",
+                "PYTHONPATH": str(ROOT),
+                **environment,
+                **place.environment,
+                "STATISTICS_LAYER_FILE": str(folder / "statistics"),
+            },
+        )
         self.told: dict[str, Any] = json.loads(self.line(OPENS_S) or "{}")
 
     def __enter__(self) -> Compiling:
@@ -302,6 +417,7 @@ class Compiling:
 
     def line(self, limit_s: float) -> str:
         """The next one; empty where the process ended, or was ended because it took too long (`late`)."""
+
         def end() -> None:
             self.late = True
             self._process.kill()
@@ -332,9 +448,11 @@ class Compiling:
         return f"exit code {code}: {self._errors.read()[-600:].strip()}"
 
 
-def compiled(place: Place, environment: Mapping[str, str], works: Sequence[Work], limit_s: float, say: Any = lambda: None) -> list[Row]:
-    """A row for each text. A process that ends at one is followed by another that goes on behind it. say: called for each
-    row. Raises UnopenedError.
+def compiled(
+    place: Place, environment: Mapping[str, str], works: Sequence[Work], limit_s: float, say: Any = lambda: None
+) -> list[Row]:
+    """A row for each text. A process that ends at one is followed by another that goes on behind it. say: called for
+    each row. Raises UnopenedError.
     """
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -344,7 +462,7 @@ def compiled(place: Place, environment: Mapping[str, str], works: Sequence[Work]
             with Compiling(place, environment, folder) as process:
                 if not process.told:
                     raise UnopenedError(process.end())
-                for digest, case, text, trusted in works[len(rows):]:
+                for digest, case, text, trusted in works[len(rows) :]:
                     file.write_text(text, "utf-8")
                     shader = next((line[3:] for line in text.splitlines() if line.startswith("// ")), "")
                     row = Row(place.name, digest, case, shader, trusted, "compiled")
@@ -361,7 +479,8 @@ def compiled(place: Place, environment: Mapping[str, str], works: Sequence[Work]
                         for name, value in told_by_driver(told["pipelines"]).items():
                             setattr(row, name, value)
                     say()
-                    if told is None or "is lost" in row.why:        # wgpu's answer where a driver fails: the next text needs a new device
+                    # wgpu's answer where a driver fails: the next text needs a new device
+                    if told is None or "is lost" in row.why:
                         break
     return rows
 
@@ -383,11 +502,23 @@ def summary(place: Place, told: Mapping[str, Any], rows: Sequence[Row], cases: i
     """cases: of how many, where it was not all of them."""
     counts = {outcome: sum(row.outcome == outcome for row in rows) for outcome in OUTCOMES}
     done = [row for row in rows if row.outcome == "compiled"]
-    return {"place": place.name, "gpu": place.gpu, "adapter": told["adapter"], "driver": told["driver"], "date": date.today().isoformat(),
-            "wgpu": version("wgpu"), "system": platform.machine(), "cases": cases, "texts": len({row.digest for row in rows}),
-            "pipelines": len(rows), **counts, "spilled": sum(bool(row.spills) for row in rows),
-            "most_spills": max((row.spills or 0 for row in rows), default=0),
-            "slowest_ms": round(max((row.ms for row in done), default=0.0)), "tells": any(row.spills is not None for row in done)}
+    return {
+        "place": place.name,
+        "gpu": place.gpu,
+        "adapter": told["adapter"],
+        "driver": told["driver"],
+        "date": date.today().isoformat(),
+        "wgpu": version("wgpu"),
+        "system": platform.machine(),
+        "cases": cases,
+        "texts": len({row.digest for row in rows}),
+        "pipelines": len(rows),
+        **counts,
+        "spilled": sum(bool(row.spills) for row in rows),
+        "most_spills": max((row.spills or 0 for row in rows), default=0),
+        "slowest_ms": round(max((row.ms for row in done), default=0.0)),
+        "tells": any(row.spills is not None for row in done),
+    }
 
 
 COLUMNS = ("GPU", "driver", "texts", "compiled", "refused", "crashed", "late", "spilled", "most", "slowest")
@@ -396,12 +527,20 @@ COLUMNS = ("GPU", "driver", "texts", "compiled", "refused", "crashed", "late", "
 def cells(one: Mapping[str, Any]) -> list[str]:
     spilled = (str(one["spilled"]), str(one["most_spills"])) if one["tells"] else ("not told", "")
     name = one["place"].split("/")[0]
-    return [one["gpu"], f"{name}, {one['driver'].split('-')[0]}", str(one["texts"]), f"{one['compiled']} of {one['pipelines']}",
-            *(str(one[outcome]) for outcome in OUTCOMES[1:]), *spilled, f"{one['slowest_ms'] / 1e3:.1f} s"]
+    return [
+        one["gpu"],
+        f"{name}, {one['driver'].split('-')[0]}",
+        str(one["texts"]),
+        f"{one['compiled']} of {one['pipelines']}",
+        *(str(one[outcome]) for outcome in OUTCOMES[1:]),
+        *spilled,
+        f"{one['slowest_ms'] / 1e3:.1f} s",
+    ]
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> Table:
-    """A line for each driver and family. spilled: pipelines with registers in memory; most: of one; slowest: CPU time of a pipeline."""
+    """A line for each driver and family. spilled: pipelines with registers in memory; most: of one; slowest: CPU time
+    of a pipeline."""
     made = Table(title="pipelines by the drivers' compilers")
     for column in COLUMNS:
         made.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
@@ -415,7 +554,9 @@ def spill_table(rows: Sequence[Row], most: int = 24) -> Table:
     worst: dict[tuple[str, str], Row] = {}
     for row in rows:
         if row.spills:
-            worst[row.place, row.shader] = max(worst.get((row.place, row.shader), row), row, key=lambda each: each.spills or 0)
+            worst[row.place, row.shader] = max(
+                worst.get((row.place, row.shader), row), row, key=lambda each: each.spills or 0
+            )
     made = Table(title="registers in memory: the worst of each kernel")
     for column in ("driver", "kernel", "case", "spills", "registers", "subgroup", "waves"):
         made.add_column(column, justify="left" if column in ("driver", "kernel", "case") else "right")
@@ -427,17 +568,29 @@ def spill_table(rows: Sequence[Row], most: int = 24) -> Table:
 
 def faults_of(rows: Sequence[Row]) -> list[str]:
     """A line for each row that did not compile, or that spills."""
-    return [f"{row.outcome if row.outcome != 'compiled' else 'spilled'} {row.place} {row.shader} | {row.case}: {row.why or row.spills}"
-            for row in rows if row.outcome != "compiled" or row.spills]
+    return [
+        f"{row.outcome if row.outcome != 'compiled' else 'spilled'} {row.place} {row.shader} | {row.case}: "
+        f"{row.why or row.spills}"
+        for row in rows
+        if row.outcome != "compiled" or row.spills
+    ]
 
 
 def unexpected(rows: Sequence[Row], whole: bool, names: Sequence[str]) -> list[str]:
-    """What compilers_expected.txt does not list, and if the whole set was compiled for `names`, lines of it that nothing met."""
-    lines = [line.split("  # ") for line in EXPECTED.read_text("utf-8").splitlines() if line and not line.startswith("#")]
+    """What compilers_expected.txt does not list, and if the whole set was compiled for `names`, lines of it that
+    nothing met."""
+    lines = [
+        line.split("  # ") for line in EXPECTED.read_text("utf-8").splitlines() if line and not line.startswith("#")
+    ]
     faults = faults_of(rows)
     other = [fault for fault in faults if not any(re.match(line[0], fault) for line in lines)]
-    unmet = [line[0] for line in lines if whole and not any(re.match(line[0], fault) for fault in faults)
-             and any(re.match(line[0].split(" ")[1], name) for name in names)]
+    unmet = [
+        line[0]
+        for line in lines
+        if whole
+        and not any(re.match(line[0], fault) for fault in faults)
+        and any(re.match(line[0].split(" ")[1], name) for name in names)
+    ]
     return other + [f"expected, but nothing is so: {line}" for line in unmet]
 
 
@@ -446,7 +599,8 @@ def recorded() -> list[dict[str, Any]]:
 
 
 def record(found: Sequence[Mapping[str, Any]]) -> None:
-    """Into compilers.json, which docs/adapters.md is written from: in place of what it has of the same drivers and families."""
+    """Into compilers.json, which docs/adapters.md is written from: in place of what it has of the same drivers and
+    families."""
     by_place = {one["place"]: one for one in (*recorded(), *found)}
     names = [f"{name}/{family}" for name, driver in DRIVERS.items() for family in driver.families]
     lines = [json.dumps(by_place[name]) for name in names if name in by_place]
@@ -454,20 +608,33 @@ def record(found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def main(
-    wanted: Annotated[list[str] | None, typer.Argument(help="Drivers or radv/navi31 and the like; 'here': this machine's.")] = None,
+    wanted: Annotated[
+        list[str] | None, typer.Argument(help="Drivers or radv/navi31 and the like; 'here': this machine's.")
+    ] = None,
     select: Annotated[str, typer.Option(help="Cases whose name matches this regular expression.")] = "",
     sample: Annotated[int | None, typer.Option(help="So many cases, by chance.")] = None,
     seed: Annotated[int, typer.Option(help="Of that chance.")] = 0,
-    changed: Annotated[str, typer.Option(help="Beside the sample, cases whose texts differ from this commit's replay.txt.")] = "",
-    trusted: Annotated[bool | None, typer.Option(help="Only texts without naga's checks, or with them.", show_default="both")] = None,
+    changed: Annotated[
+        str, typer.Option(help="Beside the sample, cases whose texts differ from this commit's replay.txt.")
+    ] = "",
+    trusted: Annotated[
+        bool | None, typer.Option(help="Only texts without naga's checks, or with them.", show_default="both")
+    ] = None,
     limit_s: Annotated[float, typer.Option(help="Seconds after which a pipeline is given up.")] = 120.0,
-    write_json: Annotated[Path | None, typer.Option("--json", help="Writes the summaries and a row for each pipeline there.")] = None,
-    write_record: Annotated[bool, typer.Option("--record", help="Writes the summaries to compilers.json, for docs/adapters.md.")] = False,
+    write_json: Annotated[
+        Path | None, typer.Option("--json", help="Writes the summaries and a row for each pipeline there.")
+    ] = None,
+    write_record: Annotated[
+        bool, typer.Option("--record", help="Writes the summaries to compilers.json, for docs/adapters.md.")
+    ] = False,
 ) -> None:
     console, chosen = sides.console(), places(wanted or ())
     names = case_names(select)
     if sample is not None or changed:
-        part = {*random.Random(seed).sample(names, min(sample or 0, len(names))), *(changed_since(changed) if changed else ())}
+        part = {
+            *random.Random(seed).sample(names, min(sample or 0, len(names))),
+            *(changed_since(changed) if changed else ()),
+        }
         names = [name for name in names if name in part]
     set_of = frozenset(names)
     whole = sample is None and not (changed or select or trusted is not None)
@@ -476,7 +643,10 @@ def main(
     unopened: list[str] = []
     texts: dict[Limits, dict[str, tuple[str, str]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        layers = {target: layer.build(Path(folder) / (target or "here"), target) for target in {place.target for place in chosen}}
+        layers = {
+            target: layer.build(Path(folder) / (target or "here"), target)
+            for target in {place.target for place in chosen}
+        }
         for place in chosen:
             environment = layers[place.target]
             try:
@@ -485,21 +655,27 @@ def main(
                 unopened.append(f"unopened {place.name}: {error}")
                 continue
             limits = limits_of(told)
-            if limits not in texts:     # families of a maker often have the same
+            if limits not in texts:  # families of a maker often have the same
                 texts[limits] = composed(set_of, select, limits)
             both = (True, False) if trusted is None else (trusted,)
             works = [(digest, case, text, form) for digest, (case, text) in texts[limits].items() for form in both]
             with console.status("") as status:
                 counted = iter(range(1, len(works) + 1))
-                own = compiled(place, environment, works, limit_s, partial(_progress, status, place.name, counted, len(works)))
+                own = compiled(
+                    place, environment, works, limit_s, partial(_progress, status, place.name, counted, len(works))
+                )
             rows += own
             summaries.append(summary(place, told, own, None if whole else len(names)))
-            console.print(f"{place.name}: {told['adapter']}, {told['driver']}: {len(works)} pipelines of {len(names)} cases")
+            console.print(
+                f"{place.name}: {told['adapter']}, {told['driver']}: {len(works)} pipelines of {len(names)} cases"
+            )
     console.print(table(summaries))
     if any(row.spills for row in rows):
         console.print(spill_table(rows))
     if write_json is not None:
-        write_json.write_text(json.dumps({"summaries": summaries, "rows": [asdict(row) for row in rows]}, indent=1), "utf-8")
+        write_json.write_text(
+            json.dumps({"summaries": summaries, "rows": [asdict(row) for row in rows]}, indent=1), "utf-8"
+        )
     if write_record:
         record(summaries)
     other = unopened + unexpected(rows, whole, [one["place"] for one in summaries])

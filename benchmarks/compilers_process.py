@@ -1,5 +1,6 @@
-"""The process of benchmarks/compilers.py that one driver is loaded in. It tells the adapter in a line of JSON; then, for each line that it
-reads, {"file": a text's file, "trusted": without checks}, what became of it. The layer writes to $STATISTICS_LAYER_FILE.
+"""The process of benchmarks/compilers.py that one driver is loaded in. It tells the adapter in a line of JSON; then,
+for each line that it reads, {"file": a text's file, "trusted": without checks}, what became of it. The layer writes to
+$STATISTICS_LAYER_FILE.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from ort_gpu_ep.device import adapter
 from ort_gpu_ep.kernels.target import Limits
 from ort_gpu_ep.webgpu.library import GPUError
 
-LIMITS = tuple(f.name for f in fields(Limits) if f.name.startswith(("max_", "offset_")) or f.name in ("features", "subgroup_size"))
+LIMITS = tuple(
+    f.name for f in fields(Limits) if f.name.startswith(("max_", "offset_")) or f.name in ("features", "subgroup_size")
+)
 """That an adapter tells."""
 
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.deciders [--scenarios PATTERN] [--parts PATTERN] [--seeds 3] [--json FILE]
 
-Nothing runs but the deciders: the clock is virtual. The oracle takes the quickest candidate in each run, and its GPU is awake as if
-all runs had been there; of several threads, it is the best of all fixed divisions of the models. Each five seconds count alike.
+Nothing runs but the deciders: the clock is virtual. The oracle takes the quickest candidate in each run, and its GPU is
+awake as if all runs had been there; of several threads, it is the best of all fixed divisions of the models. Each five
+seconds count alike.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ Change = tuple[Any, str, Any]
 
 def _nearest(times: Any, size: Any, now_s: float) -> Any:
     """A size takes what the nearest one takes."""
-    cell = min((c for key, c in times._cells.items() if key != size.key), key=lambda c: abs(math.log(c.work / size.work)))
+    cell = min(
+        (c for key, c in times._cells.items() if key != size.key), key=lambda c: abs(math.log(c.work / size.work))
+    )
     return estimate.Estimate(cell.seconds, 0.3, 0, 1)
 
 
@@ -53,7 +56,7 @@ def nothing(*given: Any, **named: Any) -> Any:
     return None
 
 
-HUGE = 10 ** 9
+HUGE = 10**9
 WHOLE = {"all but the race": Winner, "the learner": Policed}
 
 PARTS: dict[str, Sequence[Change]] = {
@@ -94,11 +97,15 @@ PARTS: dict[str, Sequence[Change]] = {
 
 
 def scored(ran: Sequence[Ran], deadline_s: float, best: Sequence[Ran] | None = None) -> dict[str, float]:
-    """Over the oracle's: time and p99; switches; the share of time that trials took. With a deadline, time is 1 + the share of late runs.
-    best: of several threads, the runs of the best division."""
+    """Over the oracle's: time and p99; switches; the share of time that trials took. With a deadline, time is 1 + the
+    share of late runs. best: of several threads, the runs of the best division."""
     took_s, best_s = [r.seconds for r in ran], [r.seconds for r in best] if best else [r.oracle_s for r in ran]
     slices = [list(group) for _, group in groupby(ran, lambda r: r.when_s // SLICE_S)]
-    time = len(best) / len(ran) if best else fmean(sum(r.seconds for r in s) / sum(r.oracle_s for r in s) for s in slices[:-1])
+    time = (
+        len(best) / len(ran)
+        if best
+        else fmean(sum(r.seconds for r in s) / sum(r.oracle_s for r in s) for s in slices[:-1])
+    )
     if deadline_s:
         time = (1.0 + fmean(s > deadline_s for s in took_s)) / (1.0 + fmean(s > deadline_s for s in best_s))
     last, switches = dict[Any, str](), 0
@@ -106,8 +113,12 @@ def scored(ran: Sequence[Ran], deadline_s: float, best: Sequence[Ran] | None = N
         if not r.trial:
             switches += last.get((r.model, r.work), r.name) != r.name
             last[r.model, r.work] = r.name
-    return {"time": time, "p99": float(np.percentile(took_s, 99) / np.percentile(best_s, 99)), "switches": float(switches),
-            "trials": sum(r.seconds for r in ran if r.trial) / sum(took_s)}
+    return {
+        "time": time,
+        "p99": float(np.percentile(took_s, 99) / np.percentile(best_s, 99)),
+        "switches": float(switches),
+        "trials": sum(r.seconds for r in ran if r.trial) / sum(took_s),
+    }
 
 
 @cache
@@ -115,7 +126,9 @@ def divided(name: str, seed: int) -> list[Ran]:
     """The most runs that a fixed division of the models over the candidates makes."""
     scenario = SCENARIOS[name]
     ways = product(*(sides for sides in scenario.models.values()))
-    return max((played(scenario, seed, partial(Fixed, dict(zip(scenario.models, way, strict=True)))) for way in ways), key=len)
+    return max(
+        (played(scenario, seed, partial(Fixed, dict(zip(scenario.models, way, strict=True)))) for way in ways), key=len
+    )
 
 
 def measured(name: str, seeds: int, made: Any = Decider, changes: Sequence[Change] = ()) -> dict[str, float]:
@@ -124,13 +137,19 @@ def measured(name: str, seeds: int, made: Any = Decider, changes: Sequence[Chang
         for change in changes:
             changed.enter_context(patch.object(*change))
         ran = [played(SCENARIOS[name], seed, made) for seed in range(seeds)]
-    found = [scored(r, SCENARIOS[name].deadline_s, divided(name, seed) if SCENARIOS[name].models else None) for seed, r in enumerate(ran)]
+    found = [
+        scored(r, SCENARIOS[name].deadline_s, divided(name, seed) if SCENARIOS[name].models else None)
+        for seed, r in enumerate(ran)
+    ]
     return {key: fmean(f[key] for f in found) for key in found[0]}
 
 
 def lost(without: dict[str, dict[str, float]], whole: dict[str, dict[str, float]]) -> Iterator[tuple[float, str, str]]:
     """(factor, time or p99, scenario), the largest loss first, the largest gain last."""
-    yield from sorted(((without[name][key] / whole[name][key], key, name) for name in without for key in ("time", "p99")), reverse=True)
+    yield from sorted(
+        ((without[name][key] / whole[name][key], key, name) for name in without for key in ("time", "p99")),
+        reverse=True,
+    )
 
 
 def main(

@@ -1,4 +1,5 @@
-"""A machine that runs the deciders of placement in virtual time: candidates, other programs, clocks that sink, threads that wait."""
+"""A machine that runs the deciders of placement in virtual time: candidates, other programs, clocks that sink, threads
+that wait."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ CORES, BUDGET_S, WAKES_S, PERIOD_S, SMOOTHING_S = 16, 0.5, 0.4, 0.1, 0.25
 """The last two: of the sampler's readings."""
 
 NOISE, SPIKES, BENDS = 0.04, 0.004, 0.08
-"""Standard deviations of the logarithm of a run's time, and of a size against its neighbours; part of the runs that take 2 to 5 times."""
+"""Standard deviations of the logarithm of a run's time, and of a size against its neighbours; part of the runs that
+take 2 to 5 times."""
 
 AWAKE_BY = 0.2
 """Load by others that keeps the clock up."""
@@ -28,22 +30,26 @@ H200, IN_STEPS = ((SLEEPS_S, 2.4), (0.1, 4.8)), ((SLEEPS_S, 1.4), (0.3, 6.0))
 """(rest in s, how many times as long the GPU takes after it): as measured, and one whose clock sinks in two steps."""
 
 STALLS, STALL_S, TURN_S = 0.03, 40e-3, 0.2e-3
-"""Runs beside others: how many wait for threads that spin, if one of them is on the CPU, for how long; and what each costs Python."""
+"""Runs beside others: how many wait for threads that spin, if one of them is on the CPU, for how long; and what each
+costs Python."""
 
 Sides = Mapping[str, tuple[float, float]]
 GPU_WINS: Sides = {"cpu": (5.0, 0), "gpu": (2.0, 0), "cut": (3.0, 0)}
 CPU_WINS: Sides = {"cpu": (2.0, 0), "gpu": (3.0, 0), "cut": (2.6, 0)}
 CLOSE: Sides = {"cpu": (3.0, 0), "gpu": (2.2, 0), "cut": (2.7, 0)}
 ENCODER: Sides = {"cpu": (1.2, 27.0), "gpu": (2.4, 3.0), "cut": (2.2, 12.0)}
-FOUR = {m: {"cpu": (c, 0.0), "gpu": (g, 0.0)} for m, c, g in (("squeezenet", 1.4, 0.28), ("mobilenet", 1.7, 0.37), ("encoder", 6.9, 0.45),
-                                                             ("lstm", 0.15, 0.17))}
+FOUR = {
+    m: {"cpu": (c, 0.0), "gpu": (g, 0.0)}
+    for m, c, g in (("squeezenet", 1.4, 0.28), ("mobilenet", 1.7, 0.37), ("encoder", 6.9, 0.45), ("lstm", 0.15, 0.17))
+}
 AT_TIMES = partial(lambda high, begin_s, end_s, now_s: high if begin_s <= now_s < end_s else 0.0)
 
 
 class Scenario(NamedTuple):
-    """sides: milliseconds of each candidate, and microseconds for a unit of work. work: of run i. pause: seconds before it. gpu, cpu: load
-    by others over time, which trembles by so much; runs take the model's slowdown to the power of `suffers`. failing: when the GPU fails.
-    stalls: part of its runs that take 3 times as long. first_ms: of a new size there. misjudged: how wrong the race was about it."""
+    """sides: milliseconds of each candidate, and microseconds for a unit of work. work: of run i. pause: seconds before
+    it. gpu, cpu: load by others over time, which trembles by so much; runs take the model's slowdown to the power of
+    `suffers`. failing: when the GPU fails. stalls: part of its runs that take 3 times as long. first_ms: of a new size
+    there. misjudged: how wrong the race was about it."""
 
     sides: Sides = GPU_WINS
     work: Callable[[int, random.Random], float] = lambda i, rng: 1.0
@@ -63,18 +69,25 @@ class Scenario(NamedTuple):
 
 
 SCENARIOS = {
-    "one size, GPU better": Scenario(), "one size, CPU better": Scenario(CPU_WINS),
+    "one size, GPU better": Scenario(),
+    "one size, CPU better": Scenario(CPU_WINS),
     "one size, near tie": Scenario({"cpu": (3.0, 0), "gpu": (2.9, 0), "cut": (3.1, 0)}),
     "200 sizes": Scenario(ENCODER, lambda i, rng: 8.0 * rng.randint(1, 200), first_ms=3.0, seconds=30),
-    "sizes in blocks": Scenario(ENCODER, lambda i, rng: (8.0, 128.0, 16.0, 96.0, 24.0, 64.0)[i // 1000 % 6], first_ms=3.0, seconds=45),
+    "sizes in blocks": Scenario(
+        ENCODER, lambda i, rng: (8.0, 128.0, 16.0, 96.0, 24.0, 64.0)[i // 1000 % 6], first_ms=3.0, seconds=45
+    ),
     "new sizes only": Scenario(ENCODER, lambda i, rng: 10.0 + i / 2, first_ms=3.0, seconds=20),
     "same, small ones": Scenario(ENCODER, lambda i, rng: 60.0 + i / 50, first_ms=3.0, seconds=20),
     "same, nothing to compile": Scenario(ENCODER, lambda i, rng: 10.0 + i / 2, seconds=20),
     "a run a second": Scenario(pause=lambda i, now_s: 1.0, seconds=300),
-    "a run in 0.2 s": Scenario({"cpu": (9.9, 0), "gpu": (1.5, 0), "cut": (6.0, 0)}, pause=lambda i, now_s: 0.2, seconds=60),
+    "a run in 0.2 s": Scenario(
+        {"cpu": (9.9, 0), "gpu": (1.5, 0), "cut": (6.0, 0)}, pause=lambda i, now_s: 0.2, seconds=60
+    ),
     "six quick runs a second": Scenario(pause=lambda i, now_s: 1.0 if i % 6 == 0 else 0.0, seconds=120),
     "rhythm that changes": Scenario(pause=lambda i, now_s: (0.0, 0.15, 1.0)[int(now_s / 20) % 3], seconds=140),
-    "same, clock in two steps": Scenario(pause=lambda i, now_s: (0.0, 0.15, 1.0)[int(now_s / 20) % 3], asleep=IN_STEPS, seconds=140),
+    "same, clock in two steps": Scenario(
+        pause=lambda i, now_s: (0.0, 0.15, 1.0)[int(now_s / 20) % 3], asleep=IN_STEPS, seconds=140
+    ),
     "GPU loaded for 30 s": Scenario(gpu=partial(AT_TIMES, 0.9, 5, 35), seconds=45),
     "same, it suffers little": Scenario(gpu=partial(AT_TIMES, 0.9, 5, 35), suffers=0.2, seconds=45),
     "same, it suffers more": Scenario(CLOSE, gpu=partial(AT_TIMES, 0.25, 5, 35), suffers=3.0, seconds=45),
@@ -82,17 +95,21 @@ SCENARIOS = {
     "load that trembles": Scenario(CLOSE, gpu=lambda now_s: 0.27, tremble=0.2, seconds=60),
     "load each 4 s": Scenario(gpu=lambda now_s: 0.9 * (int(now_s / 4) % 2), seconds=40),
     "four models, eight threads": Scenario(models=FOUR, seconds=6),
-    "GPU that fails twice": Scenario(failing=(5.0, 6.5), seconds=30), "GPU that fails for 20 s": Scenario(failing=(5.0, 25.0), seconds=60),
+    "GPU that fails twice": Scenario(failing=(5.0, 6.5), seconds=30),
+    "GPU that fails for 20 s": Scenario(failing=(5.0, 25.0), seconds=60),
     "deadline, GPU stalls": Scenario({"cpu": (13.0, 0), "gpu": (10.0, 0)}, stalls=0.2, deadline_s=16e-3, seconds=60),
     "race that misjudged": Scenario(CLOSE, misjudged=1.5),
-    "same, slow, for two hours": Scenario({"cpu": (300.0, 0), "gpu": (220.0, 0), "cut": (270.0, 0)}, misjudged=1.5, seconds=7200),
+    "same, slow, for two hours": Scenario(
+        {"cpu": (300.0, 0), "gpu": (220.0, 0), "cut": (270.0, 0)}, misjudged=1.5, seconds=7200
+    ),
 }
 
 
 @dataclass
 class Machine:
-    """A GPU that takes runs in turn and sleeps, cores that runs share, others who load both. rests: when the GPU worked last, for how long,
-    and how slow it is until it has for long enough; met: sizes that it has compiled. Both also as if all runs were there."""
+    """A GPU that takes runs in turn and sleeps, cores that runs share, others who load both. rests: when the GPU worked
+    last, for how long, and how slow it is until it has for long enough; met: sizes that it has compiled. Both also as
+    if all runs were there."""
 
     scenario: Scenario
     rng: random.Random
@@ -102,15 +119,19 @@ class Machine:
     gpu_free_s: float = 0.0
     python_free_s: float = 0.0
     on_cpu: int = 0
-    rests: dict[bool, tuple[float, float, float]] = field(default_factory=lambda: dict.fromkeys((False, True), (0.0, 10.0, 1.0)))
+    rests: dict[bool, tuple[float, float, float]] = field(
+        default_factory=lambda: dict.fromkeys((False, True), (0.0, 10.0, 1.0))
+    )
     met: dict[bool, set[float]] = field(default_factory=lambda: {False: set(), True: set()})
 
     def read(self) -> Load:
         """The sampler's latest reading."""
         while self.now_s - self.load.when_s >= PERIOD_S:
             at_s, part = self.load.when_s + PERIOD_S, 1.0 - math.exp(-PERIOD_S / SMOOTHING_S)
-            gpu, cpu = (old + part * (min(max(of(at_s) + self.rng.uniform(-1.0, 1.0) * self.scenario.tremble, 0.0), 1.0) - old)
-                        for old, of in ((self.load.gpu or 0.0, self.scenario.gpu), (self.load.cpu, self.scenario.cpu)))
+            gpu, cpu = (
+                old + part * (min(max(of(at_s) + self.rng.uniform(-1.0, 1.0) * self.scenario.tremble, 0.0), 1.0) - old)
+                for old, of in ((self.load.gpu or 0.0, self.scenario.gpu), (self.load.cpu, self.scenario.cpu))
+            )
             self.load = Load(gpu, cpu, CORES, "simulated", at_s)
         return self.load
 
@@ -122,7 +143,9 @@ class Machine:
             self.rests[oracle] = used_s, (worked_s := 0.0), (factor := found)
         return 1.0 if worked_s >= WAKES_S or self.scenario.gpu(self.now_s) > AWAKE_BY else factor
 
-    def seconds(self, sides: Sides, name: str, work: float, luck: tuple[float, float], oracle: bool = False) -> tuple[float, float]:
+    def seconds(
+        self, sides: Sides, name: str, work: float, luck: tuple[float, float], oracle: bool = False
+    ) -> tuple[float, float]:
         """(on the cores, on the GPU), of a run that begins now."""
         scenario, share = self.scenario, ON_GPU[name]
         now = Load(scenario.gpu(self.now_s), scenario.cpu(self.now_s), CORES, "", 0.0)
@@ -130,7 +153,9 @@ class Machine:
         first_s = scenario.first_ms * 1e-3 if share and work not in self.met[oracle] else 0.0
         on_cpu = max(self.on_cpu, 1) * slowdown("cpu", now, CORES, False) ** scenario.suffers
         on_gpu = self.slow(oracle) * slowdown("gpu", now, CORES, False) ** scenario.suffers
-        return took_s * (1.0 - share) * on_cpu + first_s, took_s * share * on_gpu * (3.0 if luck[1] < scenario.stalls else 1.0)
+        return took_s * (1.0 - share) * on_cpu + first_s, took_s * share * on_gpu * (
+            3.0 if luck[1] < scenario.stalls else 1.0
+        )
 
     def worked(self, oracle: bool, seconds: float, end_s: float, work: float) -> None:
         _, worked_s, factor = self.rests[oracle]
@@ -151,11 +176,20 @@ class Decider:
 
     def __init__(self, machine: Machine, sides: Sides, work: float, model: str) -> None:
         scenario = machine.scenario
-        self.timed_s = {name: (base * 1e-3 + each * 1e-6 * work) * bend(name, work) * math.exp(machine.rng.gauss(0.0, NOISE / 3))
-                        * (scenario.misjudged if name == "gpu" else 1.0) for name, (base, each) in sides.items()}
-        host = policy.Host(CORES if not scenario.models else 1, CORES if not scenario.models else 1, False, scenario.deadline_s, True)
+        self.timed_s = {
+            name: (base * 1e-3 + each * 1e-6 * work)
+            * bend(name, work)
+            * math.exp(machine.rng.gauss(0.0, NOISE / 3))
+            * (scenario.misjudged if name == "gpu" else 1.0)
+            for name, (base, each) in sides.items()
+        }
+        host = policy.Host(
+            CORES if not scenario.models else 1, CORES if not scenario.models else 1, False, scenario.deadline_s, True
+        )
         self.learner, size = learner.Learner(machine.uses, BUDGET_S, host), estimate.Size(work, work)
-        self.learner.grows |= {name: each * 1e-6 * work / self.timed_s[name] for name, (_, each) in sides.items() if name != "cpu"}
+        self.learner.grows |= {
+            name: each * 1e-6 * work / self.timed_s[name] for name, (_, each) in sides.items() if name != "cpu"
+        }
         for name, seconds in self.timed_s.items():
             self.learner.teach(size, name, seconds, 3, 0.0)
         self.entry = self.learner.entry(work, lambda: work)
@@ -167,7 +201,11 @@ class Decider:
         name = self.learner.choose(entry, now_s, load, others)
         turn = self.learner.begin(entry, name, now_s, load)
         moved = turn.policy is not None and turn.policy.current != turn.policy.home
-        return name, turn.trial or (moved and name != turn.policy.current) or (not moved and name != entry.following), turn
+        return (
+            name,
+            turn.trial or (moved and name != turn.policy.current) or (not moved and name != entry.following),
+            turn,
+        )
 
     def end(self, turn: Any, name: str, seconds: float, now_s: float, well: bool) -> None:
         if not well:
@@ -221,7 +259,11 @@ class Ran(NamedTuple):
 
 def played(scenario: Scenario, seed: int, made: Callable[[Machine, Sides, float, str], Any]) -> list[Ran]:
     """The runs of a session, or of a session for each model and eight threads; `made` makes what decides."""
-    machine, rng, models = Machine(scenario, random.Random(seed + 99)), random.Random(seed), scenario.models or {"": scenario.sides}
+    machine, rng, models = (
+        Machine(scenario, random.Random(seed + 99)),
+        random.Random(seed),
+        scenario.models or {"": scenario.sides},
+    )
     first = scenario.work(0, rng)
     for known in machine.met.values():
         known.add(first)
@@ -239,14 +281,32 @@ def played(scenario: Scenario, seed: int, made: Callable[[Machine, Sides, float,
             ran.append(run._replace(seconds=machine.now_s - begin_s, when_s=machine.now_s))
             heapq.heappush(waiting, (machine.now_s + scenario.pause(runs, machine.now_s), i, None))
         elif machine.now_s < scenario.seconds:
-            heapq.heappush(waiting, begun(machine, deciders[model], models[model], i, scenario.work(runs, rng), rng,
-                                          sum(o is not None for *_, o in waiting), model))
+            heapq.heappush(
+                waiting,
+                begun(
+                    machine,
+                    deciders[model],
+                    models[model],
+                    i,
+                    scenario.work(runs, rng),
+                    rng,
+                    sum(o is not None for *_, o in waiting),
+                    model,
+                ),
+            )
             runs += 1
     return ran
 
 
 def begun(
-    machine: Machine, decider: Any, sides: Sides, i: int, work: float, rng: random.Random, others: int, model: str,
+    machine: Machine,
+    decider: Any,
+    sides: Sides,
+    i: int,
+    work: float,
+    rng: random.Random,
+    others: int,
+    model: str,
 ) -> tuple[float, int, Any]:
     """(when it is over, thread, the run) of a run that begins now."""
     luck = math.exp(rng.gauss(0.0, NOISE)) * (rng.uniform(2.0, 5.0) if rng.random() < SPIKES else 1.0), rng.random()
@@ -265,5 +325,7 @@ def begun(
         end_s = machine.gpu_free_s
         machine.worked(False, gpu_s, end_s, work)
     well = not machine.fails(name)
-    end_s += (0.0 if well else sum(always_s["cpu"])) + (STALL_S if machine.on_cpu and others and luck[1] < STALLS else 0.0)
+    end_s += (0.0 if well else sum(always_s["cpu"])) + (
+        STALL_S if machine.on_cpu and others and luck[1] < STALLS else 0.0
+    )
     return end_s, i, (Ran(model, work, name, trial, 0.0, min(able), 0.0), machine.now_s, told, well)

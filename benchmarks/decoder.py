@@ -2,10 +2,10 @@
 
     python -m benchmarks.decoder [--steps 200] [--json FILE]
 
-The decoder (models/growing.py) runs by IO binding: what a step gives as `present` lies on the device and is the next step's `past`.
-Beside it a step of fixed size, the same graph with a cache of steps / 2 keys, whose inputs are bound once; and ONNX Runtime's CPU
-with a cache that grows. The sides are measured one after the other. The law: a step takes at most twice as long as one of fixed size,
-and none after the third compiles a pipeline.
+The decoder (models/growing.py) runs by IO binding: what a step gives as `present` lies on the device and is the next
+step's `past`. Beside it a step of fixed size, the same graph with a cache of steps / 2 keys, whose inputs are bound
+once; and ONNX Runtime's CPU with a cache that grows. The sides are measured one after the other. The law: a step takes
+at most twice as long as one of fixed size, and none after the third compiles a pipeline.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ console = sides.console()
 class Steps:
     """A decoder's session, run step by step, its cache on a device.
 
-    device: "gpu" or "cpu". keys: length of the cache at first, or always where the model fixes it (then every step has the same one).
+    device: "gpu" or "cpu". keys: length of the cache at first, or always where the model fixes it (then every step has
+    the same one).
     """
 
     def __init__(self, session: Any, device: str, keys: int = 0) -> None:
@@ -48,8 +49,12 @@ class Steps:
         past = [i for i in session.get_inputs() if i.name.startswith("past")]
         self.grows = not isinstance(past[0].shape[2], int)
         rng = np.random.default_rng(5)
-        self.past = {i.name: onnxruntime.OrtValue.ortvalue_from_numpy(
-            rng.standard_normal((i.shape[0], i.shape[1], keys, i.shape[3])).astype("f"), device if keys else "cpu") for i in past}
+        self.past = {
+            i.name: onnxruntime.OrtValue.ortvalue_from_numpy(
+                rng.standard_normal((i.shape[0], i.shape[1], keys, i.shape[3])).astype("f"), device if keys else "cpu"
+            )
+            for i in past
+        }
 
     def step(self, token: int) -> np.ndarray:
         """The logits after one more token."""
@@ -88,31 +93,55 @@ def decoder(count: int) -> dict[str, Any]:
     growing, fixed = (opened(m, "gpu") for m in (models.build("decoder"), models.build("decoder", past=count // 2)))
     gpu = growing._state.gpu
     rows: dict[str, dict[str, Any]] = {}
-    for side, steps in (("fixed", Steps(fixed, "gpu", count // 2)), ("growing", Steps(growing, "gpu")),
-                        ("ort_cpu", Steps(opened(models.build("decoder"), "cpu"), "cpu"))):
+    for side, steps in (
+        ("fixed", Steps(fixed, "gpu", count // 2)),
+        ("growing", Steps(growing, "gpu")),
+        ("ort_cpu", Steps(opened(models.build("decoder"), "cpu"), "cpu")),
+    ):
         first = timed(steps, COMPILING_STEPS)
         made = gpu.compiled
         later = timed(steps, max(count - COMPILING_STEPS, 1))
-        rows[side] = {"first_ms": first[0], "median_ms": float(np.median(later)), "p95_ms": float(np.percentile(later, 95)),
-                      "compiled_later": gpu.compiled - made}
+        rows[side] = {
+            "first_ms": first[0],
+            "median_ms": float(np.median(later)),
+            "p95_ms": float(np.percentile(later, 95)),
+            "compiled_later": gpu.compiled - made,
+        }
     over = rows["growing"]["median_ms"] / rows["fixed"]["median_ms"]
-    return {"steps": count, "adapter": gpu.info.name, "sides": rows, "over": over,
-            "lawful": over <= LAW_FACTOR and not rows["growing"]["compiled_later"]}
+    return {
+        "steps": count,
+        "adapter": gpu.info.name,
+        "sides": rows,
+        "over": over,
+        "lawful": over <= LAW_FACTOR and not rows["growing"]["compiled_later"],
+    }
 
 
 def loop() -> dict[str, Any]:
-    """The first runs of the Loop that appends a row each turn: on the GPU whatever is predicted, with placement=gpu, and on the CPU."""
+    """The first runs of the Loop that appends a row each turn: on the GPU whatever is predicted, with placement=gpu,
+    and on the CPU."""
     model = models.build("table_rows")
     feeds = make_inputs(model_inputs(model))
-    return {side: [sides.timed_ms(session, feeds) for _ in range(LOOP_RUNS)]
-            for side, session in (("turns on the GPU", opened(model, "gpu", strict="1")), ("placement=gpu", opened(model, "gpu")),
-                                  ("ort_cpu", opened(model, "cpu")))}
+    return {
+        side: [sides.timed_ms(session, feeds) for _ in range(LOOP_RUNS)]
+        for side, session in (
+            ("turns on the GPU", opened(model, "gpu", strict="1")),
+            ("placement=gpu", opened(model, "gpu")),
+            ("ort_cpu", opened(model, "cpu")),
+        )
+    }
 
 
 def show(found: dict[str, Any]) -> None:
     steps = found["decoder"]
-    table = Table("side", "first step, ms", "median", "p95", f"compiled after step {COMPILING_STEPS}",
-                  title=f"decoder, {steps['steps']} steps, {steps['adapter']}")
+    table = Table(
+        "side",
+        "first step, ms",
+        "median",
+        "p95",
+        f"compiled after step {COMPILING_STEPS}",
+        title=f"decoder, {steps['steps']} steps, {steps['adapter']}",
+    )
     for side, row in steps["sides"].items():
         table.add_row(side, *(f"{row[k]:.3f}" for k in ("first_ms", "median_ms", "p95_ms")), str(row["compiled_later"]))
     console.print(table)
@@ -124,7 +153,9 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main(
-    steps: Annotated[int, typer.Option(min=2 * COMPILING_STEPS, help="Steps of the decoder, fewer than its context of 1024.")] = 200,
+    steps: Annotated[
+        int, typer.Option(min=2 * COMPILING_STEPS, help="Steps of the decoder, fewer than its context of 1024.")
+    ] = 200,
     json: Annotated[Path | None, typer.Option(help="Also write what was found there.")] = None,
 ) -> None:
     """Measures what grows."""

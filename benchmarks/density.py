@@ -1,14 +1,16 @@
 """Density against time: a vector times a matrix, pruned more and more, beside the dense one and other packed forms.
 
-    python -m benchmarks.density [--rows 2048] [--columns 4608] [--runs 20] [--cpu|--gpu] [--plot density.png] [--json FILE]
+    python -m benchmarks.density [--rows 2048] [--columns 4608] [--runs 20] [--cpu|--gpu] [--plot density.png] [--json
+      FILE]
     python -m benchmarks.density --layers 'resnet50 3x3' [--top 3] [--plot density.png] [--json FILE]
 
-Milliseconds of whole runs with `placement=gpu`, medians of runs in turn; 15 values for what is not zero. `--plot` needs matplotlib.
-`--cpu`: CPU time of the process instead, which is what a software adapter uses, whatever else the machine does. `--gpu`: the GPU's own
-time, by its clock.
+Milliseconds of whole runs with `placement=gpu`, medians of runs in turn; 15 values for what is not zero. `--plot` needs
+matplotlib. `--cpu`: CPU time of the process instead, which is what a software adapter uses, whatever else the machine
+does. `--gpu`: the GPU's own time, by its clock.
 
-`--layers PATTERN`: convolutions and products of many vectors instead, those of `benchmarks.tiles` whose name matches: the GPU's time of
-each, as gpu_time.py takes it, dense (channels last) and without its zeros (in planes), in its best forms by estimate.
+`--layers PATTERN`: convolutions and products of many vectors instead, those of `benchmarks.tiles` whose name matches:
+the GPU's time of each, as gpu_time.py takes it, dense (channels last) and without its zeros (in planes), in its best
+forms by estimate.
 """
 
 from __future__ import annotations
@@ -57,14 +59,18 @@ console = Console()
 def product(rows: int, columns: int) -> onnx.ModelProto:
     weight = np.random.default_rng(0).standard_normal((rows, columns), np.float32) / np.float32(np.sqrt(columns))
     graph = helper.make_graph(
-        [helper.make_node("Gemm", ["x", "w"], ["y"], "product", transB=1)], "g", [helper.make_tensor_value_info("x", 1, [1, columns])],
-        [helper.make_tensor_value_info("y", 1, [1, rows])], [numpy_helper.from_array(weight, "w")])
+        [helper.make_node("Gemm", ["x", "w"], ["y"], "product", transB=1)],
+        "g",
+        [helper.make_tensor_value_info("x", 1, [1, columns])],
+        [helper.make_tensor_value_info("y", 1, [1, rows])],
+        [numpy_helper.from_array(weight, "w")],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def by(model: onnx.ModelProto, method: str) -> bytes:
     """The model by a method, pruned ones by magnitude."""
-    layer, = find_layers(model)
+    (layer,) = find_layers(model)
     asked = parse_method(method)
     if asked.kind != "float32":
         pruned = by_magnitude(layer.rows(), asked.percent) if asked.kind == "prune" else None
@@ -76,18 +82,26 @@ def measured(rows: int, columns: int, runs: int, clock: Callable[[], float] | No
     """Method -> milliseconds of a clock; without one, of the GPU's."""
     model, feeds = product(rows, columns), {"x": np.random.default_rng(1).standard_normal((1, columns), np.float32)}
     methods = [*OTHERS, *(f"prune{100 - density}" for density in DENSITIES)]
-    sessions = {m: InferenceSession(by(model, m), cases.quiet(), provider_options={"placement": "gpu", "strict": 1}) for m in methods}
+    sessions = {
+        m: InferenceSession(by(model, m), cases.quiet(), provider_options={"placement": "gpu", "strict": 1})
+        for m in methods
+    }
     if clock is None:
         return {m: session.profile(feeds, runs).gpu_us * 1e-3 for m, session in sessions.items()}
-    calls: Mapping[str, Callable[[], object]] = {m: partial(session.run, None, feeds) for m, session in sessions.items()}
+    calls: Mapping[str, Callable[[], object]] = {
+        m: partial(session.run, None, feeds) for m, session in sessions.items()
+    }
     return {method: float(np.median(times)) for method, times in cases.in_turn(calls, runs, clock).items()}
 
 
 def of_layers(pattern: str, top: int) -> list[dict[str, Any]]:
-    """Microseconds of each layer: dense, as chosen, and by density and form without its zeros, the best estimate first."""
+    """Microseconds of each layer: dense, as chosen, and by density and form without its zeros, the best estimate
+    first."""
     layers = [layer for layer in LAYERS if re.search(pattern, layer.name)]
     if not layers:
-        raise typer.BadParameter(f"no layer is called so: {pattern!r}; there are {', '.join(layer.name for layer in LAYERS)}")
+        raise typer.BadParameter(
+            f"no layer is called so: {pattern!r}; there are {', '.join(layer.name for layer in LAYERS)}"
+        )
     config = Config(checked_shaders="0", weights="packed")
     gpu = Gpu.open(config)
     figures = SOFTWARE_FIGURES if gpu.info.is_software else gpu.limits.figures
@@ -124,7 +138,10 @@ def in_planes(layer: Layer, weights: Any) -> Graph:
 def layer_table(rows: list[dict[str, Any]]) -> Table:
     table = Table("layer", "dense, us", *(f"{d} %: us (estimate), form" for d in LAYER_DENSITIES))
     for row in rows:
-        cells = [", ".join(f"{us:.1f} ({estimate:.1f}) {form}" for form, (us, estimate) in row[f"{d} %"].items()) for d in LAYER_DENSITIES]
+        cells = [
+            ", ".join(f"{us:.1f} ({estimate:.1f}) {form}" for form, (us, estimate) in row[f"{d} %"].items())
+            for d in LAYER_DENSITIES
+        ]
         table.add_row(row["layer"], f"{row['dense']:.1f}", *cells)
     return table
 
@@ -133,7 +150,9 @@ def plot_layers(rows: list[dict[str, Any]], path: Path) -> None:
     """Each layer's time over its dense one, in the form that is taken."""
     figure, axes = _axes()
     for row in rows:
-        taken = [next(iter(row[f"{d} %"].values()))[0] / row["dense"] if row[f"{d} %"] else np.nan for d in LAYER_DENSITIES]
+        taken = [
+            next(iter(row[f"{d} %"].values()))[0] / row["dense"] if row[f"{d} %"] else np.nan for d in LAYER_DENSITIES
+        ]
         axes.plot(LAYER_DENSITIES, taken, "o-", label=row["layer"])
     axes.axhline(1.0, color="black", linestyle="--", label="dense")
     axes.set(xlabel="density, %", ylabel="time / dense", ylim=(0, None))
@@ -161,7 +180,9 @@ def plot(times: Mapping[str, float], path: Path) -> None:
 
 
 def main(
-    rows: int = 2048, columns: int = 4608, runs: int = 20,
+    rows: int = 2048,
+    columns: int = 4608,
+    runs: int = 20,
     picture: Annotated[Path | None, typer.Option("--plot", help="Draw the times here (PNG, SVG, ...).")] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="CPU time of the process instead of the clock's.")] = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="The GPU's time instead.")] = False,
@@ -178,7 +199,9 @@ def main(
         if json is not None:
             json.write_text(json_module.dumps(rows_of_layers, indent=1))
         return
-    times: dict[str, Any] = measured(rows, columns, runs, None if gpu else time.process_time if cpu else time.perf_counter)
+    times: dict[str, Any] = measured(
+        rows, columns, runs, None if gpu else time.process_time if cpu else time.perf_counter
+    )
     table = Table("method", "ms", "dense / it")
     for method, ms in times.items():
         table.add_row(method, f"{ms:.3f}", f"{times['float32'] / ms:.2f}")

@@ -2,8 +2,9 @@
 
     python -m benchmarks.first_result [MODEL] [--runs 5] [--cold] [--option NAME=VALUE] [--json]
 
-MODEL: of a builder, of a pretrained model, or an .onnx file. Each run is a process of its own with the caches of the one before: verdicts
-and drivers that are known, the driver's own cache of shaders, Python's bytecode. With --cold each has none, but for the bytecode.
+MODEL: of a builder, of a pretrained model, or an .onnx file. Each run is a process of its own with the caches of the
+one before: verdicts and drivers that are known, the driver's own cache of shaders, Python's bytecode. With --cold each
+has none, but for the bytecode.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ from benchmarks.first_result_process import GROUPS, PARTS
 from models.inputs import make_inputs, model_inputs
 
 ROOT = Path(__file__).resolve().parents[1]
-CACHES = {"ORT_GPU_EP_CACHE_DIR": "ours", "MESA_SHADER_CACHE_DIR": "mesa", "__GL_SHADER_DISK_CACHE_PATH": "nvidia", "XDG_CACHE_HOME": "xdg"}
+CACHES = {
+    "ORT_GPU_EP_CACHE_DIR": "ours",
+    "MESA_SHADER_CACHE_DIR": "mesa",
+    "__GL_SHADER_DISK_CACHE_PATH": "nvidia",
+    "XDG_CACHE_HOME": "xdg",
+}
 WARMING = 2
 """Processes before those that count: one fills the caches, one writes what only a second one needs."""
 
@@ -64,15 +70,25 @@ def measure(model: str, runs: int, cold: bool, options: dict[str, str], quiet: b
         path, inputs = prepared(model, Path(folder))
         for _ in range(WARMING):
             one(path, inputs, options, Path(folder) / "warm")
-        found = [one(path, inputs, options, Path(folder) / (f"cold{i}" if cold else "warm"))
-                 for i in track(range(runs), "running", console=Console(stderr=True), disable=quiet, transient=True)]
+        found = [
+            one(path, inputs, options, Path(folder) / (f"cold{i}" if cold else "warm"))
+            for i in track(range(runs), "running", console=Console(stderr=True), disable=quiet, transient=True)
+        ]
     parts = {part: median(run["parts_s"][part] for run in found) for part in PARTS}
     grouped = {part for members in GROUPS.values() for part in members}
     groups = {name: sum(parts[part] for part in members) for name, members in GROUPS.items()}
     groups["Python"] = sum(parts[part] for part in PARTS if part not in grouped)
-    return {"model": model, "adapter": found[0]["adapter"], "runs": runs, "caches": "cold" if cold else "warm", "options": options,
-            "cpu_nodes": found[0]["cpu_nodes"], "total_s": median(sum(run["parts_s"].values()) for run in found),
-            "groups_s": groups, "parts_s": parts}
+    return {
+        "model": model,
+        "adapter": found[0]["adapter"],
+        "runs": runs,
+        "caches": "cold" if cold else "warm",
+        "options": options,
+        "cpu_nodes": found[0]["cpu_nodes"],
+        "total_s": median(sum(run["parts_s"].values()) for run in found),
+        "groups_s": groups,
+        "parts_s": parts,
+    }
 
 
 def main(
@@ -91,7 +107,11 @@ def main(
     if json:
         print(json_module.dumps(result, indent=1))
         return
-    table = Table("part", "ms", title=f"{result['model']}, {result['caches']} caches, medians of {runs} processes, {result['adapter']}")
+    table = Table(
+        "part",
+        "ms",
+        title=f"{result['model']}, {result['caches']} caches, medians of {runs} processes, {result['adapter']}",
+    )
     for part, seconds in result["parts_s"].items():
         table.add_row(part, f"{seconds * 1e3:.0f}", end_section=part == PARTS[-1])
     for group, seconds in result["groups_s"].items():

@@ -2,9 +2,10 @@
 
     python -m benchmarks.first_result_process STARTED_S MODEL INPUTS OPTIONS
 
-STARTED_S: time.monotonic() before the process was started. INPUTS: JSON, name -> [numpy type, shape]; zeros are fed. OPTIONS: JSON, of
-the provider. Prints JSON: part -> seconds; their sum is the time from the start to the result. Nothing of the package knows of it: the
-functions below are wrapped here, and an import counts for the package that is imported, less what that imports from others.
+STARTED_S: time.monotonic() before the process was started. INPUTS: JSON, name -> [numpy type, shape]; zeros are fed.
+OPTIONS: JSON, of the provider. Prints JSON: part -> seconds; their sum is the time from the start to the result.
+Nothing of the package knows of it: the functions below are wrapped here, and an import counts for the package that is
+imported, less what that imports from others.
 """
 
 import time
@@ -22,8 +23,14 @@ from collections.abc import Callable, Iterator  # noqa: E402
 from contextlib import contextmanager  # noqa: E402
 from typing import Any  # noqa: E402
 
-PACKAGES = {"numpy": "import numpy", "onnxruntime": "import onnxruntime", "onnx": "import onnx", "google": "import onnx",
-            "ml_dtypes": "import onnx", "ort_gpu_ep": "import ort_gpu_ep"}
+PACKAGES = {
+    "numpy": "import numpy",
+    "onnxruntime": "import onnxruntime",
+    "onnx": "import onnx",
+    "google": "import onnx",
+    "ml_dtypes": "import onnx",
+    "ort_gpu_ep": "import ort_gpu_ep",
+}
 MODULES = {"ort_gpu_ep.webgpu.library": "load wgpu-native"}
 
 FUNCTIONS = {
@@ -41,10 +48,22 @@ FUNCTIONS = {
 """(module, name in it) -> part. A function that another module has imported by name is wrapped there."""
 
 SESSION, RUN = "onnxruntime: load, optimise", "first run"
-PARTS = ("interpreter", *dict.fromkeys(PACKAGES.values()), *MODULES.values(), *dict.fromkeys(FUNCTIONS.values()), SESSION, RUN, "rest")
+PARTS = (
+    "interpreter",
+    *dict.fromkeys(PACKAGES.values()),
+    *MODULES.values(),
+    *dict.fromkeys(FUNCTIONS.values()),
+    SESSION,
+    RUN,
+    "rest",
+)
 GROUPS = {
-    "driver": ("load wgpu-native", "driver: instance, adapters"), "device": ("device",), "pipelines": ("pipelines: compose, compile",),
-    "onnxruntime": ("import onnxruntime", SESSION), "run, weights": (RUN, "weights")}
+    "driver": ("load wgpu-native", "driver: instance, adapters"),
+    "device": ("device",),
+    "pipelines": ("pipelines: compose, compile",),
+    "onnxruntime": ("import onnxruntime", SESSION),
+    "run, weights": (RUN, "weights"),
+}
 """What the parts come to; what is in none is Python."""
 
 
@@ -72,12 +91,14 @@ class Clock:
 
     def wrap(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         """The function, its time given to a part; on other threads, which the main one waits for, as it is."""
+
         @functools.wraps(function)
         def timed(*arguments: Any, **named: Any) -> Any:
             if threading.current_thread() is not threading.main_thread():
                 return function(*arguments, **named)
             with self.part(name):
                 return function(*arguments, **named)
+
         return timed
 
 
@@ -129,8 +150,15 @@ def main(started_s: float, model: str, inputs: dict[str, tuple[str, list[int]]],
     clock._tick()
     if to_come:
         sys.exit(f"benchmarks/first_result_process.py: not found: {', '.join('.'.join(at) for at in to_come)}")
-    print(json.dumps({"parts_s": {part: clock.spent_s[part] for part in PARTS}, "cpu_nodes": session.explain().count("cpu"),
-                      "adapter": session._state.gpu.info.name}))
+    print(
+        json.dumps(
+            {
+                "parts_s": {part: clock.spent_s[part] for part in PARTS},
+                "cpu_nodes": session.explain().count("cpu"),
+                "adapter": session._state.gpu.info.name,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

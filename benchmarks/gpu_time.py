@@ -1,7 +1,9 @@
-"""GPU time of single nodes by timestamps, in a form of their kernels that is asked for, at full clock: what forms.py and tiles.py share.
+"""GPU time of single nodes by timestamps, in a form of their kernels that is asked for, at full clock: what forms.py
+and tiles.py share.
 
-A time is that of REPEATS runs of the node's kernels in one pass, weights on the device, median of five. The GPU works on a large product
-before, so that its clock does not fall while shaders are compiled. The launch of a dependent dispatch (2.2 us on an H200) is in each.
+A time is that of REPEATS runs of the node's kernels in one pass, weights on the device, median of five. The GPU works
+on a large product before, so that its clock does not fall while shaders are compiled. The launch of a dependent
+dispatch (2.2 us on an H200) is in each.
 """
 
 from __future__ import annotations
@@ -33,22 +35,27 @@ def microseconds(gpu: Gpu, graph: Graph, config: Config, rewrite: Rewrite | None
     tensors = []
     for name in graph.inputs:
         value = graph.values[name]
-        drawn = rng.integers(-128, 128, value.shape) if value.dtype is INT8 else rng.standard_normal(value.shape, np.float32)
-        data = drawn.astype(value.dtype.numpy)     # type: ignore[union-attr]
+        drawn = (
+            rng.integers(-128, 128, value.shape)
+            if value.dtype is INT8
+            else rng.standard_normal(value.shape, np.float32)
+        )
+        data = drawn.astype(value.dtype.numpy)  # type: ignore[union-attr]
         tensors.append(Tensor(gpu.allocate(data.nbytes), 0, TensorType(value.dtype, data.shape)))
         gpu.upload(tensors[-1].buffer, 0, data.ctypes.data, data.nbytes)
     plan = program.plan([t.type for t in tensors])
     outputs = [Tensor(gpu.allocate(t.nbytes), 0, t) for t in plan.outputs]
     try:
         program.run(tensors, lambda index, shape: outputs[index])
-        prepared, = program.compiled.general
+        (prepared,) = program.compiled.general
         groups, timer = prepared.bind(tensors, outputs), Timer(gpu)
 
         def once() -> float:
             encoder = gpu.device.create_command_encoder("gpu time")
             compute = encoder.begin_compute_pass(timer.writes(0))
             for _ in range(REPEATS):
-                for step, pipeline, group in zip(plan.steps, prepared._pipelines, groups, strict=False):     # behind them those of `halved`
+                # behind them those of `halved`
+                for step, pipeline, group in zip(plan.steps, prepared._pipelines, groups, strict=False):
                     assert isinstance(step, Dispatch)
                     native.dispatch(compute, pipeline, group, step.groups)
             compute.end()
@@ -56,7 +63,9 @@ def microseconds(gpu: Gpu, graph: Graph, config: Config, rewrite: Rewrite | None
             gpu.execute([native.finish(encoder)])
             return timer.read_s() / REPEATS * 1e6
 
-        return float(np.median([once() for _ in range(5)])), [s.kernel.shader for s in plan.steps if isinstance(s, Dispatch)]
+        return float(np.median([once() for _ in range(5)])), [
+            s.kernel.shader for s in plan.steps if isinstance(s, Dispatch)
+        ]
     finally:
         program.close()
         for tensor in (*tensors, *outputs):
@@ -68,9 +77,15 @@ class Warmth:
 
     def __init__(self, gpu: Gpu, config: Config) -> None:
         x = np.ones((WARM_SIZE, WARM_SIZE), np.float32)
-        values = {"x": Value("x", FLOAT32, x.shape), "w": Value("w", FLOAT32, x.shape, lambda: x), "y": Value("y", FLOAT32)}
+        values = {
+            "x": Value("x", FLOAT32, x.shape),
+            "w": Value("w", FLOAT32, x.shape, lambda: x),
+            "y": Value("y", FLOAT32),
+        }
         self._gpu = gpu
-        self._program = Program(Graph("warmth", ("x",), ("y",), (Node("MatMul", ("x", "w"), ("y",), version=13),), values), config, gpu)
+        self._program = Program(
+            Graph("warmth", ("x",), ("y",), (Node("MatMul", ("x", "w"), ("y",), version=13),), values), config, gpu
+        )
         self._x, self._y = (Tensor(gpu.allocate(x.nbytes), 0, TensorType(FLOAT32, x.shape)) for _ in range(2))
         gpu.upload(self._x.buffer, 0, x.ctypes.data, x.nbytes)
         self._count = 1

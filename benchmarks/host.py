@@ -1,14 +1,17 @@
-"""What a run takes besides the GPU: whole runs beside the same upload, submission, wait and copy with nothing around them, and threads.
+"""What a run takes besides the GPU: whole runs beside the same upload, submission, wait and copy with nothing around
+them, and threads.
 
-    python -m benchmarks.host [NAME ...] [--runs 100] [--threads 1,2,4,8] [--join] [--group-size 4] [--groups 2] [--adapter A]
+    python -m benchmarks.host [NAME ...] [--runs 100] [--threads 1,2,4,8] [--join] [--group-size 4] [--groups 2]
+      [--adapter A]
         [--json FILE]
     python -m benchmarks.host --between MODEL
 
-floor: of the model's own recording, made beforehand: inputs written, one submission, the mapping polled for, the outputs copied out.
-over: placement=gpu above that. auto: a session that chooses for itself, and what it chose. Threads: runs per second of one session that
-all of them use, and of a session each; with --join also of one whose runs are submitted together (join_runs=1, so many groups of so many
-runs), and how many submissions a run that took. --between: a run after other work on the CPU, and its parts: upload, submission, the wait,
-and the rest (Python, onnxruntime, copying out).
+floor: of the model's own recording, made beforehand: inputs written, one submission, the mapping polled for, the
+outputs copied out. over: placement=gpu above that. auto: a session that chooses for itself, and what it chose. Threads:
+runs per second of one session that all of them use, and of a session each; with --join also of one whose runs are
+submitted together (join_runs=1, so many groups of so many runs), and how many submissions a run that took. --between: a
+run after other work on the CPU, and its parts: upload, submission, the wait, and the rest (Python, onnxruntime, copying
+out).
 """
 
 from __future__ import annotations
@@ -78,7 +81,9 @@ class Floor:
             commands, _ = self.recording.commands(self.shape)
         encoder, place = self.gpu.device.create_command_encoder("readback"), 0
         for tensor in self.outputs:
-            native.copy_buffer(encoder, tensor.buffer.native, 0, self.staging.native, place, (tensor.type.nbytes + 3) & ~3)
+            native.copy_buffer(
+                encoder, tensor.buffer.native, 0, self.staging.native, place, (tensor.type.nbytes + 3) & ~3
+            )
             place += -(-tensor.type.nbytes // 256) * 256
         return [*commands, native.finish(encoder)]
 
@@ -88,7 +93,9 @@ class Floor:
         _arrived[0] = 0
         start = time.perf_counter()
         for array, tensor in zip(self.arrays, self.inputs, strict=True):
-            lib.wgpuQueueWriteBuffer(device.queue, tensor.buffer.native, 0, ffi.from_buffer(array), (array.nbytes + 3) & ~3)
+            lib.wgpuQueueWriteBuffer(
+                device.queue, tensor.buffer.native, 0, ffi.from_buffer(array), (array.nbytes + 3) & ~3
+            )
         native.submit(device, commands)
         lib.wgpuBufferMapAsync(self.staging.native, lib.WGPUMapMode_Read, 0, self.size, self.info[0])
         while not _arrived[0]:
@@ -115,6 +122,7 @@ def timed(session: Any, feeds: dict[str, Any]) -> Callable[[], float]:
         start = time.perf_counter()
         session.run(None, feeds)
         return time.perf_counter() - start
+
     return call
 
 
@@ -130,15 +138,25 @@ def measure(name: str, runs: int, adapter: str) -> dict[str, Any]:
     floor = Floor(gpu, feeds)
     sides = {"gpu": whole, "floor": floor.seconds, "auto": chosen}
     found: dict[str, list[float]] = {side: [] for side in sides}
-    for _ in range(3):          # in blocks, so that a drift of clocks hits all sides
-        for side, warm_s in (("floor", 0.2), ("gpu", 0.2), ("auto", AWAKE_S)):     # what auto knows of the GPU is of gpu's runs, too
+    for _ in range(3):  # in blocks, so that a drift of clocks hits all sides
+        # what auto knows of the GPU is of gpu's runs, too
+        for side, warm_s in (("floor", 0.2), ("gpu", 0.2), ("auto", AWAKE_S)):
             found[side].append(steady(sides[side], runs // 3, warm_s))
     want = gpu.run(None, feeds)
-    error = max(float(np.max(np.abs(a - b), initial=0.0)) for a, b in zip(floor.results, want, strict=True) if a.dtype.kind == "f")
+    error = max(
+        float(np.max(np.abs(a - b), initial=0.0))
+        for a, b in zip(floor.results, want, strict=True)
+        if a.dtype.kind == "f"
+    )
     by_candidate = auto.stats().get("runs_by_candidate", {})
     row = {side: float(np.median(values)) for side, values in found.items()}
-    return {**row, "over": row["gpu"] - row["floor"], "chose": max(by_candidate, key=by_candidate.get, default="?"),
-            "dispatches": floor.dispatches, "error": error}
+    return {
+        **row,
+        "over": row["gpu"] - row["floor"],
+        "chose": max(by_candidate, key=by_candidate.get, default="?"),
+        "dispatches": floor.dispatches,
+        "error": error,
+    }
 
 
 def rate(sessions: list[Any], feeds: dict[str, Any], threads: int) -> float:
@@ -167,12 +185,15 @@ def rate(sessions: list[Any], feeds: dict[str, Any], threads: int) -> float:
     return done / taken
 
 
-def joined(model: str, feeds: dict[str, Any], counts: list[int], options: dict[str, str]) -> tuple[dict[int, float], dict[int, float]]:
+def joined(
+    model: str, feeds: dict[str, Any], counts: list[int], options: dict[str, str]
+) -> tuple[dict[int, float], dict[int, float]]:
     """Runs per second by threads where they are submitted together, and submissions a run."""
     session = InferenceSession(model, cases.quiet(), provider_options={**options, "join_runs": "1"})
     for _ in range(4):
         session.run(None, feeds)
-    rate([session], feeds, CONTENDED + 1)       # they notice that there are several, and make what they need beside them
+    # they notice that there are several, and make what they need beside them
+    rate([session], feeds, CONTENDED + 1)
     until = time.perf_counter() + MAKING_S
     while time.perf_counter() < until and not any(_joint(session)):
         rate([session], feeds, CONTENDED + 1)
@@ -211,18 +232,25 @@ BEFORE, COUNTED = 20, 70
 
 
 def between(name: str, adapter: str) -> dict[str, dict[str, float]]:
-    """Milliseconds of a run, by the work that came between it and the one before: the median of the whole, the means of its parts."""
+    """Milliseconds of a run, by the work that came between it and the one before: the median of the whole, the means of
+    its parts."""
     model, feeds = cases.load(name)
     options = {"placement": "gpu", **({"adapter": adapter} if adapter else {})}
     session: Any = InferenceSession(model, cases.quiet(), provider_options=options)
     calm = cases.quiet()
     calm.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    spinning, resting = (onnxruntime.InferenceSession(model, s, providers=["CPUExecutionProvider"]) for s in (cases.quiet(), calm))
+    spinning, resting = (
+        onnxruntime.InferenceSession(model, s, providers=["CPUExecutionProvider"]) for s in (cases.quiet(), calm)
+    )
     values = np.zeros(8 << 20)
     kinds: dict[str, Callable[[], object]] = {
-        "nothing": lambda: None, "a rest of 1 ms": lambda: time.sleep(1e-3), "a rest of 10 ms": lambda: time.sleep(1e-2),
-        "64 MB of memory": lambda: np.add(values, 1.0, out=values), "the model on ORT's CPU": lambda: spinning.run(None, feeds),
-        "the same without spinning": lambda: resting.run(None, feeds)}
+        "nothing": lambda: None,
+        "a rest of 1 ms": lambda: time.sleep(1e-3),
+        "a rest of 10 ms": lambda: time.sleep(1e-2),
+        "64 MB of memory": lambda: np.add(values, 1.0, out=values),
+        "the model on ORT's CPU": lambda: spinning.run(None, feeds),
+        "the same without spinning": lambda: resting.run(None, feeds),
+    }
     until = time.perf_counter() + 2 * AWAKE_S
     while time.perf_counter() < until:
         session.run(None, feeds)
@@ -235,9 +263,15 @@ def between(name: str, adapter: str) -> dict[str, dict[str, float]]:
             begin = time.perf_counter()
             session.run(None, feeds)
             took.append((time.perf_counter() - begin) * 1e3)
-        parts = [(now - then) * 1e3 / COUNTED for now, then in zip((stats.upload_s, stats.submit_s, stats.wait_s), before, strict=True)]
-        found[kind] = {"run": float(np.median(took[BEFORE:])), **dict(zip(("upload", "submit", "wait"), parts, strict=True)),
-                       "rest": float(np.mean(took[BEFORE:])) - sum(parts)}
+        parts = [
+            (now - then) * 1e3 / COUNTED
+            for now, then in zip((stats.upload_s, stats.submit_s, stats.wait_s), before, strict=True)
+        ]
+        found[kind] = {
+            "run": float(np.median(took[BEFORE:])),
+            **dict(zip(("upload", "submit", "wait"), parts, strict=True)),
+            "rest": float(np.mean(took[BEFORE:])) - sum(parts),
+        }
         said = ", ".join(f"{part} {ms:.3f}" for part, ms in found[kind].items())
         console.print(f"{name} after {kind}: {said}", highlight=False, soft_wrap=True)
     return found
@@ -254,7 +288,9 @@ def main(
     models: Annotated[bool, typer.Option(help="No: threads only.")] = True,
     adapter: Annotated[str, typer.Option()] = "",
     json: Annotated[Path | None, typer.Option()] = None,
-    after_work: Annotated[str, typer.Option("--between", metavar="MODEL", help="Runs of this model after other work instead.")] = "",
+    after_work: Annotated[
+        str, typer.Option("--between", metavar="MODEL", help="Runs of this model after other work instead.")
+    ] = "",
 ) -> None:
     if after_work:
         _write(json, {after_work: between(after_work, adapter)})
@@ -264,8 +300,13 @@ def main(
     table = Table("ms", "dispatches", "floor", "gpu", "over", "auto", "auto chose", "difference")
     for name in (names or DEFAULT) if models else ():
         row = results[name] = measure(name, runs, adapter)
-        table.add_row(name, str(row["dispatches"]), *(f"{row[k]:.3f}" for k in ("floor", "gpu", "over", "auto")), row["chose"],
-                      f"{row['error']:.1e}")
+        table.add_row(
+            name,
+            str(row["dispatches"]),
+            *(f"{row[k]:.3f}" for k in ("floor", "gpu", "over", "auto")),
+            row["chose"],
+            f"{row['error']:.1e}",
+        )
         _write(json, results)
     console.print(table)
     if threads:

@@ -1,17 +1,20 @@
-"""What Python does around the GPU, counted: calls and modules of opening a model, planning and running it. No GPU is needed.
+"""What Python does around the GPU, counted: calls and modules of opening a model, planning and running it. No GPU is
+needed.
 
     python -m benchmarks.host_calls show [NAME ...]         this folder: counts, milliseconds, memory
     python -m benchmarks.host_calls update                  writes host_calls.json, what later commits are compared with
     python -m benchmarks.host_calls check                   exit code 1 where this folder calls more than that
     python -m benchmarks.host_calls compare OLD [NEW]       two commits, or folders with the package
 
-opening new: a session with placement=gpu in a new process that finds nothing of the model on disk, opening known: what it left there.
-planning: the plan of the model's graph. first run: of such a session. run, binding: with arrays, and with an IO binding of arrays and a
-value on the device. verdict: the adapter, of which it is known whether it can be trusted. token: one that a small decoder generates. step:
-one of training lenet5, with its loss. Of many alike it is the one with the fewest calls. calls: of Python functions in the package, on the
-thread that runs, but while it waits for the GPU (no generator, comprehension or lambda: Python versions differ in these); all: of any
-Python or C function there. ms: without counting. kept: memory blocks that are there afterwards. peak KiB: of Python's memory on the way.
-Counts repeat from process to process; milliseconds are of this machine. Rows of ops are calls of opening: who adds some updates the file.
+opening new: a session with placement=gpu in a new process that finds nothing of the model on disk, opening known: what
+it left there. planning: the plan of the model's graph. first run: of such a session. run, binding: with arrays, and
+with an IO binding of arrays and a value on the device. verdict: the adapter, of which it is known whether it can be
+trusted. token: one that a small decoder generates. step: one of training lenet5, with its loss. Of many alike it is the
+one with the fewest calls. calls: of Python functions in the package, on the thread that runs, but while it waits for
+the GPU (no generator, comprehension or lambda: Python versions differ in these); all: of any Python or C function
+there. ms: without counting. kept: memory blocks that are there afterwards. peak KiB: of Python's memory on the way.
+Counts repeat from process to process; milliseconds are of this machine. Rows of ops are calls of opening: who adds some
+updates the file.
 """
 
 from __future__ import annotations
@@ -89,8 +92,11 @@ def counted(name: str) -> Measured:
         counters = [Counter(package) for _ in range(times)]
         for counter in counters:
             counter.count(action)
-        found[phase] = {"calls": min(c.calls for c in counters), "all": min(c.all for c in counters),
-                        "modules": len(set[str]().union(*(c.modules for c in counters)))}
+        found[phase] = {
+            "calls": min(c.calls for c in counters),
+            "all": min(c.all for c in counters),
+            "modules": len(set[str]().union(*(c.modules for c in counters))),
+        }
     return found
 
 
@@ -144,7 +150,9 @@ def _decoder() -> Iterator[tuple[str, int, Callable[[], object]]]:
     from models.language import language_model
     from ort_gpu_ep.generation import Generator
 
-    tokens = Generator(language_model(), max_length=LENGTH).generate(np.arange(1, 4), max_new_tokens=RUNS + 2 * WARM_RUNS)
+    tokens = Generator(language_model(), max_length=LENGTH).generate(
+        np.arange(1, 4), max_new_tokens=RUNS + 2 * WARM_RUNS
+    )
     for _ in range(WARM_RUNS):
         next(tokens)
     yield "token", RUNS, lambda: next(tokens)
@@ -156,7 +164,12 @@ def _trainer() -> Iterator[tuple[str, int, Callable[[], object]]]:
     import models
     from ort_gpu_ep.training import SGD, Trainer
 
-    trainer = Trainer(models.build("lenet5").SerializeToString(), loss="cross_entropy", optimizer=SGD(0.01), options={"placement": "gpu"})
+    trainer = Trainer(
+        models.build("lenet5").SerializeToString(),
+        loss="cross_entropy",
+        optimizer=SGD(0.01),
+        options={"placement": "gpu"},
+    )
     random = np.random.default_rng(0)
     batch = random.standard_normal((1, 1, 32, 32), np.float32), random.integers(0, 10, 1)
     for _ in range(WARM_RUNS):
@@ -196,7 +209,9 @@ def _model(name: str) -> Iterator[tuple[str, int, Callable[[], object]]]:
     binding, output = session.io_binding(), session.get_outputs()[0]
     for input_name, array in feeds.items():
         binding.bind_cpu_input(input_name, array)
-    binding.bind_ortvalue_output(output.name, OrtValue.ortvalue_from_numpy(session.run([output.name], feeds)[0], "gpu", 0))
+    binding.bind_ortvalue_output(
+        output.name, OrtValue.ortvalue_from_numpy(session.run([output.name], feeds)[0], "gpu", 0)
+    )
     for _ in range(WARM_RUNS):
         session.run_with_iobinding(binding)
     yield "binding", RUNS, lambda: session.run_with_iobinding(binding)
@@ -206,15 +221,25 @@ def measured(names: tuple[str, ...], folder: Path = ROOT, modes: tuple[str, ...]
     """Of each model, each way in a new process. Raises CalledProcessError."""
     found: dict[str, Measured] = {}
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT))), "ORT_GPU_EP_CACHE_DIR": cache,
-                       "PYTHONHASHSEED": "0"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT))),
+            "ORT_GPU_EP_CACHE_DIR": cache,
+            "PYTHONHASHSEED": "0",
+        }
 
         def one_way(mode: str, name: str) -> Measured:
-            done = subprocess.run([sys.executable, __file__, "one", mode, name], cwd=folder, env=environment, stdout=subprocess.PIPE,
-                                  text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, __file__, "one", mode, name],
+                cwd=folder,
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
             return dict(json.loads(done.stdout.splitlines()[-1]))
 
-        one_way("timed", "adapter")     # leaves the verdict, which is no model's
+        one_way("timed", "adapter")  # leaves the verdict, which is no model's
         for name in names:
             first = one_way("counted", name)
             merged: Measured = {NEW: first["opening known"]} if name not in WALKS else {}
@@ -227,9 +252,12 @@ def measured(names: tuple[str, ...], folder: Path = ROOT, modes: tuple[str, ...]
 
 def increases(old: Mapping[str, Measured], new: Mapping[str, Measured], apart_from: tuple[str, ...] = ()) -> list[str]:
     """Phases that call more than MORE times as much as before, in sentences. apart_from: phases that may."""
-    return [f"{name}, {phase}: {old[name][phase]['calls']:g} calls before, {values['calls']:g} now"
-            for name, phases in new.items() for phase, values in phases.items()
-            if phase not in apart_from and phase in old.get(name, ()) and values["calls"] > MORE * old[name][phase]["calls"]]
+    return [
+        f"{name}, {phase}: {old[name][phase]['calls']:g} calls before, {values['calls']:g} now"
+        for name, phases in new.items()
+        for phase, values in phases.items()
+        if phase not in apart_from and phase in old.get(name, ()) and values["calls"] > MORE * old[name][phase]["calls"]
+    ]
 
 
 def _table(found: Mapping[str, Measured]) -> None:
@@ -254,8 +282,10 @@ def show(names: Names = None) -> None:
 def update() -> None:
     """Writes host_calls.json."""
     found = measured(NAMES, modes=("counted",))
-    kept = {n: {phase: {k: v for k, v in values.items() if k in ("calls", "modules")} for phase, values in phases.items()}
-            for n, phases in found.items()}
+    kept = {
+        n: {phase: {k: v for k, v in values.items() if k in ("calls", "modules")} for phase, values in phases.items()}
+        for n, phases in found.items()
+    }
     RECORDED.write_text(json.dumps(kept, indent=1) + "\n")
     _table(found)
 

@@ -2,8 +2,9 @@
 
 python -m benchmarks.kernels [PATTERN] [--runs N] [--seconds S] [--adapter A] [--checked 0|1] [--json FILE]
 
-A run records and submits one node whose weights are on the device; the time is that of a batch of runs between two waits
-for an idle GPU, divided by their number, best of three batches: no transfers, but the host's recording where that is slower.
+A run records and submits one node whose weights are on the device; the time is that of a batch of runs between two
+waits for an idle GPU, divided by their number, best of three batches: no transfers, but the host's recording where that
+is slower.
 """
 
 from __future__ import annotations
@@ -44,13 +45,19 @@ class Case:
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
-def conv(name: str, size: int, channels: int, filters: int, window: int, stride: int = 1, groups: int = 1, batch: int = 1) -> Case:
+def conv(
+    name: str, size: int, channels: int, filters: int, window: int, stride: int = 1, groups: int = 1, batch: int = 1
+) -> Case:
     """A square convolution with SAME padding and bias."""
     out = -(-size // stride)
     return Case(
-        name, "Conv", (batch, channels, size, size), ((filters, channels // groups, window, window), (filters,)),
+        name,
+        "Conv",
+        (batch, channels, size, size),
+        ((filters, channels // groups, window, window), (filters,)),
         batch * filters * out * out * channels // groups * window * window,
-        {"pads": [window // 2] * 4, "strides": [stride] * 2, "group": groups})
+        {"pads": [window // 2] * 4, "strides": [stride] * 2, "group": groups},
+    )
 
 
 def matmul(name: str, a: Shape, b: Shape) -> Case:
@@ -87,9 +94,17 @@ CASES = (
     conv("conv 1x1 96-24 56", 56, 96, 24, 1),
     conv("conv 1x1 960-320 7", 7, 960, 320, 1),
     conv("conv 1x1 96-24 1", 1, 96, 24, 1),
-    Case("conv 1-D 9 80-512 1500", "Conv", (1, 80, 1500), ((512, 80, 9), (512,)), 512 * 1500 * 80 * 9, {"pads": [4, 4]}),
-    Case("conv transpose 4x4/2 128-64 28", "ConvTranspose", (1, 128, 28, 28), ((128, 64, 4, 4), (64,)), 128 * 64 * 28 * 28 * 16,
-         {"pads": [1] * 4, "strides": [2, 2]}),
+    Case(
+        "conv 1-D 9 80-512 1500", "Conv", (1, 80, 1500), ((512, 80, 9), (512,)), 512 * 1500 * 80 * 9, {"pads": [4, 4]}
+    ),
+    Case(
+        "conv transpose 4x4/2 128-64 28",
+        "ConvTranspose",
+        (1, 128, 28, 28),
+        ((128, 64, 4, 4), (64,)),
+        128 * 64 * 28 * 28 * 16,
+        {"pads": [1] * 4, "strides": [2, 2]},
+    ),
     matmul("matmul 512 512 512", (512, 512), (512, 512)),
     matmul("matmul 1024 1024 1024", (1024, 1024), (1024, 1024)),
     matmul("matmul 128 384 1536", (1, 128, 384), (384, 1536)),
@@ -106,11 +121,17 @@ def model_of(case: Case) -> onnx.ModelProto:
     """A model of one node; weights are random constants."""
     random = np.random.default_rng(0)
     names = [f"w{i}" for i in range(len(case.weights))]
-    weights = [onnx.numpy_helper.from_array(random.standard_normal(s, np.float32), n) for n, s in zip(names, case.weights, strict=True)]
+    weights = [
+        onnx.numpy_helper.from_array(random.standard_normal(s, np.float32), n)
+        for n, s in zip(names, case.weights, strict=True)
+    ]
     graph = helper.make_graph(
-        [helper.make_node(case.op, ["x", *names], ["y"], **case.attributes)], case.name,
+        [helper.make_node(case.op, ["x", *names], ["y"], **case.attributes)],
+        case.name,
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, case.x)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], weights)
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        weights,
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
@@ -141,8 +162,13 @@ def measure(case: Case, config: Config, runs: int, seconds: float) -> dict[str, 
     program.close()
     gpu.free(x.buffer)
     gpu.free(y.buffer)
-    return {"case": case.name, "ms": best * 1e3, "gflops": 2 * case.macs / best / 1e9, "runs": count,
-            "kernels": [_describe(s) for s in plan.steps]}
+    return {
+        "case": case.name,
+        "ms": best * 1e3,
+        "gflops": 2 * case.macs / best / 1e9,
+        "runs": count,
+        "kernels": [_describe(s) for s in plan.steps],
+    }
 
 
 def _describe(step: Any) -> str:
@@ -156,7 +182,7 @@ def _describe(step: Any) -> str:
 def report(results: Sequence[dict[str, Any]], title: str) -> Table:
     table = Table(title=title)
     for name, justify in (("case", "left"), ("ms", "right"), ("GFLOP/s", "right"), ("kernels", "left")):
-        table.add_column(name, justify=justify)   # type: ignore[arg-type]
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for r in results:
         table.add_row(r["case"], f"{r['ms']:.3f}", f"{r['gflops']:.1f}", ", ".join(r["kernels"]))
     return table
@@ -176,7 +202,9 @@ def main() -> None:
     adapter = Gpu.open(config).info
     Console().print(report(results, f"{adapter.name} ({adapter.backend}), checked shaders: {options.checked}"))
     if options.json:
-        options.json.write_text(json.dumps({"adapter": adapter.as_dict(), "checked": config.checked_shaders, "results": results}, indent=1))
+        options.json.write_text(
+            json.dumps({"adapter": adapter.as_dict(), "checked": config.checked_shaders, "results": results}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
     python -m benchmarks.language [--sides generate,gpu,cpu] [--contexts 512,4096] [--prompt 512] [--tokens 64] [--tiny]
         [--accuracy-level 4] [--dtype float16] [--json FILE]
 
-The model is models/language.py with Llama-3.2-1B's sizes (int4 in blocks of 32, random weights in a file beside model.onnx), or small ones.
-Past and present of a layer are one buffer. A side runs in a process of its own (language_process.py, which says what the rows are):
-`generate` by ort_gpu_ep.Generator, `gpu` by IO binding, `cpu` on ONNX Runtime's CPU provider by IO binding, `genai` by onnxruntime-genai's
-loop with our provider as its WebGPU provider (caches on the device), `genai_own` under our own name (caches on the CPU).
+The model is models/language.py with Llama-3.2-1B's sizes (int4 in blocks of 32, random weights in a file beside
+model.onnx), or small ones. Past and present of a layer are one buffer. A side runs in a process of its own
+(language_process.py, which says what the rows are): `generate` by ort_gpu_ep.Generator, `gpu` by IO binding, `cpu` on
+ONNX Runtime's CPU provider by IO binding, `genai` by onnxruntime-genai's loop with our provider as its WebGPU provider
+(caches on the device), `genai_own` under our own name (caches on the CPU).
 
 Source of the sizes: the Llama 3.2 model card (1B: 16 layers, 2048, 8192, 32 heads, 8 of keys, vocabulary 128256).
 """
@@ -30,8 +31,24 @@ from models.genai import save_settings
 from models.language import language_model
 
 LARGE: dict[str, Any] = {
-    "layers": 16, "width": 2048, "heads": 32, "groups": 8, "hidden": 8192, "vocabulary": 128256, "context": 8192, "packed": True}
-TINY: dict[str, Any] = {"layers": 2, "width": 256, "heads": 8, "groups": 2, "hidden": 512, "vocabulary": 1024, "context": 8192}
+    "layers": 16,
+    "width": 2048,
+    "heads": 32,
+    "groups": 8,
+    "hidden": 8192,
+    "vocabulary": 128256,
+    "context": 8192,
+    "packed": True,
+}
+TINY: dict[str, Any] = {
+    "layers": 2,
+    "width": 256,
+    "heads": 8,
+    "groups": 2,
+    "hidden": 512,
+    "vocabulary": 1024,
+    "context": 8192,
+}
 
 console = sides.console()
 
@@ -40,7 +57,13 @@ def measured(path: Path, side: str, sizes: dict[str, Any], contexts: str, prompt
     """Of a side, in a process of its own."""
     if side in GENAI:
         save_settings(path.parent, sizes, GENAI[side][0], {"placement": "gpu", "strict": "1"})
-    given = {"path": str(path), "side": side, "contexts": [int(c) for c in contexts.split(",")], "prompt": prompt, "tokens": tokens}
+    given = {
+        "path": str(path),
+        "side": side,
+        "contexts": [int(c) for c in contexts.split(",")],
+        "prompt": prompt,
+        "tokens": tokens,
+    }
     command = [sys.executable, "-m", "benchmarks.language_process", json_module.dumps(given)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return dict(json_module.loads(done.stdout.splitlines()[-1]))
@@ -66,7 +89,7 @@ def main(
     """Measures decoding and prompts."""
     with tempfile.TemporaryDirectory() as folder:
         path, sizes = Path(folder) / "model.onnx", TINY if tiny else LARGE
-        model = language_model(**sizes, accuracy=accuracy_level, dtype=dtype)     # type: ignore[arg-type]
+        model = language_model(**sizes, accuracy=accuracy_level, dtype=dtype)  # type: ignore[arg-type]
         onnx.save_model(model, path, save_as_external_data=True, location="model.onnx.data")
         found = {side: measured(path, side, sizes, contexts, prompt, tokens) for side in sides.split(",")}
     show(found)

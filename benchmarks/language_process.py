@@ -1,11 +1,12 @@
 """One side of benchmarks/language.py in this process: a token, a prompt, the opening of a language model.
 
-usage: python -m benchmarks.language_process '{"path": MODEL, "side": SIDE, "contexts": [512], "prompt": 512, "tokens": 64}'
+usage: python -m benchmarks.language_process '{"path": MODEL, "side": SIDE, "contexts": [512], "prompt": 512, "tokens":
+64}'
 
-Prints one JSON object. host_ms_N: of a token behind a context of N the part in which the program does not wait for the GPU, submit_ms_N
-of it in submissions (a software adapter's last as long as what is submitted); gpu_ms_N: of its compute passes, by timestamps in tokens of
-their own. host_open, host_most: resident memory beyond what the process had before the model
-was opened, as parts of the model's size; weights too that are on a software adapter's device.
+Prints one JSON object. host_ms_N: of a token behind a context of N the part in which the program does not wait for the
+GPU, submit_ms_N of it in submissions (a software adapter's last as long as what is submitted); gpu_ms_N: of its compute
+passes, by timestamps in tokens of their own. host_open, host_most: resident memory beyond what the process had before
+the model was opened, as parts of the model's size; weights too that are on a software adapter's device.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ from ort_gpu_ep import Generator, InferenceSession, get_library_path
 from ort_gpu_ep.cli import decoding
 from ort_gpu_ep.device.timing import Stopwatch
 
-GENAI = {"genai": ("WebGPU", "WebGpuExecutionProvider"), "genai_own": ("WgpuExecutionProvider", "WgpuExecutionProvider")}
+GENAI = {
+    "genai": ("WebGPU", "WebGpuExecutionProvider"),
+    "genai_own": ("WgpuExecutionProvider", "WgpuExecutionProvider"),
+}
 """Sides of onnxruntime-genai: our provider's name in its settings, and under which the library is registered."""
 
 PROMPTS = 6
 WARM_S = 1.0
-"""Prompts behind the first one that are not timed: a GPU that was idle while its pipelines compiled has the clock of one at rest, at which
-prompts take an H200 three times as long for 0.2 s.
+"""Prompts behind the first one that are not timed: a GPU that was idle while its pipelines compiled has the clock of
+one at rest, at which prompts take an H200 three times as long for 0.2 s.
 """
 TIMED = 6
 """Tokens whose passes have timestamps."""
@@ -51,13 +55,16 @@ class Opening:
 
     def __init__(self, path: str) -> None:
         self._nbytes = sum(f.stat().st_size for f in Path(path).parent.glob("model.onnx*"))
-        Path("/proc/self/clear_refs").write_text("5")       # VmHWM begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
         self._before, self._start = memory_of("VmRSS"), time.perf_counter()
 
     def end(self) -> dict[str, float]:
         seconds = time.perf_counter() - self._start
-        return {"opening_s": seconds, "host_most": (memory_of("VmHWM") - self._before) / self._nbytes,
-                "host_open": (memory_of("VmRSS") - self._before) / self._nbytes}
+        return {
+            "opening_s": seconds,
+            "host_most": (memory_of("VmHWM") - self._before) / self._nbytes,
+            "host_open": (memory_of("VmRSS") - self._before) / self._nbytes,
+        }
 
 
 def timed(step: Step, count: int, gpu: Any) -> tuple[float, float, float]:
@@ -76,7 +83,8 @@ def timed(step: Step, count: int, gpu: Any) -> tuple[float, float, float]:
 
 
 def gpu_ms(step: Step, gpu: Any) -> float:
-    """From the first pass of a token to its last one. Recordings that were made ahead have no timestamps: they are used up first."""
+    """From the first pass of a token to its last one. Recordings that were made ahead have no timestamps: they are used
+    up first."""
     gpu.timer = watch = Stopwatch(gpu, each=False)
     for _ in range(TIMED):
         step()
@@ -107,7 +115,9 @@ class Bound:
             self.session: Any = onnxruntime.InferenceSession(path, cases.quiet(), providers=["CPUExecutionProvider"])
             self.gpu = None
         else:
-            self.session = InferenceSession(path, cases.quiet(), provider_options={"placement": "gpu", "strict": "1", "unit_plans": "wait"})
+            self.session = InferenceSession(
+                path, cases.quiet(), provider_options={"placement": "gpu", "strict": "1", "unit_plans": "wait"}
+            )
             self.gpu = self.session._state.gpu
         self.opened = opening.end()
         rng, device = np.random.default_rng(3), "cpu" if side == "cpu" else "gpu"
@@ -141,9 +151,11 @@ class Generated:
 
     def __init__(self, path: str, side: str, rows: int) -> None:
         opening = Opening(path)
-        self._generator = Generator(path, max_length=rows, sess_options=cases.quiet(), provider_options={"strict": 1, "unit_plans": "wait"})
+        self._generator = Generator(
+            path, max_length=rows, sess_options=cases.quiet(), provider_options={"strict": 1, "unit_plans": "wait"}
+        )
         self.opened = opening.end()
-        self.gpu = self._generator.session._state.gpu      # type: ignore[union-attr]
+        self.gpu = self._generator.session._state.gpu  # type: ignore[union-attr]
 
     def prompt(self, ids: np.ndarray) -> None:
         decoding.timed(self._generator, ids, 0)
@@ -175,7 +187,7 @@ class Genai:
     def prompt(self, ids: np.ndarray) -> None:
         settings = self._genai.GeneratorParams(self._model)
         settings.set_search_options(max_length=self._rows)
-        self._generator = None      # its caches first
+        self._generator = None  # its caches first
         self._generator = self._genai.Generator(self._model, settings)
         self._generator.append_tokens(ids.astype(np.int32))
         self._next()
@@ -209,7 +221,10 @@ def measure(path: str, side: str, contexts: list[int], prompt: int, tokens: int)
         found |= of_context(decoder.after(context), context, tokens, decoder.gpu)
     if decoder.gpu is not None:
         stats = decoder.gpu.stats
-        found |= {"device_MiB": (stats.allocated_nbytes - stats.pooled_nbytes) / 2**20, "device_most_MiB": stats.peak_nbytes / 2**20}
+        found |= {
+            "device_MiB": (stats.allocated_nbytes - stats.pooled_nbytes) / 2**20,
+            "device_most_MiB": stats.peak_nbytes / 2**20,
+        }
     return found
 
 

@@ -17,15 +17,31 @@ MANIFEST = """{"file_format_version": "1.1.2", "layer": {"name": "%s", "type": "
 
 
 def build(folder: Path, target: str = "") -> dict[str, str]:
-    """Builds the layer in a folder, by $CC or cc; for another machine (`aarch64-linux-gnu`, say) by the package ziglang. Returns the
-    variables of a process that uses it. Raises RuntimeError.
+    """Builds the layer in a folder, by $CC or cc; for another machine (`aarch64-linux-gnu`, say) by the package
+    ziglang. Returns the variables of a process that uses it. Raises RuntimeError.
     """
     compiler = [sys.executable, "-m", "ziglang", "cc", "-target", target] if target else [os.environ.get("CC", "cc")]
     if shutil.which(compiler[0]) is None:
-        raise RuntimeError(f"{SOURCE.name} needs a C compiler, and there is no {compiler[0]}: install one (Debian: gcc), or name it by CC")
+        raise RuntimeError(
+            f"{SOURCE.name} needs a C compiler, and there is no {compiler[0]}: install one (Debian: gcc), or "
+            f"name it by CC"
+        )
     folder.mkdir(exist_ok=True)
-    subprocess.run([*compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-fvisibility=hidden", str(SOURCE),
-                    "-o", str(folder / "libvulkan_layer.so")], check=True)
+    subprocess.run(
+        [
+            *compiler,
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-Wall",
+            "-Wextra",
+            "-fvisibility=hidden",
+            str(SOURCE),
+            "-o",
+            str(folder / "libvulkan_layer.so"),
+        ],
+        check=True,
+    )
     (folder / "layer.json").write_text(MANIFEST % NAME, "utf-8")
     return {"VK_INSTANCE_LAYERS": NAME, "VK_LAYER_PATH": str(folder)}
 
@@ -34,7 +50,9 @@ def make_pipeline(device: Any, text: str, trusted: bool) -> None:
     """As a session makes it of a composed text, with naga's checks of bounds and loops or without. Raises GPUError."""
     from ort_gpu_ep.webgpu import native
 
-    bound = sorted((int(place), kind) for place, kind in re.findall(r"@group\(0\) @binding\((\d+)\) var<([^>]*)>", text))
+    bound = sorted(
+        (int(place), kind) for place, kind in re.findall(r"@group\(0\) @binding\((\d+)\) var<([^>]*)>", text)
+    )
     storage = ["write" in kind for _, kind in bound if kind != "uniform"]
     layout = device.create_pipeline_layout(device.create_bind_group_layout(storage, bound[-1][1] == "uniform"))
     module = native.trusted_module(device, "shader", text) if trusted else device.create_shader_module("shader", text)

@@ -1,4 +1,5 @@
-"""Latency of CPU, GPU and auto while another process keeps the GPU busy: LSTMs of 1 to 3 layers of 32 to 256, and ResNet-50.
+"""Latency of CPU, GPU and auto while another process keeps the GPU busy: LSTMs of 1 to 3 layers of 32 to 256, and
+ResNet-50.
 
     python -m benchmarks.load --out DIR [--json] [--only PATTERN] [--runs 50] [--level low ...] [-o NAME=VALUE ...]
 
@@ -23,11 +24,15 @@ from ort_gpu_ep.cli.plot import plot_load, pyplot
 from ort_gpu_ep.cli.shared import OptionOption, pairs, reports_errors
 
 CASES = {
-    **{f"lstm_{layers}x{hidden}": ("har_lstm", {"hidden": hidden, "layers": layers})
-       for layers in (1, 2, 3) for hidden in (32, 64, 128, 256)},
+    **{
+        f"lstm_{layers}x{hidden}": ("har_lstm", {"hidden": hidden, "layers": layers})
+        for layers in (1, 2, 3)
+        for hidden in (32, 64, 128, 256)
+    },
     "resnet50": ("resnet50", {}),
 }
-"""name -> builder and parameters. The family is that of MobiRNN (models/sequence.py), whose authors saw the GPU lose under load."""
+"""name -> builder and parameters. The family is that of MobiRNN (models/sequence.py), whose authors saw the GPU lose
+under load."""
 
 console, progress = Console(), Console(stderr=True)
 
@@ -37,8 +42,12 @@ def main(
     out: Annotated[Path, typer.Option("--out", help="A folder for pictures and data; made if needed.")],
     json: Annotated[bool, typer.Option("--json", help="Write DIR/load.json.")] = False,
     only: Annotated[str, typer.Option("--only", help="Regular expression that a model's name matches.")] = "",
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Counted runs of each candidate under each load, at least.")] = 50,
-    level: Annotated[list[under_load.Level] | None, typer.Option("--level", help="Loads besides idle; default: all.")] = None,
+    runs: Annotated[
+        int, typer.Option("--runs", min=1, help="Counted runs of each candidate under each load, at least.")
+    ] = 50,
+    level: Annotated[
+        list[under_load.Level] | None, typer.Option("--level", help="Loads besides idle; default: all.")
+    ] = None,
     option: OptionOption = None,
 ) -> None:
     pyplot()
@@ -53,13 +62,16 @@ def main(
         model = models.build(builder, **parameters)
         sides = under_load.sessions(model.SerializeToString(), options)
         feeds = make_inputs(model_inputs(model))
-        rows = under_load.measure(sides, feeds, info, sampler, levels, runs, tell=lambda at, name=name: progress.print(f"{name}: {at}"))
+        rows = under_load.measure(
+            sides, feeds, info, sampler, levels, runs, tell=lambda at, name=name: progress.print(f"{name}: {at}")
+        )
         console.print(load_table(name, rows))
         plot_load(out / f"{name}.png", f"{name} on {info.name}", rows)
         results.append({"model": name, "rows": [row.as_dict() for row in rows]})
-        if json:      # after each model: a long run that is stopped has something to show
-            (out / "load.json").write_text(json_module.dumps(
-                {"adapter": info.as_dict(), "notes": sampler.notes, "results": results}, indent=1))
+        if json:  # after each model: a long run that is stopped has something to show
+            (out / "load.json").write_text(
+                json_module.dumps({"adapter": info.as_dict(), "notes": sampler.notes, "results": results}, indent=1)
+            )
 
 
 if __name__ == "__main__":

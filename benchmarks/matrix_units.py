@@ -2,10 +2,11 @@
 
     python -m benchmarks.matrix_units [--only WHAT,...] [--size N] [--json FILE]
 
-WHAT: `peak` times of N x N x N products with a constant second matrix, and of torch's by CUDA where it is installed; `errors` and
-`times` of matrix products, `layers` times of ResNet-50's convolutions on 32 images.
+WHAT: `peak` times of N x N x N products with a constant second matrix, and of torch's by CUDA where it is installed;
+`errors` and `times` of matrix products, `layers` times of ResNet-50's convolutions on 32 images.
 
-Times as in benchmarks.gpu_time. Errors are relative to sum |x w|, of eight rows: the largest, and the mean (a bias); `l2` is relative L2.
+Times as in benchmarks.gpu_time. Errors are relative to sum |x w|, of eight rows: the largest, and the mean (a bias);
+`l2` is relative L2.
 """
 
 from __future__ import annotations
@@ -34,17 +35,27 @@ KINDS = ("normal", "positive", "large", "small", "mixed")
 def drawn(kind: str, rows: int, columns: int, seed: int, half: bool = False) -> Array:
     """A matrix of float32. half: within what float16 holds."""
     rng = np.random.default_rng(seed)
-    made = rng.random((rows, columns), np.float32) if kind == "positive" else rng.standard_normal((rows, columns), np.float32)
+    made = (
+        rng.random((rows, columns), np.float32)
+        if kind == "positive"
+        else rng.standard_normal((rows, columns), np.float32)
+    )
     powers = {"large": (4 if half else 50), "small": (-10 if half else -50)}.get(kind, 0)
     if kind == "mixed":
         made *= np.exp2(rng.integers(*((-6, 7) if half else (-40, 41)), (rows, 1))).astype(np.float32)
-    return made * np.float32(2.0 ** powers)
+    return made * np.float32(2.0**powers)
 
 
-def graph_of(m: int, n: int, k: int, dtype: DType, transposed: bool = False, batch: int = 0, weight: Array | None = None) -> Graph:
+def graph_of(
+    m: int, n: int, k: int, dtype: DType, transposed: bool = False, batch: int = 0, weight: Array | None = None
+) -> Graph:
     left, right = ((batch, m, k), (batch, k, n)) if batch else ((m, k), (n, k) if transposed else (k, n))
     load = None if weight is None else (lambda: weight)
-    values = {"a": Value("a", dtype, left), "b": Value("b", dtype, right, load), "y": Value("y", INT32 if dtype is INT8 else dtype)}
+    values = {
+        "a": Value("a", dtype, left),
+        "b": Value("b", dtype, right, load),
+        "y": Value("y", INT32 if dtype is INT8 else dtype),
+    }
     attributes = {"transB": 1} if transposed else {}
     op, version = ("MatMulInteger", 10) if dtype is INT8 else ("Gemm" if transposed else "MatMul", 13)
     node = Node(op, ("a", "b"), ("y",), version=version, attributes=attributes)
@@ -52,25 +63,37 @@ def graph_of(m: int, n: int, k: int, dtype: DType, transposed: bool = False, bat
 
 
 def errors(gpu: Gpu, graph: Graph, a: Array, b: Array, right: Array, precision: str) -> dict[str, float]:
-    got, = Trial(gpu, np.random.default_rng(0)).graph(graph, [a, b][:len(graph.inputs)], precision)
+    (got,) = Trial(gpu, np.random.default_rng(0)).graph(graph, [a, b][: len(graph.inputs)], precision)
     rows = np.random.default_rng(1).integers(0, a.shape[0], 8)
-    exact, sizes = a[rows].astype(np.float64) @ right, np.abs(a[rows]).astype(np.float64) @ np.abs(right.astype(np.float64))
+    exact, sizes = (
+        a[rows].astype(np.float64) @ right,
+        np.abs(a[rows]).astype(np.float64) @ np.abs(right.astype(np.float64)),
+    )
     off = got[rows].astype(np.float64) - exact
-    return {"l2": float(np.linalg.norm(off / sizes) / np.linalg.norm(exact / sizes)), "worst": float(np.abs(off / sizes).max()),
-            "bias": float((off / sizes).mean()), "finite": float(np.isfinite(got).mean())}
+    return {
+        "l2": float(np.linalg.norm(off / sizes) / np.linalg.norm(exact / sizes)),
+        "worst": float(np.abs(off / sizes).max()),
+        "bias": float((off / sizes).mean()),
+        "finite": float(np.isfinite(got).mean()),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--only", default="peak,errors,times,layers")
     parser.add_argument("--adapter", default="")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     gpu = open_gpu(resolve({"adapter": asked.adapter}))
-    found: list[dict[str, Any]] = [{
-        "adapter": gpu.info.name, "features": sorted(gpu.limits.features), "why_not": no_matrix_units(gpu.limits),
-        "trusted": sorted(gpu.trusted)}]
+    found: list[dict[str, Any]] = [
+        {
+            "adapter": gpu.info.name,
+            "features": sorted(gpu.limits.features),
+            "why_not": no_matrix_units(gpu.limits),
+            "trusted": sorted(gpu.trusted),
+        }
+    ]
     print(json.dumps(found[0]), flush=True)
 
     def say(**row: Any) -> None:
@@ -92,16 +115,31 @@ def main() -> None:
 
 def for_peak(gpu: Gpu, size: int, say: Any) -> None:
     """In what is chosen; TFLOP/s, of bytes TOP/s."""
-    warmth, flops = Warmth(gpu, Config()), 2.0 * size ** 3
+    warmth, flops = Warmth(gpu, Config()), 2.0 * size**3
     rng = np.random.default_rng(0)
-    for precision, dtype in (("float32", FLOAT32), ("tf32", FLOAT32), ("f16acc", FLOAT32), ("float32", FLOAT16), ("float32", INT8)):
-        weight = rng.integers(-128, 128, (size, size)) if dtype is INT8 else rng.standard_normal((size, size), np.float32)
+    for precision, dtype in (
+        ("float32", FLOAT32),
+        ("tf32", FLOAT32),
+        ("f16acc", FLOAT32),
+        ("float32", FLOAT16),
+        ("float32", INT8),
+    ):
+        weight = (
+            rng.integers(-128, 128, (size, size)) if dtype is INT8 else rng.standard_normal((size, size), np.float32)
+        )
         graph = graph_of(size, size, size, dtype, weight=weight.astype(dtype.numpy))
         with forced() as forms:
             warmth.give()
             us, _ = microseconds(gpu, graph, Config(precision=precision))
-        say(what="peak", precision=precision, dtype=dtype.name, size=size, chosen=[choice.form for choice in forms.values()],
-            us=round(us, 1), tera_per_s=round(flops / us / 1e6, 1))
+        say(
+            what="peak",
+            precision=precision,
+            dtype=dtype.name,
+            size=size,
+            chosen=[choice.form for choice in forms.values()],
+            us=round(us, 1),
+            tera_per_s=round(flops / us / 1e6, 1),
+        )
     for name, us in torch_products(size).items():
         say(what="peak", precision=f"torch {name}", size=size, us=round(us, 1), tera_per_s=round(flops / us / 1e6, 1))
 
@@ -117,8 +155,12 @@ def torch_products(size: int, repeats: int = 20) -> dict[str, float]:
         return found
     for name in ("float32", "tf32", "float16", "int8"):
         torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-        a, b = (torch.randint(-128, 128, (size, size), device="cuda").to(torch.int8) if name == "int8" else
-                torch.randn(size, size, device="cuda", dtype=torch.float16 if name == "float16" else torch.float32) for _ in range(2))
+        a, b = (
+            torch.randint(-128, 128, (size, size), device="cuda").to(torch.int8)
+            if name == "int8"
+            else torch.randn(size, size, device="cuda", dtype=torch.float16 if name == "float16" else torch.float32)
+            for _ in range(2)
+        )
         multiply = torch._int_mm if name == "int8" else torch.matmul
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for timed in (False, True):
@@ -132,7 +174,13 @@ def torch_products(size: int, repeats: int = 20) -> dict[str, float]:
     return found
 
 
-EDGES = ((150, 132, 100, False), (131, 132, 68, True), (131, 67, 35, False), (67, 131, 99, True), (300, 260, 512, False))
+EDGES = (
+    (150, 132, 100, False),
+    (131, 132, 68, True),
+    (131, 67, 35, False),
+    (67, 131, 99, True),
+    (300, 260, 512, False),
+)
 
 
 def for_errors(gpu: Gpu, size: int, say: Any) -> None:
@@ -142,15 +190,27 @@ def for_errors(gpu: Gpu, size: int, say: Any) -> None:
         for tile in TILES:
             for m, n, k, transposed in EDGES:
                 kind = "mixed" if m == 300 else "normal"
-                a, b = (drawn(kind, *shape, seed, half).astype(dtype.numpy) for seed, shape in enumerate(((m, k), (k, n))))
+                a, b = (
+                    drawn(kind, *shape, seed, half).astype(dtype.numpy) for seed, shape in enumerate(((m, k), (k, n)))
+                )
                 given = np.ascontiguousarray(b.T) if transposed else b
                 with forced(tile.name) as seen:
                     row = errors(gpu, graph_of(m, n, k, dtype, transposed), a, given, b, precision)
-                say(what="edges", precision=precision, dtype=dtype.name, tile=tile.name, size=[m, n, k], transposed=transposed,
-                    keys=list(seen), **row)
+                say(
+                    what="edges",
+                    precision=precision,
+                    dtype=dtype.name,
+                    tile=tile.name,
+                    size=[m, n, k],
+                    transposed=transposed,
+                    keys=list(seen),
+                    **row,
+                )
         m = n = size // 4
         for kind in KINDS:
-            a, b = (drawn(kind, *shape, seed, half).astype(dtype.numpy) for seed, shape in enumerate(((m, size), (size, n))))
+            a, b = (
+                drawn(kind, *shape, seed, half).astype(dtype.numpy) for seed, shape in enumerate(((m, size), (size, n)))
+            )
             row = errors(gpu, graph_of(m, n, size, dtype), a, b, b, precision)
             say(what="error", precision=precision, dtype=dtype.name, kind=kind, size=[m, n, size], **row)
 
@@ -158,9 +218,16 @@ def for_errors(gpu: Gpu, size: int, say: Any) -> None:
 def shapes_of(size: int) -> tuple[tuple[int, int, int, bool, int], ...]:
     """Rows, columns, k, whether the second matrix is transposed, batches (0: none)."""
     half, quarter, eighth = size // 2, size // 4, size // 8
-    return ((size, size, size, False, 0), (half, half, half, False, 0), (quarter, quarter, quarter, False, 0),
-            (eighth, size * 2, half, False, 0), (eighth, size * 2, half, True, 0), (size // 32, size // 32, size // 64, False, 96),
-            (quarter, size // 16, size // 16, False, 0), (size, size // 10, size // 10, False, 0))
+    return (
+        (size, size, size, False, 0),
+        (half, half, half, False, 0),
+        (quarter, quarter, quarter, False, 0),
+        (eighth, size * 2, half, False, 0),
+        (eighth, size * 2, half, True, 0),
+        (size // 32, size // 32, size // 64, False, 96),
+        (quarter, size // 16, size // 16, False, 0),
+        (size, size // 10, size // 10, False, 0),
+    )
 
 
 def for_times(gpu: Gpu, size: int, say: Any) -> None:
@@ -170,18 +237,35 @@ def for_times(gpu: Gpu, size: int, say: Any) -> None:
         for m, n, k, transposed, batch in shapes_of(size):
             if constant and batch:
                 continue
-            weight = np.random.default_rng(0).standard_normal((n, k) if transposed else (k, n), np.float32) if constant else None
+            weight = (
+                np.random.default_rng(0).standard_normal((n, k) if transposed else (k, n), np.float32)
+                if constant
+                else None
+            )
             graph, config = graph_of(m, n, k, dtype, transposed, batch, weight), Config(precision=precision)
             with forced() as forms:
                 warmth.give()
                 usual, shaders = microseconds(gpu, graph, config)
             chosen = list(forms.values())
             row = by_form(gpu, graph, config, warmth, chosen, 2.0 * m * n * k * max(batch, 1))
-            say(what="time", precision=precision, dtype=dtype.name, size=[m, n, k], transposed=transposed, batch=batch,
-                constant=constant, chosen=[choice.form for choice in chosen], us=round(usual, 1), shaders=shaders, forms=row)
+            say(
+                what="time",
+                precision=precision,
+                dtype=dtype.name,
+                size=[m, n, k],
+                transposed=transposed,
+                batch=batch,
+                constant=constant,
+                chosen=[choice.form for choice in chosen],
+                us=round(usual, 1),
+                shaders=shaders,
+                forms=row,
+            )
 
 
-def by_form(gpu: Gpu, graph: Graph, config: Config, warmth: Warmth, chosen: list[Choice], flops: float) -> dict[str, dict[str, float]]:
+def by_form(
+    gpu: Gpu, graph: Graph, config: Config, warmth: Warmth, chosen: list[Choice], flops: float
+) -> dict[str, dict[str, float]]:
     """The forms on matrix units and the best without: microseconds, TFLOP/s, and the estimate."""
     row = {}
     for choice in chosen:
@@ -190,13 +274,31 @@ def by_form(gpu: Gpu, graph: Graph, config: Config, warmth: Warmth, chosen: list
             with forced(form):
                 warmth.give()
                 us = microseconds(gpu, graph, config)[0]
-            row[form] = {"us": round(us, 1), "tflops": round(flops / us / 1e6, 1), "estimate_us": round(choice.estimates_ns[form] / 1e3, 1)}
+            row[form] = {
+                "us": round(us, 1),
+                "tflops": round(flops / us / 1e6, 1),
+                "estimate_us": round(choice.estimates_ns[form] / 1e3, 1),
+            }
     return row
 
 
-LAYERS = ((224, 3, 64, 7, 2), (56, 64, 64, 1, 1), (56, 64, 64, 3, 1), (56, 64, 256, 1, 1), (56, 256, 64, 1, 1), (56, 256, 512, 1, 2),
-          (28, 128, 128, 3, 1), (28, 128, 512, 1, 1), (28, 512, 128, 1, 1), (14, 256, 256, 3, 1), (14, 256, 1024, 1, 1),
-          (14, 1024, 256, 1, 1), (7, 512, 512, 3, 1), (7, 512, 2048, 1, 1), (7, 2048, 512, 1, 1))
+LAYERS = (
+    (224, 3, 64, 7, 2),
+    (56, 64, 64, 1, 1),
+    (56, 64, 64, 3, 1),
+    (56, 64, 256, 1, 1),
+    (56, 256, 64, 1, 1),
+    (56, 256, 512, 1, 2),
+    (28, 128, 128, 3, 1),
+    (28, 128, 512, 1, 1),
+    (28, 512, 128, 1, 1),
+    (14, 256, 256, 3, 1),
+    (14, 256, 1024, 1, 1),
+    (14, 1024, 256, 1, 1),
+    (7, 512, 512, 3, 1),
+    (7, 512, 2048, 1, 1),
+    (7, 2048, 512, 1, 1),
+)
 """Width and height, channels, filters, window, steps."""
 
 
@@ -206,7 +308,11 @@ def for_layers(gpu: Gpu, say: Any, images: int = 32) -> None:
     for size, channels, filters, window, step in LAYERS:
         w, out = np.ones((filters, channels, window, window), np.float32), -(-size // step)
         shape = (images, channels, size, size) if channels <= 4 else (images, size, size, channels)
-        values = {"x": Value("x", FLOAT32, shape), "w": Value("w", FLOAT32, w.shape, lambda w=w: w), "y": Value("y", FLOAT32)}
+        values = {
+            "x": Value("x", FLOAT32, shape),
+            "w": Value("w", FLOAT32, w.shape, lambda w=w: w),
+            "y": Value("y", FLOAT32),
+        }
         attributes: dict[str, Any] = {"pads": (window // 2,) * 4, "strides": (step, step)}
         node = Node("Conv", ("x", "w"), ("y",), version=11, attributes=attributes, channels_last=True)
         graph = Graph("g", ("x",), ("y",), (node,), values)
@@ -217,8 +323,15 @@ def for_layers(gpu: Gpu, say: Any, images: int = 32) -> None:
                 usual, shaders = microseconds(gpu, graph, config)
             chosen = list(forms.values())
             row = by_form(gpu, graph, config, warmth, chosen, 2.0 * images * out * out * w.size)
-            say(what="layer", precision=precision, layer=[size, channels, filters, window, step],
-                chosen=[choice.form for choice in chosen], us=round(usual, 1), shaders=shaders, forms=row)
+            say(
+                what="layer",
+                precision=precision,
+                layer=[size, channels, filters, window, step],
+                chosen=[choice.form for choice in chosen],
+                us=round(usual, 1),
+                shaders=shaders,
+                forms=row,
+            )
 
 
 if __name__ == "__main__":

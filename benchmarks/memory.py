@@ -1,11 +1,14 @@
-"""What a session of each model takes of device and host memory, in a process of its own: while it opens, behind its first runs.
+"""What a session of each model takes of device and host memory, in a process of its own: while it opens, behind its
+first runs.
 
-    python -m benchmarks.memory [--models resnet50,alexnet] [--placements gpu,auto] [--adapter A] [--first] [--json FILE]
+    python -m benchmarks.memory [--models resnet50,alexnet] [--placements gpu,auto] [--adapter A] [--first] [--json
+      FILE]
 
-Device: bytes of buffers as the process counts them (`most`: the most at once; `waiting`: freed and not yet given back to the driver).
-wgpu takes memory from the driver in blocks of 128 MiB, then 256, so what the driver counts is more. Host: resident memory beyond what the
-process had before it loaded the model, `onnxruntime` that of ONNX Runtime's CPU alone; `most` the most at once (Linux). A software
-adapter's device memory is the host's. runs: where placement=auto answered them.
+Device: bytes of buffers as the process counts them (`most`: the most at once; `waiting`: freed and not yet given back
+to the driver). wgpu takes memory from the driver in blocks of 128 MiB, then 256, so what the driver counts is more.
+Host: resident memory beyond what the process had before it loaded the model, `onnxruntime` that of ONNX Runtime's CPU
+alone; `most` the most at once (Linux). A software adapter's device memory is the host's. runs: where placement=auto
+answered them.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ def most() -> int:
 
 
 def forget() -> None:
-    Path("/proc/self/clear_refs").write_text("5")       # see proc_pid_clear_refs(5)
+    Path("/proc/self/clear_refs").write_text("5")  # see proc_pid_clear_refs(5)
 
 
 def of_session(path: Path, placement: str, adapter: str) -> dict[str, Any]:
@@ -64,7 +67,9 @@ def of_session(path: Path, placement: str, adapter: str) -> dict[str, Any]:
         from benchmarks import cases
         from ort_gpu_ep import InferenceSession
 
-        session = cases.waited(InferenceSession(str(path), provider_options={"placement": placement, "adapter": adapter}))
+        session = cases.waited(
+            InferenceSession(str(path), provider_options={"placement": placement, "adapter": adapter})
+        )
     found["host, open"] = resident() - before
     for _ in range(RUNS):
         session.run(None, feeds)
@@ -75,17 +80,25 @@ def of_session(path: Path, placement: str, adapter: str) -> dict[str, Any]:
     states = [] if placement == "onnxruntime" else [session._state]
     for gpu in {id(s.gpu): s.gpu for s in states if s is not None and s.gpu is not None}.values():
         stats, memory = gpu.stats, session.explain().memory
-        found |= {"device, most": stats.peak_nbytes, "device, held": stats.allocated_nbytes - stats.pooled_nbytes,
-                  "waiting": stats.pooled_nbytes, "weights": sum(m.weight_nbytes for m in memory),
-                  "activations": sum(m.activation_nbytes for m in memory)}
+        found |= {
+            "device, most": stats.peak_nbytes,
+            "device, held": stats.allocated_nbytes - stats.pooled_nbytes,
+            "waiting": stats.pooled_nbytes,
+            "weights": sum(m.weight_nbytes for m in memory),
+            "activations": sum(m.activation_nbytes for m in memory),
+        }
     return found
 
 
 def main(
     names: Annotated[str, typer.Option("--models", help="Builders, by commas.")] = "resnet50,alexnet",
-    adapter: Annotated[str, typer.Option(help="Of placement=auto, too, which leaves a software adapter alone unless it is named.")] = "",
+    adapter: Annotated[
+        str, typer.Option(help="Of placement=auto, too, which leaves a software adapter alone unless it is named.")
+    ] = "",
     placements: Annotated[str, typer.Option(help="By commas.")] = "gpu,auto",
-    first: Annotated[bool, typer.Option(help="What a machine's first process finds: nothing in the caches of this package.")] = False,
+    first: Annotated[
+        bool, typer.Option(help="What a machine's first process finds: nothing in the caches of this package.")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="Write the figures here, too.")] = None,
     child: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
@@ -100,14 +113,26 @@ def main(
             path = Path(folder) / f"{name}.onnx"
             onnx.save(models.build(name), path)
             for placement in ("onnxruntime", *placements.split(",")):
-                command = [sys.executable, "-m", "benchmarks.memory", "--child", f"{path}|{placement}", "--adapter", adapter]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.memory",
+                    "--child",
+                    f"{path}|{placement}",
+                    "--adapter",
+                    adapter,
+                ]
                 given = {"ORT_GPU_EP_CACHE_DIR": str(Path(folder, f"cache of {placement}"))} if first else {}
-                answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **given}).stdout
+                answer = subprocess.run(
+                    command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **given}
+                ).stdout
                 rows.append({"model": name, "placement": placement, **json_module.loads(answer.splitlines()[-1])})
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(*columns, title="MiB")
     for row in rows:
-        table.add_row(*(f"{row[c] / (1 << 20):.1f}" if isinstance(row.get(c), int) else str(row.get(c, "")) for c in columns))
+        table.add_row(
+            *(f"{row[c] / (1 << 20):.1f}" if isinstance(row.get(c), int) else str(row.get(c, "")) for c in columns)
+        )
     console.print(table)
     if json is not None:
         json.write_text(json_module.dumps(rows, indent=1))

@@ -36,8 +36,9 @@ class Difference:
 def difference(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]], seed: int = 0) -> Difference:
     """Of milliseconds of the runs of each process.
 
-    Runs of one process share what it drew (addresses, cores, clocks), so processes are drawn anew first, then the runs of each. With fewer
-    than three processes a side their spread is not known: the interval is then that of runs alone. Source: the hierarchical bootstrap.
+    Runs of one process share what it drew (addresses, cores, clocks), so processes are drawn anew first, then the runs
+    of each. With fewer than three processes a side their spread is not known: the interval is then that of runs alone.
+    Source: the hierarchical bootstrap.
     """
     random = np.random.default_rng(seed)
     sides = [[np.asarray(runs, float) for runs in side] for side in (old, new)]

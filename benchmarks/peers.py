@@ -2,10 +2,10 @@
 
     python -m benchmarks.peers [NAME ...] [--runs 100] [--json FILE]
 
-Names are builders and pretrained models of models/. "in turn": providers take turns run by run, so each run finds the caches of the
-CPU and the GPU's clock as another provider left them. "in blocks": in blocks of runs of their own, as in a program that uses one of them.
-Providers: ORT CPU (the reference), ours with placement=auto and
-placement=gpu, ORT's WebGPU plugin (package onnxruntime-ep-webgpu), ORT CUDA with and without TF32 where it is installed.
+Names are builders and pretrained models of models/. "in turn": providers take turns run by run, so each run finds the
+caches of the CPU and the GPU's clock as another provider left them. "in blocks": in blocks of runs of their own, as in
+a program that uses one of them. Providers: ORT CPU (the reference), ours with placement=auto and placement=gpu, ORT's
+WebGPU plugin (package onnxruntime-ep-webgpu), ORT CUDA with and without TF32 where it is installed.
 """
 
 from __future__ import annotations
@@ -35,13 +35,18 @@ Make = Callable[[Any], Any]
 
 def providers() -> Iterator[tuple[str, Make]]:
     """(name, function of the model that makes a session) of each provider."""
+
     def plain(*wanted: Any) -> Make:
         return lambda model: onnxruntime.InferenceSession(model, cases.quiet(), providers=list(wanted))
 
     yield "ort_cpu", plain("CPUExecutionProvider")
     for placement in ("auto", "gpu"):
-        yield f"ours_{placement}", lambda model, p=placement: cases.waited(
-            InferenceSession(model, cases.quiet(), provider_options={"placement": p}))
+        yield (
+            f"ours_{placement}",
+            lambda model, p=placement: cases.waited(
+                InferenceSession(model, cases.quiet(), provider_options={"placement": p})
+            ),
+        )
     webgpu = _webgpu()
     if webgpu is not None:
         yield "ort_webgpu", webgpu
@@ -84,8 +89,8 @@ def relative_l2(got: list[Any], want: list[Any]) -> float:
 
 
 def measure(name: str, runs: int) -> dict[str, dict[str, Any]]:
-    """Per provider: block_ms (median of runs in blocks), median_ms and p95_ms (of runs in turn), first_ms (session and first run), error
-    (relative L2 against ORT CPU), or failed.
+    """Per provider: block_ms (median of runs in blocks), median_ms and p95_ms (of runs in turn), first_ms (session and
+    first run), error (relative L2 against ORT CPU), or failed.
     """
     model, feeds = cases.load(name)
     row: dict[str, dict[str, Any]] = {}
@@ -99,7 +104,7 @@ def measure(name: str, runs: int) -> dict[str, dict[str, Any]]:
             want = want or got
             row[provider] = {"first_ms": (time.perf_counter() - start) * 1e3, "error": relative_l2(got, want)}
             sides[provider] = lambda s=session: s.run(None, feeds)
-        except Exception as error:   # a peer that fails is a result, too
+        except Exception as error:  # a peer that fails is a result, too
             row[provider] = {"failed": f"{type(error).__name__}: {str(error)[:120]}"}
     for provider, times in cases.in_turn(sides, runs, warm_s=WARM_S).items():
         row[provider] |= {"median_ms": float(np.median(times)), "p95_ms": float(np.percentile(times, 95))}
@@ -124,7 +129,7 @@ def main(
                 times = (f"{r[k]:.3f}" for k in ("block_ms", "median_ms", "p95_ms"))
                 table.add_row(provider, *times, f"{r['first_ms']:.0f}", f"{r['error']:.1e}")
         console.print(table)
-        if json is not None:        # after each: nothing is lost where the time is over
+        if json is not None:  # after each: nothing is lost where the time is over
             json.write_text(json_module.dumps(results, indent=1))
 
 

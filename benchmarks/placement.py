@@ -1,10 +1,13 @@
-"""`placement=auto` against both sides: plain ONNX Runtime on the CPU, and `placement=gpu`. Medians of runs in blocks that take turns.
+"""`placement=auto` against both sides: plain ONNX Runtime on the CPU, and `placement=gpu`. Medians of runs in blocks
+that take turns.
 
-    python -m benchmarks.placement [NAME ...] [--runs 50] [--seconds 1] [--limit 140] [--option NAME=VALUE] [--json FILE] [--markdown]
+    python -m benchmarks.placement [NAME ...] [--runs 50] [--seconds 1] [--limit 140] [--option NAME=VALUE] [--json
+      FILE] [--markdown]
     python -m benchmarks.placement squeezenet1_1 resnet50 encoder --rest-ms 200
 
-Names are builders and pretrained models of models/ (default: all of them; with --rest-ms those three). With --rest-ms a run comes after
-each pause, and of each side the first ten don't count. The law: auto takes at most 1.05 x the better side + 50 us.
+Names are builders and pretrained models of models/ (default: all of them; with --rest-ms those three). With --rest-ms a
+run comes after each pause, and of each side the first ten don't count. The law: auto takes at most 1.05 x the better
+side + 50 us.
 """
 
 from __future__ import annotations
@@ -34,20 +37,34 @@ def measure(name: str, runs: int, seconds: float, rest_ms: float, options: dict[
     sessions = sides.open_sides(model, options)
     first = {side: sides.timed_ms(session, feeds) for side, session in sessions.items()}
     if rest_ms:
-        times = {side: sides.paused_ms(session, feeds, runs, rest_ms * 1e-3, UNCOUNTED) for side, session in sessions.items()}
+        times = {
+            side: sides.paused_ms(session, feeds, runs, rest_ms * 1e-3, UNCOUNTED) for side, session in sessions.items()
+        }
     else:
         once_s = sum(sides.timed_ms(session, feeds) for session in sessions.values()) * 1e-3
-        times = {side: list(t) for side, t in cases.in_blocks(
-            {s: lambda session=session: session.run(None, feeds) for s, session in sessions.items()},
-            max(4, min(runs, int(3 * seconds / once_s)))).items()}
+        times = {
+            side: list(t)
+            for side, t in cases.in_blocks(
+                {s: lambda session=session: session.run(None, feeds) for s, session in sessions.items()},
+                max(4, min(runs, int(3 * seconds / once_s))),
+            ).items()
+        }
     chosen, source = sides.chosen_by(sessions["auto"], feeds)
     return Row(name, {side: float(np.median(t)) for side, t in times.items()}, first, chosen, source)
 
 
 def show(rows: list[Row], markdown: bool, title: str) -> None:
     columns = ("model", "CPU", "GPU", "auto", "chosen", "auto / better", "first run")
-    lines = [(row.name, *(f"{row.median_ms[side]:.3f}" for side in SIDES), f"{row.chosen} ({row.source})",
-              f"{row.over:.3f}" + ("" if row.lawful else " (!)"), f"{row.first_ms['auto']:.0f}") for row in rows]
+    lines = [
+        (
+            row.name,
+            *(f"{row.median_ms[side]:.3f}" for side in SIDES),
+            f"{row.chosen} ({row.source})",
+            f"{row.over:.3f}" + ("" if row.lawful else " (!)"),
+            f"{row.first_ms['auto']:.0f}",
+        )
+        for row in rows
+    ]
     if markdown:
         print("\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ("---",) * len(columns), *lines)))
     else:
@@ -79,13 +96,18 @@ def main(
         progress.print(f"{spent_s:.0f} s: {name}")
         try:
             rows.append(measure(name, runs or (15 if rest_ms else 50), seconds, rest_ms, options))
-        except Exception as error:   # a model that can't be fetched or run leaves the others
+        except Exception as error:  # a model that can't be fetched or run leaves the others
             failed[name] = f"{type(error).__name__}: {str(error)[:200]}"
             progress.print(f"{name}: {failed[name]}")
         longest_s = max(longest_s, time.monotonic() - begin - spent_s)
     show(rows, markdown, f"a run every {rest_ms:g} ms" if rest_ms else "back to back")
     if json is not None:
-        found: dict[str, Any] = {"rest_ms": rest_ms, "options": options, "failed": failed, "rows": [row.as_dict() for row in rows]}
+        found: dict[str, Any] = {
+            "rest_ms": rest_ms,
+            "options": options,
+            "failed": failed,
+            "rows": [row.as_dict() for row in rows],
+        }
         json.write_text(json_module.dumps(found, indent=1))
 
 

@@ -1,14 +1,16 @@
-"""Which kernel texts a change changes: every kernel of a fixed set is composed, without a GPU, and compared between commits.
+"""Which kernel texts a change changes: every kernel of a fixed set is composed, without a GPU, and compared between
+commits.
 
     python -m benchmarks.replay check                   whether replay.txt agrees with this folder
     python -m benchmarks.replay update                  writes replay.txt anew, and says what changed
     python -m benchmarks.replay compare OLD [NEW]       the difference of the texts; OLD, NEW: a commit, or a folder with the package
 
-All of them take --select REGEX. The set: ONNX's node cases, the cases in the records of kernels, the networks of models/, some of them
-compressed, and training steps of some, each planned for the limits of an H200, of lavapipe and of WebGPU's guaranteed minimum.
-It is planned as a session with placement=gpu plans, but without onnxruntime's optimisations before; a partition that needs what another
-one computes before its kernels are known is not in it.
-replay.txt has a line for each case and each list of kernels: the case, the limits with these kernels, a hash of each kernel's text.
+All of them take --select REGEX. The set: ONNX's node cases, the cases in the records of kernels, the networks of
+models/, some of them compressed, and training steps of some, each planned for the limits of an H200, of lavapipe and of
+WebGPU's guaranteed minimum. It is planned as a session with placement=gpu plans, but without onnxruntime's
+optimisations before; a partition that needs what another one computes before its kernels are known is not in it.
+replay.txt has a line for each case and each list of kernels: the case, the limits with these kernels, a hash of each
+kernel's text.
 """
 
 from __future__ import annotations
@@ -58,18 +60,37 @@ HASH_DIGITS = 10
 CASE_SIZE = 64
 """What stands for a size that nothing tells."""
 
-COMPRESSED = {"lenet5": ("int8", "int8+", "int4", "codebook4", "prune90"), "mlp_784": ("int8", "int4", "codebook4", "prune90"),
-              "mobilenet_v2": ("int8+",), "squeezenet1_1": ("int8+", "prune90")}
+COMPRESSED = {
+    "lenet5": ("int8", "int8+", "int4", "codebook4", "prune90"),
+    "mlp_784": ("int8", "int4", "codebook4", "prune90"),
+    "mobilenet_v2": ("int8+",),
+    "squeezenet1_1": ("int8+", "prune90"),
+}
 TRAINED, TRAINED_BATCH = ("lenet5", "mlp_16", "har_lstm"), 4
 
 LIMITS: Mapping[str, Limits] = {
     "h200": replace(
-        DEFAULT_LIMITS, features=frozenset({"shader-int64", "shader-f16", "subgroup", *SHOWN_FEATURES}), max_binding_nbytes=(1 << 31) - 4,
-        max_buffer_nbytes=1 << 40, max_buffers_per_stage=32, max_workgroup_nbytes=49152, max_invocations=1024, offset_alignment=32,
-        max_loop_iterations=1 << 40, subgroup_size=32),
+        DEFAULT_LIMITS,
+        features=frozenset({"shader-int64", "shader-f16", "subgroup", *SHOWN_FEATURES}),
+        max_binding_nbytes=(1 << 31) - 4,
+        max_buffer_nbytes=1 << 40,
+        max_buffers_per_stage=32,
+        max_workgroup_nbytes=49152,
+        max_invocations=1024,
+        offset_alignment=32,
+        max_loop_iterations=1 << 40,
+        subgroup_size=32,
+    ),
     "lavapipe": replace(
-        DEFAULT_LIMITS, features=frozenset({"shader-int64", "shader-f16", "subgroup", *SHOWN_FEATURES}), max_buffer_nbytes=(1 << 31) - 1,
-        max_buffers_per_stage=32, max_workgroup_nbytes=32768, max_invocations=1024, offset_alignment=32, figures=SOFTWARE_FIGURES),
+        DEFAULT_LIMITS,
+        features=frozenset({"shader-int64", "shader-f16", "subgroup", *SHOWN_FEATURES}),
+        max_buffer_nbytes=(1 << 31) - 1,
+        max_buffers_per_stage=32,
+        max_workgroup_nbytes=32768,
+        max_invocations=1024,
+        offset_alignment=32,
+        figures=SOFTWARE_FIGURES,
+    ),
     "minimum": DEFAULT_LIMITS,
 }
 
@@ -83,8 +104,10 @@ Source: TypeAlias = Callable[[], tuple[onnx.ModelProto, Mapping[str, Array]]]
 
 # ---- the set
 
+
 def sources(select: str = "") -> Iterator[tuple[str, Source]]:
-    """Of the whole set, and of what `select` begins with alone where that is another kind: ONNX takes 5 s of CPU to make its cases."""
+    """Of the whole set, and of what `select` begins with alone where that is another kind: ONNX takes 5 s of CPU to
+    make its cases."""
     kind = re.match(r"\^?(conformance|record|model|compressed|training)/", select)
     for case in conformance.cases() if kind is None or kind[1] == "conformance" else ():
         yield f"conformance/{case.name}", lambda case=case: (case.model, _feeds(case))  # type: ignore[misc]
@@ -112,8 +135,11 @@ def _model_of(case: Case) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
     """The one node of a record's case, as the doctor's probe has it."""
     names = ["" if given is None else f"x{i}" for i, given in enumerate(case.inputs)]
     known = {n: np.array(g.values, g.dtype) for n, g in zip(names, case.inputs, strict=True) if isinstance(g, Known)}
-    inputs = [onnx.helper.make_tensor_value_info(n, BY_NAME[g.dtype].onnx, g.shape)
-              for n, g in zip(names, case.inputs, strict=True) if isinstance(g, Random)]
+    inputs = [
+        onnx.helper.make_tensor_value_info(n, BY_NAME[g.dtype].onnx, g.shape)
+        for n, g in zip(names, case.inputs, strict=True)
+        if isinstance(g, Random)
+    ]
     outputs = [f"y{i}" for i in range(case.outputs)]
     node = onnx.helper.make_node(case.op, names, outputs, **dict(case.attributes))
     constants = [onnx.numpy_helper.from_array(a, n) for n, a in known.items()]
@@ -138,6 +164,7 @@ def _step(name: str, optimizer: str) -> onnx.ModelProto:
 
 
 # ---- their kernels
+
 
 def kernel_texts(graph: Graph, feeds: Mapping[str, Array], limits: Limits) -> Texts:
     """The text of each kernel of a graph, partition by partition. Raises GpuEpError."""
@@ -164,14 +191,19 @@ def _type_of(graph: Graph, name: str, feeds: Mapping[str, Array]) -> TensorType 
     return stand_in(graph.values[name], Guess(CASE_SIZE))
 
 
-def _planned(graph: Graph, types: list[TensorType], feeds: Mapping[str, Array], limits: Limits, constant: bool) -> Texts:
-    """What a run of these types dispatches: as in a session, the content of inputs is looked at where a row asks for it."""
+def _planned(
+    graph: Graph, types: list[TensorType], feeds: Mapping[str, Array], limits: Limits, constant: bool
+) -> Texts:
+    """What a run of these types dispatches: as in a session, the content of inputs is looked at where a row asks for
+    it."""
     values: dict[int, Array] = {}
     while True:
         try:
             plan = make_template(graph, types, limits, rewrite, values, constant=constant).plan
         except UnknownValueError as error:
-            wanted = {k for k in template.sources(graph, error.operand, types) if graph.inputs[k] in feeds} - set(values)
+            wanted = {k for k in template.sources(graph, error.operand, types) if graph.inputs[k] in feeds} - set(
+                values
+            )
             if not wanted:
                 return []
             values |= {k: feeds[graph.inputs[k]] for k in wanted}
@@ -189,26 +221,33 @@ def parser_of(description: str) -> argparse.ArgumentParser:
 
 
 def replayed(
-    select: str = "", share: int = 1, adapters: Mapping[str, Limits] = LIMITS, names: frozenset[str] | None = None,
+    select: str = "",
+    share: int = 1,
+    adapters: Mapping[str, Limits] = LIMITS,
+    names: frozenset[str] | None = None,
 ) -> tuple[Kernels, dict[str, str]]:
-    """Case -> limits -> hashes, and hash -> text. share: one in so many cases, but every record's. adapters: limits by name. names: of
-    these cases alone.
+    """Case -> limits -> hashes, and hash -> text. share: one in so many cases, but every record's. adapters: limits by
+    name. names: of these cases alone.
     """
     kernels: Kernels = {}
     texts: dict[str, str] = {}
     for k, (name, source) in enumerate(sources(select)):
-        if not re.search(select, name) or (k % share and not name.startswith("record/")) or (names is not None and name not in names):
+        if (
+            not re.search(select, name)
+            or (k % share and not name.startswith("record/"))
+            or (names is not None and name not in names)
+        ):
             continue
         try:
             model, feeds = source()
             graph = from_onnx(model)
         except (GpuEpError, onnx.shape_inference.InferenceError):
-            continue        # no session takes it, either
+            continue  # no session takes it, either
         for limits in adapters:
             try:
                 found = kernel_texts(graph, feeds, adapters[limits])
             except GpuEpError:
-                found = []      # declined as a whole, with these inputs
+                found = []  # declined as a whole, with these inputs
             hashes = [hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS] for text in found]
             texts |= dict(zip(hashes, found, strict=True))
             if hashes:
@@ -217,6 +256,7 @@ def replayed(
 
 
 # ---- the file
+
 
 def lines_of(kernels: Kernels) -> list[str]:
     """A line for each case and each list of hashes, with the limits that have it."""
@@ -273,7 +313,10 @@ def check(select: Select = "") -> None:
     _told(changed, old, new)
     print(f"{len(changed)} of {sum(map(len, new.values()))} lists of kernels differ from {RECORDED.name}")
     if changed:
-        print("see them: python -m benchmarks.replay compare COMMIT; where the change is meant: python -m benchmarks.replay update")
+        print(
+            "see them: python -m benchmarks.replay compare COMMIT; where the change is meant: python -m "
+            "benchmarks.replay update"
+        )
     raise typer.Exit(1 if changed else 0)
 
 
@@ -303,9 +346,13 @@ def compare(
         folders = [folder_of(version, Path(temporary, side)) for version, side in ((old, "old"), (new, "new"))]
         outputs = [Path(temporary, f"{k}.json") for k in range(2)]
         processes = [
-            subprocess.Popen([sys.executable, _program(folder), "dump", str(output), "--select", select], cwd=folder,
-                             env={**os.environ, "PYTHONPATH": str(folder)})
-            for folder, output in zip(folders, outputs, strict=True)]
+            subprocess.Popen(
+                [sys.executable, _program(folder), "dump", str(output), "--select", select],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(folder)},
+            )
+            for folder, output in zip(folders, outputs, strict=True)
+        ]
         ended = [process.wait() for process in processes]
         if any(ended):
             raise typer.Exit(2)
@@ -330,8 +377,16 @@ def _show(changed: list[tuple[str, str]], sides: tuple[Kernels, Kernels], texts:
         if not all(lists) or len(lists[0]) != len(lists[1]):
             continue
         for old, new in zip(*lists, strict=True):
-            difference = list(difflib.unified_diff(
-                texts[old].splitlines(), texts[new].splitlines(), f"{name} {limits} {old}", f"{name} {limits} {new}", lineterm="", n=2))
+            difference = list(
+                difflib.unified_diff(
+                    texts[old].splitlines(),
+                    texts[new].splitlines(),
+                    f"{name} {limits} {old}",
+                    f"{name} {limits} {new}",
+                    lineterm="",
+                    n=2,
+                )
+            )
             body = "\n".join(line for line in difference[2:] if line[:1] in "+-")
             if body and body not in shown and len(shown) < most:
                 shown.add(body)

@@ -1,4 +1,5 @@
-"""Scoring many rows: rows a second and memory beside a plain loop over onnxruntime's CPU, and beside Ray Data's `map_batches` with it.
+"""Scoring many rows: rows a second and memory beside a plain loop over onnxruntime's CPU, and beside Ray Data's
+`map_batches` with it.
 
     python -m benchmarks.scoring [--rows 2000000] [--adapters cpu --adapters 0,0] [--ray]
 """
@@ -38,12 +39,18 @@ def write_model(path: Path) -> None:
     """A small MLP, [n, 32] -> [n, 10]."""
     rng = np.random.default_rng(0)
     weights = {"first": (FEATURES, HIDDEN), "second": (HIDDEN, CLASSES)}
-    nodes = [helper.make_node("MatMul", ["x", "first"], ["a"]), helper.make_node("Relu", ["a"], ["b"]),
-             helper.make_node("MatMul", ["b", "second"], ["y"])]
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("MatMul", ["b", "second"], ["y"]),
+    ]
     graph = helper.make_graph(
-        nodes, "mlp", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", FEATURES])],
+        nodes,
+        "mlp",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", FEATURES])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", CLASSES])],
-        [numpy_helper.from_array(rng.standard_normal(shape).astype("f"), name) for name, shape in weights.items()])
+        [numpy_helper.from_array(rng.standard_normal(shape).astype("f"), name) for name, shape in weights.items()],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
 
 
@@ -65,7 +72,7 @@ def plain_loop(model: Path, data: Path, out: Path, batch: int) -> None:
     writer = None
     for rows in parquet.ParquetFile(data).iter_batches(SHARD_ROWS):
         x = rows.column("x").flatten().to_numpy().reshape(-1, FEATURES)
-        y = np.concatenate([session.run(None, {"x": x[k:k + batch]})[0] for k in range(0, len(x), batch)])
+        y = np.concatenate([session.run(None, {"x": x[k : k + batch]})[0] for k in range(0, len(x), batch)])
         lists = pa.FixedSizeListArray.from_arrays(pa.array(y.reshape(-1)), CLASSES)
         table = pa.table({"id": rows.column("id"), "y": lists})
         writer = writer or parquet.ParquetWriter(out, table.schema, compression="zstd")
@@ -83,7 +90,9 @@ class Plain:
     def __call__(self, batch: Any) -> Any:
         x = batch.column("x").combine_chunks().flatten().to_numpy().reshape(-1, FEATURES)
         y = self._session.run(None, {"x": x})[0]
-        return pa.table({"id": batch.column("id"), "y": pa.FixedSizeListArray.from_arrays(pa.array(y.reshape(-1)), CLASSES)})
+        return pa.table(
+            {"id": batch.column("id"), "y": pa.FixedSizeListArray.from_arrays(pa.array(y.reshape(-1)), CLASSES)}
+        )
 
 
 def map_batches(model: Path, data: Path, out: Path) -> None:
@@ -92,13 +101,15 @@ def map_batches(model: Path, data: Path, out: Path) -> None:
 
     actors, given = ray.data.ActorPoolStrategy(size=1), {"model": model.read_bytes()}
     scored = ray.data.read_parquet(str(data)).map_batches(
-        Plain, fn_constructor_kwargs=given, compute=actors, batch_size=BATCH, batch_format="pyarrow")
+        Plain, fn_constructor_kwargs=given, compute=actors, batch_size=BATCH, batch_format="pyarrow"
+    )
     scored.write_parquet(str(out))
 
 
 @contextmanager
 def watched(samples: list[float], cpu_s: dict[int, list[float]]) -> Iterator[None]:
-    """Ten times a second, of this process and its children: megabytes that they share with nobody, and seconds of a core by process."""
+    """Ten times a second, of this process and its children: megabytes that they share with nobody, and seconds of a
+    core by process."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -130,11 +141,17 @@ def timed(name: str, rows: int, work: Callable[[], Any]) -> None:
     whole_s = time.perf_counter() - start
     seconds = report.seconds if report is not None else whole_s
     parts = [max(part, default=0.0) for part in np.array_split(samples, FIFTHS)]
-    print(f"{name:24} {rows / seconds:12,.0f} rows/s {seconds / rows * 1e6:8.2f} us a row {whole_s:8.1f} s with preparation")
+    print(
+        f"{name:24} {rows / seconds:12,.0f} rows/s {seconds / rows * 1e6:8.2f} us a row {whole_s:8.1f} s with "
+        f"preparation"
+    )
     spent_s = sum(found[-1] - found[0] for found in cpu_s.values())
     print(f"{'':24} {spent_s / rows * 1e6:.2f} us of a core a row, preparation included")
-    print(f"{'':24} MB at most in each fifth of the time: {', '.join(f'{part:,.0f}' for part in parts)}",
-          f"; batch {report.batch}" if report is not None else "", flush=True)
+    print(
+        f"{'':24} MB at most in each fifth of the time: {', '.join(f'{part:,.0f}' for part in parts)}",
+        f"; batch {report.batch}" if report is not None else "",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -152,7 +169,11 @@ def main() -> None:
         timed("plain loop, CPU", given.rows, lambda: plain_loop(model, data, folder / "plain.parquet", BATCH))
         for place, adapters in enumerate(given.adapters or ["cpu"]):
             out = folder / f"out{place}"
-            timed(adapters, given.rows, lambda a=adapters, o=out: score(model, data, o, adapters=a, key="id", batch=given.batch))  # type: ignore[misc]
+            timed(
+                adapters,
+                given.rows,
+                lambda a=adapters, o=out: score(model, data, o, adapters=a, key="id", batch=given.batch),
+            )  # type: ignore[misc]
         if given.ray:
             with_ray(model, data, folder, given.rows)
 

@@ -1,4 +1,5 @@
-"""The sides of placement=auto: plain ONNX Runtime on the CPU, `placement=gpu` and `placement=auto`, in one process and in turn."""
+"""The sides of placement=auto: plain ONNX Runtime on the CPU, `placement=gpu` and `placement=auto`, in one process and
+in turn."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ LAW_FACTOR, LAW_MS = 1.05, 0.05
 """The law: auto takes at most 1.05 x the better side + 50 us."""
 
 WAKE_S = 0.7
-"""Runs of a side that don't count, for so long: a GPU that has slept raises its clock only after 0.4 s of work or more."""
+"""Runs of a side that don't count, for so long: a GPU that has slept raises its clock only after 0.4 s of work or
+more."""
 
 WIDTH = 120
 """Columns of a table that is written to a file or a pipe."""
@@ -40,7 +42,8 @@ def wake_s(side: str) -> float:
 
 @dataclass
 class Row:
-    """What the sides took for one case, in milliseconds. first_ms: the first run of each side, and of auto also the second and third."""
+    """What the sides took for one case, in milliseconds. first_ms: the first run of each side, and of auto also the
+    second and third."""
 
     name: str
     median_ms: dict[str, float]
@@ -61,8 +64,15 @@ class Row:
         return self.median_ms["auto"] <= LAW_FACTOR * self.better_ms + LAW_MS
 
     def as_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "median_ms": self.median_ms, "first_ms": self.first_ms, "chosen": self.chosen, "source": self.source,
-                "over": self.over, "lawful": self.lawful}
+        return {
+            "name": self.name,
+            "median_ms": self.median_ms,
+            "first_ms": self.first_ms,
+            "chosen": self.chosen,
+            "source": self.source,
+            "over": self.over,
+            "lawful": self.lawful,
+        }
 
 
 def open_sides(model: Any, options: Mapping[str, str]) -> dict[str, Any]:
@@ -70,7 +80,8 @@ def open_sides(model: Any, options: Mapping[str, str]) -> dict[str, Any]:
     return {
         "cpu": onnxruntime.InferenceSession(model, cases.quiet(), providers=["CPUExecutionProvider"]),
         "gpu": InferenceSession(model, cases.quiet(), provider_options={**options, "placement": "gpu"}),
-        "auto": cases.waited(InferenceSession(model, cases.quiet(), provider_options={**options, "placement": "auto"}))}
+        "auto": cases.waited(InferenceSession(model, cases.quiet(), provider_options={**options, "placement": "auto"})),
+    }
 
 
 def timed_ms(session: Any, feeds: Feeds) -> float:
@@ -109,5 +120,8 @@ def chosen_by(session: Any, feeds: Feeds) -> tuple[str, str]:
 
 def summary(rows: Sequence[Row]) -> str:
     bad = [row.name for row in rows if not row.lawful]
-    text = f"ms; within {LAW_FACTOR - 1:.0%} + {LAW_MS * 1e3:.0f} us of the better side: {len(rows) - len(bad)} of {len(rows)}"
+    text = (
+        f"ms; within {LAW_FACTOR - 1:.0%} + {LAW_MS * 1e3:.0f} us of the better side: {len(rows) - len(bad)} of "
+        f"{len(rows)}"
+    )
     return f"{text}; not: {', '.join(bad)}" if bad else text

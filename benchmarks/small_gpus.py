@@ -1,10 +1,12 @@
-"""Which choices among forms of kernels follow from which parameters of the cost model on GPUs that are not an H200: without any GPU.
+"""Which choices among forms of kernels follow from which parameters of the cost model on GPUs that are not an H200:
+without any GPU.
 
     python -m benchmarks.small_gpus [--model NAME ...] [--times 4]
 
-Networks are planned for artificial GPUs with the parameters that a profile of theirs gives, and again with some of these parameters divided
-and multiplied. Told: choices that come out otherwise, and how many times as long as the best form, by the changed estimates, the form takes
-at most that was chosen before. Where that is next to nothing, measuring the parameter would gain as little.
+Networks are planned for artificial GPUs with the parameters that a profile of theirs gives, and again with some of
+these parameters divided and multiplied. Told: choices that come out otherwise, and how many times as long as the best
+form, by the changed estimates, the form takes at most that was chosen before. Where that is next to nothing, measuring
+the parameter would gain as little.
 """
 
 from __future__ import annotations
@@ -29,14 +31,19 @@ SMALL_GPUS: Mapping[str, tuple[float, Roofs]] = {
     "mali-g7x": (20e-6, Roofs(0.9e12, 34e9, 8e-7, 2e-7, 1.9e11)),
     "apple-m1": (1e-5, Roofs(2.6e12, 68e9, 4e-7, 1e-7, 6.5e11)),
 }
-"""A laptop's, a phone's, and a larger integrated one, by their class: a dispatch, and the rest of a profile. What they wait for is assumed;
-likewise what their units read of workgroup memory: 64, 16 and 64 bytes a clock, of 1.15, 0.85 and 1.28 GHz. A Mali has it in its caches."""
+"""A laptop's, a phone's, and a larger integrated one, by their class: a dispatch, and the rest of a profile. What they
+wait for is assumed; likewise what their units read of workgroup memory: 64, 16 and 64 bytes a clock, of 1.15, 0.85 and
+1.28 GHz. A Mali has it in its caches."""
 
 GROUPS: Mapping[str, Sequence[str]] = {
-    "a dispatch": SCALES["launches"], "a read that is waited for": (*SCALES["waits"], *SCALES["waits in clocks"]),
-    "a barrier": (*SCALES["barriers"], *SCALES["barriers in clocks"]), "workgroup memory: products": SCALES["workgroup memory"],
-    "workgroup memory: transposes": ("transpose_tile_factor",), "workgroup memory: sparse": ("sparse_held_clocks", "sparse_staging_clocks"),
-    "workgroup memory: recurrent": ("held_vector_ns",), "atomics": ("arrival_ns", "byte_arrival_ns", "matrix_arrival_ns"),
+    "a dispatch": SCALES["launches"],
+    "a read that is waited for": (*SCALES["waits"], *SCALES["waits in clocks"]),
+    "a barrier": (*SCALES["barriers"], *SCALES["barriers in clocks"]),
+    "workgroup memory: products": SCALES["workgroup memory"],
+    "workgroup memory: transposes": ("transpose_tile_factor",),
+    "workgroup memory: sparse": ("sparse_held_clocks", "sparse_staging_clocks"),
+    "workgroup memory: recurrent": ("held_vector_ns",),
+    "atomics": ("arrival_ns", "byte_arrival_ns", "matrix_arrival_ns"),
 }
 """Those of SCALES, and what could be measured beside them."""
 
@@ -72,7 +79,9 @@ def told(before: Choices, after: Choices) -> tuple[str, str]:
 
 
 def main(
-    model: Annotated[list[str] | None, typer.Option(help="Networks of models/ in place of those that are usual.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Networks of models/ in place of those that are usual.")
+    ] = None,
     times: Annotated[float, typer.Option(help="What parameters are divided and multiplied by.")] = 4.0,
 ) -> None:
     graphs = {name: from_onnx(models.build(name)) for name in model or NETWORKS}
@@ -80,7 +89,9 @@ def main(
     for kind, (dispatch_s, roofs) in SMALL_GPUS.items():
         figures = figures_for("integrated", figures_of(roofs, dispatch_s))
         before = choices(graphs, limits_of(kind, figures))
-        table = Table("parameters", f"/ {times:g}", "lost", f"x {times:g}", "lost", title=f"{kind}: {len(before)} choices")
+        table = Table(
+            "parameters", f"/ {times:g}", "lost", f"x {times:g}", "lost", title=f"{kind}: {len(before)} choices"
+        )
         for group, names in GROUPS.items():
             cells: list[str] = []
             for factor in (1 / times, times):

@@ -1,13 +1,15 @@
-"""One new process from its imports to its first result, and on until it has settled: what benchmarks/start.py starts many of.
+"""One new process from its imports to its first result, and on until it has settled: what benchmarks/start.py starts
+many of.
 
     python -m benchmarks.start_process SIDE MODEL INPUTS OPTIONS RUNS LIMIT_S PAUSE_MS
 
-SIDE: `cpu` (onnxruntime's CPU provider), `webgpu` (its WebGPU provider), `ours`, or `gpu`, which is ours with placement=gpu. INPUTS:
-JSON, name -> [numpy type, shape]; zeros are fed. OPTIONS: JSON, of our provider. RUNS: how many follow the first one; with -1 as many as
-it takes until the session has settled, and five more, but none that begins after LIMIT_S; with -2 none until it has settled, which leaves
-the cores to that, and it goes on until no helper process is at work any more. PAUSE_MS: between two runs. Prints JSON: seconds to the
-session, to the first result, until it settled (null: not within the limit) and until the GPU first answered, which candidates answered,
-milliseconds of the runs that followed, resident bytes of the process at most and in the end, and what all processes have of an NVIDIA
+SIDE: `cpu` (onnxruntime's CPU provider), `webgpu` (its WebGPU provider), `ours`, or `gpu`, which is ours with
+placement=gpu. INPUTS: JSON, name -> [numpy type, shape]; zeros are fed. OPTIONS: JSON, of our provider. RUNS: how many
+follow the first one; with -1 as many as it takes until the session has settled, and five more, but none that begins
+after LIMIT_S; with -2 none until it has settled, which leaves the cores to that, and it goes on until no helper process
+is at work any more. PAUSE_MS: between two runs. Prints JSON: seconds to the session, to the first result, until it
+settled (null: not within the limit) and until the GPU first answered, which candidates answered, milliseconds of the
+runs that followed, resident bytes of the process at most and in the end, and what all processes have of an NVIDIA
 device's memory.
 """
 
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import time
 
-TYPE_CHECKING = False       # the module typing would count as a part of the start
+TYPE_CHECKING = False  # the module typing would count as a part of the start
 if TYPE_CHECKING:
     from typing import Any
 
@@ -58,14 +60,21 @@ def opened(side: str, model: str, options: "dict[str, str]") -> "Any":
 
         onnxruntime.register_execution_provider_library("webgpu_peer", plugin.get_library_path())
         settings = onnxruntime.SessionOptions()
-        settings.add_provider_for_devices([d for d in onnxruntime.get_ep_devices() if d.ep_name == plugin.get_ep_name()][:1], {})
+        settings.add_provider_for_devices(
+            [d for d in onnxruntime.get_ep_devices() if d.ep_name == plugin.get_ep_name()][:1], {}
+        )
         return onnxruntime.InferenceSession(model, settings)
     names = ["CPUExecutionProvider"] if side == "cpu" else ["WebGpuExecutionProvider", "CPUExecutionProvider"]
     return onnxruntime.InferenceSession(model, providers=names)
 
 
 def main(
-    side: str, model: str, inputs: "dict[str, tuple[str, list[int]]]", options: "dict[str, str]", runs: int, limit_s: float,
+    side: str,
+    model: str,
+    inputs: "dict[str, tuple[str, list[int]]]",
+    options: "dict[str, str]",
+    runs: int,
+    limit_s: float,
     pause_ms: float,
 ) -> None:
     begin_s = time.perf_counter()
@@ -93,14 +102,27 @@ def main(
         more -= settled_s is not None
         if settled_s is None and ready():
             settled_s = now_s - begin_s
-        if ours and gpu_s is None and settled_s is not None and set(session.stats().get("runs_by_candidate", {})) - {"cpu"}:
+        if (
+            ours
+            and gpu_s is None
+            and settled_s is not None
+            and set(session.stats().get("runs_by_candidate", {})) - {"cpu"}
+        ):
             gpu_s = now_s - begin_s
     if runs == ALONE and ours:
         import psutil
 
-        while psutil.Process().children() and time.perf_counter() - begin_s < limit_s:     # probes that the model does not want
+        # probes that the model does not want
+        while psutil.Process().children() and time.perf_counter() - begin_s < limit_s:
             time.sleep(0.1)
-    found = {"session_s": session_s, "first_s": first_s, "settled_s": settled_s, "gpu_s": gpu_s, "took_ms": took_ms, **resident()}
+    found = {
+        "session_s": session_s,
+        "first_s": first_s,
+        "settled_s": settled_s,
+        "gpu_s": gpu_s,
+        "took_ms": took_ms,
+        **resident(),
+    }
     found["answered"] = session.stats().get("runs_by_candidate", {}) if ours else {}
     found["device_used"] = None if side == "cpu" else used_nbytes()
     print(json.dumps(found), flush=True)

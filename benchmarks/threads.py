@@ -1,10 +1,13 @@
-"""Several models and threads in one process: runs a second and quantiles of a run, on the CPU, on the GPU and where a session chooses.
+"""Several models and threads in one process: runs a second and quantiles of a run, on the CPU, on the GPU and where a
+session chooses.
 
-    python -m benchmarks.threads [--models squeezenet1_1,mobilenet_v2,encoder,har_lstm] [--threads 8] [--seconds 4] [--blocks 2]
+    python -m benchmarks.threads [--models squeezenet1_1,mobilenet_v2,encoder,har_lstm] [--threads 8] [--seconds 4]
+      [--blocks 2]
         [--sides cpu,gpu,auto] [--adapter A] [--profile] [--json FILE]
 
-Each thread runs one model over and over (thread i the i-th, from the first again behind the last); the sides take turns in blocks.
---profile: what Python does in one thread's runs of `auto` beside those of the side that it has chosen, in function calls a run.
+Each thread runs one model over and over (thread i the i-th, from the first again behind the last); the sides take turns
+in blocks. --profile: what Python does in one thread's runs of `auto` beside those of the side that it has chosen, in
+function calls a run.
 """
 
 from __future__ import annotations
@@ -79,7 +82,9 @@ def calls(session: Any, feeds: dict[str, Any]) -> tuple[float, list[str]]:
     stats: Any = pstats.Stats(profile)
     rows = sorted(stats.stats.items(), key=lambda row: -row[1][2])[:8]
     return stats.total_calls / PROFILED, [
-        f"{Path(at[0]).name}:{at[2]} {count / PROFILED:.1f} x, {own * 1e6 / PROFILED:.1f} us" for at, (_, count, own, _, _) in rows]
+        f"{Path(at[0]).name}:{at[2]} {count / PROFILED:.1f} x, {own * 1e6 / PROFILED:.1f} us"
+        for at, (_, count, own, _, _) in rows
+    ]
 
 
 def main(
@@ -94,7 +99,8 @@ def main(
 ) -> None:
     """Measures the sides in turn."""
     found: dict[str, dict[str, Any]] = {}
-    took: dict[str, list[list[float]]] = {side: [[] for _ in models.split(",")] for side in sides.split(",")}      # of each model
+    # of each model
+    took: dict[str, list[list[float]]] = {side: [[] for _ in models.split(",")] for side in sides.split(",")}
     sessions = {}
     for side in took:
         sessions[side] = [opened(side, name, adapter) for name in models.split(",")]
@@ -104,14 +110,25 @@ def main(
             for k, ms in enumerate(block(sessions[side], threads, seconds)):
                 took[side][k % len(took[side])] += ms
     for side, of_models in took.items():
-        for name, ms in (("all", [m for model in of_models for m in model]), *zip(models.split(","), of_models, strict=True)):
+        for name, ms in (
+            ("all", [m for model in of_models for m in model]),
+            *zip(models.split(","), of_models, strict=True),
+        ):
             p50_ms, p99_ms = np.percentile(ms, (50, 99))
-            row = {"runs_s": len(ms) / (blocks * seconds), "mean_ms": float(np.mean(ms)), "p50_ms": float(p50_ms), "p99_ms": float(p99_ms)}
+            row = {
+                "runs_s": len(ms) / (blocks * seconds),
+                "mean_ms": float(np.mean(ms)),
+                "p50_ms": float(p50_ms),
+                "p99_ms": float(p99_ms),
+            }
             found[f"{side}, {name}"] = row
             print(f"{side:5} {name:16}" + "".join(f"  {key} {value:9.2f}" for key, value in row.items()), flush=True)
     if "auto" in sessions:
         for name, (session, _) in zip(models.split(","), sessions["auto"], strict=True):
-            print(f"auto, {name}: {session.stats().get('runs_by_candidate')}; {session.explain().decisions[-1][1]}", flush=True)
+            print(
+                f"auto, {name}: {session.stats().get('runs_by_candidate')}; {session.explain().decisions[-1][1]}",
+                flush=True,
+            )
     for side in took if profile else ():
         for name, (session, feeds) in zip(models.split(","), sessions[side], strict=True):
             count, rows = calls(session, feeds)

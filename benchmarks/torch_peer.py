@@ -16,11 +16,18 @@ from onnx import helper, numpy_helper
 class TorchStep:
     """A model's training step: cross-entropy of what is before a last Softmax, SGD or Adam.
 
-    make: from parameters to an optimizer of torch. trainable: patterns of initializers' names, None for all but running statistics.
+    make: from parameters to an optimizer of torch. trainable: patterns of initializers' names, None for all but running
+    statistics.
     """
 
     def __init__(
-        self, torch: Any, model: onnx.ModelProto, make: Callable[[list[Any]], Any], *, dtype: Any, device: str = "cpu",
+        self,
+        torch: Any,
+        model: onnx.ModelProto,
+        make: Callable[[list[Any]], Any],
+        *,
+        dtype: Any,
+        device: str = "cpu",
         trainable: Sequence[str] | None = None,
     ) -> None:
         self.torch, self.model, self.dtype, self.device = torch, model, dtype, device
@@ -54,7 +61,7 @@ class TorchStep:
         w, r, b = (self._values[n][0] for n in node.input[1:4])
         hidden = r.shape[1]
         layer = torch.nn.LSTM(w.shape[1], hidden).to(self.dtype).to(self.device)
-        for own, given in zip(layer.parameters(), (w, r, b[:4 * hidden], b[4 * hidden:]), strict=True):
+        for own, given in zip(layer.parameters(), (w, r, b[: 4 * hidden], b[4 * hidden :]), strict=True):
             i, o, f, c = given.detach().split(hidden)
             own.data.copy_(torch.cat([i, f, c, o]))
         return layer
@@ -117,7 +124,7 @@ class Forward(TorchStep):
             graph.replay()
             return result.float().cpu().numpy()
 
-        run.model = self    # type: ignore[attr-defined]  # whose weights the graph reads
+        run.model = self  # type: ignore[attr-defined]  # whose weights the graph reads
         return run
 
 
@@ -127,7 +134,9 @@ def _forward_ops(torch: Any) -> dict[str, Callable[..., Any]]:
     return {
         "MaxPool": lambda a, x: f.max_pool2d(x, a["kernel_shape"], a["strides"], a["pads"][:2]),
         "Softmax": lambda a, x: torch.softmax(x, a.get("axis", -1)),
-        "MatMul": lambda a, x, y: x @ y, "Div": lambda a, x, y: x / y, "Mul": lambda a, x, y: x * y,
+        "MatMul": lambda a, x, y: x @ y,
+        "Div": lambda a, x, y: x / y,
+        "Mul": lambda a, x, y: x * y,
         "Erf": lambda a, x: torch.erf(x),
         "Reshape": lambda a, x, shape: x.reshape([x.shape[i] if n == 0 else n for i, n in enumerate(shape.tolist())]),
         "LayerNormalization": lambda a, x, s, b: f.layer_norm(x, x.shape[-1:], s, b, a.get("epsilon", 1e-5)),
@@ -139,13 +148,17 @@ def _ops(torch: Any) -> dict[str, Callable[..., Any]]:
     f = torch.nn.functional
     return {
         "Gemm": lambda a, x, w, b: x @ (w.T if a.get("transB") else w) + b,
-        "Relu": lambda a, x: f.relu(x), "Tanh": lambda a, x: torch.tanh(x), "Add": lambda a, x, y: x + y,
+        "Relu": lambda a, x: f.relu(x),
+        "Tanh": lambda a, x: torch.tanh(x),
+        "Add": lambda a, x, y: x + y,
         "Clip": lambda a, x, low, high: torch.clamp(x, float(low), float(high)),
         "Conv": lambda a, x, w, b=None: f.conv2d(x, w, b, a["strides"], a["pads"][:2], a["dilations"], a["group"]),
         "BatchNormalization": lambda a, x, s, b, m, v: f.batch_norm(x, m, v, s, b, False, 0.0, a.get("epsilon", 1e-5)),
         "AveragePool": lambda a, x: f.avg_pool2d(x, a["kernel_shape"], a["strides"]),
-        "GlobalAveragePool": lambda a, x: x.mean((2, 3), keepdim=True), "Flatten": lambda a, x: x.flatten(a.get("axis", 1)),
-        "Transpose": lambda a, x: x.permute(a["perm"]), "Squeeze": lambda a, x, axes: x.squeeze(int(axes[0])),
+        "GlobalAveragePool": lambda a, x: x.mean((2, 3), keepdim=True),
+        "Flatten": lambda a, x: x.flatten(a.get("axis", 1)),
+        "Transpose": lambda a, x: x.permute(a["perm"]),
+        "Squeeze": lambda a, x, axes: x.squeeze(int(axes[0])),
         "Gather": lambda a, x, i: x.select(a["axis"], int(i) % x.shape[a["axis"]]),
-        "Softmax": lambda a, x: x,      # part of the loss
+        "Softmax": lambda a, x: x,  # part of the loss
     }

@@ -1,13 +1,15 @@
-"""Training steps: ours on the GPU, the same step on ONNX Runtime's CPU, and torch where it is installed; one process, sides in turn.
+"""Training steps: ours on the GPU, the same step on ONNX Runtime's CPU, and torch where it is installed; one process,
+sides in turn.
 
-    python -m benchmarks.training [NAME ...] [--batch 32] [--batch 512] [--optimizer sgd] [--steps 100] [--blocks 4] [--option NAME=VALUE]
+    python -m benchmarks.training [NAME ...] [--batch 32] [--batch 512] [--optimizer sgd] [--steps 100] [--blocks 4]
+      [--option NAME=VALUE]
                                   [--json FILE] [--markdown] [--plot FILE]
 
-Names are those of CASES (default: DEFAULT; with --plot LSTM, which it draws). A step is feeding a batch from the host, forward, backward
-and update; the loss is read after every 10th. "held" is fit() over samples that the device holds. "numpy" is the step's session on the GPU
-with everything carried as arrays in and out: what a loop without resident state takes. torch is eager, TF32 off, on CUDA where it has one
-(data there already), else on the CPU. Medians of blocks of 10 steps, ms a step. "host" is the part of a step's time that its thread
-spends before the step is on its way.
+Names are those of CASES (default: DEFAULT; with --plot LSTM, which it draws). A step is feeding a batch from the host,
+forward, backward and update; the loss is read after every 10th. "held" is fit() over samples that the device holds.
+"numpy" is the step's session on the GPU with everything carried as arrays in and out: what a loop without resident
+state takes. torch is eager, TF32 off, on CUDA where it has one (data there already), else on the CPU. Medians of blocks
+of 10 steps, ms a step. "host" is the part of a step's time that its thread spends before the step is on its way.
 """
 
 from __future__ import annotations
@@ -55,10 +57,14 @@ LSTM = {f"lstm {layers}x{hidden}": (layers, hidden) for layers in (1, 2, 3) for 
 """(layers, hidden size) of what --plot draws."""
 
 CASES = {
-    "mlp_16": Case("mlp_16", 16), "mlp_16x3": Case("mlp_16x3", 16), "mlp_256": Case("mlp_256", 256), "mlp_784": Case("mlp_784", 16),
+    "mlp_16": Case("mlp_16", 16),
+    "mlp_16x3": Case("mlp_16x3", 16),
+    "mlp_256": Case("mlp_256", 256),
+    "mlp_784": Case("mlp_784", 16),
     "lenet5": Case("lenet5", 10),
     **{name: Case("har_lstm", 6, {"layers": layers, "hidden": hidden}) for name, (layers, hidden) in LSTM.items()},
-    "mobilenet_v2": Case("mobilenet_v2", 1000)}
+    "mobilenet_v2": Case("mobilenet_v2", 1000),
+}
 DEFAULT = ("mlp_16", "mlp_16x3", "mlp_256", "mlp_784", "lenet5", "lstm 2x32")
 OPTIMIZERS: dict[str, Optimizer] = {"sgd": SGD(0.01), "adam": Adam(1e-3)}
 
@@ -72,7 +78,8 @@ Block = Callable[[], object]
 
 @dataclass
 class Row:
-    """Milliseconds a step of each side; of "gpu" also what its thread spends, and the bytes that a step moves, its loss included."""
+    """Milliseconds a step of each side; of "gpu" also what its thread spends, and the bytes that a step moves, its loss
+    included."""
 
     name: str
     optimizer: str
@@ -99,6 +106,7 @@ def held(model: onnx.ModelProto, optimizer: Optimizer, x: Any, y: Any, options: 
 
 def block_of(step: Step) -> Block:
     """READ_EVERY steps, and the last one's loss."""
+
     def run() -> None:
         for _ in range(READ_EVERY):
             last = step()
@@ -115,7 +123,9 @@ def numpy_loop(step: TrainingStep, optimizer: Optimizer, x: Any, y: Any, options
     feeds = {given: x, LABEL: y, WEIGHT: np.full(len(x), 1 / len(x), np.float32)}
 
     def run() -> Any:
-        out = dict(zip(names, session.run(None, {**feeds, HYPER: numbers(optimizer, 1, count[0]), **state}), strict=True))
+        out = dict(
+            zip(names, session.run(None, {**feeds, HYPER: numbers(optimizer, 1, count[0]), **state}), strict=True)
+        )
         state.update({n: out[f"{n}.new"] for n in state})
         count[0] += 1
         return out[LOSS].reshape(())
@@ -140,7 +150,8 @@ def torch_step(model: onnx.ModelProto, optimizer: str, x: Any, y: Any) -> tuple[
 
 
 def in_blocks(taken: dict[str, Block], count: int, blocks: int) -> dict[str, float]:
-    """The median of milliseconds a step over blocks of READ_EVERY steps; the sides take turns, every other round backwards."""
+    """The median of milliseconds a step over blocks of READ_EVERY steps; the sides take turns, every other round
+    backwards."""
     found: dict[str, list[float]] = {side: [] for side in taken}
     for block in taken.values():
         block()
@@ -162,7 +173,11 @@ def measure(name: str, optimizer: str, batch: int, count: int, blocks: int, opti
     step, trainer = ours(model, chosen, x, y, {**options, "placement": "gpu"})
     written = make_training_step(model, loss="cross_entropy", optimizer=chosen)
     on_gpu, on_cpu = {**options, "placement": "gpu"}, {"placement": "cpu"}
-    steps = {"gpu": step, "cpu": ours(model, chosen, x, y, on_cpu)[0], "numpy": numpy_loop(written, chosen, x, y, on_gpu)}
+    steps = {
+        "gpu": step,
+        "cpu": ours(model, chosen, x, y, on_cpu)[0],
+        "numpy": numpy_loop(written, chosen, x, y, on_gpu),
+    }
     steps |= dict(found for found in [torch_step(model, optimizer, x, y)] if found)
     taken = {side: block_of(one) for side, one in steps.items()} | {"held": held(model, chosen, x, y, on_gpu)}
     ms = in_blocks(taken, count, blocks)
@@ -177,8 +192,18 @@ def measure(name: str, optimizer: str, batch: int, count: int, blocks: int, opti
 def show(rows: Sequence[Row], markdown: bool) -> None:
     names = list(dict.fromkeys(side for row in rows for side in row.ms))
     columns = ("step", "optimizer", "batch", *names, "gpu / cpu", "host", "bytes moved")
-    lines = [(r.name, r.optimizer, str(r.batch), *(f"{r.ms[n]:.3f}" if n in r.ms else "" for n in names),
-              f"{r.ms['gpu'] / r.ms['cpu']:.2f}", f"{r.host_ms:.3f}", f"{r.nbytes:,.0f}") for r in rows]
+    lines = [
+        (
+            r.name,
+            r.optimizer,
+            str(r.batch),
+            *(f"{r.ms[n]:.3f}" if n in r.ms else "" for n in names),
+            f"{r.ms['gpu'] / r.ms['cpu']:.2f}",
+            f"{r.host_ms:.3f}",
+            f"{r.nbytes:,.0f}",
+        )
+        for r in rows
+    ]
     if markdown:
         print("\n".join(f"| {' | '.join(cells)} |" for cells in (columns, ("---",) * len(columns), *lines)))
         return
@@ -195,7 +220,11 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     kinds = dict.fromkeys((row.optimizer, row.batch) for row in rows)
     for axes, layers in zip(panels[0], counts, strict=True):
         for optimizer, batch in kinds:
-            mine = sorted((LSTM[r.name][1], r) for r in rows if LSTM[r.name][0] == layers and (r.optimizer, r.batch) == (optimizer, batch))
+            mine = sorted(
+                (LSTM[r.name][1], r)
+                for r in rows
+                if LSTM[r.name][0] == layers and (r.optimizer, r.batch) == (optimizer, batch)
+            )
             for side, mark in (("cpu", "o--"), ("gpu", "s-")):
                 label = f"{side.upper()}, {optimizer}, batch {batch}"
                 axes.plot([hidden for hidden, _ in mine], [row.ms[side] for _, row in mine], mark, label=label)
@@ -221,12 +250,16 @@ def main(
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of this package.")] = None,
     json: Annotated[Path | None, typer.Option(help="Also write the rows there.")] = None,
     markdown: Annotated[bool, typer.Option(help="Print the table as Markdown.")] = False,
-    picture: Annotated[Path | None, typer.Option("--plot", help="Draw LSTMs of several sizes here (PNG, SVG, ...), CPU and GPU.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--plot", help="Draw LSTMs of several sizes here (PNG, SVG, ...), CPU and GPU.")
+    ] = None,
 ) -> None:
     drawable = LSTM if picture is not None else CASES
     unknown = [n for n in names or () if n not in drawable] + [o for o in optimizer or () if o not in OPTIMIZERS]
     if unknown:
-        raise typer.BadParameter(f"{unknown[0]!r}: expected one of {', '.join(drawable)}; optimizers are {', '.join(OPTIMIZERS)}")
+        raise typer.BadParameter(
+            f"{unknown[0]!r}: expected one of {', '.join(drawable)}; optimizers are {', '.join(OPTIMIZERS)}"
+        )
     options, rows = dict(text.split("=", 1) for text in option or ()), list[Row]()
     for name in names or (LSTM if picture is not None else DEFAULT):
         for size in batch or (32, 512):

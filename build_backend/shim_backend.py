@@ -61,7 +61,8 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    """setuptools' wheel with the shims added, so that neither old shims nor an old build folder of the checkout get into it."""
+    """setuptools' wheel with the shims added, so that neither old shims nor an old build folder of the checkout get
+    into it."""
     everything = _wants_all(config_settings)
     settings = {k: v for k, v in (config_settings or {}).items() if k != "shims"}
     with tempfile.TemporaryDirectory() as scratch:
@@ -69,20 +70,33 @@ def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata
         plain: Path = Path(scratch) / build_meta.build_wheel(scratch, settings, metadata_directory)
         shim = _shim()
         compilers = list[Sequence[str]]()
-        shims = [shim.build(Path(scratch) / shim.file_name(t), t, compilers.append) for t in shim.ZIG_TARGETS] if everything else [
-            shim.build(Path(scratch) / shim.file_name(shim.current_platform()), None, compilers.append)]
+        shims = (
+            [shim.build(Path(scratch) / shim.file_name(t), t, compilers.append) for t in shim.ZIG_TARGETS]
+            if everything
+            else [shim.build(Path(scratch) / shim.file_name(shim.current_platform()), None, compilers.append)]
+        )
         tag = "any" if everything else sysconfig.get_platform().replace("-", "_").replace(".", "_")
         name = plain.name.removesuffix("any.whl") + f"{tag}.whl"
         folder = shim.FOLDER.relative_to(ROOT).as_posix()
         files = {f"{folder}/{s.name}": s.read_bytes() for s in shims}
         source = f"{folder}/{shim.SOURCE.name}"
-        commands = [shim.command_line(_portable(c), s.name, s.name, source) for c, s in zip(compilers, shims, strict=True)]
+        commands = [
+            shim.command_line(_portable(c), s.name, s.name, source) for c, s in zip(compilers, shims, strict=True)
+        ]
         materials = {source: shim.SOURCE.read_bytes()}
-        _add(plain, Path(wheel_directory) / name, files, tag, lambda text: bill(text, materials, files, commands, _versions(compilers)))
+        _add(
+            plain,
+            Path(wheel_directory) / name,
+            files,
+            tag,
+            lambda text: bill(text, materials, files, commands, _versions(compilers)),
+        )
     return name
 
 
-def build_editable(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+def build_editable(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
     _shim().find_or_build()
     return str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
 
@@ -110,23 +124,31 @@ def _shim() -> ModuleType:
 def _portable(compiler: Sequence[str]) -> list[str]:
     """A compiler's command without this machine's folders."""
     if "ziglang" in compiler:
-        return ["python", "-m", *compiler[compiler.index("ziglang"):]]
+        return ["python", "-m", *compiler[compiler.index("ziglang") :]]
     return [Path(compiler[0]).name, *compiler[1:]]
 
 
 def _versions(compilers: Sequence[Sequence[str]]) -> list[str]:
     """What each compiler calls itself."""
-    return [f"ziglang {metadata.version('ziglang')}" if "ziglang" in c else
-            subprocess.run([c[0], "--version"], capture_output=True, text=True, check=True).stdout.partition("\n")[0] for c in compilers]
+    return [
+        f"ziglang {metadata.version('ziglang')}"
+        if "ziglang" in c
+        else subprocess.run([c[0], "--version"], capture_output=True, text=True, check=True).stdout.partition("\n")[0]
+        for c in compilers
+    ]
 
 
 def bill(
-    text: str, materials: Mapping[str, bytes], files: Mapping[str, bytes], commands: Sequence[Sequence[str]], compilers: Sequence[str],
+    text: str,
+    materials: Mapping[str, bytes],
+    files: Mapping[str, bytes],
+    commands: Sequence[Sequence[str]],
+    compilers: Sequence[str],
 ) -> bytes:
     """The wheel's software bill of materials, CycloneDX 1.6 in JSON.
 
-    text: the wheel's METADATA. materials: sources in the wheel -> their content. files: what was compiled from all of them. commands: of
-    each file, to be run in the root of the unpacked wheel, with its compiler's version.
+    text: the wheel's METADATA. materials: sources in the wheel -> their content. files: what was compiled from all of
+    them. commands: of each file, to be run in the root of the unpacked wheel, with its compiler's version.
     """
     package = email.message_from_string(text)
     name, version = package["Name"], package["Version"]
@@ -138,14 +160,29 @@ def bill(
     def component(path: str, data: bytes, **told: str) -> dict[str, Any]:
         hashes = [{"alg": "SHA-256", "content": hashlib.sha256(data).hexdigest()}]
         properties = [{"name": f"{name}:{key}", "value": value} for key, value in told.items()]
-        return {"type": "file", "bom-ref": path, "name": path, "hashes": hashes, **({"properties": properties} if properties else {})}
+        return {
+            "type": "file",
+            "bom-ref": path,
+            "name": path,
+            "hashes": hashes,
+            **({"properties": properties} if properties else {}),
+        }
 
-    made = [component(path, data, command=shlex.join(command), compiler=compiler)
-            for (path, data), command, compiler in zip(files.items(), commands, compilers, strict=True)]
+    made = [
+        component(path, data, command=shlex.join(command), compiler=compiler)
+        for (path, data), command, compiler in zip(files.items(), commands, compilers, strict=True)
+    ]
     content = {
-        "bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "metadata": {"component": about},
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": about},
         "components": [*(component(path, data) for path, data in materials.items()), *made],
-        "dependencies": [{"ref": url, "dependsOn": list(files)}, *({"ref": path, "dependsOn": list(materials)} for path in files)]}
+        "dependencies": [
+            {"ref": url, "dependsOn": list(files)},
+            *({"ref": path, "dependsOn": list(materials)} for path in files),
+        ],
+    }
     return json.dumps(content, indent=1).encode()
 
 
@@ -159,7 +196,11 @@ def _add(source: Path, target: Path, files: Mapping[str, bytes], tag: str, bill_
         for entry in old.infolist():
             data = old.read(entry)
             if entry.filename.endswith(".dist-info/WHEEL") and tag != "any":
-                text = data.decode().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false").replace("py3-none-any", f"py3-none-{tag}")
+                text = (
+                    data.decode()
+                    .replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
+                    .replace("py3-none-any", f"py3-none-{tag}")
+                )
                 added[entry.filename] = text.encode()
             elif entry.filename != record:
                 new.writestr(entry, data, zipfile.ZIP_DEFLATED)

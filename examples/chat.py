@@ -2,8 +2,9 @@
 
 usage: PYTHONPATH=. python examples/chat.py [FOLDER] [--say TEXT]
 
-FOLDER: a model of onnxruntime-genai (genai_config.json, model.onnx, tokenizer). Without one a small model with random weights is made,
-whose answers mean nothing. --say: one message in place of a conversation. Needs onnxruntime-genai (pip install onnxruntime-genai).
+FOLDER: a model of onnxruntime-genai (genai_config.json, model.onnx, tokenizer). Without one a small model with random
+weights is made, whose answers mean nothing. --say: one message in place of a conversation. Needs onnxruntime-genai (pip
+install onnxruntime-genai).
 """
 
 import argparse
@@ -39,7 +40,9 @@ settings.set_search_options(max_length=256)
 generator, stream = genai.Generator(model, settings), tokenizer.create_stream()
 while text := given.say or input("> "):
     if given.folder is not None:
-        text = tokenizer.apply_chat_template(json.dumps([{"role": "user", "content": text}]), add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            json.dumps([{"role": "user", "content": text}]), add_generation_prompt=True
+        )
     generator.append_tokens(tokenizer.encode(text))
     count, limit = 0, 24 if given.folder is None else 256
     while count < limit and not generator.is_done():

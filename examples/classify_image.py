@@ -15,7 +15,7 @@ session = ort.InferenceSession(model, provider_options={"placement": "gpu"})
 (given,) = session.get_inputs()
 
 height, width = given.shape[-2:]
-image = np.hypot(*np.ogrid[-1:1:height * 1j, -1:1:width * 1j])       # a disc: rows x columns, 0 to 1.4
+image = np.hypot(*np.ogrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j])  # a disc: rows x columns, 0 to 1.4
 pixels = np.broadcast_to((image < 0.6).astype(np.float32), given.shape)
 
 (scores,) = session.run(None, {given.name: pixels})

@@ -15,16 +15,19 @@ from models import pretrained
 
 PART, PADDING = 1024, 256
 EXAMPLES = {
-    "a Python function": b"import os\n\n\ndef main(path: str) -> None:\n    for name in os.listdir(path):\n        print(name)\n" * 5,
+    "a Python function": b"import os\n\n\ndef main(path: str) -> None:\n    for name in os.listdir(path):\n        "
+    b"print(name)\n" * 5,
     "a web page": b"<!DOCTYPE html>\n<html><head><title>t</title></head><body><p>text</p></body></html>\n" * 3,
     "a table": b"id,name,value\n" + b"".join(b"%d,row%d,%d\n" % (i, i, i * i) for i in range(50)),
-    "a shell script": b"#!/bin/sh\nset -eu\nfor f in *.txt; do\n  echo \"$f\"\n  grep -c word \"$f\" || true\ndone\n" * 4,
-    "a C program": b"#include <stdio.h>\n\nint main(int argc, char **argv) {\n    printf(\"%d\\n\", argc);\n    return 0;\n}\n" * 4,
+    "a shell script": b'#!/bin/sh\nset -eu\nfor f in *.txt; do\n  echo "$f"\n  grep -c word "$f" || true\ndone\n' * 4,
+    "a C program": b'#include <stdio.h>\n\nint main(int argc, char **argv) {\n    printf("%d\\n", argc);\n    '
+    b"return 0;\n}\n" * 4,
 }
 
 
 def features(content):
-    """The bytes that the network reads: from the beginning and the end, without white space around, filled up to 1,024 each."""
+    """The bytes that the network reads: from the beginning and the end, without white space around, filled up to 1,024
+    each."""
     content = content.strip()
     begin, end = content[:PART], content[-PART:]
     return [*begin, *[PADDING] * (PART - len(begin)), *[PADDING] * (PART - len(end)), *end]

@@ -1,4 +1,5 @@
-"""Compresses magika's network by several methods, and shows how many files each recognizes: files of your Python installation.
+"""Compresses magika's network by several methods, and shows how many files each recognizes: files of your Python
+installation.
 
 usage: PYTHONPATH=. python examples/compress_network.py
 """
@@ -14,8 +15,24 @@ from classify_text import features
 from models import pretrained
 from ort_gpu_ep.compression import compress
 
-KINDS = {".py": "python", ".pyc": "pythonbytecode", ".h": "c", ".so": "elf", ".json": "json", ".txt": "txt", ".html": "html", ".css": "css",
-         ".js": "javascript", ".c": "c", ".svg": "svg", ".png": "png", ".toml": "toml", ".zip": "zip", ".whl": "zip", ".gif": "gif"}
+KINDS = {
+    ".py": "python",
+    ".pyc": "pythonbytecode",
+    ".h": "c",
+    ".so": "elf",
+    ".json": "json",
+    ".txt": "txt",
+    ".html": "html",
+    ".css": "css",
+    ".js": "javascript",
+    ".c": "c",
+    ".svg": "svg",
+    ".png": "png",
+    ".toml": "toml",
+    ".zip": "zip",
+    ".whl": "zip",
+    ".gif": "gif",
+}
 EACH = 20
 
 
@@ -32,9 +49,17 @@ def main():
     print(f"{len(data)} files of {len(set(labels.tolist()))} kinds")
     with tempfile.TemporaryDirectory() as folder:
         for method in ("int8", "codebook5", "prune80"):
-            report = compress(pretrained.fetch("magika"), Path(folder) / f"{method}.onnx", method, calibrate={"bytes": data}, labels=labels)
-            print(f"{method}: {report.file_nbytes[0]:,} -> {report.file_nbytes[1]:,} B,",
-                  next(line for line in report.lines() if line.startswith("right predictions")))
+            report = compress(
+                pretrained.fetch("magika"),
+                Path(folder) / f"{method}.onnx",
+                method,
+                calibrate={"bytes": data},
+                labels=labels,
+            )
+            print(
+                f"{method}: {report.file_nbytes[0]:,} -> {report.file_nbytes[1]:,} B,",
+                next(line for line in report.lines() if line.startswith("right predictions")),
+            )
 
 
 if __name__ == "__main__":

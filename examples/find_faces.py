@@ -1,7 +1,7 @@
 """Finds the faces in a photo with MTCNN's networks and draws their boxes, eyes, nose and mouth.
 
-Needs Pillow. Without a photo of yours it takes a portrait of Grace Hopper (US Navy, public domain), which it fetches with the networks.
-usage: PYTHONPATH=. python examples/find_faces.py [PHOTO] [RESULT.png]
+Needs Pillow. Without a photo of yours it takes a portrait of Grace Hopper (US Navy, public domain), which it fetches
+with the networks. usage: PYTHONPATH=. python examples/find_faces.py [PHOTO] [RESULT.png]
 """
 
 import sys
@@ -41,7 +41,9 @@ def proposed(image, session):
     scale = 12 / SMALLEST
     while min(image.size) * scale >= 12:
         size = [int(np.ceil(side * scale)) for side in image.size]
-        regions, scores = sorted(session.run(None, {given.name: pixels(image, size)[None]}), key=lambda out: -out.shape[-1])
+        regions, scores = sorted(
+            session.run(None, {given.name: pixels(image, size)[None]}), key=lambda out: -out.shape[-1]
+        )
         x, y = np.nonzero(scores[0, ..., 1] > 0.6)
         corner = np.stack([x, y], 1) * 2 / scale
         boxes = np.hstack([corner, corner + 12 / scale]) + regions[0, x, y] * 12 / scale

@@ -11,7 +11,9 @@ import ort_gpu_ep as ort
 MODEL = """<ir_version: 10, opset_import: ["": 20]>
 step (float[4, 4] state, float[4, 4] w) => (float[4, 4] next) { h = MatMul(state, w) next = Tanh(h) }"""
 
-session = ort.InferenceSession(onnx.parser.parse_model(MODEL).SerializeToString(), provider_options={"placement": "gpu"})
+session = ort.InferenceSession(
+    onnx.parser.parse_model(MODEL).SerializeToString(), provider_options={"placement": "gpu"}
+)
 rng = np.random.default_rng(0)
 start, w = (rng.standard_normal((4, 4), dtype=np.float32) for _ in range(2))
 

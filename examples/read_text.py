@@ -20,6 +20,6 @@ else:
 with ort_gpu_ep.patch({"placement": "gpu"}):
     from rapidocr_onnxruntime import RapidOCR
 
-    found, _ = RapidOCR()(np.asarray(page)[..., ::-1].copy())       # rows x columns x blue, green, red
+    found, _ = RapidOCR()(np.asarray(page)[..., ::-1].copy())  # rows x columns x blue, green, red
 for _, text, score in found or []:
     print(f"{float(score):.2f}  {text}")

@@ -1,4 +1,5 @@
-"""A model behind HTTP with Ray Serve: requests that come at the same time run as one batch, in an actor that has its own adapter.
+"""A model behind HTTP with Ray Serve: requests that come at the same time run as one batch, in an actor that has its
+own adapter.
 
 usage: pip install '.[ray]' in the checkout's root; PYTHONPATH=. python examples/serve_with_ray.py
 """
@@ -18,19 +19,20 @@ from ort_gpu_ep.scoring import Predictor
 REQUESTS = 32
 
 
-@serve.deployment(max_ongoing_requests=128)     # more than a batch: Serve's own default are 5 at a time
+@serve.deployment(max_ongoing_requests=128)  # more than a batch: Serve's own default are 5 at a time
 class Scorer:
     def __init__(self, model: bytes) -> None:
-        self.predict = Predictor(model)     # on the GPU that Ray gave this actor; on the CPU where there is none
+        self.predict = Predictor(model)  # on the GPU that Ray gave this actor; on the CPU where there is none
         self.sizes: list[int] = []
 
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.05)
     async def scored(self, rows: list[list[float]]) -> list[dict]:
         self.sizes.append(len(rows))
-        table = await asyncio.to_thread(self.predict, {"x": np.array(rows, np.float32)})      # the next batch is collected meanwhile
+        # the next batch is collected meanwhile
+        table = await asyncio.to_thread(self.predict, {"x": np.array(rows, np.float32)})
         return table.to_pylist()
 
-    async def __call__(self, request) -> dict:      # its type would be a name of Starlette's
+    async def __call__(self, request) -> dict:  # its type would be a name of Starlette's
         return await self.scored(await request.json())
 
     def batches(self) -> list[int]:
@@ -38,7 +40,9 @@ class Scorer:
 
 
 def post(row: list[float]) -> dict:
-    request = urllib.request.Request("http://127.0.0.1:8000/", json.dumps(row).encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        "http://127.0.0.1:8000/", json.dumps(row).encode(), {"Content-Type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 

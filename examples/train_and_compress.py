@@ -1,4 +1,5 @@
-"""Trains a small convolutional network on scikit-learn's handwritten digits, shows its accuracy by epoch, and compresses it.
+"""Trains a small convolutional network on scikit-learn's handwritten digits, shows its accuracy by epoch, and
+compresses it.
 
 Needs `pip install '.[all]'`.
 usage: PYTHONPATH=. python examples/train_and_compress.py
@@ -23,7 +24,9 @@ rng = np.random.default_rng(0)
 model = onnx.parser.parse_model(MODEL)
 for name, shape in {"filters": (16, 1, 3, 3), "w1": (256, 64), "b1": (64,), "w2": (64, 10), "b2": (10,)}.items():
     scale = 0.0 if name.startswith("b") else (2 / np.prod(shape[1:] if name == "filters" else shape[:1])) ** 0.5
-    model.graph.initializer.append(onnx.numpy_helper.from_array((scale * rng.standard_normal(shape)).astype(np.float32), name))
+    model.graph.initializer.append(
+        onnx.numpy_helper.from_array((scale * rng.standard_normal(shape)).astype(np.float32), name)
+    )
 
 train, test = datasets.digits().split(0.2)
 trainer = Trainer(model, loss="cross_entropy", optimizer=Adam(2e-3), options={"placement": "gpu"})

@@ -1,7 +1,8 @@
 """The networks that this project is measured on.
 
 Builders make them from the papers, with seeded random weights: `BUILDERS`, `build`. Pretrained ones are fetched from
-package registries: `models.pretrained`. Random valid inputs for both: `models.inputs`. Command line: `python -m models`.
+package registries: `models.pretrained`. Random valid inputs for both: `models.inputs`. Command line: `python -m
+models`.
 """
 
 from __future__ import annotations

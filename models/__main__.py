@@ -33,7 +33,9 @@ def _what(name: str) -> str:
 
 
 def _defaults(name: str) -> dict[str, Any]:
-    return {p.name: p.default for p in inspect.signature(BUILDERS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    return {
+        p.name: p.default for p in inspect.signature(BUILDERS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY
+    }
 
 
 def _listing() -> dict[str, list[dict[str, Any]]]:
@@ -62,8 +64,19 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="Write JSON
         return
     builders = Table(Column("name", no_wrap=True), "what", "parameters", title="Builders: python -m models build NAME")
     for row in listing["builders"]:
-        builders.add_row(row["name"], escape(row["what"]), " ".join(f"{k}={v}".replace(" ", "") for k, v in row["parameters"].items()))
-    fetched = Table(Column("name", no_wrap=True), "what", "license", "MB", "fetched", title="Pretrained: python -m models fetch NAME")
+        builders.add_row(
+            row["name"],
+            escape(row["what"]),
+            " ".join(f"{k}={v}".replace(" ", "") for k, v in row["parameters"].items()),
+        )
+    fetched = Table(
+        Column("name", no_wrap=True),
+        "what",
+        "license",
+        "MB",
+        "fetched",
+        title="Pretrained: python -m models fetch NAME",
+    )
     for row in listing["pretrained"]:
         mb = f"{row['nbytes'] / 1e6:.1f}"
         fetched.add_row(row["name"], escape(row["what"]), row["license"], mb, "yes" if row["fetched"] else "")
@@ -74,14 +87,17 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="Write JSON
 def build_model(
     name: Annotated[str, typer.Argument(help="A name from `list`.")],
     output: Annotated[Path | None, typer.Option("--out", help="The file to write; NAME.onnx by default.")] = None,
-    parameter: Annotated[list[str] | None, typer.Option("-p", "--parameter", metavar="KEY=VALUE", help="A builder's parameter.")] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", "--parameter", metavar="KEY=VALUE", help="A builder's parameter.")
+    ] = None,
 ) -> None:
     """Builds a network and writes it as an ONNX file."""
     target = output or Path(f"{name}.onnx")
     model = build(name, **dict(_pair(text) for text in parameter or []))
     onnx.save(model, target)
     _out.print(
-        f"{target}: {parameter_count(model):,} parameters, {len(model.graph.node)} nodes, {target.stat().st_size / 1e6:.1f} MB",
+        f"{target}: {parameter_count(model):,} parameters, {len(model.graph.node)} nodes, "
+        f"{target.stat().st_size / 1e6:.1f} MB",
         soft_wrap=True,
     )
 
@@ -119,7 +135,8 @@ def fetch_models(
         pretrained.drop_packages()
     if failures:
         raise ModelError(
-            f"fetch: {len(wanted) - failures} of {len(wanted)} models are in {pretrained.cache_dir()}, expected all; see above"
+            f"fetch: {len(wanted) - failures} of {len(wanted)} models are in {pretrained.cache_dir()}, expected "
+            f"all; see above"
         )
 
 

@@ -29,7 +29,8 @@ Attribute = int | float | str | Sequence[int] | Sequence[float] | onnx.TensorPro
 class Value:
     """An edge of the graph being built.
 
-    channels: features per position; dimension 1 of images [N, C, ...] and rows [N, C], the last one of sequences [N, T, C].
+    channels: features per position; dimension 1 of images [N, C, ...] and rows [N, C], the last one of sequences [N, T,
+    C].
     """
 
     name: str
@@ -38,7 +39,8 @@ class Value:
 
 @dataclass
 class Turn:
-    """The body of a Loop: the states that a turn is given, those that it ends with, and what the Loop gives after the last one."""
+    """The body of a Loop: the states that a turn is given, those that it ends with, and what the Loop gives after the
+    last one."""
 
     given: dict[str, Value]
     last: dict[str, Value] = field(default_factory=dict)
@@ -81,7 +83,9 @@ class Net:
 
     # The graph's borders.
 
-    def input(self, name: str, shape: Sequence[Dim], *, channels: int | None = None, dtype: int = TensorProto.FLOAT) -> Value:
+    def input(
+        self, name: str, shape: Sequence[Dim], *, channels: int | None = None, dtype: int = TensorProto.FLOAT
+    ) -> Value:
         """A graph input, float32 unless said otherwise; its channels are dimension 1 unless said otherwise."""
         self._graph.input.append(helper.make_tensor_value_info(name, dtype, shape))
         return Value(name, int(shape[1]) if channels is None else channels)
@@ -102,10 +106,18 @@ class Net:
     # Nodes and constants.
 
     def op(self, op_type: str, *inputs: Value | None, channels: int | None = None, **attributes: Attribute) -> Value:
-        """A node with one output; the channels are those of the first input unless said otherwise; None omits an input."""
+        """A node with one output; the channels are those of the first input unless said otherwise; None omits an
+        input."""
         return self._node(op_type, self._unique(op_type), inputs, channels, **attributes)
 
-    def _node(self, op_type: str, name: str, inputs: Sequence[Value | None], channels: int | None = None, **attributes: Attribute) -> Value:
+    def _node(
+        self,
+        op_type: str,
+        name: str,
+        inputs: Sequence[Value | None],
+        channels: int | None = None,
+        **attributes: Attribute,
+    ) -> Value:
         edges = ["" if value is None else value.name for value in inputs]
         node = helper.make_node(op_type, edges, [name], name=name)
         node.attribute.extend(helper.make_attribute(key, value) for key, value in sorted(attributes.items()))
@@ -130,14 +142,18 @@ class Net:
     def loop(self, turns: int, carried: Mapping[str, tuple[Value, Sequence[Dim]]]) -> Iterator[Turn]:
         """A Loop of so many turns: what is made inside is its body, weights are the graph's.
 
-        carried: by name, a state's first value and its shape in the body. The body ends with `Turn.end`; afterwards `Turn.results` has
-        the last values, in the order of `carried`.
+        carried: by name, a state's first value and its shape in the body. The body ends with `Turn.end`; afterwards
+        `Turn.results` has the last values, in the order of `carried`.
         """
         name, true = self._unique("Loop"), self.constant(True, np.bool_)
         trips, outer = self.constant(turns, np.int64), self._graph
         turn = Turn({key: Value(f"{name}/{key}", first.channels) for key, (first, _) in carried.items()})
         body = self._graph = onnx.GraphProto(name=f"{name}/body")
-        for key, shape in ((f"{name}/turn", None), (f"{name}/go", None), *((turn.given[k].name, s) for k, (_, s) in carried.items())):
+        for key, shape in (
+            (f"{name}/turn", None),
+            (f"{name}/go", None),
+            *((turn.given[k].name, s) for k, (_, s) in carried.items()),
+        ):
             kind = {f"{name}/turn": TensorProto.INT64, f"{name}/go": TensorProto.BOOL}.get(key, TensorProto.FLOAT)
             body.input.append(helper.make_tensor_value_info(key, kind, [] if shape is None else shape))
         go = self._node("Identity", f"{name}/go_on", [Value(f"{name}/go", 0)])
@@ -192,7 +208,9 @@ class Net:
         size = _spatial(kernel, 2)
         pads = _spatial(pad, len(size))
         name = self._unique("Conv")
-        weights = [self.he(f"{name}.weight", [out, x.channels // group, *size], x.channels // group * math.prod(size), gain)]
+        weights = [
+            self.he(f"{name}.weight", [out, x.channels // group, *size], x.channels // group * math.prod(size), gain)
+        ]
         if bias:
             weights.append(self.normal(f"{name}.bias", [out], 0.05))
         return self._node(
@@ -213,7 +231,9 @@ class Net:
         taps = max(1, kernel // stride) ** 2  # that reach one output position
         weight = self.he(f"{name}.weight", [x.channels, out, kernel, kernel], x.channels * taps, 0.7)
         bias = self.normal(f"{name}.bias", [out], 0.05)
-        return self._node("ConvTranspose", name, [x, weight, bias], out, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[0] * 4)
+        return self._node(
+            "ConvTranspose", name, [x, weight, bias], out, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[0] * 4
+        )
 
     def batch_norm(self, x: Value, *, gain: float = 1.0, epsilon: float = 1e-5) -> Value:
         """BatchNormalization with statistics of a trained net's kind; keeps E[x²] on average times gain²."""
@@ -239,7 +259,9 @@ class Net:
         epsilon: float = 1e-5,
     ) -> Value:
         """Conv without bias, then BatchNormalization."""
-        return self.batch_norm(self.conv(x, out, kernel, stride=stride, pad=pad, group=group, bias=False), gain=gain, epsilon=epsilon)
+        return self.batch_norm(
+            self.conv(x, out, kernel, stride=stride, pad=pad, group=group, bias=False), gain=gain, epsilon=epsilon
+        )
 
     def gemm(self, x: Value, out: int, *, gain: float = 1.0) -> Value:
         """Gemm [N, C] -> [N, out], the weight stored [out, C]."""
@@ -263,7 +285,8 @@ class Net:
         return self._node("LayerNormalization", name, [x, scale, bias], axis=-1, epsilon=1e-5)
 
     def lstm(self, x: Value, hidden: int) -> Value:
-        """A forward LSTM [T, N, C] -> [T, 1, N, hidden] from a zero state, weights in twice PyTorch's range ±1 / √hidden."""
+        """A forward LSTM [T, N, C] -> [T, 1, N, hidden] from a zero state, weights in twice PyTorch's range ±1 /
+        √hidden."""
         name = self._unique("LSTM")
         bound = 2.0 / math.sqrt(hidden)
         weights = [
@@ -285,11 +308,21 @@ class Net:
 
     def max_pool(self, x: Value, kernel: int, stride: int, *, pad: int = 0, ceil: bool = False) -> Value:
         """MaxPool over squares."""
-        return self.op("MaxPool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4, dilations=[1, 1], ceil_mode=int(ceil))
+        return self.op(
+            "MaxPool",
+            x,
+            kernel_shape=[kernel] * 2,
+            strides=[stride] * 2,
+            pads=[pad] * 4,
+            dilations=[1, 1],
+            ceil_mode=int(ceil),
+        )
 
     def average_pool(self, x: Value, kernel: int, stride: int, *, pad: int = 0) -> Value:
         """AveragePool over squares; padding counts, as PyTorch's default has it."""
-        return self.op("AveragePool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4, count_include_pad=1)
+        return self.op(
+            "AveragePool", x, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4, count_include_pad=1
+        )
 
     def flatten(self, x: Value, positions: int = 1) -> Value:
         """Flatten [N, C, ...] -> [N, C · positions]."""

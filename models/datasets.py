@@ -34,9 +34,11 @@ class Samples(NamedTuple):
 
 
 def digits(size: int = 8) -> Samples:
-    """scikit-learn's 1,797 handwritten digits: x [1797, 1, size, size] from 0 to 1, bilinearly enlarged from 8 x 8; ten classes.
+    """scikit-learn's 1,797 handwritten digits: x [1797, 1, size, size] from 0 to 1, bilinearly enlarged from 8 x 8; ten
+    classes.
 
-    Raises TrainingError, if scikit-learn is not installed. Source: Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, 1998.
+    Raises TrainingError, if scikit-learn is not installed. Source: Alpaydin and Kaynak, Optical Recognition of
+    Handwritten Digits, 1998.
     """
     try:
         from sklearn.datasets import load_digits
@@ -56,13 +58,19 @@ def _enlarging(small: int, large: int) -> Array:
 
 
 def mnist(folder: str | os.PathLike[str], part: str = "train") -> Samples:
-    """Images of a user's own files of MNIST (IDX, also .gz): x [N, 1, 28, 28] from 0 to 1; ten classes. part: "train" or "t10k".
+    """Images of a user's own files of MNIST (IDX, also .gz): x [N, 1, 28, 28] from 0 to 1; ten classes. part: "train"
+    or "t10k".
 
     Raises TrainingError for files that are not there, or are none. Source: yann.lecun.com/exdb/mnist, "file formats".
     """
-    images, labels = (_idx(_found(Path(folder), f"{part}-{name}")) for name in ("images-idx3-ubyte", "labels-idx1-ubyte"))
+    images, labels = (
+        _idx(_found(Path(folder), f"{part}-{name}")) for name in ("images-idx3-ubyte", "labels-idx1-ubyte")
+    )
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-        raise TrainingError(f"mnist {folder}: got images {list(images.shape)} and labels {list(labels.shape)}, expected [N, 28, 28], [N]")
+        raise TrainingError(
+            f"mnist {folder}: got images {list(images.shape)} and labels {list(labels.shape)}, expected [N, "
+            f"28, 28], [N]"
+        )
     return Samples(images[:, None].astype(np.float32) / 255, labels.astype(np.int64))
 
 
@@ -78,31 +86,42 @@ def _idx(path: Path) -> Array:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     magic = int.from_bytes(data[:4], "big")
     rank = magic & 0xFF
-    shape = [int.from_bytes(data[4 + 4 * k:8 + 4 * k], "big") for k in range(rank)]
+    shape = [int.from_bytes(data[4 + 4 * k : 8 + 4 * k], "big") for k in range(rank)]
     if magic not in (_IMAGES, _LABELS) or len(data) != 4 + 4 * rank + int(np.prod(shape)):
-        raise TrainingError(f"{path}: not a whole IDX file of bytes (it begins with {data[:4].hex()} and has {len(data)} B)")
+        raise TrainingError(
+            f"{path}: not a whole IDX file of bytes (it begins with {data[:4].hex()} and has {len(data)} B)"
+        )
     return np.frombuffer(data, np.uint8, offset=4 + 4 * rank).reshape(shape)
 
 
 def har(folder: str | os.PathLike[str], part: str = "train") -> Samples:
-    """Windows of a user's own copy of UCI HAR: x [N, 128, 9], y 0 to 5. folder: "UCI HAR Dataset"; part: "train" or "test".
+    """Windows of a user's own copy of UCI HAR: x [N, 128, 9], y 0 to 5. folder: "UCI HAR Dataset"; part: "train" or
+    "test".
 
-    Raises TrainingError for files that are not there or differ in length. Source: its README.txt (Anguita et al., 2013).
+    Raises TrainingError for files that are not there or differ in length. Source: its README.txt (Anguita et al.,
+    2013).
     """
     base = Path(folder) / part
     try:
-        signals = [np.loadtxt(base / "Inertial Signals" / f"{name}_{part}.txt", np.float32, ndmin=2) for name in _HAR_SIGNALS]
+        signals = [
+            np.loadtxt(base / "Inertial Signals" / f"{name}_{part}.txt", np.float32, ndmin=2) for name in _HAR_SIGNALS
+        ]
         labels = np.loadtxt(base / f"y_{part}.txt", np.int64, ndmin=1) - 1
     except (OSError, ValueError) as error:
-        raise TrainingError(f"har {folder}: {error}; expected {part}/y_{part}.txt and {part}/Inertial Signals/*_{part}.txt") from error
+        raise TrainingError(
+            f"har {folder}: {error}; expected {part}/y_{part}.txt and {part}/Inertial Signals/*_{part}.txt"
+        ) from error
     shapes = {s.shape for s in signals}
     if shapes != {(len(labels), STEPS)}:
-        raise TrainingError(f"har {folder}: got signals {sorted(shapes)} and {len(labels)} labels, expected [N, {STEPS}] each and N")
+        raise TrainingError(
+            f"har {folder}: got signals {sorted(shapes)} and {len(labels)} labels, expected [N, {STEPS}] each and N"
+        )
     return Samples(np.stack(signals, axis=2), labels)
 
 
 def motion(count: int = 600, seed: int = 0) -> Samples:
-    """Synthetic, not measured: windows as UCI HAR has them, x [count, 128, 9], six classes that differ in rhythm and in the way they lie.
+    """Synthetic, not measured: windows as UCI HAR has them, x [count, 128, 9], six classes that differ in rhythm and in
+    the way they lie.
 
     A class is a period and a direction; a window a phase, a strength and noise.
     """

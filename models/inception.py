@@ -91,7 +91,9 @@ def inception_v3(*, batch: Dim = 1, size: int = 299, classes: int = 1000, seed: 
         return net.softmax_output(net.gemm(net.global_pool(x), classes), batch)
 
 
-def _unit(net: Net, x: Value, out: int, kernel: int | tuple[int, int], *, stride: int = 1, pad: int | tuple[int, int] = 0) -> Value:
+def _unit(
+    net: Net, x: Value, out: int, kernel: int | tuple[int, int], *, stride: int = 1, pad: int | tuple[int, int] = 0
+) -> Value:
     return net.relu(net.conv_bn(x, out, kernel, stride=stride, pad=pad, epsilon=1e-3))
 
 

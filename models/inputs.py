@@ -1,7 +1,8 @@
 """Random but valid inputs of a model.
 
 A draw depends only on (seed, variant, input name), so it is the same on every machine and the figures recorded in
-pretrained.json (`outputs_seed0`, `outputs_variant1`) hold for it. Variant 1 is another shape, for models with dynamic ones.
+pretrained.json (`outputs_seed0`, `outputs_variant1`) hold for it. Variant 1 is another shape, for models with dynamic
+ones.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def make_inputs(specs: Mapping[str, InputSpec], seed: int = 0, variant: int = 0)
 
 
 def model_inputs(model: onnx.ModelProto, **dims: int) -> dict[str, InputSpec]:
-    """Specs of a model's own inputs: N(0, 1) for floats, 0 or 1 for the rest; `dims` gives symbolic dimensions (default 1).
+    """Specs of a model's own inputs: N(0, 1) for floats, 0 or 1 for the rest; `dims` gives symbolic dimensions (default
+    1).
 
     Raises:
         ModelError: an input is not a tensor.
@@ -77,7 +79,9 @@ def model_inputs(model: onnx.ModelProto, **dims: int) -> dict[str, InputSpec]:
 
 def _tensor_spec(value: onnx.ValueInfoProto, dims: Mapping[str, int]) -> InputSpec:
     if not value.type.HasField("tensor_type"):
-        raise ModelError(f"input {value.name!r}: got {value.type.WhichOneof('value')}, expected a tensor; write an InputSpec by hand")
+        raise ModelError(
+            f"input {value.name!r}: got {value.type.WhichOneof('value')}, expected a tensor; write an InputSpec by hand"
+        )
     tensor = value.type.tensor_type
     shape = tuple(d.dim_value if d.HasField("dim_value") else dims.get(d.dim_param, 1) for d in tensor.shape.dim)
     dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)

@@ -46,7 +46,11 @@ def materialize_constants(data: bytes, seed: int = 0) -> bytes:
 
 
 def _weight(
-    rng: np.random.Generator, shape: tuple[int, ...], name: str, consumers: Mapping[str, tuple[onnx.NodeProto, int]], residual: bool
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+    name: str,
+    consumers: Mapping[str, tuple[onnx.NodeProto, int]],
+    residual: bool,
 ) -> npt.NDArray[np.float64]:
     """Scales near 1 for factors and variances, He's range for matrices, small values for the rest."""
     node, index = consumers[name]

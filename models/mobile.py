@@ -11,7 +11,15 @@ from ort_gpu_ep.errors import ModelError
 _MOBILENET_V1 = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)]
 
 # expansion, width, repeats, first stride: table 2 of the MobileNet-V2 paper
-_MOBILENET_V2 = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+_MOBILENET_V2 = [
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+]
 
 # width of stage 2 by number of groups; stages 3 and 4 double it: table 1 of the ShuffleNet paper
 _SHUFFLENET = {1: 144, 2: 200, 3: 240, 4: 272, 8: 384}
@@ -60,7 +68,9 @@ def _inverted_residual(net: Net, x: Value, width: int, expansion: int, stride: i
     return net.conv_bn(y, width, 1, gain=0.7)
 
 
-def shufflenet(*, batch: Dim = 1, size: int = 224, classes: int = 1000, groups: int = 3, seed: int = 0) -> onnx.ModelProto:
+def shufflenet(
+    *, batch: Dim = 1, size: int = 224, classes: int = 1000, groups: int = 3, seed: int = 0
+) -> onnx.ModelProto:
     """ShuffleNet (V1, 1x): grouped 1x1 convolutions whose channels a Reshape, Transpose, Reshape mixes.
 
     image: [batch, 3, size, size] -> probabilities: [batch, classes]

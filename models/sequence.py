@@ -11,13 +11,22 @@ from models.builder import Dim, Net, Value, require_multiple
 
 
 def har_lstm(
-    *, batch: Dim = 1, hidden: int = 32, layers: int = 2, steps: int = 128, features: int = 9, classes: int = 6, seed: int = 0
+    *,
+    batch: Dim = 1,
+    hidden: int = 32,
+    layers: int = 2,
+    steps: int = 128,
+    features: int = 9,
+    classes: int = 6,
+    seed: int = 0,
 ) -> onnx.ModelProto:
     """The stacked LSTM of human activity recognition: the last step's state decides.
 
-    motion: [batch, steps, features], the 128 samples of 9 motion signals of one window -> probabilities: [batch, classes]
+    motion: [batch, steps, features], the 128 samples of 9 motion signals of one window -> probabilities: [batch,
+    classes]
 
-    Source: Cao et al., MobiRNN, 2017, arXiv:1706.00878 (hidden 32 to 256, 1 to 3 layers); data set of Anguita et al., 2013.
+    Source: Cao et al., MobiRNN, 2017, arXiv:1706.00878 (hidden 32 to 256, 1 to 3 layers); data set of Anguita et al.,
+    2013.
     """
     net = Net("har_lstm", seed)
     x = net.transpose(net.input("motion", [batch, steps, features], channels=features), 1, 0, 2)
@@ -39,12 +48,13 @@ def tcn(
     classes: int = 10,
     seed: int = 0,
 ) -> onnx.ModelProto:
-    """A temporal convolutional network: residual blocks of two causal convolutions, dilation 1, 2, 4, ...; the last step decides.
+    """A temporal convolutional network: residual blocks of two causal convolutions, dilation 1, 2, 4, ...; the last
+    step decides.
 
     sequence: [batch, features, steps] -> log_probabilities: [batch, classes]
 
-    Source: Bai et al., An Empirical Evaluation of Generic Convolutional and Recurrent Networks for Sequence Modeling, 2018,
-    arXiv:1803.01271; the defaults are its sequential MNIST, weight normalization folded.
+    Source: Bai et al., An Empirical Evaluation of Generic Convolutional and Recurrent Networks for Sequence Modeling,
+    2018, arXiv:1803.01271; the defaults are its sequential MNIST, weight normalization folded.
     """
     net = Net("tcn", seed)
     x = net.input("sequence", [batch, features, steps])
@@ -70,7 +80,9 @@ def _causal_conv(net: Net, x: Value, out: int, kernel: int, dilation: int, gain:
     return net.slice(net.conv(x, out, [kernel], pad=[pad], dilation=dilation, gain=gain), 0, -pad, axis=2)
 
 
-def encoder(*, batch: Dim = 1, tokens: int = 128, layers: int = 6, width: int = 384, heads: int = 12, seed: int = 0) -> onnx.ModelProto:
+def encoder(
+    *, batch: Dim = 1, tokens: int = 128, layers: int = 6, width: int = 384, heads: int = 12, seed: int = 0
+) -> onnx.ModelProto:
     """A transformer encoder (post-norm, GELU, inner width 4 · width) over embedded tokens.
 
     embeddings: [batch, tokens, width] -> states: [batch, tokens, width]

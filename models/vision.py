@@ -16,7 +16,14 @@ _ROI = 7  # bins per side that RoiAlign gives the head, as in Faster R-CNN
 
 
 def unet(
-    *, batch: Dim = 1, size: int = 128, channels: int = 1, width: int = 16, levels: int = 4, classes: int = 2, seed: int = 0
+    *,
+    batch: Dim = 1,
+    size: int = 128,
+    channels: int = 1,
+    width: int = 16,
+    levels: int = 4,
+    classes: int = 2,
+    seed: int = 0,
 ) -> onnx.ModelProto:
     """U-Net with padded convolutions: `levels` halvings, ConvTranspose back up, skips by Concat.
 
@@ -52,8 +59,11 @@ def _double_conv(net: Net, x: Value, out: int) -> Value:
     return x
 
 
-def detector(*, batch: Dim = 1, size: int = 160, classes: int = 21, max_boxes: int = 200, seed: int = 0) -> onnx.ModelProto:
-    """A two-stage detector: backbone, region proposals, NonMaxSuppression, RoiAlign, and a head over the boxes that are left.
+def detector(
+    *, batch: Dim = 1, size: int = 160, classes: int = 21, max_boxes: int = 200, seed: int = 0
+) -> onnx.ModelProto:
+    """A two-stage detector: backbone, region proposals, NonMaxSuppression, RoiAlign, and a head over the boxes that are
+    left.
 
     image: [batch, 3, size, size] -> boxes: [boxes, 4] (left, top, right, bottom in pixels), scores: [boxes, classes],
     objectness: [boxes], image_index: [boxes]. The number of boxes depends on the values, at most max_boxes an image.
@@ -123,7 +133,9 @@ def _suppress(net: Net, boxes: Value, scores: Value, max_boxes: int) -> Value:
     return net.op("NonMaxSuppression", boxes, scores, *limits, center_point_box=0)
 
 
-def _classify(net: Net, features: Value, boxes: Value, image_index: Value, classes: int, size: int) -> tuple[Value, Value]:
+def _classify(
+    net: Net, features: Value, boxes: Value, image_index: Value, classes: int, size: int
+) -> tuple[Value, Value]:
     """Class scores [boxes, classes] and the boxes [boxes, 4], moved by the head's deltas."""
     bins = net.op(
         "RoiAlign",

@@ -237,7 +237,8 @@ __all__ = [
 
 
 def _module(name: str) -> Any:
-    """A module, imported as a whole or not at all. Raises ModuleNotFoundError, with what to do where onnxruntime is not installed."""
+    """A module, imported as a whole or not at all. Raises ModuleNotFoundError, with what to do where onnxruntime is not
+    installed."""
     from ort_gpu_ep.processes.interrupts import load
 
     try:
@@ -248,17 +249,20 @@ def _module(name: str) -> Any:
             raise
         raise ModuleNotFoundError(
             "ort_gpu_ep needs ONNX Runtime, which is not installed. It brings none, since there are several builds: "
-            "pip install 'onnxruntime>=1.26', or onnxruntime-gpu or another build of 1.26 or newer.", name="onnxruntime") from None
+            "pip install 'onnxruntime>=1.26', or onnxruntime-gpu or another build of 1.26 or newer.",
+            name="onnxruntime",
+        ) from None
 
 
-if not TYPE_CHECKING:       # for a type checker each name would be there then
+if not TYPE_CHECKING:  # for a type checker each name would be there then
 
     def __getattr__(name):
         if name in _LAZY:
             return getattr(_module(_LAZY[name]), name)
-        if name == "datasets":      # a module of onnxruntime that importing it does not load
+        if name == "datasets":  # a module of onnxruntime that importing it does not load
             return _module("onnxruntime.datasets")
-        if not name.startswith("_") and find_spec(f"ort_gpu_ep.{name}") is None:     # `from ort_gpu_ep import store` asks here first
+        # `from ort_gpu_ep import store` asks here first
+        if not name.startswith("_") and find_spec(f"ort_gpu_ep.{name}") is None:
             onnxruntime = _module("onnxruntime")
             if hasattr(onnxruntime, name):
                 return getattr(onnxruntime, name)

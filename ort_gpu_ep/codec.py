@@ -1,7 +1,9 @@
-"""Frozen dataclasses as plain JSON values, and back: by the annotations of their fields, and only of classes that these name.
+"""Frozen dataclasses as plain JSON values, and back: by the annotations of their fields, and only of classes that these
+name.
 
-Every dataclass is a row, [number of the class, field, ...], behind the rows that it refers to; equal ones share a row. What is read is
-checked against the annotations: nothing but these classes, tuples, strings, bytes and numbers can come of it, whatever the file holds.
+Every dataclass is a row, [number of the class, field, ...], behind the rows that it refers to; equal ones share a row.
+What is read is checked against the annotations: nothing but these classes, tuples, strings, bytes and numbers can come
+of it, whatever the file holds.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class _Rows:
 
 
 class _Read:
-    """What is read. made: of each row before. symbol: what a JSON object in a number's place stands for; raises ValueError."""
+    """What is read. made: of each row before. symbol: what a JSON object in a number's place stands for; raises
+    ValueError."""
 
     def __init__(self, symbol: Callable[[dict[str, Any]], Any]) -> None:
         self.made, self.symbol = list[Any](), symbol
@@ -75,8 +78,8 @@ def _refused(value: Any) -> Any:
 
 
 class Codec:
-    """For a class, and those that the annotations of its fields name. named: class -> (name of a value, value of a name), for classes of
-    which there is one value of each name.
+    """For a class, and those that the annotations of its fields name. named: class -> (name of a value, value of a
+    name), for classes of which there is one value of each name.
     """
 
     def __init__(self, root: type, named: Mapping[type, tuple[Callable[[Any], str], Callable[[str], Any]]]) -> None:
@@ -99,7 +102,8 @@ class Codec:
                     self._find(hints[f.name])
 
     def encode(self, value: Any, symbol: Callable[[Any], dict[str, Any] | None] = _no_symbol) -> list[list[Any]]:
-        """The rows; the last one is the value. Raises TypeError for what is not as the annotations say, ValueError for NaN as a field."""
+        """The rows; the last one is the value. Raises TypeError for what is not as the annotations say, ValueError for
+        NaN as a field."""
         rows = _Rows(symbol)
         row = self._row(value, type(value), rows)
         rows.rows.append(row)
@@ -116,18 +120,31 @@ class Codec:
             target = self._classes[row[0]]
             parts = self._of(target)
             if len(row) != len(parts) + 1:
-                raise ValueError(f"row {len(read.made)}: got {len(row) - 1} fields, expected the {len(parts)} of {target.__name__}")
-            read.made.append(target(*[
-                raw if type(raw) in form.reads else form.decode(raw, read) for (_, form), raw in zip(parts, row[1:], strict=True)]))
+                raise ValueError(
+                    f"row {len(read.made)}: got {len(row) - 1} fields, expected the {len(parts)} of {target.__name__}"
+                )
+            read.made.append(
+                target(
+                    *[
+                        raw if type(raw) in form.reads else form.decode(raw, read)
+                        for (_, form), raw in zip(parts, row[1:], strict=True)
+                    ]
+                )
+            )
         if type(read.made[-1]) is not kind:
             raise ValueError(f"the last row is a {type(read.made[-1]).__name__}, expected {kind.__name__}")
         return read.made[-1]
 
     def _row(self, value: Any, kind: type, rows: _Rows) -> list[Any]:
         if type(value) is not kind or kind not in self._number:
-            raise TypeError(f"got {type(value).__name__}, expected one of {', '.join(c.__name__ for c in self._classes)}")
+            raise TypeError(
+                f"got {type(value).__name__}, expected one of {', '.join(c.__name__ for c in self._classes)}"
+            )
         values = [(getattr(value, name), form) for name, form in self._of(type(value))]
-        return [self._number[type(value)], *[v if type(v) in form.writes else form.encode(v, rows) for v, form in values]]
+        return [
+            self._number[type(value)],
+            *[v if type(v) in form.writes else form.encode(v, rows) for v, form in values],
+        ]
 
     def _of(self, kind: type) -> list[tuple[str, _Form]]:
         """How each field is written and read."""
@@ -140,7 +157,9 @@ class Codec:
         form = self._forms.get(hint)
         if form is None:
             is_union = get_origin(hint) in (typing.Union, types.UnionType)
-            form = self._forms[hint] = _union([self._form(h) for h in get_args(hint)]) if is_union else self._form_of_one(hint)
+            form = self._forms[hint] = (
+                _union([self._form(h) for h in get_args(hint)]) if is_union else self._form_of_one(hint)
+            )
         return form
 
     def _form_of_one(self, hint: Any) -> _Form:
@@ -149,14 +168,24 @@ class Codec:
         if hint in (str, type(None)):
             return _plain_form(hint)
         if hint is bytes:
-            return _Form(lambda v: type(v) is bytes, lambda v, rows: base64.b64encode(_of_type(v, bytes)).decode(),
-                         lambda raw, read: base64.b64decode(_of_type(raw, str), validate=True))
+            return _Form(
+                lambda v: type(v) is bytes,
+                lambda v, rows: base64.b64encode(_of_type(v, bytes)).decode(),
+                lambda raw, read: base64.b64decode(_of_type(raw, str), validate=True),
+            )
         if hint in self._named:
             name, of_name = self._named[hint]
-            return _Form(lambda v: type(v) is hint, lambda v, rows: name(_of_type(v, hint)), lambda raw, read: of_name(_of_type(raw, str)))
+            return _Form(
+                lambda v: type(v) is hint,
+                lambda v, rows: name(_of_type(v, hint)),
+                lambda raw, read: of_name(_of_type(raw, str)),
+            )
         if hint in self._number:
-            return _Form(lambda v: type(v) is hint, lambda v, rows: rows.place(self._row(v, hint, rows)),
-                         lambda raw, read: _referred(raw, read, hint))
+            return _Form(
+                lambda v: type(v) is hint,
+                lambda v, rows: rows.place(self._row(v, hint, rows)),
+                lambda raw, read: _referred(raw, read, hint),
+            )
         if get_origin(hint) is Literal:
             return _chosen_form(get_args(hint), lambda raw: raw)
         if isinstance(hint, type) and issubclass(hint, Enum):
@@ -194,17 +223,24 @@ def _union(members: Sequence[_Form]) -> _Form:
         every = frozenset[type]().union(*kinds)
         return every if all(kinds) else every & {type(None)}
 
-    return _Form(lambda v: any(form.fits(v) for form in members), encode, decode,
-                 as_they_are([form.writes for form in members]), as_they_are([form.reads for form in members]))
+    return _Form(
+        lambda v: any(form.fits(v) for form in members),
+        encode,
+        decode,
+        as_they_are([form.writes for form in members]),
+        as_they_are([form.reads for form in members]),
+    )
 
 
 def _row_form(form: _Form, members: Sequence[_Form]) -> _Form:
-    """Any number of values of one form. members: of each of them, where it is a tuple; one whose values stand there as they are is taken
-    as a whole.
+    """Any number of values of one form. members: of each of them, where it is a tuple; one whose values stand there as
+    they are is taken as a whole.
     """
     _, encode_one, decode_one, writes, reads = form
-    written, legible = ({*product(*kinds)} if kinds and all(kinds) else set[Any]() for kinds in (
-        [m.writes for m in members], [m.reads for m in members]))
+    written, legible = (
+        {*product(*kinds)} if kinds and all(kinds) else set[Any]()
+        for kinds in ([m.writes for m in members], [m.reads for m in members])
+    )
 
     def encode(value: Any, rows: _Rows) -> Any:
         if type(value) is not tuple:
@@ -216,12 +252,19 @@ def _row_form(form: _Form, members: Sequence[_Form]) -> _Form:
     def decode(raw: Any, read: _Read) -> Any:
         if type(raw) is list and reads.issuperset(map(type, raw)):
             return tuple(raw)
-        return tuple([tuple(v) if type(v) is list and tuple(map(type, v)) in legible else decode_one(v, read) for v in _of_type(raw, list)])
+        return tuple(
+            [
+                tuple(v) if type(v) is list and tuple(map(type, v)) in legible else decode_one(v, read)
+                for v in _of_type(raw, list)
+            ]
+        )
+
     return _Form(lambda v: type(v) is tuple, encode, decode)
 
 
 def _tuple_form(forms: Sequence[_Form]) -> _Form:
     """A tuple of a fixed length."""
+
     def pairs(values: Any) -> Any:
         if len(values) != len(forms):
             raise ValueError(f"got {len(values)} values, expected {len(forms)}")
@@ -232,11 +275,13 @@ def _tuple_form(forms: Sequence[_Form]) -> _Form:
 
     def decode(raw: Any, read: _Read) -> Any:
         return tuple([v if type(v) in form.reads else form.decode(v, read) for form, v in pairs(_of_type(raw, list))])
+
     return _Form(lambda v: type(v) is tuple, encode, decode)
 
 
 def _number_form(kinds: tuple[type, ...]) -> _Form:
     """A number keeps its type; one that is not finite, which JSON lacks, is written as text."""
+
     def encode(value: Any, rows: _Rows) -> Any:
         symbol = rows.symbol(value)
         if symbol is not None:
@@ -253,6 +298,7 @@ def _number_form(kinds: tuple[type, ...]) -> _Form:
                 return float(raw["float"])
             return read.symbol(raw)
         return _refused(raw)
+
     return _Form(lambda v: type(v) in kinds, encode, decode, frozenset(kinds) - {float}, frozenset(kinds))
 
 
@@ -265,11 +311,18 @@ def _plain_form(kind: type) -> _Form:
             raise TypeError(f"got {type(value).__name__}, expected {kind.__name__}")
         return str(value) if kind is str else None
 
-    return _Form(lambda v: isinstance(v, kind), encode, lambda raw, read: _of_type(raw, kind), frozenset({kind}), frozenset({kind}))
+    return _Form(
+        lambda v: isinstance(v, kind),
+        encode,
+        lambda raw, read: _of_type(raw, kind),
+        frozenset({kind}),
+        frozenset({kind}),
+    )
 
 
 def _chosen_form(values: Sequence[Any], of_raw: Callable[[Any], Any]) -> _Form:
     """One of a few values, each of which is a text."""
+
     def encode(value: Any, rows: _Rows) -> Any:
         if value not in values:
             raise TypeError(f"got {value!r}, expected one of {values}")
@@ -279,6 +332,7 @@ def _chosen_form(values: Sequence[Any], of_raw: Callable[[Any], Any]) -> _Form:
         if type(raw) is not str or raw not in values:
             raise ValueError(f"got {str(raw)[:60]}, expected one of {values}")
         return of_raw(raw)
+
     return _Form(lambda v: v in values, encode, decode)
 
 

@@ -30,7 +30,8 @@ from enum import StrEnum
 class GpuEpError(Exception):
     """Base of every exception that this package raises on purpose.
 
-    killed: the worker process was ended by a signal that people and systems send, and no driver: SIGKILL, SIGTERM, SIGINT or SIGHUP.
+    killed: the worker process was ended by a signal that people and systems send, and no driver: SIGKILL, SIGTERM,
+    SIGINT or SIGHUP.
     """
 
     killed = False
@@ -53,7 +54,8 @@ class ModelError(GpuEpError, ValueError):
 
 
 class TrainingError(GpuEpError, ValueError):
-    """A model can't be trained as it was asked for, or its training went wrong: the message says where, and what to try."""
+    """A model can't be trained as it was asked for, or its training went wrong: the message says where, and what to
+    try."""
 
 
 class ScoringError(GpuEpError, ValueError):
@@ -110,7 +112,8 @@ class DeviceHangError(DeviceError):
 
 
 class WrongResultError(DeviceError):
-    """The GPU's result differs from the CPU's by more than the tolerance. by_cpu: it is the CPU's that is wrong, by float64."""
+    """The GPU's result differs from the CPU's by more than the tolerance. by_cpu: it is the CPU's that is wrong, by
+    float64."""
 
     by_cpu = False
 

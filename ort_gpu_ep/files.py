@@ -1,4 +1,5 @@
-"""Opens files that may be anything by now, a FIFO, a device, a link that somebody else has put there; and knows them again."""
+"""Opens files that may be anything by now, a FIFO, a device, a link that somebody else has put there; and knows them
+again."""
 
 from __future__ import annotations
 
@@ -23,27 +24,31 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, follow: bool = False, mod
 
     follow: whether it may be a symbolic link. mode: of a file that is made; for this user only by default.
     """
-    extra = ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY", *(() if follow else ("O_NOFOLLOW",)))    # not all systems have all of them
+    # not all systems have all of them
+    extra = ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY", *(() if follow else ("O_NOFOLLOW",)))
     handle = os.open(path, flags | sum(getattr(os, name, 0) for name in extra), mode)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(f"{path} is no regular file")
-        return os.fdopen(handle, "rb" if flags & (os.O_RDWR | os.O_WRONLY) == 0 else "r+b" if flags & os.O_RDWR else "wb")
+        return os.fdopen(
+            handle, "rb" if flags & (os.O_RDWR | os.O_WRONLY) == 0 else "r+b" if flags & os.O_RDWR else "wb"
+        )
     except BaseException:
         os.close(handle)
         raise
 
 
 def new_file(path: Path) -> BinaryIO:
-    """A file of the user's in place of what has its name, which is removed, and not followed where it is a link. Raises OSError."""
+    """A file of the user's in place of what has its name, which is removed, and not followed where it is a link. Raises
+    OSError."""
     path.unlink(missing_ok=True)
     return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=0o666)
 
 
 @contextmanager
 def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write a file at, which then takes the place of `path`: whole, or not at all. A link there is replaced, not followed; what
-    is no file (/dev/stdout) is written to.
+    """A path to write a file at, which then takes the place of `path`: whole, or not at all. A link there is replaced,
+    not followed; what is no file (/dev/stdout) is written to.
 
     Raises OSError with the file's name, how much of it had been written, and the reason.
     """
@@ -51,7 +56,8 @@ def whole(path: str | os.PathLike[str]) -> Iterator[Path]:
     if target.exists() and not target.is_file():
         yield target
         return
-    part = target.with_name(f"{target.stem[:80]}.{secrets.token_hex(4)}.part{target.suffix[:20]}")      # writers look at the suffix
+    # writers look at the suffix
+    part = target.with_name(f"{target.stem[:80]}.{secrets.token_hex(4)}.part{target.suffix[:20]}")
     try:
         yield part
         if target.exists() and not target.is_symlink():
@@ -68,22 +74,29 @@ def write_array(path: Path, array: Any) -> None:
     """A .npy file. Raises OSError as `whole`."""
     import numpy as np  # not for the start of a command
 
-    with whole(path) as part, open(part, "w+b") as file:      # into one that is not read, numpy writes past Python, and misses errors
+    # into one that is not read, numpy writes past Python, and misses errors
+    with whole(path) as part, open(part, "w+b") as file:
         np.save(file, array)
 
 
 def file_names(names: Sequence[str]) -> list[str]:
-    """A name of a file, without its ending, for each name out of a model, which may have any characters: no path, and no two the same."""
+    """A name of a file, without its ending, for each name out of a model, which may have any characters: no path, and
+    no two the same."""
     paths = list[str]()
-    for name in (re.sub(r"[^\w.+-]", "_", name).encode("utf-8", "replace")[:200].decode("utf-8", "ignore") or "_" for name in names):
-        taken = {other.casefold() for other in paths}       # not all systems tell A from a
-        paths.append(next(n for n in (name, *(f"{name}-{k}" for k in range(2, len(names) + 2))) if n.casefold() not in taken))
+    for name in (
+        re.sub(r"[^\w.+-]", "_", name).encode("utf-8", "replace")[:200].decode("utf-8", "ignore") or "_"
+        for name in names
+    ):
+        taken = {other.casefold() for other in paths}  # not all systems tell A from a
+        paths.append(
+            next(n for n in (name, *(f"{name}-{k}" for k in range(2, len(names) + 2))) if n.casefold() not in taken)
+        )
     return paths
 
 
 class Identity(NamedTuple):
-    """What tells a file from others, and from itself as it was: also from one that was overwritten in place with its size and time kept
-    (cp -p, rsync -t, tar), whose time of change of status is another one.
+    """What tells a file from others, and from itself as it was: also from one that was overwritten in place with its
+    size and time kept (cp -p, rsync -t, tar), whose time of change of status is another one.
     """
 
     device: int
@@ -93,7 +106,8 @@ class Identity(NamedTuple):
     ctime_ns: int
 
     def kept(self) -> str:
-        """For what outlives a boot: numbers of devices and inodes may change with each mount. Nobody can set the last of these times."""
+        """For what outlives a boot: numbers of devices and inodes may change with each mount. Nobody can set the last
+        of these times."""
         return f"{self.nbytes} {self.mtime_ns} {self.ctime_ns}"
 
 
@@ -122,8 +136,8 @@ _open: WeakValueDictionary[Identity, _Descriptor] = WeakValueDictionary()
 
 
 def most_held() -> int:
-    """Descriptors that files are held by at the most: a quarter of what the process may have open. On Windows nobody could delete such a
-    file: none.
+    """Descriptors that files are held by at the most: a quarter of what the process may have open. On Windows nobody
+    could delete such a file: none.
     """
     if sys.platform == "win32":
         return 0
@@ -136,8 +150,9 @@ def most_held() -> int:
 class Held:
     """A file as it is when this is made, to be read later. Thread-safe.
 
-    Where there is a descriptor for it, it may be deleted or replaced meanwhile; without one it has to be where it was. One that is written
-    to in place raises ChangedError then, and so does one whose mode or owner is changed: the times of files don't tell these apart.
+    Where there is a descriptor for it, it may be deleted or replaced meanwhile; without one it has to be where it was.
+    One that is written to in place raises ChangedError then, and so does one whose mode or owner is changed: the times
+    of files don't tell these apart.
     """
 
     def __init__(self, file: BinaryIO, path: str, hold: bool = True) -> None:
@@ -157,7 +172,9 @@ class Held:
 
     def check(self) -> None:
         """Raises ChangedError where it is not what it was, OSError where it is gone."""
-        self._check(self._descriptor.file.fileno() if self._descriptor is not None else self.path, self._descriptor is not None)
+        self._check(
+            self._descriptor.file.fileno() if self._descriptor is not None else self.path, self._descriptor is not None
+        )
 
     def is_there(self, path: str) -> bool:
         """Whether a path leads to it."""
@@ -192,10 +209,11 @@ class Held:
 
 
 def read_at(file: BinaryIO, into: memoryview, offset: int) -> int:
-    """Fills the memory from a place in a file; returns how many bytes there were. Threads, and forked processes, may share the file."""
+    """Fills the memory from a place in a file; returns how many bytes there were. Threads, and forked processes, may
+    share the file."""
     if sys.platform == "win32":
         file.seek(offset)
-        return int(file.readinto(into))     # type: ignore[attr-defined]
+        return int(file.readinto(into))  # type: ignore[attr-defined]
     done = 0
     while done < len(into) and (count := os.preadv(file.fileno(), [into[done:]], offset + done)):
         done += count
@@ -205,12 +223,13 @@ def read_at(file: BinaryIO, into: memoryview, offset: int) -> int:
 def content(file: BinaryIO) -> bytes:
     """All of a file."""
     data = bytearray(os.fstat(file.fileno()).st_size)
-    return bytes(data[:read_at(file, memoryview(data), 0)])
+    return bytes(data[: read_at(file, memoryview(data), 0)])
 
 
 def blocks(file: BinaryIO, nbytes: int = 1 << 20) -> Iterator[tuple[int, memoryview]]:
-    """A file's blocks of so many bytes, with their places, each valid until the next one is asked for: the whole would be one more copy of
-    all weights in memory. Without those that the file system has no bytes of: the file of a terabyte may take none on the disk.
+    """A file's blocks of so many bytes, with their places, each valid until the next one is asked for: the whole would
+    be one more copy of all weights in memory. Without those that the file system has no bytes of: the file of a
+    terabyte may take none on the disk.
     """
     part, at = memoryview(bytearray(nbytes)), 0
     while (at := _next_data(file, at) // nbytes * nbytes) >= 0 and (count := read_at(file, part, at)):
@@ -225,7 +244,7 @@ def _next_data(file: BinaryIO, at: int) -> int:
     try:
         return os.lseek(file.fileno(), at, os.SEEK_DATA)
     except OSError as error:
-        return -1 if error.errno == errno.ENXIO else at     # not all file systems know
+        return -1 if error.errno == errno.ENXIO else at  # not all file systems know
 
 
 def copy(file: BinaryIO, into: BinaryIO) -> None:

@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 
 class Memo(Generic[T]):
-    """At most `kept` answers; the least recently used goes first. Thread-safe: two who ask at once may both work one out."""
+    """At most `kept` answers; the least recently used goes first. Thread-safe: two who ask at once may both work one
+    out."""
 
     def __init__(self, kept: int) -> None:
         self.kept = kept

@@ -31,9 +31,22 @@ OrtValueVector: Any = _binary.OrtValueVector
 Fail: Any = _binary.Fail
 NotImplemented: Any = _binary.NotImplemented
 
-BEHIND = frozenset((
-    "_sess", "_sess_options", "_inputs_meta", "_outputs_meta", "_overridable_initializers", "_input_meminfos", "_output_meminfos",
-    "_input_epdevices", "_model_meta", "_providers", "_provider_options", "_profiling_start_time_ns"))
+BEHIND = frozenset(
+    (
+        "_sess",
+        "_sess_options",
+        "_inputs_meta",
+        "_outputs_meta",
+        "_overridable_initializers",
+        "_input_meminfos",
+        "_output_meminfos",
+        "_input_epdevices",
+        "_model_meta",
+        "_providers",
+        "_provider_options",
+        "_profiling_start_time_ns",
+    )
+)
 """What an InferenceSession keeps of the C++ session behind it."""
 
 NEWER = frozenset(("_captured_graph_bindings",))
@@ -64,8 +77,8 @@ def first_settings_of(session: Any) -> Any:
 
 
 def copied_settings(settings: Any) -> Any:
-    """A SessionOptions of its own, as these are, by a C++ session that is made of no model. It does not keep providers, nor
-    libraries of custom operators.
+    """A SessionOptions of its own, as these are, by a C++ session that is made of no model. It does not keep providers,
+    nor libraries of custom operators.
     """
     return _binary.InferenceSession(settings, _EMPTY_MODEL, False, False).session_options
 
@@ -93,8 +106,19 @@ def behind_binding(iobinding: Any) -> Any:
 def missing(session: Any) -> list[str]:
     """What this version of onnxruntime lacks of all that, sorted. session: any InferenceSession."""
     binding = session.io_binding()
-    return sorted([
-        *(f"InferenceSession.{name}" for name in BEHIND | ASKED if not hasattr(session, name)),
-        *(f"IOBinding.{name}" for name in ("_iobinding",) if not hasattr(binding, name)),
-        *(f"SessionOptions of a {name}" for name in ("session_options",) if not hasattr(_binary.InferenceSession, name)),
-        *(f"onnxruntime_inference_collection.{name}" for name in ("check_and_normalize_provider_args",) if not hasattr(_collection, name))])
+    return sorted(
+        [
+            *(f"InferenceSession.{name}" for name in BEHIND | ASKED if not hasattr(session, name)),
+            *(f"IOBinding.{name}" for name in ("_iobinding",) if not hasattr(binding, name)),
+            *(
+                f"SessionOptions of a {name}"
+                for name in ("session_options",)
+                if not hasattr(_binary.InferenceSession, name)
+            ),
+            *(
+                f"onnxruntime_inference_collection.{name}"
+                for name in ("check_and_normalize_provider_args",)
+                if not hasattr(_collection, name)
+            ),
+        ]
+    )

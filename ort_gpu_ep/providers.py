@@ -4,8 +4,8 @@ from __future__ import annotations
 
 EP_NAME = "WgpuExecutionProvider"
 STAND_IN_NAME = "WebGpuExecutionProvider"
-"""ONNX Runtime's own WebGPU provider, which a library registered under this name stands in for: onnxruntime-genai keeps its caches on the
-devices of providers that it knows by name only."""
+"""ONNX Runtime's own WebGPU provider, which a library registered under this name stands in for: onnxruntime-genai keeps
+its caches on the devices of providers that it knows by name only."""
 
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"

@@ -47,16 +47,17 @@ _said = set[tuple[Path, str]]()
 """Files that can't be used, and why, until they are written anew."""
 
 NO_CACHE = os.path.join(os.devnull, "no cache")
-"""A folder that nobody can have: nothing is read there, and nothing written, as in one that the process may not write to."""
+"""A folder that nobody can have: nothing is read there, and nothing written, as in one that the process may not write
+to."""
 
 
 def cache_folder() -> str:
-    """This package's, of the user. NO_CACHE where nothing says where that is, which is said once: there is no HOME, and the user is in no
-    list of users, as in containers that run with any number for a user.
+    """This package's, of the user. NO_CACHE where nothing says where that is, which is said once: there is no HOME, and
+    the user is in no list of users, as in containers that run with any number for a user.
     """
     try:
         folder = user_cache_dir("ort_gpu_ep")
-        why = "" if os.path.isabs(folder) else f"it would be {folder}"        # as older versions of platformdirs say it
+        why = "" if os.path.isabs(folder) else f"it would be {folder}"  # as older versions of platformdirs say it
     except (RuntimeError, KeyError, OSError) as error:
         why = str(error)
     if not why:
@@ -68,8 +69,10 @@ def cache_folder() -> str:
     return NO_CACHE
 
 
-COST = ("each process tests the adapter, measures, plans and composes shaders anew, which takes seconds; "
-        "ORT_GPU_EP_CACHE_DIR names another folder")
+COST = (
+    "each process tests the adapter, measures, plans and composes shaders anew, which takes seconds; "
+    "ORT_GPU_EP_CACHE_DIR names another folder"
+)
 
 
 def tell_unwritable(folder: Path, error: OSError) -> None:
@@ -81,7 +84,8 @@ def tell_unwritable(folder: Path, error: OSError) -> None:
 
 
 def lock(file: IO[bytes], wait: bool = False) -> None:
-    """Takes the lock of an open file, which ends with the process. Raises OSError, where another one has it and this does not wait."""
+    """Takes the lock of an open file, which ends with the process. Raises OSError, where another one has it and this
+    does not wait."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -93,7 +97,8 @@ def lock(file: IO[bytes], wait: bool = False) -> None:
 
 
 def read_json(path: Path, follow: bool = False) -> Any:
-    """What a JSON file holds. Raises OSError; ValueError for what is none, too large, nested too deeply, or has numbers beyond 64 bits."""
+    """What a JSON file holds. Raises OSError; ValueError for what is none, too large, nested too deeply, or has numbers
+    beyond 64 bits."""
     with open_regular(path, follow=follow) as file:
         data = file.read(MAX_NBYTES + 1)
     if len(data) > MAX_NBYTES:
@@ -104,8 +109,12 @@ def read_json(path: Path, follow: bool = False) -> Any:
 def parse_json(data: bytes) -> Any:
     """What JSON says. Raises ValueError for what is none, nested too deeply, or has numbers beyond 64 bits."""
     try:
-        return json.loads(data.decode("utf-8"), parse_int=_integer if _LONG.search(data) else None,
-                          parse_float=_float if _LARGE.search(data) else None, parse_constant=_float)
+        return json.loads(
+            data.decode("utf-8"),
+            parse_int=_integer if _LONG.search(data) else None,
+            parse_float=_float if _LARGE.search(data) else None,
+            parse_constant=_float,
+        )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -125,7 +134,7 @@ def _float(text: str) -> float:
 
 def record(kind: type[T], data: Mapping[str, Any]) -> T:
     """A dataclass of strings and integers. Raises TypeError where a field is missing, unknown or of another type."""
-    for field in fields(kind):      # type: ignore[arg-type]
+    for field in fields(kind):  # type: ignore[arg-type]
         expected = {"str": str, "int": int}[str(field.type)]
         if type(data.get(field.name)) is not expected:
             raise TypeError(f"{field.name}: got {str(data.get(field.name))[:40]}, expected {field.type}")
@@ -143,7 +152,7 @@ def read(path: Path, format: int, parse: Callable[[dict[str, Any]], T]) -> T | N
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         problem = path, f"{type(error).__name__}: {str(error)[:200]}"
-        if problem not in _said:      # more than one thread may look for it before it is made anew
+        if problem not in _said:  # more than one thread may look for it before it is made anew
             _said.add(problem)
             log.info("cache file %s is ignored and made anew: %s", *problem)
         return None
@@ -158,7 +167,7 @@ def make_folder(path: Path) -> None:
 
 def replace(path: Path, data: bytes) -> None:
     """Writes a file whole or not at all, for this user only. Raises OSError."""
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")     # which makes it for this user only
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")  # which makes it for this user only
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -188,12 +197,15 @@ def write(path: Path, format: int, data: Mapping[str, object]) -> bool:
 
 
 def read_sealed(path: Path, key: str, most: int) -> bytes:
-    """What `write_sealed` wrote for this key, at most so many bytes. Raises OSError, FileNotFoundError where there is none; ValueError for
-    any other file: one that was cut or changed, is for another key, or that another user owns or may write.
+    """What `write_sealed` wrote for this key, at most so many bytes. Raises OSError, FileNotFoundError where there is
+    none; ValueError for any other file: one that was cut or changed, is for another key, or that another user owns or
+    may write.
     """
     with open_regular(path) as file:
         status = os.fstat(file.fileno())
-        if hasattr(os, "geteuid") and (status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        if hasattr(os, "geteuid") and (
+            status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        ):
             raise ValueError(f"user {status.st_uid}, mode {stat.filemode(status.st_mode)}: others may have written it")
         data = file.read(most + 1)
     if len(data) > most:
@@ -205,7 +217,8 @@ def read_sealed(path: Path, key: str, most: int) -> bytes:
 
 
 def write_sealed(path: Path, key: str, content: bytes) -> None:
-    """Writes a file, in a folder that is made where it is missing. key: of one line; it names the format, too. Raises OSError."""
+    """Writes a file, in a folder that is made where it is missing. key: of one line; it names the format, too. Raises
+    OSError."""
     make_folder(path.parent)
     replace(path, _seal(key, content) + content)
 
@@ -217,18 +230,20 @@ def _seal(key: str, content: bytes) -> bytes:
 class SealedFolder:
     """Answers on disk, a sealed file each. Thread-safe, also with other processes.
 
-    suffix: of its files. format, most: of a file that is read or written, its format and the most bytes. room: of the folder, files and
-    bytes; it is looked at once in `look_every` writes.
+    suffix: of its files. format, most: of a file that is read or written, its format and the most bytes. room: of the
+    folder, files and bytes; it is looked at once in `look_every` writes.
     """
 
-    def __init__(self, folder: Path, suffix: str, format: str, most: int, room: tuple[int, int], look_every: int) -> None:
+    def __init__(
+        self, folder: Path, suffix: str, format: str, most: int, room: tuple[int, int], look_every: int
+    ) -> None:
         self.folder, self._suffix, self._format, self._most = folder, suffix, format, most
         self._room, self._look_every = room, look_every
         self._written, self._may_write = 0, True
 
     def get(self, key: str, read: Callable[[bytes], T], make: Callable[[], T], write: Callable[[T], bytes]) -> T:
-        """The answer that follows from a key, read from disk or made. read: raises ValueError, LookupError, TypeError for what is none.
-        write: raises TypeError, ValueError for one that can't be kept.
+        """The answer that follows from a key, read from disk or made. read: raises ValueError, LookupError, TypeError
+        for what is none. write: raises TypeError, ValueError for one that can't be kept.
         """
         path = self.folder / f"{key[:32]}{self._suffix}"
         try:
@@ -254,7 +269,7 @@ class SealedFolder:
             write_sealed(path, f"{self._format} {key}", content)
             self._written += 1
             if self._written % self._look_every == 1:
-                with suppress(FileNotFoundError):       # somebody clears the cache
+                with suppress(FileNotFoundError):  # somebody clears the cache
                     make_room(self.folder, *self._room)
         except OSError as error:
             self._may_write = False
@@ -262,14 +277,15 @@ class SealedFolder:
 
 
 def make_room(folder: Path, files: int, nbytes: int) -> None:
-    """Where a folder has more files or bytes, removes the oldest down to three quarters: also what killed processes left half written.
+    """Where a folder has more files or bytes, removes the oldest down to three quarters: also what killed processes
+    left half written.
 
     Raises OSError, where the folder can't be read.
     """
     there = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):       # another process removes files, too
+            with suppress(FileNotFoundError):  # another process removes files, too
                 there.append((entry.stat(follow_symlinks=False), entry.path))
     count, total = len(there), sum(status.st_size for status, _ in there)
     if count <= files and total <= nbytes:
@@ -277,6 +293,6 @@ def make_room(folder: Path, files: int, nbytes: int) -> None:
     for status, path in sorted(there, key=lambda pair: pair[0].st_mtime):
         if count <= files * 3 // 4 and total <= nbytes * 3 // 4:
             break
-        with suppress(OSError):      # another process was faster, or it is a folder
+        with suppress(OSError):  # another process was faster, or it is a folder
             os.unlink(path)
         count, total = count - 1, total - status.st_size

@@ -1,4 +1,5 @@
-"""Load of GPU and CPU by other processes, when this process last used a GPU, and how many of its threads run a model, as plain data."""
+"""Load of GPU and CPU by other processes, when this process last used a GPU, and how many of its threads run a model,
+as plain data."""
 
 from __future__ import annotations
 
@@ -10,15 +11,17 @@ from dataclasses import dataclass
 
 BANDS = ("idle", "low", "medium", "high")
 EDGES = (0.10, 0.40, 0.80)
-"""Where one band ends and the next begins. A load of 25, 60 or 95 % (drills/generator.py) lies in the middle of low, medium, high."""
+"""Where one band ends and the next begins. A load of 25, 60 or 95 % (drills/generator.py) lies in the middle of low,
+medium, high."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """One smoothed reading, without the work of this process.
 
-    gpu: part of the time in which others keep the adapter busy, 0 to 1; None: unknown. cpu: the same of the usable cores.
-    cores: how many cores this process may use. source: what was read, or why nothing could be. when_s: monotonic clock.
+    gpu: part of the time in which others keep the adapter busy, 0 to 1; None: unknown. cpu: the same of the usable
+    cores. cores: how many cores this process may use. source: what was read, or why nothing could be. when_s: monotonic
+    clock.
     """
 
     gpu: float | None
@@ -47,7 +50,8 @@ AWAKE_S = 0.6
 
 
 class Uses:
-    """When this process has used an adapter. sleeps: it is a GPU, not a driver that computes on the CPU. Times by time.perf_counter."""
+    """When this process has used an adapter. sleeps: it is a GPU, not a driver that computes on the CPU. Times by
+    time.perf_counter."""
 
     def __init__(self, sleeps: bool = True) -> None:
         self.sleeps = sleeps
@@ -81,4 +85,4 @@ def run_ends() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_running.clear)      # the other threads are the parent's
+    os.register_at_fork(after_in_child=_running.clear)  # the other threads are the parent's

@@ -2,13 +2,17 @@
 
     python scripts/adapters.py run [--as CLASS] [--sample] [--record]     exit code 1 if anything is wrong or fails
     python scripts/adapters.py table                                      writes docs/adapters.md from health/tested.json,
-                                                                          benchmarks/compilers.json and benchmarks/reported.json,
-                                                                          and what README.md and which-provider.md say of makers
+                                                                          benchmarks/compilers.json and
+                                                                            benchmarks/reported.json,
+                                                                          and what README.md and which-provider.md say
+                                                                            of makers
     python scripts/adapters.py add FILE ...                               users' reports to benchmarks/reported.json, then `table`:
-                                                                          what `doctor --report` wrote or `bench --share` printed
+                                                                          what `doctor --report` wrote or `bench
+                                                                            --share` printed
 
---as: the adapter is held to a class of GPUs (ort_gpu_ep/device/classes.json). --sample: one case of each set of ops and types.
---record: the outcomes go to health/tested.json. Another Vulkan driver: eval "$(sh scripts/swiftshader.sh)" before.
+--as: the adapter is held to a class of GPUs (ort_gpu_ep/device/classes.json). --sample: one case of each set of ops and
+types. --record: the outcomes go to health/tested.json. Another Vulkan driver: eval "$(sh scripts/swiftshader.sh)"
+before.
 """
 
 from __future__ import annotations
@@ -38,12 +42,24 @@ from ort_gpu_ep.session.session import InferenceSession  # noqa: E402
 
 TABLE = ROOT / "ort_gpu_ep" / "health" / "tested.json"
 REPORTED = ROOT / "benchmarks" / "reported.json"
-"""Entries as those of health/tested.json, of users' machines. `what` is `bench`, too: its results are the lines of the table."""
+"""Entries as those of health/tested.json, of users' machines. `what` is `bench`, too: its results are the lines of the
+table."""
 PAGE = ROOT / "docs" / "adapters.md"
 README, SUPPORT = ROOT / "README.md", ROOT / "docs" / "which-provider.md"
 BEGIN, END = "<!--makers-->", "<!--/makers-->"
 """Between them is what this writes: a sentence in README.md, the table by maker in which-provider.md."""
-NETWORKS = ("lenet5", "squeezenet1_1", "shufflenet", "mobilenet_v2", "unet", "tcn", "har_lstm", "mlp_784", "encoder", "decoder")
+NETWORKS = (
+    "lenet5",
+    "squeezenet1_1",
+    "shufflenet",
+    "mobilenet_v2",
+    "unet",
+    "tcn",
+    "har_lstm",
+    "mlp_784",
+    "encoder",
+    "decoder",
+)
 OPTIONS = {"placement": "gpu", "strict": "1", "health": "off"}
 GROUPS = {"PASS": "pass", "FOLDED": "pass", "UNSUPPORTED": "declined", "EXCLUDED": "left out"}
 OUTCOMES = ("pass", "declined", "left out", "wrong", "failed")
@@ -51,7 +67,7 @@ TOLERANCE = 1e-3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("action", choices=("run", "table", "add"))
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--as", dest="held_to", default="", choices=("", *classes.classes()))
@@ -74,7 +90,9 @@ def main() -> None:
     if asked.record:
         for what, results in (("conformance", cases), ("models", networks)):
             tested.append(TABLE, tested.entry(info, what, results, asked.held_to))
-    sys.exit(1 if cases["wrong"] or cases["failed"] or any(not each.startswith("pass") for each in networks.values()) else 0)
+    sys.exit(
+        1 if cases["wrong"] or cases["failed"] or any(not each.startswith("pass") for each in networks.values()) else 0
+    )
 
 
 def run_cases(sample: bool) -> dict[str, int]:
@@ -101,7 +119,9 @@ def run_networks() -> dict[str, str]:
     for name in NETWORKS:
         try:
             results[name] = compared(name)
-        except Exception as error:      # whatever a driver does to one network, the next one is looked at, and the exit code says so
+        except (
+            Exception
+        ) as error:  # whatever a driver does to one network, the next one is looked at, and the exit code says so
             results[name] = f"failed: {type(error).__name__}: {str(error)[:300]}"
         print(f"{name}: {results[name]}", flush=True)
     return results
@@ -112,8 +132,10 @@ def compared(name: str) -> str:
     model, feeds = data.SerializeToString(), make_inputs(model_inputs(data))
     theirs = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
     session = InferenceSession(model, provider_options=OPTIONS)
-    errors = [float(np.abs(a.astype("d") - b.astype("d")).max() / max(np.abs(b).max(), 1e-6)) if b.size else 0.0
-              for a, b in zip(session.run(None, feeds), theirs, strict=True)]
+    errors = [
+        float(np.abs(a.astype("d") - b.astype("d")).max() / max(np.abs(b).max(), 1e-6)) if b.size else 0.0
+        for a, b in zip(session.run(None, feeds), theirs, strict=True)
+    ]
     left = sorted({node.op for report in session.explain().reports for node in report.nodes if node.device == "cpu"})
     if left or not session.explain().count("gpu"):
         return f"failed: left to the CPU: {', '.join(left) or 'everything'}"
@@ -147,26 +169,59 @@ Nobody here has seen these machines: `ort-gpu-ep doctor --report` and `ort-gpu-e
 
 
 def page(entries: list[dict[str, Any]]) -> str:
-    parts = [HEAD, "## By maker\n", *rows(MAKER_COLUMNS, by_maker()), "\n## Probes of the doctor\n", *doctor_rows(entries),
-             "\n## ONNX's node cases\n",
-             "Declined: with a reason. Left out are cases that onnxruntime itself refuses, or whose expected values can't be compared.\n",
-             *case_rows(entries), "\n## Networks\n",
-             "The largest difference from ONNX Runtime's CPU provider, as a fraction of the largest output; "
-             f"up to {TOLERANCE:.0e} passes.\n", *network_rows(entries)]
+    parts = [
+        HEAD,
+        "## By maker\n",
+        *rows(MAKER_COLUMNS, by_maker()),
+        "\n## Probes of the doctor\n",
+        *doctor_rows(entries),
+        "\n## ONNX's node cases\n",
+        "Declined: with a reason. Left out are cases that onnxruntime itself refuses, or whose expected values can't "
+        "be compared.\n",
+        *case_rows(entries),
+        "\n## Networks\n",
+        "The largest difference from ONNX Runtime's CPU provider, as a fraction of the largest output; "
+        f"up to {TOLERANCE:.0e} passes.\n",
+        *network_rows(entries),
+    ]
     if compiled := compilers.recorded():
         parts += [COMPILED, *compiler_rows(compiled)]
     if reports := reported():
-        parts += [REPORTS, *rows(("adapter", "backend, driver", "system", "date", "what", "results"), [
-            (e["adapter"], versions(e)[0], e["system"], e["date"], e["what"],
-             "; ".join(f"{name}: {value}" for name, value in e["results"].items())) for e in reports])]
+        parts += [
+            REPORTS,
+            *rows(
+                ("adapter", "backend, driver", "system", "date", "what", "results"),
+                [
+                    (
+                        e["adapter"],
+                        versions(e)[0],
+                        e["system"],
+                        e["date"],
+                        e["what"],
+                        "; ".join(f"{name}: {value}" for name, value in e["results"].items()),
+                    )
+                    for e in reports
+                ],
+            ),
+        ]
     return "\n".join(parts) + "\n"
 
 
 MAKERS = {
-    "AMD": r"\bAMD|\bRADV|Radeon", "Intel": r"Intel", "NVIDIA": r"NVIDIA|\bNVK\b", "Apple": r"Apple", "Qualcomm": r"Adreno|Qualcomm",
-    "Arm": r"\bMali\b|Immortalis", "Broadcom (Raspberry Pi)": r"\bV3D\b|Raspberry", "Software": r"llvmpipe|SwiftShader|WARP|Basic Render"}
+    "AMD": r"\bAMD|\bRADV|Radeon",
+    "Intel": r"Intel",
+    "NVIDIA": r"NVIDIA|\bNVK\b",
+    "Apple": r"Apple",
+    "Qualcomm": r"Adreno|Qualcomm",
+    "Arm": r"\bMali\b|Immortalis",
+    "Broadcom (Raspberry Pi)": r"\bV3D\b|Raspberry",
+    "Software": r"llvmpipe|SwiftShader|WARP|Basic Render",
+}
 """Maker -> what names its adapters."""
-MAKER_COLUMNS, NOT_KNOWN = ("maker", "tested here", "compiled by its real driver, not run", "reported by a user"), "not known"
+MAKER_COLUMNS, NOT_KNOWN = (
+    ("maker", "tested here", "compiled by its real driver, not run", "reported by a user"),
+    "not known",
+)
 
 
 def maker_of(adapter: str) -> str:
@@ -179,7 +234,9 @@ def reported() -> list[dict[str, Any]]:
 
 SHARED = re.compile(
     r"^\*\*(?P<model>.+?)\*\* on (?P<adapter>.+?)(?: \((?P<driver>.+)\))?\n\n(?P<table>(?:\|.*\n)+)\nplacement=\w+: .*; "
-    r"ort-gpu-ep (?P<package>\S+), onnxruntime (?P<onnxruntime>\S+), Python (?P<python>\d+\.\d+)\S*, (?P<system>.+)$", re.MULTILINE)
+    r"ort-gpu-ep (?P<package>\S+), onnxruntime (?P<onnxruntime>\S+), Python (?P<python>\d+\.\d+)\S*, (?P<system>.+)$",
+    re.MULTILINE,
+)
 """What cli/share.py writes."""
 
 
@@ -190,23 +247,37 @@ def reports_in(file: Path) -> list[dict[str, Any]]:
         found = json.loads(text)
         wrong = [each for each in found if {*each} != {*tested.shipped()[0]} or each["what"] not in tested.WHAT]
         if wrong:
-            sys.exit(f"{file}: {str(wrong[0])[:200]}: expected entries that `ort-gpu-ep doctor --report` wrote, of this version")
+            sys.exit(
+                f"{file}: {str(wrong[0])[:200]}: expected entries that `ort-gpu-ep doctor --report` wrote, of "
+                f"this version"
+            )
         return list(found)
     shares = [_shared(match.groupdict(), date.fromtimestamp(file.stat().st_mtime)) for match in SHARED.finditer(text)]
     if not shares:
-        sys.exit(f"{file}: expected what `ort-gpu-ep doctor --report` wrote, or a text with what `ort-gpu-ep bench --share` printed")
+        sys.exit(
+            f"{file}: expected what `ort-gpu-ep doctor --report` wrote, or a text with what `ort-gpu-ep bench "
+            f"--share` printed"
+        )
     return shares
 
 
 def _shared(match: dict[str, str], day: date) -> dict[str, Any]:
     plain = {name: re.sub(r"\\(.)", r"\1", value or "") for name, value in match.items()}
     columns, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in plain["table"].splitlines()]
-    results = {f"{plain['model']}, {line[0]}": ", ".join(f"{c} {v}" for c, v in zip(columns[1:], line[1:], strict=True)) for line in lines}
-    return {name: plain.get(name, "") for name in tested.shipped()[0]} | {"what": "bench", "date": day.isoformat(), "results": results}
+    results = {
+        f"{plain['model']}, {line[0]}": ", ".join(f"{c} {v}" for c, v in zip(columns[1:], line[1:], strict=True))
+        for line in lines
+    }
+    return {name: plain.get(name, "") for name in tested.shipped()[0]} | {
+        "what": "bench",
+        "date": day.isoformat(),
+        "results": results,
+    }
 
 
 def by_maker() -> list[tuple[str, ...]]:
-    """A line for each maker: what was tested, compiled by its real driver, and reported, by adapter; `not known` where nothing was."""
+    """A line for each maker: what was tested, compiled by its real driver, and reported, by adapter; `not known` where
+    nothing was."""
     ran = [e for e in tested.shipped() if not e["as"]]
     compiled = [(maker_of(f"{e['gpu']} {e['adapter']}"), e) for e in compilers.recorded()]
     lines = []
@@ -214,7 +285,8 @@ def by_maker() -> list[tuple[str, ...]]:
         told = (
             _names([(e["adapter"], e["driver"], e["date"]) for e in ran if maker_of(e["adapter"]) == maker]),
             _counted([e for own, e in compiled if own == maker]),
-            _names([(e["adapter"], e["driver"], e["date"]) for e in reported() if maker_of(e["adapter"]) == maker]))
+            _names([(e["adapter"], e["driver"], e["date"]) for e in reported() if maker_of(e["adapter"]) == maker]),
+        )
         if any(told) or maker != "Other":
             lines.append((maker, *(each or NOT_KNOWN for each in told)))
     return lines
@@ -232,7 +304,9 @@ def _counted(entries: list[dict[str, Any]]) -> str:
     for driver in drivers:
         own = [e for e in entries if e["place"].split("/")[0] == driver]
         last = max(own, key=lambda e: str(e["date"]))
-        parts.append(f"{driver} ({last['driver'].split('-')[0]}) for {len(own)} GPU{'s' if len(own) > 1 else ''}, {last['date']}")
+        parts.append(
+            f"{driver} ({last['driver'].split('-')[0]}) for {len(own)} GPU{'s' if len(own) > 1 else ''}, {last['date']}"
+        )
     return "; ".join(parts)
 
 
@@ -277,30 +351,42 @@ def named(found: dict[str, Any]) -> str:
 
 
 def versions(found: dict[str, Any]) -> tuple[str, ...]:
-    return (f"{found['backend']}, {found['driver'] or 'driver unknown'}", found["system"], found["date"],
-            f"{found['package']}, {found['onnxruntime']}, {found['wgpu']}")
+    return (
+        f"{found['backend']}, {found['driver'] or 'driver unknown'}",
+        found["system"],
+        found["date"],
+        f"{found['package']}, {found['onnxruntime']}, {found['wgpu']}",
+    )
 
 
 def doctor_rows(entries: list[dict[str, Any]]) -> Iterator[str]:
     found = [e for e in entries if e["what"] == "doctor"]
-    yield from rows(("adapter", "backend, driver", "system", "date", "ort-gpu-ep, onnxruntime, wgpu", "probes"), [
-        (named(e), *versions(e), ", ".join(f"{n} {status}" for status, n in e["results"].items())) for e in found])
+    yield from rows(
+        ("adapter", "backend, driver", "system", "date", "ort-gpu-ep, onnxruntime, wgpu", "probes"),
+        [(named(e), *versions(e), ", ".join(f"{n} {status}" for status, n in e["results"].items())) for e in found],
+    )
 
 
 def case_rows(entries: list[dict[str, Any]]) -> Iterator[str]:
     found = [e for e in entries if e["what"] == "conformance"]
-    yield from rows(("adapter", "backend, driver", "date", *OUTCOMES), [
-        (named(e), versions(e)[0], e["date"], *(str(e["results"][name]) for name in OUTCOMES)) for e in found])
+    yield from rows(
+        ("adapter", "backend, driver", "date", *OUTCOMES),
+        [(named(e), versions(e)[0], e["date"], *(str(e["results"][name]) for name in OUTCOMES)) for e in found],
+    )
 
 
 def network_rows(entries: list[dict[str, Any]]) -> Iterator[str]:
     found = [e for e in entries if e["what"] == "models"]
-    yield from rows(("network", *map(named, found)), [(name, *(e["results"].get(name, "") for e in found)) for name in NETWORKS])
+    yield from rows(
+        ("network", *map(named, found)), [(name, *(e["results"].get(name, "") for e in found)) for name in NETWORKS]
+    )
 
 
 def compiler_rows(entries: list[dict[str, Any]]) -> Iterator[str]:
-    yield from rows((*compilers.COLUMNS, "date"), [
-        (*compilers.cells(e), f"{e['date']}, {'all' if e['cases'] is None else e['cases']} cases") for e in entries])
+    yield from rows(
+        (*compilers.COLUMNS, "date"),
+        [(*compilers.cells(e), f"{e['date']}, {'all' if e['cases'] is None else e['cases']} cases") for e in entries],
+    )
 
 
 if __name__ == "__main__":

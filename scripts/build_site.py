@@ -1,4 +1,5 @@
-"""Builds the documents as a site: README and the other documents of the root become pages beside those of docs/, Zensical renders them.
+"""Builds the documents as a site: README and the other documents of the root become pages beside those of docs/,
+Zensical renders them.
 
 usage: python scripts/build_site.py [FOLDER] [--repository URL]      (needs the group `docs`; default folder: build/site)
 """
@@ -22,8 +23,22 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 BRANCH = "main"
 
-AT_ROOT = {"index.md": "README.md", "LICENSE.md": "LICENSE", **{f"{name}.md": f"{name}.md" for name in (
-    "CHANGELOG", "CONTRIBUTING", "GOVERNANCE", "CODE_OF_CONDUCT", "SUPPORT", "SECURITY", "THIRD_PARTY_NOTICES")}}
+AT_ROOT = {
+    "index.md": "README.md",
+    "LICENSE.md": "LICENSE",
+    **{
+        f"{name}.md": f"{name}.md"
+        for name in (
+            "CHANGELOG",
+            "CONTRIBUTING",
+            "GOVERNANCE",
+            "CODE_OF_CONDUCT",
+            "SUPPORT",
+            "SECURITY",
+            "THIRD_PARTY_NOTICES",
+        )
+    },
+}
 """Page -> the file of the root that it shows."""
 
 LICENSE = """# License
@@ -43,12 +58,16 @@ MIN_WORDS = 8
 
 
 def pages(repository: str = "") -> dict[str, str]:
-    """Path of each page -> its markdown. Links to files that are no pages lead into `repository`; without one they become their text."""
+    """Path of each page -> its markdown. Links to files that are no pages lead into `repository`; without one they
+    become their text."""
     sources = {path.relative_to(DOCS).as_posix(): path.read_text("utf-8") for path in sorted(DOCS.rglob("*.md"))}
     sources |= {page: _from_docs((ROOT / name).read_text("utf-8")) for page, name in AT_ROOT.items()}
     sources["LICENSE.md"] = LICENSE.format(sources["LICENSE.md"])
     sources[DECISIONS] = "# Decisions\n\nWhat was decided about the code, why, and what it costs.\n\n" + "".join(
-        f"- [{title(text)}]({page.partition('/')[2]})\n" for page, text in sources.items() if page.startswith("decisions/"))
+        f"- [{title(text)}]({page.partition('/')[2]})\n"
+        for page, text in sources.items()
+        if page.startswith("decisions/")
+    )
     return {page: _head(page) + linked(text, page, set(sources), repository) for page, text in sources.items()}
 
 
@@ -77,12 +96,21 @@ def linked(text: str, page: str, known: set[str], repository: str) -> str:
         file = os.path.normpath(PurePosixPath("docs", page).parent / path).replace(os.sep, "/")
         goal = at_root.get(file) or file.removeprefix("docs/") + ("/index.md" if path.endswith("/") else "")
         if goal in known:
-            return f"[{label}]({os.path.relpath(goal, PurePosixPath(page).parent).replace(os.sep, '/')}{hash_}{heading})"
-        if (ROOT / file).suffix in (".svg", ".json"):      # copied beside the pages
+            return (
+                f"[{label}]({os.path.relpath(goal, PurePosixPath(page).parent).replace(os.sep, '/')}{hash_}{heading})"
+            )
+        if (ROOT / file).suffix in (".svg", ".json"):  # copied beside the pages
             return match.group() if not page.startswith("index") else f"[{label}]({file.removeprefix('docs/')})"
-        return f"[{label}]({repository}/{'tree' if (ROOT / file).is_dir() else 'blob'}/{BRANCH}/{file})" if repository else label
-    parts = re.split(r"(^```.*?^```$|`[^`\n]+`(?!\]))", text, flags=re.M | re.S)      # code stays as it is
-    return "".join(part if index % 2 else re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", link, part) for index, part in enumerate(parts))
+        return (
+            f"[{label}]({repository}/{'tree' if (ROOT / file).is_dir() else 'blob'}/{BRANCH}/{file})"
+            if repository
+            else label
+        )
+
+    parts = re.split(r"(^```.*?^```$|`[^`\n]+`(?!\]))", text, flags=re.M | re.S)  # code stays as it is
+    return "".join(
+        part if index % 2 else re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", link, part) for index, part in enumerate(parts)
+    )
 
 
 def settings(repository: str = "") -> dict[str, Any]:
@@ -91,10 +119,19 @@ def settings(repository: str = "") -> dict[str, Any]:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     project["site_name"] += f" {version}"
     project["plugins"]["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT)]
-    (decisions,) = (entry for group in project["nav"] for part in group.values() for entry in part if entry.get("Decisions") == [])
-    decisions["Decisions"] = [DECISIONS, *(f"decisions/{path.name}" for path in sorted((DOCS / "decisions").glob("*.md")))]
+    (decisions,) = (
+        entry for group in project["nav"] for part in group.values() for entry in part if entry.get("Decisions") == []
+    )
+    decisions["Decisions"] = [
+        DECISIONS,
+        *(f"decisions/{path.name}" for path in sorted((DOCS / "decisions").glob("*.md"))),
+    ]
     if repository:
-        project |= {"repo_url": repository, "repo_name": "/".join(repository.split("/")[-2:]), "edit_uri": f"edit/{BRANCH}/docs"}
+        project |= {
+            "repo_url": repository,
+            "repo_name": "/".join(repository.split("/")[-2:]),
+            "edit_uri": f"edit/{BRANCH}/docs",
+        }
     return project
 
 
@@ -117,9 +154,16 @@ def build(folder: Path, repository: str = "") -> None:
         shutil.copytree(DOCS, staged / "docs")
         for page, text in pages(repository).items():
             (staged / "docs" / page).write_text(text, "utf-8")
-        (staged / "mkdocs.yml").write_text(json.dumps(settings(repository)), "utf-8")     # which is YAML, too; zensical reads both
-        done = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict", "-f", "mkdocs.yml"], cwd=staged, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "NO_COLOR": "1"})
+        # which is YAML, too; zensical reads both
+        (staged / "mkdocs.yml").write_text(json.dumps(settings(repository)), "utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "zensical", "build", "--strict", "-f", "mkdocs.yml"],
+            cwd=staged,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "NO_COLOR": "1"},
+        )
         if done.returncode:
             sys.exit(f"{done.stdout}\nzensical ended with exit code {done.returncode}; see above")
         problems = empty_names(staged / "site")
@@ -147,6 +191,8 @@ def empty_names(site: Path) -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "site")
-    parser.add_argument("--repository", default="", metavar="URL", help="of the sources, for links to them and for editing")
+    parser.add_argument(
+        "--repository", default="", metavar="URL", help="of the sources, for links to them and for editing"
+    )
     arguments = parser.parse_args()
     build(arguments.folder, arguments.repository.rstrip("/"))

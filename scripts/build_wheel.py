@@ -22,7 +22,17 @@ def main(folder: Path) -> None:
         sys.exit(f"build_wheel.py: {sys.executable} has no package `build`; install it: python -m pip install build")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "build", "--wheel", "--outdir", scratch, "--config-setting", "shims=all", str(ROOT)]
+        command = [
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--outdir",
+            scratch,
+            "--config-setting",
+            "shims=all",
+            str(ROOT),
+        ]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             sys.exit(f"{done.stdout}\n`{' '.join(command)}` ended with exit code {done.returncode}; see above")
@@ -51,7 +61,11 @@ def check(wheel: Path) -> None:
         *([f"files that do not belong to the package: {strangers}"] if strangers else []),
         *(["no bill of materials"] if not any("/sboms/" in n for n in names) else []),
         *(["the name does not end in -py3-none-any.whl"] if not wheel.name.endswith("-py3-none-any.whl") else []),
-        *([f"{wheel.stat().st_size} bytes, expected less than {MAX_NBYTES}"] if wheel.stat().st_size >= MAX_NBYTES else []),
+        *(
+            [f"{wheel.stat().st_size} bytes, expected less than {MAX_NBYTES}"]
+            if wheel.stat().st_size >= MAX_NBYTES
+            else []
+        ),
     ]
     if problems:
         sys.exit(f"{wheel.name}: " + "; ".join(problems))

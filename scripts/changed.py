@@ -2,11 +2,12 @@
 
     python scripts/changed.py [--against main] [--seconds 60] [--list] [PYTEST_ARGUMENT...]
 
-Changed: what differs from where this branch left `--against`, committed or not, and files that git does not know yet. To a module of the
-package belong the tests that name it, those that name a module which imports it, and the folder of tests for its folder; to a module of
-ops, before these, the tests that name an op whose row was changed; to a kernel those that name an op which is lowered to it; to a test's
-helper the tests that import it. They are taken while they are expected to end in time, by tests/seconds.json
-(`python -m pytest --record-seconds tests/...` renews what it runs). What is left out, `sh scripts/test.sh` runs.
+Changed: what differs from where this branch left `--against`, committed or not, and files that git does not know yet.
+To a module of the package belong the tests that name it, those that name a module which imports it, and the folder of
+tests for its folder; to a module of ops, before these, the tests that name an op whose row was changed; to a kernel
+those that name an op which is lowered to it; to a test's helper the tests that import it. They are taken while they are
+expected to end in time, by tests/seconds.json (`python -m pytest --record-seconds tests/...` renews what it runs). What
+is left out, `sh scripts/test.sh` runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ UNKNOWN_S = 4.0
 EVERYWHERE = ("tests/unit/test_package.py", "tests/plugin/test_sessions.py", "tests/golden/test_golden.py")
 """Rules of the package, and models from end to end."""
 
-TESTED_IN = {**dict.fromkeys(("ir", "kernels", "partitioner", "scheduler"), "unit"), "compression": "compressed", "processes": "isolation"}
+TESTED_IN = {
+    **dict.fromkeys(("ir", "kernels", "partitioner", "scheduler"), "unit"),
+    "compression": "compressed",
+    "processes": "isolation",
+}
 """Folder of the package -> folder of tests, where they have other names."""
 
 START_S = 6.0
@@ -38,15 +43,20 @@ START_S = 6.0
 ELSEWHERE = (
     (r"docs/|README|CHANGELOG|CONTRIBUTING|zensical", ("tests/unit/test_docs.py", "tests/unit/test_site_pages.py")),
     (r"pyproject\.toml|build_backend/|MANIFEST", ("tests/unit/test_release.py", "tests/unit/test_package.py")),
-    (r"examples/", ("tests/cli/test_examples.py",)), (r"models/", ("tests/models/test_builders.py", "tests/models/test_models.py")))
+    (r"examples/", ("tests/cli/test_examples.py",)),
+    (r"models/", ("tests/models/test_builders.py", "tests/models/test_models.py")),
+)
 """What is neither of the package nor of the tests, and its tests."""
 
 
 @cache
 def test_files() -> dict[str, str]:
     """Path -> text of all test files."""
-    return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py"))
-            if not {"clients", "site"} & set(path.parts)}
+    return {
+        path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if not {"clients", "site"} & set(path.parts)
+    }
 
 
 _ROW = re.compile(r"\b(?:op|case)\(\s*\"(\w+)\"")
@@ -54,8 +64,8 @@ _ROW = re.compile(r"\b(?:op|case)\(\s*\"(\w+)\"")
 
 
 def naming_ops(ops: Iterable[str], named_so: re.Pattern[str], shader: str = "", most: int = 6) -> list[str]:
-    """The tests of ops that name one of these ops, or a kernel, the most telling first. named_so: in a test file's own name, which counts
-    more than all that is in it.
+    """The tests of ops that name one of these ops, or a kernel, the most telling first. named_so: in a test file's own
+    name, which counts more than all that is in it.
     """
     counts = {}
     for file, text in test_files().items():
@@ -67,15 +77,19 @@ def naming_ops(ops: Iterable[str], named_so: re.Pattern[str], shader: str = "", 
 
 
 def ops_at(text: str, lines: Iterable[int]) -> list[str]:
-    """The ops that are registered in those blocks of a module, function or table, where these lines are, counted from 1; all of the module
-    where that is none.
+    """The ops that are registered in those blocks of a module, function or table, where these lines are, counted from
+    1; all of the module where that is none.
     """
     changed_lines, blocks, start = set(lines), list[tuple[int, str]](), 1
     for block in re.split(r"(?<=\n)\n\n(?=\S)", text):
         blocks.append((start, block))
         start += block.count("\n") + 2
-    ops = [op for begin, block in blocks if any(begin <= line < begin + block.count("\n") + 1 for line in changed_lines)
-           for op in _ROW.findall(block)]
+    ops = [
+        op
+        for begin, block in blocks
+        if any(begin <= line < begin + block.count("\n") + 1 for line in changed_lines)
+        for op in _ROW.findall(block)
+    ]
     return list(dict.fromkeys(ops or _ROW.findall(text)))
 
 
@@ -89,12 +103,15 @@ def changed_lines(path: str, against: str) -> list[int]:
 
 
 def of_kernel(shader: str) -> list[str]:
-    """The tests that name an op whose row lowers it to this kernel, or the kernel itself, the most telling first: with its first word
-    or its row's name in theirs, or its name in their text, before all others.
+    """The tests that name an op whose row lowers it to this kernel, or the kernel itself, the most telling first: with
+    its first word or its row's name in theirs, or its name in their text, before all others.
     """
-    texts = {path.stem: path.read_text("utf-8") for path in [*(PACKAGE / "ops").glob("*.py"), *(PACKAGE / "kernels").glob("*.py")]}
+    texts = {
+        path.stem: path.read_text("utf-8")
+        for path in [*(PACKAGE / "ops").glob("*.py"), *(PACKAGE / "kernels").glob("*.py")]
+    }
     rows = modules = {name for name, text in texts.items() if shader in text}
-    while True:     # what several rows share is imported by them
+    while True:  # what several rows share is imported by them
         ops = {op for name in modules for op in _ROW.findall(texts[name])}
         imported = re.compile("|".join(rf"\bimport\b.*\b{name}\b|\.{name} import" for name in modules) or "(?!)")
         wider = modules | {name for name, text in texts.items() if imported.search(text)}
@@ -119,7 +136,8 @@ def counted(path: str) -> dict[str, float]:
 
 
 def of_module(path: str) -> list[str]:
-    """The tests that name a module of the package, those that name a module which imports it, and those of its folder."""
+    """The tests that name a module of the package, those that name a module which imports it, and those of its
+    folder."""
     direct, nearby = counted(path), dict[str, float]()
     named = naming(path)
     for other in PACKAGE.rglob("*.py"):
@@ -152,13 +170,18 @@ def of_file(path: str, against: str = "HEAD") -> list[str]:
         return of_helper(path)
     if path.endswith(".wgsl"):
         return of_kernel(Path(path).name)
-    if path.startswith("ort_gpu_ep/ops/") and (ops := ops_at((ROOT / path).read_text("utf-8"), changed_lines(path, against))):
+    if path.startswith("ort_gpu_ep/ops/") and (
+        ops := ops_at((ROOT / path).read_text("utf-8"), changed_lines(path, against))
+    ):
         return list(dict.fromkeys([*naming_ops(ops, re.compile(rf"\b{Path(path).stem}\b")), *of_module(path)]))
     if path.startswith("ort_gpu_ep/") and path.endswith(".py"):
         return of_module(path)
     found = next((list(tests) for pattern, tests in ELSEWHERE if re.match(pattern, path)), [])
-    return found or [f for f, text in test_files().items() if re.search(rf"\b{re.escape(Path(path).stem)}\b", text)
-                     and Path(path).parts[0] in text]
+    return found or [
+        f
+        for f, text in test_files().items()
+        if re.search(rf"\b{re.escape(Path(path).stem)}\b", text) and Path(path).parts[0] in text
+    ]
 
 
 def in_turn(lists: Iterable[list[str]]) -> list[str]:
@@ -216,8 +239,12 @@ def main() -> int:
     if asked.list or not tests:
         print("\n".join([*tests, *(f"({f})" for f in others)]))
         return 0
-    spread = ["-n", str(min(cores, len(tests))), "--dist", "loadfile", "--no-loadscope-reorder"] if len(tests) > 1 else []
-    return subprocess.run([sys.executable, "-m", "pytest", *spread, *tests, *more], cwd=ROOT, env=environment(), check=False).returncode
+    spread = (
+        ["-n", str(min(cores, len(tests))), "--dist", "loadfile", "--no-loadscope-reorder"] if len(tests) > 1 else []
+    )
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *spread, *tests, *more], cwd=ROOT, env=environment(), check=False
+    ).returncode
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Networks as PyTorch's exporters and onnxruntime's optimiser write them, on the GPU: partitions, results, dispatches.
 
-    python scripts/exporters.py [--families bert,gpt2] [--exporters torchscript17,dynamo18,dynamo23] [--folder DIR] [--json FILE]
+    python scripts/exporters.py [--families bert,gpt2] [--exporters torchscript17,dynamo18,dynamo23] [--folder DIR]
+    [--json FILE]
 
-Each network of exported_networks.py is written by each exporter, and each of these files by onnxruntime.transformers.optimizer (where it
-knows the network), in float32 and float16, outer values with it. A row for each: partitions, nodes that are left to the CPU, with the
-reason, the largest difference from onnxruntime's CPU on the float32 network as a part of the output's largest number, dispatches. Law: one
-partition (bodies of If apart), nothing on the CPU, right, and no more dispatches than the plain float32 network has. Exit code 1 where one
-is broken; what an exporter or the optimiser can't write is counted apart. Files in DIR are used again. PyTorch, transformers and
+Each network of exported_networks.py is written by each exporter, and each of these files by
+onnxruntime.transformers.optimizer (where it knows the network), in float32 and float16, outer values with it. A row for
+each: partitions, nodes that are left to the CPU, with the reason, the largest difference from onnxruntime's CPU on the
+float32 network as a part of the output's largest number, dispatches. Law: one partition (bodies of If apart), nothing
+on the CPU, right, and no more dispatches than the plain float32 network has. Exit code 1 where one is broken; what an
+exporter or the optimiser can't write is counted apart. Files in DIR are used again. PyTorch, transformers and
 onnxscript are needed to write them, and onnxruntime, sympy and an adapter to run them.
 """
 
@@ -48,8 +50,8 @@ TOLERANCE = {"f16": 2e-2, "f32": 1e-4}
 
 @dataclass
 class Row:
-    """One file. unmade: why it could not be written. error: why it did not run. over: dispatches more than the plain float32 network of
-    this exporter takes.
+    """One file. unmade: why it could not be written. error: why it did not run. over: dispatches more than the plain
+    float32 network of this exporter takes.
     """
 
     family: str
@@ -73,7 +75,7 @@ class Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--families", default="", help="names, with commas between; all of them by default")
     parser.add_argument("--exporters", default=",".join(EXPORTERS))
     parser.add_argument("--folder", type=Path, help="where the models are kept; a temporary one by default")
@@ -121,7 +123,8 @@ def row_of(family: str, exporter: str, variant: str, folder: Path) -> Row:
 
 
 def attempt(what: Callable[[], Any], log: Path) -> tuple[str, Any]:
-    """What became of it: an error in a line (all of it is in the log), and what it returned. Exporters print much: none of it is shown."""
+    """What became of it: an error in a line (all of it is in the log), and what it returned. Exporters print much: none
+    of it is shown."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             return "", what()
@@ -149,7 +152,8 @@ def plain_of(family: str, exporter: str, folder: Path) -> Path:
 
 
 def made(family: str, exporter: str, variant: str, folder: Path) -> Path:
-    """A file: as it was exported (with what its inputs are beside it), or what the optimiser and the converter to float16 make of that."""
+    """A file: as it was exported (with what its inputs are beside it), or what the optimiser and the converter to
+    float16 make of that."""
     plain = plain_of(family, exporter, folder)
     if not plain.exists():
         from scripts.exported_networks import export
@@ -179,7 +183,7 @@ def measure(row: Row, plain: Path, path: Path) -> None:
     feeds, given = taken(plain, path)
     wanted = on_cpu(plain, feeds)
     session = InferenceSession(str(path), quiet(), provider_options={"placement": "gpu"})
-    for _ in range(2):      # the second run was recorded ahead
+    for _ in range(2):  # the second run was recorded ahead
         got = session.run(None, given)
     for name, ours, theirs in zip([o.name for o in session.get_outputs()], got, wanted, strict=True):
         found = difference(name, ours.astype(theirs.dtype), theirs)
@@ -187,7 +191,9 @@ def measure(row: Row, plain: Path, path: Path) -> None:
     told = session.explain()
     row.partitions = len(told.reports[0].partitions) if told.reports else 0
     row.gpu = told.count("gpu")
-    row.cpu = tuple(f"{n.op}: {n.code} {n.reason}" for report in told.reports for n in report.nodes if n.device == "cpu")
+    row.cpu = tuple(
+        f"{n.op}: {n.code} {n.reason}" for report in told.reports for n in report.nodes if n.device == "cpu"
+    )
     row.dispatches = sum(m.dispatches for m in told.memory if m.exact)
     row.fallbacks = session.stats()["fallbacks"]
 
@@ -203,8 +209,8 @@ def on_cpu(path: Path, feeds: dict[str, Any]) -> list[Any]:
 
 
 def taken(plain: Path, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Inputs of the float32 network, and the same for this one. Some files have RotaryEmbedding with the positions of one row for all rows,
-    which onnxruntime refuses: those run with one row.
+    """Inputs of the float32 network, and the same for this one. Some files have RotaryEmbedding with the positions of
+    one row for all rows, which onnxruntime refuses: those run with one row.
     """
     inputs = onnx.load(path, load_external_data=False).graph.input
     half = {value.name for value in inputs if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16}
@@ -212,7 +218,8 @@ def taken(plain: Path, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     for batch in (SIZES["batch"], 1):
         feeds = random_feeds(plain, axes, {**SIZES, "batch": batch})
         given = {name: value.astype(np.float16) if name in half else value for name, value in feeds.items()}
-        with contextlib.suppress(errors.NotImplemented):        # onnxruntime's CPU does not have all that its optimiser writes
+        # onnxruntime's CPU does not have all that its optimiser writes
+        with contextlib.suppress(errors.NotImplemented):
             try:
                 on_cpu(path, given)
             except errors.InvalidArgument:
@@ -234,7 +241,8 @@ def random_feeds(path: Path, axes: dict[str, dict[str, str]], sizes: dict[str, i
 
 
 def values(name: str, shape: list[int], dtype: np.dtype[Any], random: np.random.Generator) -> Any:
-    """Of a mask the last row is padded by three, but where the axis is that of a cache; kinds are 0 and 1; the rest are tokens or noise."""
+    """Of a mask the last row is padded by three, but where the axis is that of a cache; kinds are 0 and 1; the rest are
+    tokens or noise."""
     if "mask" in name:
         mask = np.ones(shape, dtype)
         if shape[-1] != SIZES["total"]:

@@ -1,8 +1,9 @@
-"""Writes the C declarations that cffi would parse at every start, parsed once for all: a declarations.py for each library.
+"""Writes the C declarations that cffi would parse at every start, parsed once for all: a declarations.py for each
+library.
 
 ort_gpu_ep/webgpu/declarations.py: wgpu-native's, from the header that the installed wgpu-py comes with.
-ort_gpu_ep/plugin/declarations.py, ort_gpu_ep/shim/declarations.py: what the calls into ONNX Runtime need, and the shim's functions,
-from below.
+ort_gpu_ep/plugin/declarations.py, ort_gpu_ep/shim/declarations.py: what the calls into ONNX Runtime need, and the
+shim's functions, from below.
 
 usage: python scripts/gen_declarations.py [--check]      (--check: writes nothing, exit code 1 where a file is out of date)
 
@@ -64,9 +65,14 @@ def documents() -> dict[Path, str]:
     header = (resources() / HEADER).read_text("utf-8")
     native = HEAD.format(what="wgpu-native", source=f"{HEADER}, which comes with wgpu-py {version('wgpu')}")
     return {
-        PACKAGE / "webgpu" / "declarations.py": native + WITH_DIGEST.format(digest=digest(header)) + emitted(header, "webgpu"),
-        PACKAGE / "plugin" / "declarations.py": HEAD.format(what="the plugin", source="what stands there") + emitted(PLUGIN, "plugin"),
-        PACKAGE / "shim" / "declarations.py": HEAD.format(what="the shim", source="what stands there") + emitted(SHIM, "shim")}
+        PACKAGE / "webgpu" / "declarations.py": native
+        + WITH_DIGEST.format(digest=digest(header))
+        + emitted(header, "webgpu"),
+        PACKAGE / "plugin" / "declarations.py": HEAD.format(what="the plugin", source="what stands there")
+        + emitted(PLUGIN, "plugin"),
+        PACKAGE / "shim" / "declarations.py": HEAD.format(what="the shim", source="what stands there")
+        + emitted(SHIM, "shim"),
+    }
 
 
 def emitted(declarations: str, part: str) -> str:
@@ -78,7 +84,7 @@ def emitted(declarations: str, part: str) -> str:
         made = Path(folder) / "made.py"
         ffi.emit_python_code(str(made))
         text = made.read_text("utf-8")
-    return text[text.index("ffi = "):]
+    return text[text.index("ffi = ") :]
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,5 @@
-"""Writes docs/modules.md: the files of each folder in the order of reading, with the first sentence of their docstrings.
+"""Writes docs/modules.md: the files of each folder in the order of reading, with the first sentence of their
+docstrings.
 
 usage: python scripts/gen_modules.py     (a unit test fails while the page is not up to date)
 """
@@ -15,34 +16,40 @@ PAGE = ROOT / "docs" / "modules.md"
 ORDER = {
     "": "errors providers config memo codec store files terminal heap private utilization",
     "ir": "types graph schemas contrib symbolic formula model_file external digest",
-    "kernels": "registry built claim records target forms cost_parameters lowering host shape_arithmetic arithmetic questions "
-               "halves profile tuned",
+    "kernels": "registry built claim records target forms cost_parameters lowering host shape_arithmetic "
+    "arithmetic questions "
+    "halves profile tuned",
     "processes": "known child launch interrupts forks children",
     "inputs": "feeds guess",
     "session": "session opening early starting scout patching bound_runs",
     "shaders": "composer accessors element_types indices steps inlining unroll",
     "compression": "model constants layers methods prune folding static samples reading report",
     "weights": "formats functions",
-    "partitioner": "decide sizes solving ranks passes standard patterns fusion fusions attention_rules recurrent_rules attention_inputs "
-                   "integers between_products damage absorption shared_inputs layouts widths parts costs cut grouping bodies report",
+    "partitioner": "decide sizes solving ranks passes standard patterns fusion fusions attention_rules recurrent_rules "
+    "attention_inputs "
+    "integers between_products damage absorption shared_inputs layouts widths parts costs cut grouping bodies report",
     "placement": "candidates source runner chooser proof learner estimate rhythm policy decisions",
     "scheduler": "plan planner lifetime barriers template verify kept",
-    "webgpu": "choice library declarations objects native waiting implementation wgpu_native dawn bounds missing loader_paths dxc",
+    "webgpu": "choice library declarations objects native waiting implementation wgpu_native dawn bounds missing "
+    "loader_paths dxc",
     "device": "info adapter identity classes gpu buffers allowance tensor pipelines cache staging timing",
     "runtime": "backend program plans runs recording ends context binding prepared commands joined_runs "
-               "error_words upgrade better_plans texts known_plans ahead",
+    "error_words upgrade better_plans texts known_plans ahead",
     "load": "choose sampler source clocks",
     "drills": "faults generator busy",
     "shim": "build loops declarations",
-    "plugin": "registration factory offers provider reader partitioning state compute fallback renewal memory known transfer direct "
-              "bound plain io_binding control_flow backends local explain",
+    "plugin": "registration factory offers provider reader partitioning state compute fallback renewal memory known "
+    "transfer direct "
+    "bound plain io_binding control_flow backends local explain",
     "isolation": "process worker wire channel backend remote program",
-    "health": "open_adapter enumeration libraries drivers probe examination worker helper verdicts markers quirks workarounds",
+    "health": "open_adapter enumeration libraries drivers probe examination worker helper verdicts markers "
+    "quirks workarounds",
     "calibration": "workloads measure roofs cache",
     "comparison": "values models bisection float64",
     "generation": "generator model_file step growing sampling drafts",
-    "training": "trainer source step forward gradient differentiate losses optimizers schedules updates writer functions "
-                "engine resident feeding",
+    "training": "trainer source step forward gradient differentiate losses optimizers schedules updates "
+    "writer functions "
+    "engine resident feeding",
     "scoring": "scorer job model sources columns outputs parts board host drive process worker running batching report",
     "cli": "shared inputs",
 }
@@ -63,14 +70,16 @@ def sentence(path: Path) -> str:
     else:
         comment = re.match(r"(?:#!.*\n)?((?:(?:#|//) ?.*\n)+)", source)
         text = re.sub(r"^(#|//) ?", "", comment[1], flags=re.M) if comment else ""
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)      # links are relative to the file
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)  # links are relative to the file
     return re.split(r"(?<=[.!?]) (?=[A-Z`\[])", " ".join(text.split("\n\n")[0].split()))[0]
 
 
 def files(folder: Path, order: str = "") -> list[Path]:
     """The Python and shell files of a folder, those named in `order` first."""
     first = order.split()
-    there = sorted(p for p in folder.iterdir() if p.suffix in (".py", ".sh") and p.name not in ("__init__.py", "__main__.py"))
+    there = sorted(
+        p for p in folder.iterdir() if p.suffix in (".py", ".sh") and p.name not in ("__init__.py", "__main__.py")
+    )
     if strangers := set(first) - {p.stem for p in there}:
         raise ValueError(f"ORDER names files of {folder} that do not exist: {sorted(strangers)}")
     return sorted(there, key=lambda p: first.index(p.stem) if p.stem in first else len(first))
@@ -88,7 +97,9 @@ def text() -> str:
     package = ROOT / "ort_gpu_ep"
     folders = [package, *sorted(p for p in package.iterdir() if any(p.glob("*.py")))]
     parts = [section(p, ORDER.get("" if p == package else p.name, "")) for p in folders]
-    return HEAD + "".join([*parts, *(section(ROOT / name) for name in ("models", "benchmarks", "build_backend", "scripts"))])
+    return HEAD + "".join(
+        [*parts, *(section(ROOT / name) for name in ("models", "benchmarks", "build_backend", "scripts"))]
+    )
 
 
 if __name__ == "__main__":

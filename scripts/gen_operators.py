@@ -1,4 +1,5 @@
-"""Writes docs/OPERATORS.md, the doctor's table of probes, the README's counts and the table of ONNX Runtime's provider API.
+"""Writes docs/OPERATORS.md, the doctor's table of probes, the README's counts and the table of ONNX Runtime's provider
+API.
 
 usage: python scripts/gen_operators.py [--check]      (--check: writes nothing, exit code 1 where a file is out of date)
 """
@@ -51,7 +52,11 @@ If, Loop and Scan are run by ONNX Runtime; nodes in their bodies run on the GPU.
 Size, are computed once per shape by the host.
 
 """
-DOMAINS = {"": "ONNX", "ai.onnx.ml": "ONNX, machine learning (ai.onnx.ml)", "com.microsoft": "ONNX Runtime (com.microsoft)"}
+DOMAINS = {
+    "": "ONNX",
+    "ai.onnx.ml": "ONNX, machine learning (ai.onnx.ml)",
+    "com.microsoft": "ONNX Runtime (com.microsoft)",
+}
 """Of operators that stand in models -> the heading of their part of the page."""
 
 
@@ -88,26 +93,34 @@ def _entry(spec: OpSpec) -> str:
     bullets = "".join(f"- {line}\n" for line in lines)
     if declined:
         bullets += "- **Not taken:**\n" + "".join(f"    - {said}\n" for said in declined)
-    about = re.sub(r"_f32\b", "", spec.doc.partition("\n")[0])      # of functions that the shaders have of their own
+    about = re.sub(
+        r"_f32\b", "", " ".join(spec.doc.partition("\n\n")[0].split())
+    )  # of functions that the shaders have of their own
     return f"### {_heading(spec)}\n\n{about}\n\n{bullets}\n"
 
 
 @cache
 def _schemas() -> dict[tuple[str, str], list[onnx.defs.OpSchema]]:
-    """(domain, name) -> its schemas, oldest first. Newer opsets than the rows know are left out: a newer onnx changes nothing."""
+    """(domain, name) -> its schemas, oldest first. Newer opsets than the rows know are left out: a newer onnx changes
+    nothing."""
     found: dict[tuple[str, str], list[onnx.defs.OpSchema]] = {}
-    for schema in sorted([*onnx.defs.get_all_schemas_with_history(), *contrib.schemas().values()], key=lambda s: s.since_version):
+    for schema in sorted(
+        [*onnx.defs.get_all_schemas_with_history(), *contrib.schemas().values()], key=lambda s: s.since_version
+    ):
         if schema.since_version <= KNOWN_OPSET:
             found.setdefault((schema.domain, schema.name), []).append(schema)
     return found
 
 
 def _taken(spec: OpSpec) -> list[onnx.defs.OpSchema]:
-    return [s for s in _schemas().get((spec.domain, spec.name), []) if s.since_version >= spec.since and not s.deprecated]
+    return [
+        s for s in _schemas().get((spec.domain, spec.name), []) if s.since_version >= spec.since and not s.deprecated
+    ]
 
 
 def _versions(spec: OpSpec) -> str:
-    return ", ".join(str(s.since_version) for s in _taken(spec)) or str(spec.since)     # those of `weights` and `training` have no schema
+    # those of `weights` and `training` have no schema
+    return ", ".join(str(s.since_version) for s in _taken(spec)) or str(spec.since)
 
 
 def _types(spec: OpSpec) -> str:
@@ -148,7 +161,7 @@ def _declines(spec: OpSpec) -> set[str]:
             error = node.exc if isinstance(node, ast.Raise) else None
             if isinstance(error, ast.Call) and getattr(error.func, "id", "") == UnsupportedNodeError.__name__:
                 said = _said(error.args[1], function, spec)
-                if not re.match(rf"({'|'.join(others)})\b", said):      # a function that several ops share
+                if not re.match(rf"({'|'.join(others)})\b", said):  # a function that several ops share
                     found.add(said.removeprefix(spec.name).lstrip(" :,"))
     return found
 
@@ -161,7 +174,9 @@ def _syntax(function: FunctionType) -> ast.Module:
 def _said(text: ast.expr, function: FunctionType, spec: OpSpec) -> str:
     """A message, with … for what only a node tells."""
     if isinstance(text, ast.JoinedStr):
-        return "".join(_said(part.value if isinstance(part, ast.FormattedValue) else part, function, spec) for part in text.values)
+        return "".join(
+            _said(part.value if isinstance(part, ast.FormattedValue) else part, function, spec) for part in text.values
+        )
     if isinstance(text, ast.Constant):
         return str(text.value)
     if ast.unparse(text) in ("node.op", "bound.op", "node.node.op"):
@@ -176,7 +191,11 @@ def _said(text: ast.expr, function: FunctionType, spec: OpSpec) -> str:
 
 def _reached(function: object, seen: set[CodeType]) -> Iterator[FunctionType]:
     """A builder, and the functions of ort_gpu_ep.ops that it calls."""
-    if not isinstance(function, FunctionType) or not function.__module__.startswith("ort_gpu_ep.ops") or function.__code__ in seen:
+    if (
+        not isinstance(function, FunctionType)
+        or not function.__module__.startswith("ort_gpu_ep.ops")
+        or function.__code__ in seen
+    ):
         return
     seen.add(function.__code__)
     yield function
@@ -224,15 +243,22 @@ def provider_api() -> str:
     """Every function of ONNX Runtime's tables that a provider may fill, and what it may offer memory of."""
     rows = []
     for table, functions in slots.FILLED.items():
-        rows += [f"| `{table}::{name}` | 1.{slot.since} | {slot.empty or 'yes'} |\n" for name, slot in functions.items()]
+        rows += [
+            f"| `{table}::{name}` | 1.{slot.since} | {slot.empty or 'yes'} |\n" for name, slot in functions.items()
+        ]
     rows += [f"| `{table}` | 1.{since} | {why} |\n" for table, (since, why) in slots.NOT_FILLED.items()]
-    rows += [f"| `OrtEpApi::EpDevice_AddAllocatorInfo`: {kind} | 1.23 | {why or 'yes'} |\n" for kind, why in slots.MEMORY.items()]
+    rows += [
+        f"| `OrtEpApi::EpDevice_AddAllocatorInfo`: {kind} | 1.23 | {why or 'yes'} |\n"
+        for kind, why in slots.MEMORY.items()
+    ]
     return API_HEAD + "".join(rows)
 
 
 def _cases() -> str:
     """How many of ONNX's node cases pass, by the record of the last run."""
-    statuses = [line.split()[1] for line in (ROOT / "tests" / "conformance" / "status.txt").read_text("utf-8").splitlines()]
+    statuses = [
+        line.split()[1] for line in (ROOT / "tests" / "conformance" / "status.txt").read_text("utf-8").splitlines()
+    ]
     return f"Of ONNX's {len(statuses):,} node cases {statuses.count('PASS'):,} pass"
 
 
@@ -241,12 +267,17 @@ def documents() -> dict[Path, str]:
     operators, readme = text(), ROOT / "README.md"
     count = re.search(r"^(\d+) of the", operators, re.M)
     assert count is not None
-    counted = {path: path.read_text("utf-8") for path in (readme, ROOT / "docs" / "status.md", ROOT / "docs" / "benchmarks.md")}
+    counted = {
+        path: path.read_text("utf-8") for path in (readme, ROOT / "docs" / "status.md", ROOT / "docs" / "benchmarks.md")
+    }
     counted[readme] = re.sub(r"\*\*\d+ operators\*\*", f"**{count.group(1)} operators**", counted[readme])
     cases = _cases()
-    return {ROOT / "docs" / "OPERATORS.md": operators,
-            **{path: re.sub(r"Of ONNX's [\d,]+ node cases [\d,]+ pass", cases, t) for path, t in counted.items()},
-            **_with_table("doctor.md", PROBES_HEAD, probes()), **_with_table("provider-api.md", API_HEAD, provider_api())}
+    return {
+        ROOT / "docs" / "OPERATORS.md": operators,
+        **{path: re.sub(r"Of ONNX's [\d,]+ node cases [\d,]+ pass", cases, t) for path, t in counted.items()},
+        **_with_table("doctor.md", PROBES_HEAD, probes()),
+        **_with_table("provider-api.md", API_HEAD, provider_api()),
+    }
 
 
 def _with_table(name: str, head: str, table: str) -> dict[Path, str]:
@@ -258,7 +289,9 @@ def _with_table(name: str, head: str, table: str) -> dict[Path, str]:
 
 
 def main(arguments: list[str]) -> int:
-    stale = {path: wanted for path, wanted in documents().items() if not path.is_file() or path.read_text("utf-8") != wanted}
+    stale = {
+        path: wanted for path, wanted in documents().items() if not path.is_file() or path.read_text("utf-8") != wanted
+    }
     if "--check" not in arguments:
         for path, wanted in stale.items():
             path.write_text(wanted, "utf-8")

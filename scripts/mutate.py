@@ -2,10 +2,11 @@
 
     python scripts/mutate.py [--faults 60] [--seed 0] [--area kernels] [--limit 600] [--json FILE]
 
-A fault is a small change of meaning: an operator or a comparison turned round, a number off by one, a condition turned over, an `and`
-for an `or`. Areas take turns; --area plants only those of the asked faults that are of it. Exit code 1 where more than one in thirty is
-missed. A missed one is a test to write, or a change that changes nothing: its diff is printed. Tests that fail, or take too long, without
-a fault find nothing: they run without one first. `--dry` prints the faults alone.
+A fault is a small change of meaning: an operator or a comparison turned round, a number off by one, a condition turned
+over, an `and` for an `or`. Areas take turns; --area plants only those of the asked faults that are of it. Exit code 1
+where more than one in thirty is missed. A missed one is a test to write, or a change that changes nothing: its diff is
+printed. Tests that fail, or take too long, without a fault find nothing: they run without one first. `--dry` prints the
+faults alone.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ort_gpu_ep"
 COMPARED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 COMPUTED = {"+": "-", "-": "+", "*": "+", "/": "*", "//": "*", "%": "//", "and": "or", "or": "and"}
-QUIET = re.compile(r"^\s*(raise|assert|return f?[\"']|f?[\"']|#|log\.|_log|import|from|@)|Error\(|_ns\b|NoReturn|TypeVar|\bindent=")
+QUIET = re.compile(
+    r"^\s*(raise|assert|return f?[\"']|f?[\"']|#|log\.|_log|import|from|@)|Error\(|_ns\b|NoReturn|TypeVar|\bindent="
+)
 """Lines whose changes are another wording, an estimate of time, or no change at run time."""
 
 
 @dataclass(frozen=True)
 class Area:
-    """Where faults are planted, and the tests that are meant to find them: those that name what the file is about, and always some."""
+    """Where faults are planted, and the tests that are meant to find them: those that name what the file is about, and
+    always some."""
 
     files: tuple[str, ...]
     always: tuple[str, ...]
@@ -45,17 +49,50 @@ class Area:
 
 AREAS = {
     "kernels": Area(("shaders/*.wgsl",), ()),
-    "planner": Area(("scheduler/lifetime.py", "scheduler/barriers.py", "scheduler/planner.py", "ir/symbolic.py", "partitioner/grouping.py"),
-                    ("tests/unit/test_lifetime.py", "tests/unit/test_barriers.py", "tests/unit/test_plan.py", "tests/unit/test_symbolic.py",
-                     "tests/unit/test_grouping.py", "tests/golden", "tests/unit/test_partition.py", "tests/plugin/test_sessions.py",
-                     "tests/ops/test_attention_units.py")),
-    "placement": Area(tuple(f"placement/{name}.py" for name in ("policy", "learner", "rhythm", "estimate", "proof")),
-                      ("tests/placement",)),
-    "scoring": Area(tuple(f"scoring/{name}.py" for name in ("board", "batching", "columns", "parts", "outputs")),
-                    tuple(f"tests/scoring/test_{name}.py" for name in (
-                        "board", "batching", "columns", "outputs", "scoring_parts", "scoring_sources", "predictor", "scoring_score"))),
-    "training": Area(("training/rules/*.py", "training/optimizers.py", "training/losses.py", "training/schedules.py"),
-                     ("tests/training/test_gradients.py", "tests/training/test_updates.py", "tests/training/test_step.py")),
+    "planner": Area(
+        (
+            "scheduler/lifetime.py",
+            "scheduler/barriers.py",
+            "scheduler/planner.py",
+            "ir/symbolic.py",
+            "partitioner/grouping.py",
+        ),
+        (
+            "tests/unit/test_lifetime.py",
+            "tests/unit/test_barriers.py",
+            "tests/unit/test_plan.py",
+            "tests/unit/test_symbolic.py",
+            "tests/unit/test_grouping.py",
+            "tests/golden",
+            "tests/unit/test_partition.py",
+            "tests/plugin/test_sessions.py",
+            "tests/ops/test_attention_units.py",
+        ),
+    ),
+    "placement": Area(
+        tuple(f"placement/{name}.py" for name in ("policy", "learner", "rhythm", "estimate", "proof")),
+        ("tests/placement",),
+    ),
+    "scoring": Area(
+        tuple(f"scoring/{name}.py" for name in ("board", "batching", "columns", "parts", "outputs")),
+        tuple(
+            f"tests/scoring/test_{name}.py"
+            for name in (
+                "board",
+                "batching",
+                "columns",
+                "outputs",
+                "scoring_parts",
+                "scoring_sources",
+                "predictor",
+                "scoring_score",
+            )
+        ),
+    ),
+    "training": Area(
+        ("training/rules/*.py", "training/optimizers.py", "training/losses.py", "training/schedules.py"),
+        ("tests/training/test_gradients.py", "tests/training/test_updates.py", "tests/training/test_step.py"),
+    ),
 }
 
 
@@ -71,7 +108,7 @@ class Fault:
 
     def diff(self, text: str) -> str:
         """What changes, a line before and after."""
-        changed = text[:self.start] + self.new + text[self.end:]
+        changed = text[: self.start] + self.new + text[self.end :]
         return "\n".join(list(difflib.unified_diff(text.splitlines(), changed.splitlines(), lineterm="", n=0))[2:])
 
 
@@ -89,7 +126,11 @@ def quiet_lines(path: Path, text: str) -> set[int]:
     """Numbers of lines that hold prose, types or messages."""
     quiet = {n for n, line in enumerate(text.splitlines(), 1) if QUIET.search(line)}
     if path.suffix == ".wgsl":
-        return quiet | {n for n, line in enumerate(text.splitlines(), 1) if line.lstrip().startswith(("//", "#", "var<", "override"))}
+        return quiet | {
+            n
+            for n, line in enumerate(text.splitlines(), 1)
+            if line.lstrip().startswith(("//", "#", "var<", "override"))
+        }
     for node in ast.walk(ast.parse(text)):
         prose = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if isinstance(node, ast.stmt) and (prose or isinstance(node, ast.Raise | ast.Assert | ast.AnnAssign)):
@@ -121,8 +162,8 @@ def meant_for(fault: Fault) -> list[str]:
 
 
 def chosen(count: int, seed: int) -> list[Fault]:
-    """Areas in turn, in each the file first, so that a long one has no more than a short one. Each fault is drawn by the seed and its own
-    number: a change of one file leaves those of the others what they are.
+    """Areas in turn, in each the file first, so that a long one has no more than a short one. Each fault is drawn by
+    the seed and its own number: a change of one file leaves those of the others what they are.
     """
     found, possible = list[Fault](), {area: faults_of(area) for area in AREAS}
     for number in range(count):
@@ -139,7 +180,9 @@ def runs_clean(folder: Path, tests: list[str], limit_s: float) -> bool:
     """Whether the tests pass. What takes too long has been found, too."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--timeout={limit_s:.0f}", *tests]
     env = {**environment(), "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    with subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             return process.wait(limit_s) == 0
         except subprocess.TimeoutExpired:
@@ -176,13 +219,19 @@ def main() -> int:
             if tuple(tests) not in clean:
                 clean[tuple(tests)] = runs_clean(folder, tests, asked.limit)
             if not clean[tuple(tests)]:
-                print(f"these fail without a fault, or take more than {asked.limit:.0f} s: {' '.join(tests)}", flush=True)
-            (folder / fault.file).write_text(text[:fault.start] + fault.new + text[fault.end:], "utf-8")
+                print(
+                    f"these fail without a fault, or take more than {asked.limit:.0f} s: {' '.join(tests)}", flush=True
+                )
+            (folder / fault.file).write_text(text[: fault.start] + fault.new + text[fault.end :], "utf-8")
             survived = not clean[tuple(tests)] or runs_clean(folder, tests, asked.limit)
             (folder / fault.file).write_text(text, "utf-8")
             missed += survived
             told.append({**asdict(fault), "found": not survived})
-            print(f"{'MISSED' if survived else 'found'} in {time.monotonic() - start_s:.0f} s; {number - missed} of {number}", flush=True)
+            print(
+                f"{'MISSED' if survived else 'found'} in {time.monotonic() - start_s:.0f} s; {number - missed} "
+                f"of {number}",
+                flush=True,
+            )
             if asked.json:
                 asked.json.write_text(json.dumps(told, indent=1))
     return int(30 * missed > len(faults))

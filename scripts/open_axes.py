@@ -1,13 +1,14 @@
-"""Networks with the axes that optimum and torchvision leave open, on the GPU: partitions, nodes on the CPU, pipelines for each new size.
+"""Networks with the axes that optimum and torchvision leave open, on the GPU: partitions, nodes on the CPU, pipelines
+for each new size.
 
     python scripts/open_axes.py [--families vit,ssd] [--folder DIR] [--json FILE] [--decisions]
 
-The networks are those of exported_networks.py's OPEN, written by TorchScript as optimum and torchvision's documentation do it. A row for
-each: partitions of each graph (the model's and those of If and Loop), nodes that are left to the CPU with the reason, the largest
-difference from onnxruntime's CPU as a part of an output's largest number, pipelines that were compiled for each new size of the inputs,
-and runs that the CPU answered. --decisions: only what is decided before any run. Law: right, no run answered by the CPU, and nothing
-compiled behind the second size. Exit code 1 where it is broken. Files in DIR are used again. PyTorch, transformers and torchvision are
-needed to write them.
+The networks are those of exported_networks.py's OPEN, written by TorchScript as optimum and torchvision's documentation
+do it. A row for each: partitions of each graph (the model's and those of If and Loop), nodes that are left to the CPU
+with the reason, the largest difference from onnxruntime's CPU as a part of an output's largest number, pipelines that
+were compiled for each new size of the inputs, and runs that the CPU answered. --decisions: only what is decided before
+any run. Law: right, no run answered by the CPU, and nothing compiled behind the second size. Exit code 1 where it is
+broken. Files in DIR are used again. PyTorch, transformers and torchvision are needed to write them.
 """
 
 from __future__ import annotations
@@ -49,11 +50,13 @@ class Row:
 
     @property
     def good(self) -> bool:
-        return not self.error and not self.fallbacks and self.difference <= TOLERANCE["f32"] and not any(self.compiled[2:])
+        return (
+            not self.error and not self.fallbacks and self.difference <= TOLERANCE["f32"] and not any(self.compiled[2:])
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--families", default="", help="names, with commas between; all of them by default")
     parser.add_argument("--folder", type=Path, help="where the models are kept; a temporary one by default")
     parser.add_argument("--json", type=Path, help="a file for all numbers")
@@ -79,9 +82,9 @@ def measured(names: list[str], folder: Path, runs: bool) -> Iterator[Row]:
     for family in names:
         row = Row(family)
         log = folder / f"{family}.txt"
-        row.error, path = attempt(lambda family=family: made(family, folder), log)      # type: ignore[misc]
+        row.error, path = attempt(lambda family=family: made(family, folder), log)  # type: ignore[misc]
         if path:
-            row.error, _ = attempt(lambda row=row, path=path: measure(row, path, runs), log)        # type: ignore[misc]
+            row.error, _ = attempt(lambda row=row, path=path: measure(row, path, runs), log)  # type: ignore[misc]
         show(row)
         yield row
 
@@ -114,7 +117,9 @@ def measure(row: Row, path: Path, runs: bool) -> None:
     decided = session.explain()
     row.partitions = tuple(len(report.partitions) for report in decided.reports)
     row.gpu = decided.count("gpu")
-    row.cpu = tuple(f"{n.op}: {n.code} {n.reason}" for report in decided.reports for n in report.nodes if n.device == "cpu")
+    row.cpu = tuple(
+        f"{n.op}: {n.code} {n.reason}" for report in decided.reports for n in report.nodes if n.device == "cpu"
+    )
     row.fallbacks = session.stats()["fallbacks"]
 
 
@@ -132,7 +137,10 @@ def show(row: Row) -> None:
         return
     fallbacks = f", {row.fallbacks} fallbacks" if row.fallbacks else ""
     ran = f", difference {row.difference:.1e}, compiled {' '.join(map(str, row.compiled))}" if row.compiled else ""
-    print(f" partitions {' '.join(map(str, row.partitions))}, {row.gpu:3} nodes on the GPU, {len(row.cpu)} on the CPU", end="")
+    print(
+        f" partitions {' '.join(map(str, row.partitions))}, {row.gpu:3} nodes on the GPU, {len(row.cpu)} on the CPU",
+        end="",
+    )
     print(f"{ran}{fallbacks}", flush=True)
     for why, count in Counter(row.cpu).items():
         print(f"      {count} x {why}", flush=True)

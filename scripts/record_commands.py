@@ -70,10 +70,23 @@ def make_files(folder: Path) -> None:
 
 def record(name: str, folder: Path) -> str:
     """A command and what it prints. Raises RuntimeError for one that fails."""
-    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb", "ORT_GPU_EP_CACHE_DIR": str(folder / "cache"),
-                   "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run([sys.executable, "-m", "ort_gpu_ep", *RECORDED[name].split()], cwd=folder, env=environment, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=500)
+    environment = {
+        **os.environ,
+        "COLUMNS": "80",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+        "ORT_GPU_EP_CACHE_DIR": str(folder / "cache"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "ort_gpu_ep", *RECORDED[name].split()],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=500,
+    )
     if done.returncode:
         raise RuntimeError(f"ort-gpu-ep {RECORDED[name]}: exit code {done.returncode}\n{done.stdout}")
     printed = "\n".join(line.rstrip() for line in done.stdout.replace(str(folder), ".").splitlines())
@@ -96,7 +109,8 @@ def main() -> None:
     kept = sections(DOCUMENT.read_text("utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder))
-        record("doctor", Path(folder))      # the others find its verdict, and their times are not those of a first start
+        # the others find its verdict, and their times are not those of a first start
+        record("doctor", Path(folder))
         parts = [record(name, Path(folder)) if name in wanted or name not in kept else kept[name] for name in COMMANDS]
     DOCUMENT.write_text("\n".join([HEAD, *parts]), "utf-8")
 

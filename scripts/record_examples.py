@@ -1,4 +1,5 @@
-"""Writes what the examples of docs/ print: each block of Python that a block of text follows is run, on Mesa's software driver.
+"""Writes what the examples of docs/ print: each block of Python that a block of text follows is run, on Mesa's software
+driver.
 
 usage: python scripts/record_examples.py [PAGE ...]      (without PAGE: all of them; tests/cli/test_recorded_examples.py compares)
 """
@@ -30,7 +31,10 @@ def pages() -> list[str]:
 def make_files(folder: Path) -> None:
     """What the examples open: those of the commands, and a small decoder with random weights."""
     record_commands.make_files(folder)
-    onnx.save(language_model(layers=2, width=64, heads=4, groups=2, hidden=64, vocabulary=100, context=64), folder / "decoder.onnx")
+    onnx.save(
+        language_model(layers=2, width=64, heads=4, groups=2, hidden=64, vocabulary=100, context=64),
+        folder / "decoder.onnx",
+    )
 
 
 def printed(code: str, where: str) -> str:
@@ -43,6 +47,7 @@ def printed(code: str, where: str) -> str:
 
 def recorded(page: str, folder: Path) -> str:
     """The document with what its examples print. They run in their order, in `folder`, which make_files has filled."""
+
     def with_output(match: re.Match[str]) -> str:
         return f"```python\n{match[1]}```\n\n```text\n{printed(match[1], page)}```\n"
 

@@ -1,7 +1,8 @@
-"""Prepares a checkout for a release: absolute links in README.md, which is the long description, and the project's URLs in pyproject.toml.
+"""Prepares a checkout for a release: absolute links in README.md, which is the long description, and the project's URLs
+in pyproject.toml.
 
-The release workflow runs it, since only it knows where the repository is. It changes both files. After the first release INSTALL
-becomes the package's name, and `--install` writes that into all documents.
+The release workflow runs it, since only it knows where the repository is. It changes both files. After the first
+release INSTALL becomes the package's name, and `--install` writes that into all documents.
 
 usage: python scripts/release_metadata.py REPOSITORY_URL TAG | --install
 """
@@ -30,11 +31,13 @@ def installing(text: str, source: str) -> str:
 
 def absolute(text: str, repository: str, tag: str) -> str:
     """Markdown whose relative links and pictures point into the repository at that tag."""
+
     def link(match: re.Match[str]) -> str:
         mark, label, target = match.groups()
         if re.match(r"[a-z]+:|#", target):
             return match.group()
         return f"{mark}[{label}]({repository}/{'raw' if mark else 'tree' if target.endswith('/') else 'blob'}/{tag}/{target})"
+
     return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", link, text)
 
 
@@ -45,8 +48,12 @@ def long_description(text: str, repository: str, tag: str) -> str:
 
 def with_urls(pyproject: str, repository: str, tag: str) -> str:
     """pyproject.toml with the table of URLs."""
-    urls = {"Repository": repository, "Documentation": f"{repository}/tree/{tag}/docs", "Issues": f"{repository}/issues",
-            "Changelog": f"{repository}/blob/{tag}/CHANGELOG.md"}
+    urls = {
+        "Repository": repository,
+        "Documentation": f"{repository}/tree/{tag}/docs",
+        "Issues": f"{repository}/issues",
+        "Changelog": f"{repository}/blob/{tag}/CHANGELOG.md",
+    }
     table = "\n".join(("[project.urls]", *(f'{name} = "{url}"' for name, url in urls.items())))
     return pyproject.replace("[project.scripts]", f"{table}\n\n[project.scripts]", 1)
 

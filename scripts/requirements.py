@@ -1,4 +1,5 @@
-"""Prints requirements for pip: this checkout, editable, with some extras, and dependency groups (PEP 735), which an older pip can't read.
+"""Prints requirements for pip: this checkout, editable, with some extras, and dependency groups (PEP 735), which an
+older pip can't read.
 
 usage: python scripts/requirements.py NAME,NAME...      (extras or dependency groups of pyproject.toml)
 """
@@ -18,9 +19,15 @@ def requirements(names: list[str]) -> list[str]:
     extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
     unknown = [name for name in names if name not in extras and name not in groups]
     if unknown:
-        sys.exit(f"requirements.py: no extra or dependency group {', '.join(unknown)}; there are {', '.join((*extras, *groups))}")
+        sys.exit(
+            f"requirements.py: no extra or dependency group {', '.join(unknown)}; there are "
+            f"{', '.join((*extras, *groups))}"
+        )
     wanted = ",".join(name for name in names if name in extras)
-    return [f"--editable .{f'[{wanted}]' if wanted else ''}", *(line for name in names if name in groups for line in groups[name])]
+    return [
+        f"--editable .{f'[{wanted}]' if wanted else ''}",
+        *(line for name in names if name in groups for line in groups[name]),
+    ]
 
 
 if __name__ == "__main__":

@@ -11,14 +11,17 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LEFT_OUT = ("OPERATORS.md", "modules.md", "commands.md", "api.md")      # generated
+LEFT_OUT = ("OPERATORS.md", "modules.md", "commands.md", "api.md")  # generated
 MIN_WORDS = 6
 
 
 def sentences(text: str) -> list[str]:
     """The sentences of a Markdown text, without tables, code blocks and headings."""
     text = re.sub(r"```.*?```", "\n\n", text, flags=re.S)
-    lines = ["" if line.lstrip().startswith(("|", "#", "!")) else re.sub(r"^\s*([-*]|\d+\.) ", "\n\n", line) for line in text.splitlines()]
+    lines = [
+        "" if line.lstrip().startswith(("|", "#", "!")) else re.sub(r"^\s*([-*]|\d+\.) ", "\n\n", line)
+        for line in text.splitlines()
+    ]
     blocks = [" ".join(block.split()) for block in re.split(r"\n\s*\n", "\n".join(lines))]
     found = [part for block in blocks for part in re.split(r"(?<=[.!?:])(?<!e\.g\.) (?=[A-Z`*(\[])", block)]
     return [part for part in found if len(part.split()) >= MIN_WORDS]

@@ -22,7 +22,9 @@ def commands() -> None:
     """Raises AssertionError, where a command's help ends with an exit code."""
     for arguments in (["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)):
         done = CliRunner().invoke(app, arguments)
-        assert done.exit_code == 0, f"ort-gpu-ep {' '.join(arguments)}: exit code {done.exit_code}\n{done.output}{done.exception!r}"
+        assert done.exit_code == 0, (
+            f"ort-gpu-ep {' '.join(arguments)}: exit code {done.exit_code}\n{done.output}{done.exception!r}"
+        )
 
 
 def session() -> str:
@@ -39,4 +41,7 @@ def session() -> str:
 
 if __name__ == "__main__":
     commands()
-    print(f"ort-gpu-ep {ort.__version__}, onnxruntime {ort.get_version_string()}, Python {sys.version.split()[0]}: {session()}")
+    print(
+        f"ort-gpu-ep {ort.__version__}, onnxruntime {ort.get_version_string()}, Python {sys.version.split()[0]}: "
+        f"{session()}"
+    )

@@ -1,12 +1,14 @@
-"""Checks the SPIR-V that naga makes of the composed shaders: by spirv-val, and by spirv-cross, which writes them in MSL and HLSL.
+"""Checks the SPIR-V that naga makes of the composed shaders: by spirv-val, and by spirv-cross, which writes them in MSL
+and HLSL.
 
     python scripts/spirv.py [--select REGEX] [--share N] [LIMITS...]
 
-The texts are those of benchmarks/replay.py, with bounds checks and without. wgpu-native makes their pipelines on any Vulkan driver, but a
-layer between the two (vulkan_layer.c) keeps the SPIR-V and no driver compiles it. spirv-val says whether drivers may rely on it; MSL is
-what MoltenVK would make of it. The tools are Debian's packages spirv-tools and spirv-cross, taken from PATH or unpacked into .spirv/; a C
-compiler is needed, too. spirv_expected.txt lists what they may refuse, with a reason for each. Exit code 1 if they refuse another text,
-or none of a line. share: one in so many cases.
+The texts are those of benchmarks/replay.py, with bounds checks and without. wgpu-native makes their pipelines on any
+Vulkan driver, but a layer between the two (vulkan_layer.c) keeps the SPIR-V and no driver compiles it. spirv-val says
+whether drivers may rely on it; MSL is what MoltenVK would make of it. The tools are Debian's packages spirv-tools and
+spirv-cross, taken from PATH or unpacked into .spirv/; a C compiler is needed, too. spirv_expected.txt lists what they
+may refuse, with a reason for each. Exit code 1 if they refuse another text, or none of a line. share: one in so many
+cases.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ TOOLS = {
 
 
 def main() -> None:
-    parser = parser_of(__doc__.splitlines()[0])
-    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)     # the process with the layer: of the texts in this folder
+    parser = parser_of(__doc__.partition("\n\n")[0])
+    # the process with the layer: of the texts in this folder
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("limits", nargs="*", default=("h200", "minimum"))
     asked = parser.parse_args()
     if asked.write:
@@ -48,9 +51,16 @@ def main() -> None:
     environment = set_up()
     with tempfile.TemporaryDirectory() as folder:
         cases = compose_all(Path(folder), asked.limits, asked.select, asked.share)
-        subprocess.run([sys.executable, __file__, "--write", folder], check=True, env={
-            **os.environ, **environment, "SPIRV_LAYER_FILE": str(Path(folder, "made"))})
-        refused = [f"{tool}/{cases[file.stem.split('.')[0]]}: {why}" for tool in TOOLS for file, why in checked(tool, Path(folder))]
+        subprocess.run(
+            [sys.executable, __file__, "--write", folder],
+            check=True,
+            env={**os.environ, **environment, "SPIRV_LAYER_FILE": str(Path(folder, "made"))},
+        )
+        refused = [
+            f"{tool}/{cases[file.stem.split('.')[0]]}: {why}"
+            for tool in TOOLS
+            for file, why in checked(tool, Path(folder))
+        ]
     sys.exit(compared(refused))
 
 
@@ -87,7 +97,7 @@ def write(folder: Path) -> None:
     for file in sorted(folder.glob("*.wgsl")):
         for form in ("checked", "trusted"):
             layer.make_pipeline(device, file.read_text("utf-8"), form == "trusted")
-            made.rename(file.with_suffix(f".{form}.spv"))        # raises where no module was made
+            made.rename(file.with_suffix(f".{form}.spv"))  # raises where no module was made
             count += 1
     print(f"{count} modules of {count // 2} texts, {time.perf_counter() - start:.1f} s")
 

@@ -43,7 +43,7 @@ _cache=${MESA_SHADER_CACHE_DIR:-${XDG_CACHE_HOME:-${HOME:-/dev/null}/.cache}}
 export GALLIVM_PERF="${GALLIVM_PERF-nopt}"
 
 failed=
-echo "== ruff"; "$python" -m ruff check . || failed="$failed ruff"
+echo "== ruff"; { "$python" -m ruff check . && "$python" -m ruff format --check --quiet .; } || failed="$failed ruff"
 "$python" -m mypy > build/mypy.log 2>&1 & _mypy=$!       # beside the tests, which wait for processes now and then
 echo "== pytest"
 "$python" -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder "$@" || _status=$?

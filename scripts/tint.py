@@ -1,13 +1,15 @@
-"""Compiles the composed shaders by Tint, the compiler of Chrome and of Dawn: wgpu's naga is not the only one that reads them.
+"""Compiles the composed shaders by Tint, the compiler of Chrome and of Dawn: wgpu's naga is not the only one that reads
+them.
 
     python scripts/tint.py [--select REGEX] [--share N] [CLASS...]
 
-The texts are those of benchmarks/replay.py: ONNX's node cases, the kernels' records, networks, compressed ones and training steps, composed
-without a GPU, as they are and with the bounds checks that webgpu/bounds.py writes into them for Dawn. They are composed for classes of
-GPUs (ort_gpu_ep/device/classes.json) without 64-bit integers, which WGSL has only with naga. No class has matrix units: products and
-attention on them are composed besides, in each tile and of each fragment. Tint runs on the null backend of Dawn in
-npm's package `webgpu`, which this installs into .tint/: it needs node, and no GPU. tint_expected.txt lists what Tint may refuse, with a
-reason for each. Exit code 1 if it refuses another text, or takes one of those. share: one in so many cases.
+The texts are those of benchmarks/replay.py: ONNX's node cases, the kernels' records, networks, compressed ones and
+training steps, composed without a GPU, as they are and with the bounds checks that webgpu/bounds.py writes into them
+for Dawn. They are composed for classes of GPUs (ort_gpu_ep/device/classes.json) without 64-bit integers, which WGSL has
+only with naga. No class has matrix units: products and attention on them are composed besides, in each tile and of each
+fragment. Tint runs on the null backend of Dawn in npm's package `webgpu`, which this installs into .tint/: it needs
+node, and no GPU. tint_expected.txt lists what Tint may refuse, with a reason for each. Exit code 1 if it refuses
+another text, or takes one of those. share: one in so many cases.
 """
 
 from __future__ import annotations
@@ -52,17 +54,19 @@ CLASSES = ("minimum", "adreno-6xx", "apple-m1", "amd-rdna")
 
 
 def main() -> None:
-    parser = parser_of(__doc__.splitlines()[0])
+    parser = parser_of(__doc__.partition("\n\n")[0])
     parser.add_argument("classes", nargs="*", default=CLASSES)
     asked = parser.parse_args()
     for tool in ("node", "npm"):
         if shutil.which(tool) is None:
             sys.exit(f"{tool} is not installed: Tint comes as a package of npm's. Install node 20 or newer")
     if not (INSTALLED / "node_modules" / "webgpu").is_dir():
-        subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(INSTALLED), PACKAGE], check=True)
+        subprocess.run(
+            ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(INSTALLED), PACKAGE], check=True
+        )
     with tempfile.TemporaryDirectory() as folder:
         folders = [*written(Path(folder), asked.classes, asked.select, asked.share), written_units(Path(folder))]
-        shutil.copy(CHECKER, INSTALLED / CHECKER.name)      # node looks for packages beside the program
+        shutil.copy(CHECKER, INSTALLED / CHECKER.name)  # node looks for packages beside the program
         classes = ROOT / "ort_gpu_ep" / "device" / "classes.json"
         done = subprocess.run(["node", str(INSTALLED / CHECKER.name), str(classes), str(EXPECTED), *map(str, folders)])
     sys.exit(done.returncode)
@@ -88,11 +92,22 @@ def written_units(folder: Path) -> Path:
     (folder / "units").mkdir()
     for name in FRAGMENTS:
         limits = replace(
-            DEFAULT_LIMITS, max_workgroup_nbytes=49152, subgroup_size=USUAL_SUBGROUP, precision=TF32, configurations=(name,),
-            features=frozenset({"shader-f16", "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS, MATRIX_ATTENTION}))
+            DEFAULT_LIMITS,
+            max_workgroup_nbytes=49152,
+            subgroup_size=USUAL_SUBGROUP,
+            precision=TF32,
+            configurations=(name,),
+            features=frozenset({"shader-f16", "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS, MATRIX_ATTENTION}),
+        )
         for tile in matrix_units.TILES:
             with in_tile(tile):
-                _write_unit(folder / "units", f"{name} {tile.name}", Node("MatMul", ("a", "b"), ("y",), version=13), (512, 512), limits)
+                _write_unit(
+                    folder / "units",
+                    f"{name} {tile.name}",
+                    Node("MatMul", ("a", "b"), ("y",), version=13),
+                    (512, 512),
+                    limits,
+                )
         for width in (16, 64, 128):
             with forced(attention_units.FORMS[0].name):
                 node = Node("Attention", ("q", "k", "v"), ("y",), version=23)
@@ -104,7 +119,7 @@ def _write_unit(folder: Path, name: str, node: Node, shape: tuple[int, ...], lim
     """The kernel of a node all of whose inputs have a shape."""
     graph = Graph("g", node.inputs, node.outputs, (node,), {n: Value(n, FLOAT32, shape) for n in node.inputs})
     plan = make_plan(graph, dict.fromkeys(node.inputs, TensorType(FLOAT32, shape)), limits)
-    kernel, = [step for step in plan.steps if isinstance(step, Dispatch) and SUBGROUP_MATRIX in step.kernel.features]
+    (kernel,) = [step for step in plan.steps if isinstance(step, Dispatch) and SUBGROUP_MATRIX in step.kernel.features]
     _write(folder / f"{name.replace(' ', '_')}.wgsl", name, compose(kernel.kernel, kernel.bindings, limits))
 
 

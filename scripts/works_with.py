@@ -54,17 +54,27 @@ def interpreter(name: str) -> Path:
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     if not python.is_file():
         venv.create(folder, with_pip=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", f"{ROOT}[onnxruntime,cli]", "pillow", *PINS[name]], check=True)
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", f"{ROOT}[onnxruntime,cli]", "pillow", *PINS[name]], check=True
+    )
     return python
 
 
 def answers(python: Path, name: str, *before: str) -> dict[str, Any]:
-    """What a package's program says of its answers and of its sessions. Raises RuntimeError, with the last line that it printed."""
+    """What a package's program says of its answers and of its sessions. Raises RuntimeError, with the last line that it
+    printed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "answers.json"
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "ORT_GPU_EP_CACHE_DIR": str(Path(folder) / "cache")}
-        done = subprocess.run([python, *before, ROOT / PROGRAM, name, path], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, timeout=TIMEOUT_S)
+        done = subprocess.run(
+            [python, *before, ROOT / PROGRAM, name, path],
+            cwd=folder,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TIMEOUT_S,
+        )
         if done.returncode:
             raise RuntimeError((done.stdout.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
         told: dict[str, Any] = json.loads(path.read_text("utf-8"))
@@ -86,10 +96,17 @@ def tried(python: Path, name: str) -> dict[str, Any]:
     """One line of the record."""
     code = "import importlib.metadata as m, json, sys; print(json.dumps([m.version(p) for p in sys.argv[1:]]))"
     package = re.split(r"[=<>\[]", PINS[name][0])[0]
-    versions = json.loads(subprocess.run([python, "-c", code, package, "onnxruntime"], capture_output=True, text=True, check=True).stdout)
-    entry = {"program": name, "package": package, "version": versions[0], "onnxruntime": versions[1],
-             "command": f"ort-gpu-ep exec -o placement=gpu -- python {PROGRAM} {name}",
-             "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    versions = json.loads(
+        subprocess.run([python, "-c", code, package, "onnxruntime"], capture_output=True, text=True, check=True).stdout
+    )
+    entry = {
+        "program": name,
+        "package": package,
+        "version": versions[0],
+        "onnxruntime": versions[1],
+        "command": f"ort-gpu-ep exec -o placement=gpu -- python {PROGRAM} {name}",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
     try:
         plain = answers(python, name)
     except RuntimeError as error:
@@ -98,7 +115,11 @@ def tried(python: Path, name: str) -> dict[str, Any]:
         ours = answers(python, name, "-m", "ort_gpu_ep", "exec", "-o", "placement=gpu", "--", str(python))
     except RuntimeError as error:
         return {**entry, "nodes": [], "result": f"fails: {error}"}
-    return {**entry, "nodes": [[s["gpu"], s["gpu"] + s["cpu"]] for s in ours["sessions"]], "result": result_of(ours, plain)}
+    return {
+        **entry,
+        "nodes": [[s["gpu"], s["gpu"] + s["cpu"]] for s in ours["sessions"]],
+        "result": result_of(ours, plain),
+    }
 
 
 def result_of(ours: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
@@ -112,8 +133,17 @@ def result_of(ours: Mapping[str, Any], plain: Mapping[str, Any]) -> str:
 
 def rows(entries: Sequence[Mapping[str, Any]], what: Mapping[str, str]) -> str:
     """The table of the page. what: program -> the first line of its docstring."""
-    cells = ((f"{e['package']} {e['version']}", what[e["program"]], ", ".join(f"{gpu} of {nodes}" for gpu, nodes in e["nodes"]) or "–",
-              e["result"], e["onnxruntime"], e["date"]) for e in entries)
+    cells = (
+        (
+            f"{e['package']} {e['version']}",
+            what[e["program"]],
+            ", ".join(f"{gpu} of {nodes}" for gpu, nodes in e["nodes"]) or "–",
+            e["result"],
+            e["onnxruntime"],
+            e["date"],
+        )
+        for e in entries
+    )
     return TABLE + "".join(f"| {' | '.join(row)} |\n" for row in cells)
 
 

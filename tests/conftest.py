@@ -26,21 +26,25 @@ from ort_gpu_ep.runtime.known_plans import KnownPlans
 from tests import patience
 from tests.seconds import Seconds
 
-os.environ.pop("COLUMNS", None)       # rich keeps a width that it says when a console is made, and tests ask for several: they are made here
+# rich keeps a width that it says when a console is made, and tests ask for several: they are made here
+os.environ.pop("COLUMNS", None)
 import_module("ort_gpu_ep.cli.shared")
 
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # a job in the background of a shell without job control: what tests start would ignore the Ctrl-C that they send, too
+    # a job in the background of a shell without job control: what tests start would ignore the Ctrl-C that they send,
+    # too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile(      # too_slow: data that is made slowly says that the machine is busy
-    "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(  # too_slow: data that is made slowly says that the machine is busy
+    "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def patient() -> Iterator[None]:
-    """A first use waits until all its probes are done: on a busy machine it would go on without some of them, which is another test.
+    """A first use waits until all its probes are done: on a busy machine it would go on without some of them, which is
+    another test.
 
     And processes that take long to start are not given up.
     """
@@ -53,9 +57,11 @@ def patient() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def threads_that_sleep() -> Iterator[None]:
-    """Threads of onnxruntime that have nothing to do spin for a while: of sessions that live for a run or two that is most of the CPU time.
+    """Threads of onnxruntime that have nothing to do spin for a while: of sessions that live for a run or two that is
+    most of the CPU time.
 
-    "" is not "1", so that they sleep at once; and it says nothing, so that this package does not take it for the program's wish.
+    "" is not "1", so that they sleep at once; and it says nothing, so that this package does not take it for the
+    program's wish.
     """
     collection = import_module("onnxruntime.capi.onnxruntime_inference_collection").C
     plain, defaults = onnxruntime.SessionOptions.__init__, collection.get_default_session_options
@@ -92,7 +98,8 @@ def faults_from_the_first_run_on() -> None:
 
 @pytest.fixture(autouse=True)
 def planned_anew(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that changes this package meets no plan of another test, and leaves none: its key does not tell what was changed.
+    """A test that changes this package meets no plan of another test, and leaves none: its key does not tell what was
+    changed.
 
     With the fixture `known_plans` it has them.
     """
@@ -132,16 +139,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: a search for garbage, which takes longer the more there is, leaves them out."""
+    """Modules and tests stay to the end: a search for garbage, which takes longer the more there is, leaves them
+    out."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="Write the golden files anew instead of comparing with them.")
-    parser.addoption("--record-seconds", action="store_true", help="Write the CPU seconds of all files that run to tests/seconds.json.")
-    parser.addoption("--clients", action="store_true", help="Collect tests/clients, too: they need the extra `clients` (scripts/clients.sh).")
-    parser.addoption("--site", action="store_true", help="Collect tests/site, too: they need the group `docs`, and node (scripts/site.sh).")
+    parser.addoption(
+        "--update-golden", action="store_true", help="Write the golden files anew instead of comparing with them."
+    )
+    parser.addoption(
+        "--record-seconds",
+        action="store_true",
+        help="Write the CPU seconds of all files that run to tests/seconds.json.",
+    )
+    parser.addoption(
+        "--clients",
+        action="store_true",
+        help="Collect tests/clients, too: they need the extra `clients` (scripts/clients.sh).",
+    )
+    parser.addoption(
+        "--site",
+        action="store_true",
+        help="Collect tests/site, too: they need the group `docs`, and node (scripts/site.sh).",
+    )
 
 
 @pytest.fixture
@@ -159,6 +181,8 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         if request.config.getoption("--update-golden"):
             path.write_text(text, "utf-8")
         assert path.is_file(), f"{path} does not exist: run pytest with --update-golden and read what it writes"
-        assert text == path.read_text("utf-8"), f"{name} has changed: if that is meant, run pytest with --update-golden and read what changes"
+        assert text == path.read_text("utf-8"), (
+            f"{name} has changed: if that is meant, run pytest with --update-golden and read what changes"
+        )
 
     return compare

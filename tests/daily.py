@@ -1,4 +1,5 @@
-"""Tests of each combination of many values: a part of them every day, all at night (`pytest -m nightly` runs the rest)."""
+"""Tests of each combination of many values: a part of them every day, all at night (`pytest -m nightly` runs the
+rest)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ TIMES = 2
 
 
 def part(*axes: Sequence[Any], of_two: int = TIMES) -> list[Any]:
-    """Parameters for the product of the axes, in its order. Every day: of three axes or more, each pair of values; of two, each value so often.
+    """Parameters for the product of the axes, in its order. Every day: of three axes or more, each pair of values; of
+    two, each value so often.
 
     A tuple stands for several arguments of the test.
     """
@@ -23,7 +25,9 @@ def part(*axes: Sequence[Any], of_two: int = TIMES) -> list[Any]:
     wanted = {case: list(combinations(enumerate(case), together)) for case in cases}
     seen, chosen = Counter[Any](), set[tuple[int, ...]]()
     while rest := [case for case in cases if case not in chosen and any(seen[w] < times for w in wanted[case])]:
-        best = max(rest, key=lambda case: (sum(seen[w] < times for w in wanted[case]), -sum(seen[w] for w in wanted[case])))
+        best = max(
+            rest, key=lambda case: (sum(seen[w] < times for w in wanted[case]), -sum(seen[w] for w in wanted[case]))
+        )
         chosen.add(best)
         seen.update(wanted[best])
     return [pytest.param(*_flat(axes, case), marks=[] if case in chosen else pytest.mark.nightly) for case in cases]

@@ -1,7 +1,9 @@
-"""A test process that dies, or hangs in native code, fails the run with its test's name, its stacks and what it wrote last; the others go on.
+"""A test process that dies, or hangs in native code, fails the run with its test's name, its stacks and what it wrote
+last; the others go on.
 
-pytest-xdist 3.8 waits for ever then: it gives the files that the dead process had finished away again, and whoever gets one of those has
-nothing to report; a process that knows of one test alone waits for a second one; and it gives files to a new process that knows of no tests yet.
+pytest-xdist 3.8 waits for ever then: it gives the files that the dead process had finished away again, and whoever gets
+one of those has nothing to report; a process that knows of one test alone waits for a second one; and it gives files to
+a new process that knows of no tests yet.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ LIMIT_S = 660
 
 
 class Files(LoadFileScheduling):
-    """As `--dist loadfile`. The test at which a process died has failed and is not run again; what it had not run goes to others."""
+    """As `--dist loadfile`. The test at which a process died has failed and is not run again; what it had not run goes
+    to others."""
 
     def remove_node(self, node: Any) -> str | None:
         files = self.assigned_work.pop(node)
@@ -38,13 +41,13 @@ class Files(LoadFileScheduling):
         return crashed
 
     def _reschedule(self, node: Any) -> None:
-        if node in self.registered_collections:      # else it is new, and has its turn when it has found its tests
+        if node in self.registered_collections:  # else it is new, and has its turn when it has found its tests
             super()._reschedule(node)
 
     def schedule(self) -> None:
         again = self.collection is not None
         super().schedule()
-        if again:      # a process that took a dead one's place: a second file, or the word that there is none
+        if again:  # a process that took a dead one's place: a second file, or the word that there is none
             super().schedule()
 
 
@@ -94,7 +97,9 @@ class Controller:
         left = [Path(self.folder.name) / f"{node.gateway.id}.{kind}" for kind in ("stacks", "stderr")]
         stacks, stderr = [path.read_text(errors="replace") if path.exists() else "" for path in left]
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-        self.dead[node.gateway.id] = f"{node.gateway.id} ended {how}\nits stacks:\n{stacks}\nwhat its last test wrote to stderr:\n{stderr}"
+        self.dead[node.gateway.id] = (
+            f"{node.gateway.id} ended {how}\nits stacks:\n{stacks}\nwhat its last test wrote to stderr:\n{stderr}"
+        )
 
 
 def process_of(node: Any) -> subprocess.Popen[bytes]:
@@ -104,12 +109,13 @@ def process_of(node: Any) -> subprocess.Popen[bytes]:
 
 
 class Worker:
-    """Writes its stacks when it dies, or when one test takes longer than any may; what tests write to stderr is in a file that outlives it."""
+    """Writes its stacks when it dies, or when one test takes longer than any may; what tests write to stderr is in a
+    file that outlives it."""
 
     def __init__(self, config: pytest.Config, dying: str, limit_s: float) -> None:
-        self.stacks = open(f"{dying}.stacks", "w")      # noqa: SIM115 - for as long as the process lives
+        self.stacks = open(f"{dying}.stacks", "w")  # noqa: SIM115 - for as long as the process lives
         self.limit_s = limit_s
-        if config.getoption("capture") == "fd":      # into a file without a name, until here
+        if config.getoption("capture") == "fd":  # into a file without a name, until here
             kept = config.pluginmanager.getplugin("capturemanager")._global_capturing.err.tmpfile
             with open(f"{dying}.stderr", "w+b") as named:
                 os.dup2(named.fileno(), kept.fileno())
@@ -118,7 +124,9 @@ class Worker:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
         faulthandler.enable(self.stacks)
         own = item.get_closest_marker("timeout")
-        faulthandler.dump_traceback_later(max(self.limit_s, 1.1 * own.args[0] if own else 0), exit=True, file=self.stacks)
+        faulthandler.dump_traceback_later(
+            max(self.limit_s, 1.1 * own.args[0] if own else 0), exit=True, file=self.stacks
+        )
         try:
             return (yield)
         finally:

@@ -49,9 +49,13 @@ def device_without(*features: str) -> Gpu:
 
 
 def run_direct(
-    model: onnx.ModelProto, feeds: Mapping[str, Array], rewrite: Rewrite | None = None, every_size_open: bool = False,
+    model: onnx.ModelProto,
+    feeds: Mapping[str, Array],
+    rewrite: Rewrite | None = None,
+    every_size_open: bool = False,
 ) -> list[Array]:
-    """Outputs of the model on the first adapter. Raises UnsupportedNodeError where a row declines; checks every plan."""
+    """Outputs of the model on the first adapter. Raises UnsupportedNodeError where a row declines; checks every
+    plan."""
     graph = from_onnx(model)
     program = Program(opened(graph) if every_size_open else graph, PACKED, Gpu.open(Config()), rewrite)
     try:
@@ -62,6 +66,7 @@ def run_direct(
 
 def run_program(program: Program, feeds: Mapping[str, Array]) -> list[Array]:
     """Outputs of a program; checks its plan."""
+
     def read(index: int, tensor: TensorType) -> Array:
         return np.ascontiguousarray(feeds[program.graph.inputs[index]]).reshape(tensor.shape)
 
@@ -108,10 +113,14 @@ def main(patterns: list[str]) -> int:
         try:
             for inputs, wanted in case.data_sets:
                 names = [i.name for i in case.model.graph.input]
-                got = run_direct(case.model, dict(zip(names, map(_array, inputs), strict=False)), every_size_open=every_size_open)
+                got = run_direct(
+                    case.model, dict(zip(names, map(_array, inputs), strict=False)), every_size_open=every_size_open
+                )
                 for g, w in zip(got, map(_array, wanted), strict=True):
                     assert (g.dtype, g.shape) == (w.dtype, w.shape)
-                    np.testing.assert_allclose(g.astype(np.float64) if g.dtype.kind == "f" else g, w, rtol=case.rtol, atol=case.atol)
+                    np.testing.assert_allclose(
+                        g.astype(np.float64) if g.dtype.kind == "f" else g, w, rtol=case.rtol, atol=case.atol
+                    )
             status, note = "PASS", ""
         except UnsupportedNodeError as error:
             status, note = "UNSUPPORTED", str(error)

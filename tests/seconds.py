@@ -1,6 +1,8 @@
-"""CPU seconds of each test file, in seconds.json: the order of files in a run of several processes, and scripts/changed.py, go by them.
+"""CPU seconds of each test file, in seconds.json: the order of files in a run of several processes, and
+scripts/changed.py, go by them.
 
-Each run of whole files adds those that are new and removes those that are gone, also with -n. `--record-seconds` renews all that it runs.
+Each run of whole files adds those that are new and removes those that are gone, also with -n. `--record-seconds` renews
+all that it runs.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Seconds:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Of several processes: the longest files first, so that none is left alone with one in the end; new ones before all."""
+        """Of several processes: the longest files first, so that none is left alone with one in the end; new ones
+        before all."""
         if hasattr(self.config, "workerinput"):
             takes_s = known()
             items.sort(key=lambda item: -takes_s.get(file_of(item), float("inf")))

@@ -1,4 +1,5 @@
-"""A small diffusion U-Net, made by script: as an optimiser writes it for CUDA (channels last, float16, ops of com.microsoft), and in ONNX's ops."""
+"""A small diffusion U-Net, made by script: as an optimiser writes it for CUDA (channels last, float16, ops of
+com.microsoft), and in ONNX's ops."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ ORT = "com.microsoft"
 
 
 class Network:
-    """optimised: in ops of com.microsoft. dtype: of all values. Both forms draw the same weights, and pass images as [N, H, W, C]."""
+    """optimised: in ops of com.microsoft. dtype: of all values. Both forms draw the same weights, and pass images as
+    [N, H, W, C]."""
 
     def __init__(self, optimised: bool, dtype: str = "float32") -> None:
         self.optimised, self.dtype, self.rng = optimised, dtype, np.random.default_rng(0)
@@ -23,7 +25,9 @@ class Network:
 
     def add(self, op: str, *inputs: str, domain: str = "", outputs: int = 1, **attributes: Any) -> str:
         names = [f"v{len(self.nodes)}", *(f"v{len(self.nodes)}_{k}" for k in range(1, outputs))]
-        self.nodes.append(helper.make_node(op, inputs, names, domain=domain, name=f"{op}{len(self.nodes)}", **attributes))
+        self.nodes.append(
+            helper.make_node(op, inputs, names, domain=domain, name=f"{op}{len(self.nodes)}", **attributes)
+        )
         return names[0]
 
     def hold(self, value: Array) -> str:
@@ -33,7 +37,7 @@ class Network:
 
     def weight(self, *shape: int, near: float = 0.0) -> str:
         fan = max(1, int(np.prod(shape[:-1]))) if len(shape) > 1 else 25
-        return self.hold((near + self.rng.standard_normal(shape) / fan ** 0.5).astype("f"))
+        return self.hold((near + self.rng.standard_normal(shape) / fan**0.5).astype("f"))
 
     def seen(self, x: str, *shape: int) -> str:
         return self.add("Reshape", x, self.hold(np.array(shape, "int64")))
@@ -48,7 +52,9 @@ class Network:
         return self.add("Mul", x, self.add("Sigmoid", x))
 
     def conv(self, x: str, channels: int, filters: int, taps: int = 3, **attributes: Any) -> str:
-        weight = (self.rng.standard_normal((filters, taps, taps, channels)) / (taps * taps * channels) ** 0.5).astype("f")
+        weight = (self.rng.standard_normal((filters, taps, taps, channels)) / (taps * taps * channels) ** 0.5).astype(
+            "f"
+        )
         bias, attributes = self.weight(filters), {"pads": [taps // 2] * 4, "kernel_shape": [taps, taps], **attributes}
         if self.optimised:
             return self.add("NhwcConv", x, self.hold(weight), bias, domain=ORT, **attributes)
@@ -76,7 +82,10 @@ class Network:
             if self.optimised:
                 return self.add("MultiHeadAttention", packed, domain=ORT, num_heads=HEADS)
             return self.plain_attention(*(self.add("Gather", packed, self.hold(np.array(i)), axis=3) for i in range(3)))
-        q, packed = self.linear(x, width, width), self.seen(self.linear(context, CONTEXT, 2 * width), 0, 0, HEADS, 2, size)
+        q, packed = (
+            self.linear(x, width, width),
+            self.seen(self.linear(context, CONTEXT, 2 * width), 0, 0, HEADS, 2, size),
+        )
         if self.optimised:
             return self.add("MultiHeadAttention", q, packed, domain=ORT, num_heads=HEADS)
         k, v = (self.add("Gather", packed, self.hold(np.array(i)), axis=3) for i in range(2))
@@ -84,8 +93,10 @@ class Network:
 
     def plain_attention(self, q: str, k: str, v: str) -> str:
         size = CHANNELS * 2 // HEADS
-        q, k, v = (self.add("Transpose", t, perm=p) for t, p in ((q, [0, 2, 1, 3]), (k, [0, 2, 3, 1]), (v, [0, 2, 1, 3])))
-        scores = self.add("Mul", self.add("MatMul", q, k), self.hold(np.array(size ** -0.5, "f")))
+        q, k, v = (
+            self.add("Transpose", t, perm=p) for t, p in ((q, [0, 2, 1, 3]), (k, [0, 2, 3, 1]), (v, [0, 2, 1, 3]))
+        )
+        scores = self.add("Mul", self.add("MatMul", q, k), self.hold(np.array(size**-0.5, "f")))
         mixed = self.add("MatMul", self.add("Softmax", scores, axis=-1), v)
         return self.seen(self.add("Transpose", mixed, perm=[0, 2, 1, 3]), 0, 0, CHANNELS * 2)
 
@@ -94,8 +105,15 @@ class Network:
         scale, beta, bias = self.weight(width, near=1.0), self.weight(width), self.weight(width)
         if self.optimised:
             norm = f"v{len(self.nodes)}"
-            self.nodes.append(helper.make_node(
-                "SkipLayerNormalization", [x, skip, scale, beta, bias], [norm, "", "", f"{norm}_sum"], domain=ORT, epsilon=1e-5))
+            self.nodes.append(
+                helper.make_node(
+                    "SkipLayerNormalization",
+                    [x, skip, scale, beta, bias],
+                    [norm, "", "", f"{norm}_sum"],
+                    domain=ORT,
+                    epsilon=1e-5,
+                )
+            )
             return norm, f"{norm}_sum"
         total = self.add("Add", self.add("Add", x, skip), bias)
         return self.add("LayerNormalization", total, scale, beta, epsilon=1e-5), total
@@ -123,7 +141,9 @@ class Network:
         normed = self.add("LayerNormalization", h, self.weight(width, near=1.0), self.weight(width), epsilon=1e-5)
         normed, h = self.added_norm(self.linear(self.attention(normed, "", width), width, width), h, width)
         normed, h = self.added_norm(self.linear(self.attention(normed, "context", width), width, width), h, width)
-        h = self.biased(self.linear(self.split_gelu(self.linear(normed, width, 4 * width), 2 * width), 2 * width, width), width, h)
+        h = self.biased(
+            self.linear(self.split_gelu(self.linear(normed, width, 4 * width), 2 * width), 2 * width, width), width, h
+        )
         return self.add("Add", self.seen(self.linear(h, width, width), 0, side, side, width), x)
 
     def model(self) -> onnx.ModelProto:
@@ -141,9 +161,15 @@ class Network:
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
         inputs = [("sample", ["N", 4, SIZE, SIZE]), ("time", ["N", CHANNELS]), ("context", ["N", WORDS, CONTEXT])]
         graph = helper.make_graph(
-            self.nodes, "unet", [helper.make_tensor_value_info(n, kind, s) for n, s in inputs],
-            [helper.make_tensor_value_info(noise, kind, ["N", 4, SIZE, SIZE])], [numpy_helper.from_array(a, n) for n, a in self.held.items()])
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid(ORT, 1)], ir_version=10)
+            self.nodes,
+            "unet",
+            [helper.make_tensor_value_info(n, kind, s) for n, s in inputs],
+            [helper.make_tensor_value_info(noise, kind, ["N", 4, SIZE, SIZE])],
+            [numpy_helper.from_array(a, n) for n, a in self.held.items()],
+        )
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid(ORT, 1)], ir_version=10
+        )
 
 
 def feeds(batch: int) -> dict[str, Array]:

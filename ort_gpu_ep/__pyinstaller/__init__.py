@@ -1,4 +1,5 @@
-"""For PyInstaller, which asks by the entry point `pyinstaller40`: where the hook is that puts this package into a program."""
+"""For PyInstaller, which asks by the entry point `pyinstaller40`: where the hook is that puts this package into a
+program."""
 
 from __future__ import annotations
 

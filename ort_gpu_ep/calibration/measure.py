@@ -27,8 +27,8 @@ ROWS = "ort_gpu_ep.ops"
 """Fills the registry: not for a process that reads a profile."""
 
 WAKE_S = 0.8
-"""How long a GPU works before its kernels are timed: one that was left alone raises its clock only after 0.4 s, sometimes
-more than 0.6 (an H200)."""
+"""How long a GPU works before its kernels are timed: one that was left alone raises its clock only after 0.4 s,
+sometimes more than 0.6 (an H200)."""
 
 READBACK_NBYTES = 256
 """What every measured run reads back, so that each waits for the GPU in the same way."""
@@ -43,7 +43,8 @@ CHAIN = 64
 """Length of the chain that is compared with one dispatch."""
 
 LONG_S = 20e-3
-"""A family stops growing where the next size is expected to take longer: an adapter shows its throughput well before."""
+"""A family stops growing where the next size is expected to take longer: an adapter shows its throughput well
+before."""
 
 RUNS = 30
 """Of the empty run, before anything else; it is measured again beside everything else."""
@@ -52,8 +53,8 @@ REPEATS, LEAST_REPEATS = 7, 3
 """Of any other measurement that takes LONG_S / REPEATS or less; of longer ones."""
 
 RESERVE = 0.25
-"""Part of the budget that is left when a family is begun: its kernels have to be compiled first, which can't be interrupted
-(lavapipe: 0.1 s to 0.7 s a graph)."""
+"""Part of the budget that is left when a family is begun: its kernels have to be compiled first, which can't be
+interrupted (lavapipe: 0.1 s to 0.7 s a graph)."""
 
 Progress = Callable[[str, float], None]
 
@@ -61,8 +62,8 @@ Progress = Callable[[str, float], None]
 class Bench:
     """One adapter being measured since start_s, on time.perf_counter's clock. progress: as of `measure`.
 
-    empty: a run of one dispatch on 64 numbers. It takes its turn beside everything that is measured, so that what others do to the
-    machine meanwhile hits both; empties_s: its times.
+    empty: a run of one dispatch on 64 numbers. It takes its turn beside everything that is measured, so that what
+    others do to the machine meanwhile hits both; empties_s: its times.
     """
 
     def __init__(self, gpu: Gpu, budget_s: float, progress: Progress | None) -> None:
@@ -83,7 +84,8 @@ class Bench:
             self.progress(what, min(1.0, self.spent))
 
     def added_s(self, action: Callable[[], object]) -> float:
-        """What an action takes longer than the empty run: the least of each, in turns. What disturbs a run only makes it longer.
+        """What an action takes longer than the empty run: the least of each, in turns. What disturbs a run only makes
+        it longer.
 
         The first time does not count (some drivers compile then), the second says how often there is time for.
         """
@@ -100,7 +102,8 @@ class Bench:
     def work_s(self, job: Job) -> float:
         """What a job's kernels take longer than the empty run's: by the GPU's clock, where it can be read and believed.
 
-        By the host's clock, kernels seem to take nothing until they outlast what the driver does meanwhile (some 30 us on an H200).
+        By the host's clock, kernels seem to take nothing until they outlast what the driver does meanwhile (some 30 us
+        on an H200).
         """
         ours, empty = self._gpu_s(job), self._gpu_s(self.empty)
         return self.added_s(job.run) if ours is None or empty is None else ours - empty
@@ -111,7 +114,7 @@ class Bench:
             return None
         self.gpu.timer, times = self.timer, list[float]()
         try:
-            job.run()       # what was recorded ahead has no timestamps
+            job.run()  # what was recorded ahead has no timestamps
             for done in range(REPEATS):
                 if done >= LEAST_REPEATS and (self.spent > 1 or sum(times) > LONG_S):
                     break
@@ -176,15 +179,20 @@ def _time(action: Callable[[], object]) -> float:
 
 
 def measure(
-    gpu: Gpu, budget_s: float = 3.0, progress: Progress | None = None, whole: bool = True, wake_s: float = WAKE_S,
+    gpu: Gpu,
+    budget_s: float = 3.0,
+    progress: Progress | None = None,
+    whole: bool = True,
+    wake_s: float = WAKE_S,
 ) -> Profile:
-    """The profile of an adapter. Takes budget_s at most, but for shaders that compile slowly; what is left out then has a sibling.
+    """The profile of an adapter. Takes budget_s at most, but for shaders that compile slowly; what is left out then has
+    a sibling.
 
-    progress: is called with what comes next and the part of the budget that is spent. whole: with families of kernels, which take most of
-    the time, and all sizes of transfers. wake_s: how long a GPU works first. Raises: DeviceError, ShaderError; UnsupportedNodeError where
-    even elementwise kernels are out of use.
+    progress: is called with what comes next and the part of the budget that is spent. whole: with families of kernels,
+    which take most of the time, and all sizes of transfers. wake_s: how long a GPU works first. Raises: DeviceError,
+    ShaderError; UnsupportedNodeError where even elementwise kernels are out of use.
     """
-    timer, gpu.timer = gpu.timer, None      # timestamps of somebody's benchmark would cost each run
+    timer, gpu.timer = gpu.timer, None  # timestamps of somebody's benchmark would cost each run
     try:
         bench = Bench(gpu, budget_s, progress)
         try:
@@ -208,7 +216,9 @@ def _profile(bench: Bench, whole: bool, wake_s: float) -> Profile:
     upload, download = _transfers(bench, SIZES_NBYTES if whole else FEW_SIZES_NBYTES)
     families = _families(bench, dispatch_s) if whole else {}
     bench.say("done")
-    return Profile(bench.gpu.info.name, max(median(bench.empties_s) - dispatch_s, 1e-6), dispatch_s, upload, download, families)
+    return Profile(
+        bench.gpu.info.name, max(median(bench.empties_s) - dispatch_s, 1e-6), dispatch_s, upload, download, families
+    )
 
 
 def _transfers(bench: Bench, sizes_nbytes: Sequence[int]) -> tuple[Curve, Curve]:
@@ -234,14 +244,16 @@ def _transfers(bench: Bench, sizes_nbytes: Sequence[int]) -> tuple[Curve, Curve]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a workload's graph took. works: of its kernels, some of which may be of other families. seconds: of all, without dispatches."""
+    """What a workload's graph took. works: of its kernels, some of which may be of other families. seconds: of all,
+    without dispatches."""
 
     family: str
     works: tuple[Work, ...]
     seconds: float
 
     def point(self, known: Profile | None = None) -> tuple[float, float]:
-        """(amount, seconds) of a step of the family's own kernels: less what the others take by `known`, at most half of it."""
+        """(amount, seconds) of a step of the family's own kernels: less what the others take by `known`, at most half
+        of it."""
         own = [w for w in self.works if w.family == self.family]
         others_s = sum(known.work_s(w) for w in self.works if w.family != self.family) if known else 0.0
         amount = sum(w.flops if self.family in BY_FLOPS else w.nbytes for w in own)
@@ -265,11 +277,14 @@ def _families(bench: Bench, dispatch_s: float) -> dict[str, Curve]:
         bench.say(f"{workload.family}, size {size}")
         try:
             works, added_s = _measured(bench, workload, size)
-        except (UnsupportedNodeError, OutOfDeviceMemoryError):     # a kernel out of use or declined, a small adapter: what there is does
+        except (
+            UnsupportedNodeError,
+            OutOfDeviceMemoryError,
+        ):  # a kernel out of use or declined, a small adapter: what there is does
             continue
         spent_s = time.perf_counter() - start_s
-        longest_s = max(longest_s, spent_s)     # a machine that is busy compiles slowly
-        more = sum(w.dispatches for w in works) - 1     # than an empty run has
+        longest_s = max(longest_s, spent_s)  # a machine that is busy compiles slowly
+        more = sum(w.dispatches for w in works) - 1  # than an empty run has
         samples.append(Sample(workload.family, works, added_s - dispatch_s * more))
         if index + 1 < len(workload.sizes):
             growth = (workload.sizes[index + 1] / size) ** workload.power
@@ -279,7 +294,8 @@ def _families(bench: Bench, dispatch_s: float) -> dict[str, Curve]:
 
 
 def curves(samples: Sequence[Sample]) -> dict[str, Curve]:
-    """The curve of each family; where a workload needs other kernels, too, the first curves of theirs say what they take of it."""
+    """The curve of each family; where a workload needs other kernels, too, the first curves of theirs say what they
+    take of it."""
     families = dict.fromkeys(sample.family for sample in samples)
     first = {f: Curve.through(s.point() for s in samples if s.family == f) for f in families}
     assumed = replace(GUESSED, families=first)
@@ -291,7 +307,9 @@ def _measured(bench: Bench, workload: Workload, size: int) -> tuple[tuple[Work, 
     graph = workload.graph(size)
     works = works_of(graph, bench.gpu.limits)
     if all(work.family != workload.family for work in works):
-        raise UnsupportedNodeError(Code.LIMIT, f"{graph.name} of size {size} takes no kernel of the family {workload.family} here")
+        raise UnsupportedNodeError(
+            Code.LIMIT, f"{graph.name} of size {size} takes no kernel of the family {workload.family} here"
+        )
     job = Job(bench.gpu, graph)
     try:
         return works, bench.work_s(job)
@@ -300,7 +318,8 @@ def _measured(bench: Bench, workload: Workload, size: int) -> tuple[tuple[Work, 
 
 
 def works_of(graph: Graph, limits: Limits) -> tuple[Work, ...]:
-    """The work of each kernel that a run of a graph of one node dispatches. Raises UnsupportedNodeError where it is not taken."""
+    """The work of each kernel that a run of a graph of one node dispatches. Raises UnsupportedNodeError where it is not
+    taken."""
     load(ROWS)
     inputs = {name: TensorType(graph.values[name].dtype, _shape(graph, name)) for name in graph.inputs}  # type: ignore[arg-type]
     _, answer, bound = next(walk(graph, facts_of(graph, inputs), limits))

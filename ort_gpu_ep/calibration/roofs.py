@@ -1,5 +1,5 @@
-"""Peak rates of an adapter, measured: multiply-adds in registers, bytes of a copy, and bytes read of workgroup memory; and what is waited
-for: a read, and a barrier.
+"""Peak rates of an adapter, measured: multiply-adds in registers, bytes of a copy, and bytes read of workgroup memory;
+and what is waited for: a read, and a barrier.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ _COPIED_NBYTES = (16 << 20, 64 << 20, 128 << 20)
 _GROUP_NBYTES = 16 * _PIECES * _COPY_WORKGROUP_SIZE
 
 _PLACES, _FACTOR, _OFFSET = 1 << 18, 1664525, 1013904223
-"""Words of a table that no first-level cache holds, and of the generator that goes through all of them. Source: Numerical Recipes."""
+"""Words of a table that no first-level cache holds, and of the generator that goes through all of them. Source:
+Numerical Recipes."""
 
 _READ = f"""
 @group(0) @binding(0) var<storage, read> x: array<u32>;
@@ -138,8 +139,8 @@ _HOLD_STEPS = (2, *_STEPS)
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where it is measured. timer: of the GPU, None where it has none that is believed. busy: other programs may keep all cores busy, so
-    that the host's clock does not count.
+    """Where it is measured. timer: of the GPU, None where it has none that is believed. busy: other programs may keep
+    all cores busy, so that the host's clock does not count.
     """
 
     gpu: Gpu
@@ -150,17 +151,25 @@ class Bench:
 def measure_roofs(bench: Bench, wake_s: float = 0.0) -> Roofs:
     """By the GPU's clock where there is one. wake_s: how long the GPU works first, or until its clock rises no more.
 
-    0 is what can't be measured: no memory, a kernel that does not do what it should, or no clock that counts. Raises DeviceError,
-    ShaderError.
+    0 is what can't be measured: no memory, a kernel that does not do what it should, or no clock that counts. Raises
+    DeviceError, ShaderError.
     """
-    return Roofs(_flops_per_s(bench, wake_s), _nbytes_per_s(bench), _wait_s(bench), _barrier_s(bench), _workgroup_nbytes_per_s(bench))
+    return Roofs(
+        _flops_per_s(bench, wake_s),
+        _nbytes_per_s(bench),
+        _wait_s(bench),
+        _barrier_s(bench),
+        _workgroup_nbytes_per_s(bench),
+    )
 
 
 def _flops_per_s(bench: Bench, wake_s: float = 0.0) -> float:
     """The chains end at 0.25 / (1 - 0.5), eight of them."""
     want = np.full(4, 0.5 * _CHAINS, np.float32)
     numbers = np.array([[0.5] * 4, [0.25] * 4, [0.0] * 4], np.float32).view(np.uint32).reshape(-1)
-    step_s = _step_s(bench, "fma", _FMA, numbers, 16 * _WORKGROUP_SIZE * _FMA_GROUPS, lambda steps: want, _STEPS, _FMA_GROUPS, wake_s)
+    step_s = _step_s(
+        bench, "fma", _FMA, numbers, 16 * _WORKGROUP_SIZE * _FMA_GROUPS, lambda steps: want, _STEPS, _FMA_GROUPS, wake_s
+    )
     return _FLOPS_PER_STEP / step_s if step_s else 0.0
 
 
@@ -179,13 +188,17 @@ def _wait_s(bench: Bench) -> float:
 
 def _barrier_s(bench: Bench) -> float:
     zeros = np.zeros(4, np.uint32)
-    return _step_s(bench, "meeting", _MEETING, zeros, 4 * _LANES, lambda steps: np.full(4, steps, np.uint32), _CHAIN_STEPS) / _BARRIERS
+    return (
+        _step_s(bench, "meeting", _MEETING, zeros, 4 * _LANES, lambda steps: np.full(4, steps, np.uint32), _CHAIN_STEPS)
+        / _BARRIERS
+    )
 
 
 def _workgroup_nbytes_per_s(bench: Bench) -> float:
     """Bytes a second that all units read of workgroup memory, 0 where that can't be told.
 
-    Every second vector holds halves, the others zeros: a lane meets both in turn, so the sums tell whether all steps were made.
+    Every second vector holds halves, the others zeros: a lane meets both in turn, so the sums tell whether all steps
+    were made.
     """
     numbers = np.array([0.5] * 4 + [0.0] * 4, np.float32).view(np.uint32)
     lanes = _FMA_GROUPS * _WORKGROUP_SIZE
@@ -198,14 +211,24 @@ def _workgroup_nbytes_per_s(bench: Bench) -> float:
 
 
 def _step_s(
-    bench: Bench, label: str, source: str, given: Array, y_nbytes: int, want: Callable[[int], Array], all_steps: Sequence[int],
-    groups: int = 1, wake_s: float = 0.0,
+    bench: Bench,
+    label: str,
+    source: str,
+    given: Array,
+    y_nbytes: int,
+    want: Callable[[int], Array],
+    all_steps: Sequence[int],
+    groups: int = 1,
+    wake_s: float = 0.0,
 ) -> float:
-    """Seconds of a step of a kernel that takes so many, as the last word of `given` (uint32) says; 0 where it can't be measured."""
+    """Seconds of a step of a kernel that takes so many, as the last word of `given` (uint32) says; 0 where it can't be
+    measured."""
     gpu, given = bench.gpu, given.copy()
     x, y = gpu.allocate(given.nbytes), gpu.allocate(y_nbytes)
     try:
-        job = _Job(bench, label, source, (x, given.nbytes), (y, y_nbytes), groups, 1, want(all_steps[len(all_steps) // 2]))
+        job = _Job(
+            bench, label, source, (x, given.nbytes), (y, y_nbytes), groups, 1, want(all_steps[len(all_steps) // 2])
+        )
         taken_s = 0.0
         given[-1] = all_steps[len(all_steps) // 2]
         job.fill(x, 0, given)
@@ -223,8 +246,8 @@ def _step_s(
 
 
 def _wake(job: _Job, wake_s: float) -> None:
-    """Keeps the GPU at work for wake_s, and on until a run has not become 5 % shorter for half of wake_s: its clock is up. Three times
-    wake_s at most.
+    """Keeps the GPU at work for wake_s, and on until a run has not become 5 % shorter for half of wake_s: its clock is
+    up. Three times wake_s at most.
     """
     start, least_s, since_s, now_s = time.perf_counter(), math.inf, 0.0, 0.0
     while now_s < wake_s or (now_s < 3 * wake_s and now_s - since_s < wake_s / 2):
@@ -238,10 +261,12 @@ def _nbytes_per_s(bench: Bench) -> float:
     """Of the largest copy, which no cache holds: as large as bindings and memory allow, or long enough."""
     gpu = bench.gpu
     best, want, times = 0.0, np.arange(1, 5, dtype=np.float32), 1 if gpu.info.is_software else _COPIES
-    most = min(gpu.limits.max_binding_nbytes, gpu.limits.max_buffer_nbytes, _GROUP_NBYTES * gpu.limits.max_groups_per_dimension)
+    most = min(
+        gpu.limits.max_binding_nbytes, gpu.limits.max_buffer_nbytes, _GROUP_NBYTES * gpu.limits.max_groups_per_dimension
+    )
     for nbytes in _COPIED_NBYTES:
         buffers: list[Buffer] = []
-        with suppress(OutOfDeviceMemoryError):      # a smaller one does
+        with suppress(OutOfDeviceMemoryError):  # a smaller one does
             try:
                 if nbytes > most:
                     break
@@ -258,15 +283,24 @@ def _nbytes_per_s(bench: Bench) -> float:
             finally:
                 for buffer in buffers:
                     gpu.free(buffer)
-                gpu.trim()      # or the pool would keep the buffers of each size
+                gpu.trim()  # or the pool would keep the buffers of each size
     return best
 
 
 class _Job:
-    """A kernel from x to y, some times in a row. want: the last 16 bytes of y when it has done its work. Raises ShaderError."""
+    """A kernel from x to y, some times in a row. want: the last 16 bytes of y when it has done its work. Raises
+    ShaderError."""
 
     def __init__(
-        self, bench: Bench, label: str, source: str, x: tuple[Buffer, int], y: tuple[Buffer, int], groups: int, times: int, want: Array,
+        self,
+        bench: Bench,
+        label: str,
+        source: str,
+        x: tuple[Buffer, int],
+        y: tuple[Buffer, int],
+        groups: int,
+        times: int,
+        want: Array,
     ) -> None:
         self.bench, self.y, self.groups, self.times, self.want = bench, y, groups, times, want
         gpu = bench.gpu
@@ -274,7 +308,9 @@ class _Job:
         try:
             module = native.trusted_module(device, label, source)
             self.pipe = device.create_compute_pipeline(label, device.create_pipeline_layout(layout), module)
-            self.group = device.create_bind_group(label, layout, [(buffer.native, 0, nbytes) for buffer, nbytes in (x, y)])
+            self.group = device.create_bind_group(
+                label, layout, [(buffer.native, 0, nbytes) for buffer, nbytes in (x, y)]
+            )
         except GPUError as error:
             raise ShaderError(f"calibration/{label} does not compile on {gpu.info.name}: {error}") from error
 
@@ -282,8 +318,8 @@ class _Job:
         self.bench.gpu.upload(buffer, offset, data.ctypes.data, data.nbytes)
 
     def least_s(self) -> float:
-        """The least of some runs, of long ones few; the first does not count: memory may be made for it. 0 where y is wrong, or no clock
-        counts.
+        """The least of some runs, of long ones few; the first does not count: memory may be made for it. 0 where y is
+        wrong, or no clock counts.
         """
         self.once_s()
         taken = [self.once_s() for _ in range(2)]

@@ -16,7 +16,9 @@ def random(shape: Shape) -> Array:
     return np.resize(np.random.default_rng(7).standard_normal(1 << 14, np.float32), shape)
 
 
-def single(op: str, x: Shape, constants: Sequence[Array] = (), version: int = 13, outputs: int = 1, **attributes: Attribute) -> Graph:
+def single(
+    op: str, x: Shape, constants: Sequence[Array] = (), version: int = 13, outputs: int = 1, **attributes: Attribute
+) -> Graph:
     """A graph of one node, whose first input is given to each run."""
     names = tuple(f"w{i}" for i in range(len(constants)))
     values = {n: Value(n, dtype_of(a), a.shape, _giver(a)) for n, a in zip(names, constants, strict=True)}
@@ -87,7 +89,14 @@ def _matvec(n: int) -> Graph:
 def _direct(side: int) -> Graph:
     """A depthwise convolution, 3 x 3 over 32 channels."""
     return single(
-        "Conv", (1, 32, side, side), [random((32, 1, 3, 3))], version=11, group=32, kernel_shape=(3, 3), pads=(1, 1, 1, 1))
+        "Conv",
+        (1, 32, side, side),
+        [random((32, 1, 3, 3))],
+        version=11,
+        group=32,
+        kernel_shape=(3, 3),
+        pads=(1, 1, 1, 1),
+    )
 
 
 def _movement(n: int) -> Graph:

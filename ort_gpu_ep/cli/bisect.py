@@ -28,7 +28,9 @@ from ort_gpu_ep.plugin.verification import cpu_run
 def bisect(
     model: shared.ModelArgument,
     tolerance: ToleranceOption = None,
-    save_to: Annotated[Path, shared.folder_to_write("--save", "Folder for the small models that show a difference.")] = Path("bisect"),
+    save_to: Annotated[
+        Path, shared.folder_to_write("--save", "Folder for the small models that show a difference.")
+    ] = Path("bisect"),
     inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
     shapes: shared.ShapeOption = None,
@@ -36,7 +38,8 @@ def bisect(
     seed: shared.SeedOption = 0,
     json: shared.JsonOption = False,
 ) -> None:
-    """Find the node at which MODEL's values on GPU and CPU begin to differ, and write a small model of it. Exit code 1 if found."""
+    """Find the node at which MODEL's values on GPU and CPU begin to differ, and write a small model of it. Exit code 1
+    if found."""
     options = {"placement": "gpu", **shared.pairs(option, "--option")}
     session = shared.open_session(model, options)
     shared.check_gpu(session)
@@ -51,10 +54,21 @@ def bisect(
     within = finding.within or third.excused
     written = {} if within else _save(finding, save_to)
     if json:
-        shared.print_json({"model": str(model), "within": within, "against": third.against, "tolerance": tolerance, "fused": finding.fused,
-                           "outputs": [d.as_dict() for d in finding.outputs], "first": finding.first.as_dict() if finding.first else None,
-                           "worst": finding.worst.as_dict() if finding.worst else None, "written": written,
-                           "cpu_from_float64": {name: d.as_dict() for name, d in third.cpu.items()}, "note": third.note})
+        shared.print_json(
+            {
+                "model": str(model),
+                "within": within,
+                "against": third.against,
+                "tolerance": tolerance,
+                "fused": finding.fused,
+                "outputs": [d.as_dict() for d in finding.outputs],
+                "first": finding.first.as_dict() if finding.first else None,
+                "worst": finding.worst.as_dict() if finding.worst else None,
+                "written": written,
+                "cpu_from_float64": {name: d.as_dict() for name, d in third.cpu.items()},
+                "note": third.note,
+            }
+        )
     else:
         _print(finding, third, written, shared.pairs(option, "--option"))
     if not within:
@@ -65,8 +79,9 @@ def bisect(
 class Third:
     """What float64 says of nodes at which GPU and CPU differ.
 
-    against: what the GPU's values were compared with in the end. cpu: of the first node and the worst one, alone, how far the CPU is from
-    float64. excused: the GPU is no farther than that from float64 at either. note: why there is no third opinion.
+    against: what the GPU's values were compared with in the end. cpu: of the first node and the worst one, alone, how
+    far the CPU is from float64. excused: the GPU is no farther than that from float64 at either. note: why there is no
+    third opinion.
     """
 
     against: str = "the CPU"

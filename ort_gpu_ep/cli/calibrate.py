@@ -22,14 +22,16 @@ from ort_gpu_ep.kernels.records import BY_FLOPS
 @shared.reports_errors
 def calibrate(
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, even if there is a stored result.")] = False,
-    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw transfer time over size.", shared.PICTURES)] = None,
+    plot: Annotated[
+        Path | None, shared.file_to_write("--plot", "Draw transfer time over size.", shared.PICTURES)
+    ] = None,
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,
 ) -> None:
     """Show how long runs, transfers and kernels take on the adapter. Measured the first time, then stored."""
     config = resolve(shared.pairs(option, "--option"))
     if plot is not None:
-        _drawing()      # fails before anything is measured
+        _drawing()  # fails before anything is measured
     gpu = open_gpu(config)
     profile = _profile(gpu, config, fresh)
     if plot is not None:
@@ -56,9 +58,13 @@ def _print(profile: Profile, gpu: Gpu) -> None:
     shared.out.print(f"an empty run {_time(profile.run_s)}, one more small kernel {_time(profile.dispatch_s)}")
     if profile.has_roofs:
         roofs = profile.roofs
-        shared.out.print(f"at most {_amount(roofs.flops_per_s, 'flop')}/s, {_amount(roofs.nbytes_per_s, 'B')}/s, and of workgroup memory "
-                         f"{_amount(roofs.workgroup_nbytes_per_s, 'B')}/s; "
-                         f"a read that waits for the one before {roofs.wait_s * 1e9:.0f} ns, a barrier {roofs.barrier_s * 1e9:.0f} ns")
+        shared.out.print(
+            f"at most {_amount(roofs.flops_per_s, 'flop')}/s, {_amount(roofs.nbytes_per_s, 'B')}/s, and of "
+            f"workgroup memory "
+            f"{_amount(roofs.workgroup_nbytes_per_s, 'B')}/s; "
+            f"a read that waits for the one before {roofs.wait_s * 1e9:.0f} ns, a barrier "
+            f"{roofs.barrier_s * 1e9:.0f} ns"
+        )
     table = Table("size", "upload", "rate", "readback", "rate", title="transfers, in addition to an empty run")
     for nbytes in sorted({a for curve in (profile.upload, profile.download) for a, _ in curve.points}):
         cells = [cell for curve in (profile.upload, profile.download) for cell in _cells(curve, nbytes, "B/s")]
@@ -96,7 +102,9 @@ def _drawing() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError(f"--plot needs matplotlib, which can't be imported ({error}): pip install matplotlib") from error
+        raise ConfigError(
+            f"--plot needs matplotlib, which can't be imported ({error}): pip install matplotlib"
+        ) from error
     return Figure
 
 
@@ -107,7 +115,13 @@ def draw(profile: Profile, path: Path) -> None:
     for curve, name, marker in ((profile.upload, "upload", "o"), (profile.download, "readback", "s")):
         axes.plot([a for a, _ in curve.points], [s * 1e3 for _, s in curve.points], marker=marker, label=name)
     axes.axhline(profile.run_s * 1e3, color="gray", linestyle="--", label="an empty run")
-    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms in addition to an empty run", title=f"Transfers: {profile.adapter}")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="bytes",
+        ylabel="ms in addition to an empty run",
+        title=f"Transfers: {profile.adapter}",
+    )
     axes.grid(True, which="major", alpha=0.3)
     axes.legend(loc="best")
     with whole(path) as part:

@@ -21,15 +21,23 @@ from ort_gpu_ep.plugin.verification import cpu_run
 BEYOND = 1
 """Exit code where a difference is beyond tolerance."""
 
-ToleranceOption = Annotated[float | None, typer.Option(
-    "--tolerance", min=0.0, help="Allowed difference of floats, relative to the largest magnitude (default 1e-4; 2e-2 for float16).")]
+ToleranceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--tolerance",
+        min=0.0,
+        help="Allowed difference of floats, relative to the largest magnitude (default 1e-4; 2e-2 for float16).",
+    ),
+]
 
 
 Side = StrEnum("Side", ["GPU", "CPU", "WEBGPU", "CUDA", "FLOAT64"])
 """What `--between` may say."""
 
-BetweenOption = Annotated[tuple[Side, Side], typer.Option(
-    "--between", help="Two of gpu, cpu, webgpu, cuda and float64; the second is the reference.")]
+BetweenOption = Annotated[
+    tuple[Side, Side],
+    typer.Option("--between", help="Two of gpu, cpu, webgpu, cuda and float64; the second is the reference."),
+]
 
 
 @shared.reports_errors
@@ -44,7 +52,8 @@ def compare(
     seed: shared.SeedOption = 0,
     json: shared.JsonOption = False,
 ) -> None:
-    """Compare MODEL's outputs on two providers; if they differ, float64 decides. Exit code 0 if the first is right, else 1."""
+    """Compare MODEL's outputs on two providers; if they differ, float64 decides. Exit code 0 if the first is right,
+    else 1."""
     plain = shared.cpu_session(model)
     values = inputs_of(plain.get_inputs(), model, inputs, dims, shapes, seed)
     names = [o.name for o in plain.get_outputs()]
@@ -59,8 +68,17 @@ def compare(
     within = all(d.within(tolerance) for d in judgement)
     if json:
         rows = [{**d.as_dict(), "within": d.within(tolerance)} for d in judgement]
-        shared.print_json({"model": str(model), "between": list(between), "within": within, "tolerance": tolerance, "note": note,
-                           "nodes": _counts(runs), "outputs": rows})
+        shared.print_json(
+            {
+                "model": str(model),
+                "between": list(between),
+                "within": within,
+                "tolerance": tolerance,
+                "note": note,
+                "nodes": _counts(runs),
+                "outputs": rows,
+            }
+        )
     else:
         _print(model, between, judgement, tolerance, _counts(runs), note)
     if not within:
@@ -88,7 +106,11 @@ def _run(side: Side, model: Path, options: Mapping[str, str]) -> Callable[[Mappi
 
 
 def third_opinion(
-    model: Path, values: Mapping[str, Any], names: Sequence[str], first: Sequence[Any], second: Sequence[Any],
+    model: Path,
+    values: Mapping[str, Any],
+    names: Sequence[str],
+    first: Sequence[Any],
+    second: Sequence[Any],
 ) -> tuple[list[Judgement], str]:
     """The outputs of two sides beside those of float64, and what is to be said of these."""
     evaluator = Float64(cpu_run)
@@ -97,25 +119,37 @@ def third_opinion(
     except ModelError as error:
         return judged(names, first, second), f"no third opinion: {error}"
     left = evaluator.in_float32
-    note = f"{len(left)} nodes have no float64 form and were evaluated in float32, the first is {left[0]}" if left else ""
+    note = (
+        f"{len(left)} nodes have no float64 form and were evaluated in float32, the first is {left[0]}" if left else ""
+    )
     return judged(names, first, second, exact), note
 
 
 def _counts(runs: Mapping[Side, Any]) -> dict[str, int]:
     """Where the nodes of our session are; empty without one."""
     ours = runs.get(Side.GPU)
-    return {device: ours.session.explain().count(device) for device in ("gpu", "host", "cpu")} if ours is not None else {}
+    return (
+        {device: ours.session.explain().count(device) for device in ("gpu", "host", "cpu")} if ours is not None else {}
+    )
 
 
 def _print(
-    model: Path, between: Sequence[Side], found: Sequence[Judgement], tolerance: float | None, counts: Mapping[str, int], note: str,
+    model: Path,
+    between: Sequence[Side],
+    found: Sequence[Judgement],
+    tolerance: float | None,
+    counts: Mapping[str, int],
+    note: str,
 ) -> None:
     nodes = f": {counts['gpu']} nodes on the GPU, {counts['cpu']} on the CPU" if counts else ""
     shared.out.print(f"{model}, {between[0]} compared with {between[1]}{nodes}")
     for d in found:
         shared.out.print(f"{'ok   ' if d.within(tolerance) else 'WRONG'} {d.between}")
         if d.first is not None and d.second is not None:
-            shared.out.print(f"      from float64, relative: {between[0]} {d.first.relative:.2g}, {between[1]} {d.second.relative:.2g}")
+            shared.out.print(
+                f"      from float64, relative: {between[0]} {d.first.relative:.2g}, {between[1]} "
+                f"{d.second.relative:.2g}"
+            )
     if note:
         shared.out.print(note)
     if not all(d.within(tolerance) for d in found) and Side.GPU in between:

@@ -21,36 +21,57 @@ DRAWN = ("int8", "int4", "codebook5", "prune50", "prune80", "prune90")
 def _no_options(given: str | None) -> None:
     """`-o` is `--option` in the other commands; here it is a file more often than not."""
     if given is not None:
-        raise typer.BadParameter("compress has no -o: give the file to write as --out FILE.onnx; options of the provider (-o NAME=VALUE) "
-                                 "belong to the commands that run a model")
+        raise typer.BadParameter(
+            "compress has no -o: give the file to write as --out FILE.onnx; options of the provider (-o NAME=VALUE) "
+            "belong to the commands that run a model"
+        )
 
 
 @shared.reports_errors
 def compress(
     model: shared.ModelArgument,
-    method: Annotated[str, typer.Option("--method", "-m", help="int8, int4, codebookN, pruneNN or pruneNN+codebook4.", show_default=False)],
+    method: Annotated[
+        str,
+        typer.Option("--method", "-m", help="int8, int4, codebookN, pruneNN or pruneNN+codebook4.", show_default=False),
+    ],
     out: Annotated[Path, shared.file_to_write("--out", "The .onnx file to write.", (".onnx",), show_default=False)],
-    calibrate: Annotated[Path | None, typer.Option("--calibrate", help="A .npz file: samples for each input, by its name.")] = None,
-    labels: Annotated[Path | None, typer.Option("--labels", help="A .npy file: the class of each sample, for the accuracy.")] = None,
-    layers: Annotated[list[str] | None, typer.Option("--layers", help="PATTERN=METHOD for layers whose name matches; repeat.")] = None,
-    max_error: Annotated[float | None, typer.Option("--max-error", min=0, help="Largest error of a layer, else a gentler method.")] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option("--calibrate", help="A .npz file: samples for each input, by its name.")
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="A .npy file: the class of each sample, for the accuracy.")
+    ] = None,
+    layers: Annotated[
+        list[str] | None, typer.Option("--layers", help="PATTERN=METHOD for layers whose name matches; repeat.")
+    ] = None,
+    max_error: Annotated[
+        float | None, typer.Option("--max-error", min=0, help="Largest error of a layer, else a gentler method.")
+    ] = None,
     short: Annotated[str | None, typer.Option("-o", hidden=True, callback=_no_options)] = None,
-    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw size and accuracy of all methods.", shared.PICTURES)] = None,
+    plot: Annotated[
+        Path | None, shared.file_to_write("--plot", "Draw size and accuracy of all methods.", shared.PICTURES)
+    ] = None,
     json: shared.JsonOption = False,
 ) -> None:
     """Write MODEL with smaller weights. Any ONNX Runtime runs the new file."""
     chosen = [_method_of(text) for text in layers or ()]
     if plot is not None:
         if calibrate is None:
-            raise ConfigError("--plot needs samples to compare the methods on: --calibrate DATA.npz, and --labels for their accuracy")
-        pyplot()              # fails before anything is compressed
+            raise ConfigError(
+                "--plot needs samples to compare the methods on: --calibrate DATA.npz, and --labels for their accuracy"
+            )
+        pyplot()  # fails before anything is compressed
     with shared.progress("compressing", quiet=json) as tell:
-        report = compressed(model, out, method, calibrate=calibrate, labels=labels, layers=chosen, max_error=max_error, tell=tell)
+        report = compressed(
+            model, out, method, calibrate=calibrate, labels=labels, layers=chosen, max_error=max_error, tell=tell
+        )
     others = _others(model, method, calibrate, labels, json) if plot is not None and calibrate is not None else {}
     if plot is not None:
         plot_methods(plot, model.stem, {method: report, **others})
     if json:
-        shared.print_json({**report.as_dict(), **({"methods": {m: r.as_dict() for m, r in others.items()}} if others else {})})
+        shared.print_json(
+            {**report.as_dict(), **({"methods": {m: r.as_dict() for m, r in others.items()}} if others else {})}
+        )
         return
     for line in report.lines():
         shared.out.print(line)

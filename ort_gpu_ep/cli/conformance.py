@@ -19,15 +19,27 @@ from ort_gpu_ep.health.conformance import STATUSES, Outcome, cases, run
 @shared.reports_errors
 def conformance(
     select: Annotated[str, typer.Option("--select", help="Regular expression; only cases whose name matches.")] = "",
-    status: Annotated[Path | None, shared.file_to_write(
-        "--status", "Write one line a case (name, status, code) to this file; with --select, the other cases' lines stay.")] = None,
-    device: Annotated[str, typer.Option(
-        "--device", help="Use the limits of a class of GPUs: minimum, adreno-6xx, mali-g7x, mali-g610, raspberry-pi-4, raspberry-pi-5, "
-        "intel-uhd, apple-m1 or amd-rdna.")] = "",
+    status: Annotated[
+        Path | None,
+        shared.file_to_write(
+            "--status",
+            "Write one line a case (name, status, code) to this file; with --select, the other cases' lines stay.",
+        ),
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            help="Use the limits of a class of GPUs: minimum, adreno-6xx, mali-g7x, mali-g610, raspberry-pi-4, "
+            "raspberry-pi-5, "
+            "intel-uhd, apple-m1 or amd-rdna.",
+        ),
+    ] = "",
     option: shared.OptionOption = None,
     json: shared.JsonOption = False,
 ) -> None:
-    """Run ONNX's node tests on the GPU without CPU fallback; count PASS, UNSUPPORTED and FAIL. Exit code 1 if one fails."""
+    """Run ONNX's node tests on the GPU without CPU fallback; count PASS, UNSUPPORTED and FAIL. Exit code 1 if one
+    fails."""
     from ort_gpu_ep.session.session import InferenceSession
 
     if device:
@@ -37,10 +49,16 @@ def conformance(
         hold_to(classes.named(device))
     selected = cases(select)
     options = shared.pairs(option, "--option")
-    outcomes = list(track(run(selected, InferenceSession, options), "running", total=len(selected), console=shared.err, transient=True))
+    outcomes = list(
+        track(
+            run(selected, InferenceSession, options), "running", total=len(selected), console=shared.err, transient=True
+        )
+    )
     if status is not None:
         with whole(status) as part:
-            part.write_text(status_text(outcomes, status.read_text("utf-8") if select and status.is_file() else ""), "utf-8")
+            part.write_text(
+                status_text(outcomes, status.read_text("utf-8") if select and status.is_file() else ""), "utf-8"
+            )
     if json:
         shared.print_json({"outcomes": [o.as_dict() for o in outcomes]})
     else:
@@ -50,7 +68,8 @@ def conformance(
 
 
 def status_text(outcomes: list[Outcome], before: str = "") -> str:
-    """One line a case, sorted: a pass that becomes a decline is a visible difference. before: a text whose other lines stay."""
+    """One line a case, sorted: a pass that becomes a decline is a visible difference. before: a text whose other lines
+    stay."""
     lines = {line.split(" ", 1)[0]: line for line in before.splitlines()}
     lines |= {o.name: f"{o.name} {o.status}{' ' + o.code if o.code else ''}" for o in outcomes}
     return "".join(f"{lines[name]}\n" for name in sorted(lines))
@@ -66,7 +85,9 @@ def _print(outcomes: list[Outcome]) -> None:
     shared.out.print(table)
     strict = counts["PASS"] + counts["FOLDED"]
     shared.out.print(
-        f"{strict} pass without a node on onnxruntime's CPU provider; in {counts['PASS']} of them a kernel of this package ran.")
+        f"{strict} pass without a node on onnxruntime's CPU provider; in {counts['PASS']} of them a kernel of this "
+        f"package ran."
+    )
     reasons = Counter((o.code, o.reason) for o in outcomes if o.status == "UNSUPPORTED")
     why = Table("cases", "code", "most frequent reasons")
     for (code, reason), count in reasons.most_common(12):

@@ -20,7 +20,8 @@ PROMPTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Of a side. opening_s: of the model. first_prompt_s: to the first token ever. prompt_per_s, token_per_s: tokens, by medians.
+    """Of a side. opening_s: of the model. first_prompt_s: to the first token ever. prompt_per_s, token_per_s: tokens,
+    by medians.
 
     token_ms: of each token behind the prompt, but the first quarter.
     """
@@ -34,13 +35,23 @@ class Decoding:
 
 
 def measure(
-    model: Path, options: Mapping[str, str], context: int, tokens: int, cpu: bool, tell: Callable[[str, float], object],
+    model: Path,
+    options: Mapping[str, str],
+    context: int,
+    tokens: int,
+    cpu: bool,
+    tell: Callable[[str, float], object],
 ) -> tuple[list[Decoding], dict[str, Any]]:
-    """Greedy generations behind prompts of `context` random tokens, ours first; and peers.about() of ours. cpu: that side, too."""
+    """Greedy generations behind prompts of `context` random tokens, ours first; and peers.about() of ours. cpu: that
+    side, too."""
     sides = {"this": {"placement": "gpu", **options}, **({"cpu": {"placement": "cpu"}} if cpu else {})}
-    rows, facts = zip(*(
-        _side(side, model, settings, context, tokens, lambda text, part, k=k: tell(text, (k + part) / len(sides)))     # type: ignore[misc]
-        for k, (side, settings) in enumerate(sides.items())), strict=True)
+    rows, facts = zip(
+        *(
+            _side(side, model, settings, context, tokens, lambda text, part, k=k: tell(text, (k + part) / len(sides)))  # type: ignore[misc]
+            for k, (side, settings) in enumerate(sides.items())
+        ),
+        strict=True,
+    )
     return list(rows), facts[0]
 
 
@@ -58,7 +69,12 @@ def timed(generator: Generator, prompt: npt.NDArray[np.int64], tokens: int) -> t
 
 
 def _side(
-    side: str, model: Path, options: Mapping[str, str], context: int, tokens: int, tell: Callable[[str, float], object],
+    side: str,
+    model: Path,
+    options: Mapping[str, str],
+    context: int,
+    tokens: int,
+    tell: Callable[[str, float], object],
 ) -> tuple[Decoding, dict[str, Any]]:
     tell(f"{side}: opening", 0.0)
     start = time.perf_counter()
@@ -66,9 +82,16 @@ def _side(
     opening_s, rng, first_s = time.perf_counter() - start, np.random.default_rng(0), list[float]()
     for k in range(PROMPTS):
         tell(f"{side}: prompt {k + 1} of {PROMPTS}", (k + 1) / (PROMPTS + 1))
-        found_s, times = timed(generator, rng.integers(0, generator.vocabulary, context), tokens if k == PROMPTS - 1 else 0)
+        found_s, times = timed(
+            generator, rng.integers(0, generator.vocabulary, context), tokens if k == PROMPTS - 1 else 0
+        )
         first_s.append(found_s)
-    steady = times[tokens // 4:]
+    steady = times[tokens // 4 :]
     return Decoding(
-        side, opening_s, first_s[0], context / float(np.median(first_s[1:])), 1e3 / float(np.median(steady)), tuple(steady),
+        side,
+        opening_s,
+        first_s[0],
+        context / float(np.median(first_s[1:])),
+        1e3 / float(np.median(steady)),
+        tuple(steady),
     ), peers.about(generator.session, dict(options))

@@ -34,16 +34,30 @@ COLORS = {"PASS": "green", "UNSUPPORTED": "yellow", "NOT_RUN": "yellow"}
 @shared.reports_errors
 def doctor(
     quick: Annotated[bool, typer.Option("--quick", help="Only the probes that the first session would run.")] = False,
-    rounds: Annotated[int | None, typer.Option(
-        "--rounds", min=1, help="Repetitions of each probe with new random inputs; default: 2, on a software adapter 1.")] = None,
-    report: Annotated[Path | None, shared.file_to_write(
-        "--report", "A .zip for a bug report, or a .json table of tested adapters, which gets a line: no names, no folders.",
-        (".zip", ".json"))] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds",
+            min=1,
+            help="Repetitions of each probe with new random inputs; default: 2, on a software adapter 1.",
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        shared.file_to_write(
+            "--report",
+            "A .zip for a bug report, or a .json table of tested adapters, which gets a line: no names, no folders.",
+            (".zip", ".json"),
+        ),
+    ] = None,
     option: shared.OptionOption = None,
-    text: Annotated[bool, typer.Option("--text", help="Print ten lines to paste into an issue: no names, no folders.")] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="Print ten lines to paste into an issue: no names, no folders.")
+    ] = False,
     json: shared.JsonOption = False,
 ) -> None:
-    """Test the adapter and its driver, in separate processes. Exit code 0 healthy, 1 degraded, 2 unusable or no adapter."""
+    """Test the adapter and its driver, in separate processes. Exit code 0 healthy, 1 degraded, 2 unusable or no
+    adapter."""
     import ort_gpu_ep.health.probes  # noqa: F401  fills the table
 
     config = resolve(shared.pairs(option, "--option"))
@@ -89,7 +103,9 @@ def _print_text(data: dict[str, Any]) -> None:
 def _adapters(config: Config) -> tuple[list[AdapterInfo], str]:
     """The adapters, looked for in another process, which sessions then rely on; if there are none, why."""
     sight = look_again(config.cache_path)
-    return list(sight.adapters), (sight.message if sight.trouble else "") or ("" if sight.adapters else no_adapter(os.environ))
+    return list(sight.adapters), (sight.message if sight.trouble else "") or (
+        "" if sight.adapters else no_adapter(os.environ)
+    )
 
 
 def _examine(chosen: AdapterInfo, quick: bool, rounds: int, device: Device) -> list[Outcome]:
@@ -105,28 +121,50 @@ def _examine(chosen: AdapterInfo, quick: bool, rounds: int, device: Device) -> l
 
 
 def _remember(config: Config, chosen: AdapterInfo, verdict: Verdict, outcomes: list[Outcome]) -> None:
-    """What was found holds for every session from now on, until driver, wgpu or shaders change. A quick look spares a session its own."""
+    """What was found holds for every session from now on, until driver, wgpu or shaders change. A quick look spares a
+    session its own."""
     if any(o.status == "NOT_RUN" for o in outcomes):
         return
     key = verdicts.key_of(chosen)
     cached = verdicts.read(config.cache_path, key) if verdict.depth == "quick" else None
     if cached is None:
         verdicts.write(config.cache_path, key, verdict)
-    elif cached.depth == "quick" or verdict.disabled:       # else there is a full verdict, which knows more
+    elif cached.depth == "quick" or verdict.disabled:  # else there is a full verdict, which knows more
         verdicts.write(config.cache_path, key, verdicts.added(verdict, cached))
 
 
 def _data(
-    found: list[AdapterInfo], chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict: Verdict, known: list[Quirk],
+    found: list[AdapterInfo],
+    chosen: AdapterInfo,
+    device: Device,
+    outcomes: list[Outcome],
+    verdict: Verdict,
+    known: list[Quirk],
 ) -> dict[str, Any]:
     return {
-        "versions": _versions(), "adapters": [a.as_dict() for a in found], "chosen": chosen.as_dict(), "features": list(device.features),
-        "limits": device.limits, "lacks": dxc.lost(chosen.backend), "probes": [o.as_dict() for o in outcomes], "health": verdict.health,
+        "versions": _versions(),
+        "adapters": [a.as_dict() for a in found],
+        "chosen": chosen.as_dict(),
+        "features": list(device.features),
+        "limits": device.limits,
+        "lacks": dxc.lost(chosen.backend),
+        "probes": [o.as_dict() for o in outcomes],
+        "health": verdict.health,
         "healthy": verdict.health == HEALTHY,
         "disabled": [{"what": what, "why": why} for what, why in verdict.disabled],
         "workarounds": [{"what": name, "value": value, "why": q.why} for q in known for name, value in q.workarounds],
-        "known_faults": [{"what": q.what, "bug": q.bug, "disables": list(q.disables), "workarounds": dict(q.workarounds), "probe": q.probe,
-                          "update": q.update} for q in known]}
+        "known_faults": [
+            {
+                "what": q.what,
+                "bug": q.bug,
+                "disables": list(q.disables),
+                "workarounds": dict(q.workarounds),
+                "probe": q.probe,
+                "update": q.update,
+            }
+            for q in known
+        ],
+    }
 
 
 def _versions() -> dict[str, str]:
@@ -135,8 +173,12 @@ def _versions() -> dict[str, str]:
 
     import onnxruntime
 
-    lines = {"ort-gpu-ep": sys.modules["ort_gpu_ep"].__version__, "python": sys.version.split()[0], "onnxruntime": onnxruntime.__version__,
-             **{p: version(p) for p in ("onnx", "wgpu", "numpy")}}
+    lines = {
+        "ort-gpu-ep": sys.modules["ort_gpu_ep"].__version__,
+        "python": sys.version.split()[0],
+        "onnxruntime": onnxruntime.__version__,
+        **{p: version(p) for p in ("onnx", "wgpu", "numpy")},
+    }
     return lines | {"webgpu": str(choice.for_good())}
 
 
@@ -158,9 +200,11 @@ def _print(chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict
     if lost := dxc.lost(chosen.backend):
         shared.out.print(lost)
     limit = device.limits
-    shared.out.print(f"limits: {_mib(limit['max_buffer_nbytes'])} a buffer, {_mib(limit['max_binding_nbytes'])} a binding, "
-                     f"{limit['max_buffers_per_stage']} buffers a kernel; {limit['max_invocations']:,} threads and "
-                     f"{limit['max_workgroup_nbytes'] >> 10} KiB of shared memory a workgroup")
+    shared.out.print(
+        f"limits: {_mib(limit['max_buffer_nbytes'])} a buffer, {_mib(limit['max_binding_nbytes'])} a binding, "
+        f"{limit['max_buffers_per_stage']} buffers a kernel; {limit['max_invocations']:,} threads and "
+        f"{limit['max_workgroup_nbytes'] >> 10} KiB of shared memory a workgroup"
+    )
     table = Table("group", "probe", "result", "ms", "what was seen")
     for o in outcomes:
         color = COLORS.get(o.status, "red")

@@ -20,7 +20,9 @@ NOT_FOUND = 127
 
 @shared.reports_errors
 def exec(
-    command: Annotated[list[str], typer.Argument(help="The program and its arguments, best after `--`.", show_default=False)],
+    command: Annotated[
+        list[str], typer.Argument(help="The program and its arguments, best after `--`.", show_default=False)
+    ],
     option: shared.OptionOption = None,
 ) -> None:
     """Run COMMAND so that its onnxruntime sessions use the GPU first, also in the Python processes that it starts."""
@@ -30,9 +32,9 @@ def exec(
     program = command[0]
     print(f"ort-gpu-ep: {announcement(placement)}", file=sys.stderr, flush=True)
     try:
-        if sys.platform == "win32":       # there a program that replaces another one does not keep its process id
+        if sys.platform == "win32":  # there a program that replaces another one does not keep its process id
             raise typer.Exit(subprocess.run(command, env=environment).returncode)
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):      # by Python; a program would inherit that
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python; a program would inherit that
             signal.signal(ignored, signal.SIG_DFL)
         os.execvpe(program, command, environment)
     except FileNotFoundError:

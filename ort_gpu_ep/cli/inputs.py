@@ -18,14 +18,24 @@ from ort_gpu_ep.session.random_inputs import random_inputs
 
 
 def feeds(
-    values: Sequence[Any], model: Path, inputs: shared.Texts, dims: shared.Texts, shape_texts: shared.Texts, seed: int,
+    values: Sequence[Any],
+    model: Path,
+    inputs: shared.Texts,
+    dims: shared.Texts,
+    shape_texts: shared.Texts,
+    seed: int,
 ) -> dict[str, Any]:
-    """An array for each input, by the options --input, --dim and --shape; what they leave open is guessed, and printed on stderr.
+    """An array for each input, by the options --input, --dim and --shape; what they leave open is guessed, and printed
+    on stderr.
 
-    values: the model's inputs, as `session.get_inputs()` gives them. Raises ModelError for a text without `=`, a name that the model does
-    not have, a shape that does not fit, another file, and where the model refuses all guesses.
+    values: the model's inputs, as `session.get_inputs()` gives them. Raises ModelError for a text without `=`, a name
+    that the model does not have, a shape that does not fit, another file, and where the model refuses all guesses.
     """
-    texts, sizes, shapes = shared.pairs(inputs, "--input"), shared.pairs(dims, "--dim"), shared.pairs(shape_texts, "--shape")
+    texts, sizes, shapes = (
+        shared.pairs(inputs, "--input"),
+        shared.pairs(dims, "--dim"),
+        shared.pairs(shape_texts, "--shape"),
+    )
     there = {value.name: value for value in values}
     symbols = list(dict.fromkeys(d for value in there.values() for d in value.shape if isinstance(d, str)))
     _known(texts, list(there), "--input", "input")
@@ -38,7 +48,13 @@ def feeds(
     arrays = {name: _given(there[name], text, fixed) for name, text in texts.items()}
     with shared.waiting("looking for sizes that the model takes"):
         guessed = random_inputs(
-            list(there.values()), model, arrays, fixed, {name: _shape(there[name], text) for name, text in shapes.items()}, seed)
+            list(there.values()),
+            model,
+            arrays,
+            fixed,
+            {name: _shape(there[name], text) for name, text in shapes.items()},
+            seed,
+        )
     if guessed.guessed:
         shared.err.print(guessed.line(seed))
     return dict(guessed.feeds)
@@ -57,7 +73,11 @@ def _given(value: Any, text: str, sizes: Mapping[str, int]) -> Any:
             lines = np.array(path.read_text("utf-8").splitlines(), object)
         except (OSError, ValueError) as error:
             raise ModelError(f"{flag}: {path} can't be read as text ({error})") from error
-        return lines.reshape(len(lines), *[1] * (len(value.shape) - 1)) if value.shape else lines.reshape(-1)[:1].reshape(())
+        return (
+            lines.reshape(len(lines), *[1] * (len(value.shape) - 1))
+            if value.shape
+            else lines.reshape(-1)[:1].reshape(())
+        )
     return array_in(text, flag)
 
 
@@ -73,9 +93,11 @@ def _from_numbers(value: Any, numbers: Sequence[float], flag: str, sizes: Mappin
     if dtype is None:
         raise ModelError(f"{flag}: the input is a {value.type}, which numbers can't be given for")
     if dtype.kind in "iub" and any(n != int(n) for n in numbers):
-        raise ModelError(f"{flag}: the input is {dtype}, got {', '.join(f'{n:g}' for n in numbers)}; expected whole numbers")
+        raise ModelError(
+            f"{flag}: the input is {dtype}, got {', '.join(f'{n:g}' for n in numbers)}; expected whole numbers"
+        )
     array = np.array(numbers).astype(dtype)
-    if len(numbers) == 1:        # for every element: as many as the model or --dim says
+    if len(numbers) == 1:  # for every element: as many as the model or --dim says
         return np.full([d if isinstance(d, int) and d > 0 else sizes.get(d, 1) for d in value.shape], array[0], dtype)
     return array.reshape([1] * (len(value.shape) - 1) + [len(numbers)])
 
@@ -85,10 +107,14 @@ def _from_image(value: Any, path: Path, flag: str) -> Any:
     shape = [d if isinstance(d, int) and d > 0 else None for d in value.shape]
     dtype = dtype_of(value)
     if len(shape) != 4 or dtype is None:
-        raise ModelError(f"{flag}: an image needs an input [batch, channels, height, width], or the channels last; this one is "
-                         f"{value.type} {list(value.shape)}")
-    how = preprocessing({} if None not in shape[2:] or (shape[3] in (1, 3) and None not in shape[1:3]) else {"resize": [224, 224]},
-                        Value(value.name, dtype.name, tuple(shape[1:])))
+        raise ModelError(
+            f"{flag}: an image needs an input [batch, channels, height, width], or the channels last; this one is "
+            f"{value.type} {list(value.shape)}"
+        )
+    how = preprocessing(
+        {} if None not in shape[2:] or (shape[3] in (1, 3) and None not in shape[1:3]) else {"resize": [224, 224]},
+        Value(value.name, dtype.name, tuple(shape[1:])),
+    )
     try:
         from PIL import Image
     except ImportError as error:
@@ -107,8 +133,10 @@ def _known(given: Iterable[str], there: Sequence[str], what: str, kind: str) -> 
     for name in given:
         if name not in there:
             near = get_close_matches(name, there, 1)
-            raise ModelError(f"{what} {name}: the model has no such {kind}; it has {', '.join(there) or 'none'}" +
-                             (f". Did you mean {near[0]!r}?" if near else ""))
+            raise ModelError(
+                f"{what} {name}: the model has no such {kind}; it has {', '.join(there) or 'none'}"
+                + (f". Did you mean {near[0]!r}?" if near else "")
+            )
 
 
 def sizes_of(dims: shared.Texts) -> dict[str, int]:

@@ -30,7 +30,8 @@ _BODIES = ("If", "Loop", "Scan")
 
 @shared.reports_errors
 def inspect(model: shared.ModelArgument, json: shared.JsonOption = False) -> None:
-    """Show MODEL's inputs, outputs, opset, size, external files, and its ops with those that have kernels. Needs no GPU."""
+    """Show MODEL's inputs, outputs, opset, size, external files, and its ops with those that have kernels. Needs no
+    GPU."""
     shared.check_file(model)
     facts = _facts(model, _read(model))
     if json:
@@ -48,7 +49,7 @@ def _read(path: Path) -> onnx.ModelProto:
         if model.HasField("graph"):
             return model
         error: object = "it has no graph"
-    except Exception as reason:      # protobuf's own
+    except Exception as reason:  # protobuf's own
         error = reason
     raise ModelError(f"{path}: not an ONNX model that can be read ({kind_of(path) or error})")
 
@@ -57,17 +58,28 @@ def _facts(path: Path, model: onnx.ModelProto) -> dict[str, Any]:
     """For JSON and tables."""
     opsets = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
     functions = {(function.domain, function.name) for function in model.functions}
-    counts = Counter(("" if node.domain == "ai.onnx" else node.domain, node.op_type)
-                     for node in _nodes([model.graph, *model.functions]))
-    ops = [{"op": f"{domain}:{op}" if domain else op, "nodes": count, "kernel": _kernel(domain, op, opsets, functions)}
-           for (domain, op), count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    counts = Counter(
+        ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
+        for node in _nodes([model.graph, *model.functions])
+    )
+    ops = [
+        {"op": f"{domain}:{op}" if domain else op, "nodes": count, "kernel": _kernel(domain, op, opsets, functions)}
+        for (domain, op), count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ]
     weights = [(math.prod(tensor.dims), tensor.data_type) for tensor in model.graph.initializer]
     return {
-        "model": str(path), "producer": f"{model.producer_name} {model.producer_version}".strip(), "ir_version": model.ir_version,
-        "opsets": opsets, "inputs": [value._asdict() for value in inputs_of(model) or ()],
-        "outputs": [value._asdict() for value in declared(model.graph.output)], "nbytes": os.path.getsize(path),
+        "model": str(path),
+        "producer": f"{model.producer_name} {model.producer_version}".strip(),
+        "ir_version": model.ir_version,
+        "opsets": opsets,
+        "inputs": [value._asdict() for value in inputs_of(model) or ()],
+        "outputs": [value._asdict() for value in declared(model.graph.output)],
+        "nbytes": os.path.getsize(path),
         "external": [_file(path, location) for location in external.locations_in(model)],
-        "parameters": sum(count for count, _ in weights), "parameters_by_type": dict(_by_type(weights)), "ops": ops}
+        "parameters": sum(count for count, _ in weights),
+        "parameters_by_type": dict(_by_type(weights)),
+        "ops": ops,
+    }
 
 
 def _nodes(graphs: Any) -> Iterator[onnx.NodeProto]:
@@ -75,11 +87,14 @@ def _nodes(graphs: Any) -> Iterator[onnx.NodeProto]:
     for graph in graphs:
         for node in graph.node:
             yield node
-            yield from _nodes([a.g for a in node.attribute if a.HasField("g")] + [body for a in node.attribute for body in a.graphs])
+            yield from _nodes(
+                [a.g for a in node.attribute if a.HasField("g")] + [body for a in node.attribute for body in a.graphs]
+            )
 
 
 def _kernel(domain: str, op: str, opsets: dict[str, int], functions: set[tuple[str, str]]) -> str:
-    """Whether an op of this model has a kernel, or why not; whether a node is taken also depends on its types, sizes and attributes."""
+    """Whether an op of this model has a kernel, or why not; whether a node is taken also depends on its types, sizes
+    and attributes."""
     if (domain, op) in functions:
         return "inlined: a function of the model"
     if not domain and op in _BODIES:
@@ -98,9 +113,13 @@ def _kernel(domain: str, op: str, opsets: dict[str, int], functions: set[tuple[s
 
 
 def _file(path: Path, location: str) -> dict[str, Any]:
-    """A file that the model names, as onnxruntime would find it; `nbytes` None and `why` where it is not there, or refused."""
+    """A file that the model names, as onnxruntime would find it; `nbytes` None and `why` where it is not there, or
+    refused."""
     try:
-        return {"location": location, "nbytes": os.path.getsize(external.path_of(location, str(path.absolute().parent), str(path)))}
+        return {
+            "location": location,
+            "nbytes": os.path.getsize(external.path_of(location, str(path.absolute().parent), str(path))),
+        }
     except (ModelError, OSError) as error:
         return {"location": location, "nbytes": None, "why": str(error)}
 
@@ -109,13 +128,18 @@ def _by_type(weights: list[tuple[int, int]]) -> Iterator[tuple[str, int]]:
     import onnx
 
     for data_type in dict.fromkeys(kind for _, kind in weights):
-        yield onnx.TensorProto.DataType.Name(data_type).lower(), sum(count for count, kind in weights if kind == data_type)
+        yield (
+            onnx.TensorProto.DataType.Name(data_type).lower(),
+            sum(count for count, kind in weights if kind == data_type),
+        )
 
 
 def _print(facts: dict[str, Any]) -> None:
     opsets = ", ".join(f"{domain} {version}" for domain, version in facts["opsets"].items())
-    shared.out.print(f"{facts['model']}: {facts['nbytes']:,} B, IR version {facts['ir_version']}, opset {opsets}"
-                     f"{', written by ' + facts['producer'] if facts['producer'] else ''}")
+    shared.out.print(
+        f"{facts['model']}: {facts['nbytes']:,} B, IR version {facts['ir_version']}, opset {opsets}"
+        f"{', written by ' + facts['producer'] if facts['producer'] else ''}"
+    )
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in facts["parameters_by_type"].items())
     shared.out.print(f"parameters: {facts['parameters']:,}{f' ({kinds})' if kinds else ''}")
     for file in facts["external"]:
@@ -132,4 +156,7 @@ def _print(facts: dict[str, Any]) -> None:
     shared.out.print(table)
     lacking = sum(row["nodes"] for row in facts["ops"] if row["kernel"].startswith("none"))
     total = sum(row["nodes"] for row in facts["ops"])
-    shared.out.print(f"{total - lacking} of {total} nodes have an op with a kernel. Whether each is taken, `ort-gpu-ep explain` shows.")
+    shared.out.print(
+        f"{total - lacking} of {total} nodes have an op with a kernel. Whether each is taken, `ort-gpu-ep "
+        f"explain` shows."
+    )

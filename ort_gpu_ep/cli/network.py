@@ -1,4 +1,5 @@
-"""What `explain --html` draws: a box a kernel with the nodes that it does, in blocks by name, and what crosses between host and device."""
+"""What `explain --html` draws: a box a kernel with the nodes that it does, in blocks by name, and what crosses between
+host and device."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.terminal import printable
 
 DEEPEST, LONGEST, FLAT, RUN = 12, 120, 48, 32
-"""Blocks in one another; characters of an attribute's value; boxes without a name's block that stand in one list, and how many each
-block of a longer list has.
+"""Blocks in one another; characters of an attribute's value; boxes without a name's block that stand in one list, and
+how many each block of a longer list has.
 """
 
 LAYOUTS = ("/plain", "/channels_last")
@@ -34,8 +35,9 @@ Tree: TypeAlias = "int | list[Any]"
 class Box:
     """Nodes that one node's kernels do, or one node elsewhere; an input or output of the network.
 
-    graph: its number. nodes: theirs, the one that names the box first. kernels: its dispatches. reads, writes: numbers of values.
-    us: of its dispatches or of the node on the CPU, where runs were profiled. bodies: numbers of graphs inside of it.
+    graph: its number. nodes: theirs, the one that names the box first. kernels: its dispatches. reads, writes: numbers
+    of values. us: of its dispatches or of the node on the CPU, where runs were profiled. bodies: numbers of graphs
+    inside of it.
     """
 
     graph: int
@@ -51,8 +53,8 @@ class Box:
 
 @dataclass
 class Edge:
-    """A value on its way. writer: number of a box, -1 for none. nbytes: 0 where that is not known. up, down: it is copied to the device,
-    or from it.
+    """A value on its way. writer: number of a box, -1 for none. nbytes: 0 where that is not known. up, down: it is
+    copied to the device, or from it.
     """
 
     name: str
@@ -69,8 +71,11 @@ class Network:
 
     def __init__(self, explained: Explanation) -> None:
         self.explained = explained
-        graphs = explained.graphs if len(explained.graphs) == len(explained.reports) else (None,) * len(explained.reports)
-        pairs = sorted(zip(explained.reports, graphs, strict=True), key=lambda pair: pair[0].nested)     # the model's own graph first
+        graphs = (
+            explained.graphs if len(explained.graphs) == len(explained.reports) else (None,) * len(explained.reports)
+        )
+        # the model's own graph first
+        pairs = sorted(zip(explained.reports, graphs, strict=True), key=lambda pair: pair[0].nested)
         self.reports: list[Report] = [report for report, _ in pairs]
         self.nodes: list[tuple[NodeReport, Node | None]] = []
         self.boxes: list[Box] = []
@@ -82,7 +87,7 @@ class Network:
         for k in range(len(self.reports)):
             self._add_boxes(k)
         self._find_parents()
-        for k in sorted(range(len(self.reports)), key=self._depth):     # a body reads what the graphs around it write
+        for k in sorted(range(len(self.reports)), key=self._depth):  # a body reads what the graphs around it write
             self._add_edges(k)
         self._cross()
         self._add_kernels()
@@ -119,7 +124,10 @@ class Network:
 
     def _find_parents(self) -> None:
         """Puts each body into the box of its If, Loop or Scan, which its graph names by what it writes."""
-        writers = {node.writes if node is not None else report.writes: number for number, (report, node) in enumerate(self.nodes)}
+        writers = {
+            node.writes if node is not None else report.writes: number
+            for number, (report, node) in enumerate(self.nodes)
+        }
         for k, source in enumerate(self._sources):
             parent = writers.get(source.parent.writes) if source is not None and source.parent is not None else None
             if parent is not None:
@@ -182,18 +190,26 @@ class Network:
         if node is None:
             return list(report.reads)
         source = self._sources[self.boxes[self._box_of_node[number]].graph]
-        return [name for name in node.reads if source is None or name not in source.values or not source.values[name].is_constant]
+        return [
+            name
+            for name in node.reads
+            if source is None or name not in source.values or not source.values[name].is_constant
+        ]
 
     def constants_of(self, number: int) -> list[tuple[str, str]]:
         """Names and types of the constants that a node reads."""
         _, node = self.nodes[number]
         source = self._sources[self.boxes[self._box_of_node[number]].graph]
-        read = [source.values[name] for name in node.reads if name in source.values] if node is not None and source is not None else []
+        read = (
+            [source.values[name] for name in node.reads if name in source.values]
+            if node is not None and source is not None
+            else []
+        )
         return [(value.name, _type_text(value)) for value in read if value.is_constant]
 
     def _cross(self) -> None:
-        """A value goes up where the device reads what the host has, down where the host reads what the device wrote. What the host computes
-        once, for a plan, is a part of the plan.
+        """A value goes up where the device reads what the host has, down where the host reads what the device wrote.
+        What the host computes once, for a plan, is a part of the plan.
         """
         for edge in self.edges:
             writer = self.boxes[edge.writer] if edge.writer >= 0 else None
@@ -202,7 +218,7 @@ class Network:
                 side = writer.side if writer is not None else self.boxes[around].side if around is not None else INPUT
                 edge.up |= reader.side == "gpu" and side in ("cpu", INPUT)
                 edge.down |= side == "gpu" and reader.side in ("cpu", OUTPUT)
-        for k, source in enumerate(self._sources):      # what a body gives is where its If, Loop or Scan is
+        for k, source in enumerate(self._sources):  # what a body gives is where its If, Loop or Scan is
             if source is not None and k in self.parents and self.boxes[self.parents[k]].side != "gpu":
                 for edge in (self.edges[self._edge_of[k][name]] for name in source.outputs if name in self._edge_of[k]):
                     edge.down |= edge.writer >= 0 and self.boxes[edge.writer].side == "gpu"
@@ -220,19 +236,26 @@ class Network:
         names: dict[str, list[int]] = {}
         for k, report in enumerate(self.reports):
             for part in report.partitions:
-                names.setdefault(f"partition {part.index}{f' of {report.graph}' if report.nested else ''}", []).append(k)
+                names.setdefault(f"partition {part.index}{f' of {report.graph}' if report.nested else ''}", []).append(
+                    k
+                )
         latest = dict[tuple[str, ...], tuple[str, tuple[Dispatch, ...]]]()
         for memory, plan in zip(self.explained.memory, self.explained.plans, strict=False):
             steps = tuple(step for step in plan.steps if isinstance(step, Dispatch))
-            latest[(memory.partition, *sorted({step.label.rpartition("/")[0] for step in steps}))] = memory.partition, steps
+            latest[(memory.partition, *sorted({step.label.rpartition("/")[0] for step in steps}))] = (
+                memory.partition,
+                steps,
+            )
         for partition, steps in latest.values():
             for step in steps:
                 of = step.label.rpartition("/")[0]
-                among = names.get(partition, [0])       # names of bodies repeat
+                among = names.get(partition, [0])  # names of bodies repeat
                 k = next((k for k in among if of in boxes[k]), among[0])
                 form = step.kernel.choice.form if step.kernel.choice is not None else ""
-                self._add_kernel(k, boxes[k], step.label, step.kernel.shader.removesuffix(".wgsl"), form, times.pop(step.label, None))
-        for label, us in times.items():     # of a plan that is gone
+                self._add_kernel(
+                    k, boxes[k], step.label, step.kernel.shader.removesuffix(".wgsl"), form, times.pop(step.label, None)
+                )
+        for label, us in times.items():  # of a plan that is gone
             self._add_kernel(0, boxes[0], label, "", "", us)
         of_nodes = {node["name"]: node["us"] for node in profile.get("nodes", []) if node["provider"] == CPU_PROVIDER}
         for box in self.boxes:
@@ -251,7 +274,8 @@ class Network:
         self.boxes[number].kernels.append(kernel if us is None else {**kernel, "us": us})
 
     def tree(self, k: int) -> list[Tree]:
-        """The boxes of a graph in blocks by the parts of their names, as exporters write them; each block where its first box is."""
+        """The boxes of a graph in blocks by the parts of their names, as exporters write them; each block where its
+        first box is."""
         root: list[Any] = [""]
         blocks: dict[tuple[str, ...], list[Any]] = {(): root}
         for number, box in enumerate(self.boxes):
@@ -261,16 +285,19 @@ class Network:
             for depth in range(1, len(path) + 1):
                 if path[:depth] not in blocks:
                     blocks[path[:depth]] = [path[depth - 1]]
-                    blocks[path[:depth - 1]].append(blocks[path[:depth]])
+                    blocks[path[: depth - 1]].append(blocks[path[:depth]])
             blocks[path].append(number)
         return [*_in_runs([_joined(child) for child in root[1:]])]
 
     def reasons(self) -> list[dict[str, Any]]:
-        """Why nodes are on the CPU: by code, those with most nodes first; sentences that differ only in names are one."""
+        """Why nodes are on the CPU: by code, those with most nodes first; sentences that differ only in names are
+        one."""
         kinds: dict[str, dict[str, Any]] = {}
         for number, (report, _) in enumerate(self.nodes):
             if report.device == "cpu":
-                reason = kinds.setdefault(kind_of(report), {"code": report.code or "-", "text": printable(report.reason), "nodes": []})
+                reason = kinds.setdefault(
+                    kind_of(report), {"code": report.code or "-", "text": printable(report.reason), "nodes": []}
+                )
                 reason["nodes"].append(number)
         counts = dict[str, int]()
         for reason in kinds.values():
@@ -284,24 +311,60 @@ class Network:
             "trees": [self.tree(k) for k in range(len(self.reports))],
             "graphs": [printable(report.graph) for report in self.reports],
             "roots": [*own, *(k for k in range(len(self.reports)) if k not in own and k not in self.parents)],
-            "boxes": [_without_empty({
-                "name": printable(box.name), "side": box.side, "nodes": box.nodes, "kernels": box.kernels, "reads": box.reads,
-                "writes": box.writes, "us": box.us, "bodies": box.bodies}) for box in self.boxes],
-            "nodes": [_without_empty({
-                "name": printable(report.name), "op": printable(report.op), "device": report.device, "code": report.code,
-                "why": printable(report.reason), "partition": report.partition,
-                "attributes": [[printable(name), printable(text)] for name, text in _attributes(node)],
-                "constants": [[printable(name), text] for name, text in self.constants_of(number)]})
-                for number, (report, node) in enumerate(self.nodes)],
-            "values": [_without_empty({
-                "name": printable(edge.name), "type": printable(edge.type), "nbytes": edge.nbytes, "writer": edge.writer,
-                "readers": edge.readers, "up": edge.up, "down": edge.down}) for edge in self.edges],
+            "boxes": [
+                _without_empty(
+                    {
+                        "name": printable(box.name),
+                        "side": box.side,
+                        "nodes": box.nodes,
+                        "kernels": box.kernels,
+                        "reads": box.reads,
+                        "writes": box.writes,
+                        "us": box.us,
+                        "bodies": box.bodies,
+                    }
+                )
+                for box in self.boxes
+            ],
+            "nodes": [
+                _without_empty(
+                    {
+                        "name": printable(report.name),
+                        "op": printable(report.op),
+                        "device": report.device,
+                        "code": report.code,
+                        "why": printable(report.reason),
+                        "partition": report.partition,
+                        "attributes": [[printable(name), printable(text)] for name, text in _attributes(node)],
+                        "constants": [[printable(name), text] for name, text in self.constants_of(number)],
+                    }
+                )
+                for number, (report, node) in enumerate(self.nodes)
+            ],
+            "values": [
+                _without_empty(
+                    {
+                        "name": printable(edge.name),
+                        "type": printable(edge.type),
+                        "nbytes": edge.nbytes,
+                        "writer": edge.writer,
+                        "readers": edge.readers,
+                        "up": edge.up,
+                        "down": edge.down,
+                    }
+                )
+                for edge in self.edges
+            ],
             "reasons": self.reasons(),
         }
 
 
 def _without_empty(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if value is not None and value is not False and value != "" and value != []}
+    return {
+        name: value
+        for name, value in row.items()
+        if value is not None and value is not False and value != "" and value != []
+    }
 
 
 def _joined(block: Tree) -> Tree:
@@ -353,7 +416,11 @@ def _nbytes(value: Value) -> int:
 
 def _attributes(node: Node | None) -> list[tuple[str, str]]:
     """Names and values, without subgraphs."""
-    return [(name, _text(value)) for name, value in node.attributes.items() if value is not None] if node is not None else []
+    return (
+        [(name, _text(value)) for name, value in node.attributes.items() if value is not None]
+        if node is not None
+        else []
+    )
 
 
 def _text(value: Attribute) -> str:

@@ -12,9 +12,21 @@ from ort_gpu_ep.config import OPTIONS
 def options(json: shared.JsonOption = False) -> None:
     """List the options, their defaults and their environment variables."""
     if json:
-        shared.print_json({"options": [
-            {"name": o.name, "variable": o.variable, "default": o.default, "choices": list(o.choices), "prefix": o.prefix, "doc": o.doc}
-            for o in OPTIONS]})
+        shared.print_json(
+            {
+                "options": [
+                    {
+                        "name": o.name,
+                        "variable": o.variable,
+                        "default": o.default,
+                        "choices": list(o.choices),
+                        "prefix": o.prefix,
+                        "doc": o.doc,
+                    }
+                    for o in OPTIONS
+                ]
+            }
+        )
         return
     for option in OPTIONS:
         default = f"={option.default}" if option.default else ""

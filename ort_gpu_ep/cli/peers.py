@@ -53,15 +53,21 @@ def about(session: Any, options: dict[str, str]) -> dict[str, Any]:
     explained, state = session.explain(), session.state
     info = state.backend.adapter.info if state is not None and state.backend is not None else None
     return {
-        "adapter": info.name if info else explained.adapter, "driver": f"{info.backend}, {info.driver}" if info else "",
-        "placement": resolve(options).placement, "nodes": {device: explained.count(device) for device in ("gpu", "host", "cpu")},
-        "onnxruntime": onnxruntime.__version__, "ort_gpu_ep": sys.modules["ort_gpu_ep"].__version__}
+        "adapter": info.name if info else explained.adapter,
+        "driver": f"{info.backend}, {info.driver}" if info else "",
+        "placement": resolve(options).placement,
+        "nodes": {device: explained.count(device) for device in ("gpu", "host", "cpu")},
+        "onnxruntime": onnxruntime.__version__,
+        "ort_gpu_ep": sys.modules["ort_gpu_ep"].__version__,
+    }
 
 
 def about_lines(facts: dict[str, Any]) -> list[str]:
     """The same for people."""
     nodes = facts["nodes"]
     driver = f" ({facts['driver']})" if facts["driver"] else ""
-    return [f"adapter: {facts['adapter']}{driver}",
-            f"placement={facts['placement']}: {nodes['gpu']} nodes on the GPU, {nodes['cpu']} on the CPU; "
-            f"onnxruntime {facts['onnxruntime']}, ort-gpu-ep {facts['ort_gpu_ep']}"]
+    return [
+        f"adapter: {facts['adapter']}{driver}",
+        f"placement={facts['placement']}: {nodes['gpu']} nodes on the GPU, {nodes['cpu']} on the CPU; "
+        f"onnxruntime {facts['onnxruntime']}, ort-gpu-ep {facts['ort_gpu_ep']}",
+    ]

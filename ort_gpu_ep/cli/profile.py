@@ -20,11 +20,21 @@ def profile(
     model: shared.ModelArgument,
     runs: Annotated[int, typer.Option("--runs", min=1, help="Measured runs.")] = 21,
     top: Annotated[int, typer.Option("--top", min=0, help="Number of dispatches to list, the longest first.")] = 20,
-    trace: Annotated[Path | None, shared.file_to_write("--trace", "Write a trace of one run for ui.perfetto.dev.", (".json",))] = None,
-    plot: Annotated[Path | None, shared.file_to_write("--plot", "Draw a roofline plot of the dispatches.", shared.PICTURES)] = None,
-    html: Annotated[Path | None, shared.file_to_write("--html", "Write the page of `explain --html`, timed.", (".html", ".htm"))] = None,
-    node_data: Annotated[Path | None, shared.file_to_write(
-        "--node-data", "Write what each kernel takes, to open in model-explorer beside the model.", (".json",))] = None,
+    trace: Annotated[
+        Path | None, shared.file_to_write("--trace", "Write a trace of one run for ui.perfetto.dev.", (".json",))
+    ] = None,
+    plot: Annotated[
+        Path | None, shared.file_to_write("--plot", "Draw a roofline plot of the dispatches.", shared.PICTURES)
+    ] = None,
+    html: Annotated[
+        Path | None, shared.file_to_write("--html", "Write the page of `explain --html`, timed.", (".html", ".htm"))
+    ] = None,
+    node_data: Annotated[
+        Path | None,
+        shared.file_to_write(
+            "--node-data", "Write what each kernel takes, to open in model-explorer beside the model.", (".json",)
+        ),
+    ] = None,
     inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
     shapes: shared.ShapeOption = None,
@@ -32,9 +42,10 @@ def profile(
     seed: shared.SeedOption = 0,
     json: shared.JsonOption = False,
 ) -> None:
-    """Time each dispatch of MODEL on the GPU, compare it with the limits of the adapter, and show what the host does."""
+    """Time each dispatch of MODEL on the GPU, compare it with the limits of the adapter, and show what the host
+    does."""
     if plot is not None:
-        pyplot()              # before anything is measured
+        pyplot()  # before anything is measured
     session = shared.open_session(model, {"placement": "gpu", **shared.pairs(option, "--option")})
     shared.check_gpu(session)
     values = inputs_of(session.get_inputs(), model, inputs, dims, shapes, seed)

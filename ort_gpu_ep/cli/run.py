@@ -42,12 +42,21 @@ def run(
     facts = [_facts(n, a) for n, a in zip(names, outputs, strict=True)]
     explained = session.explain()
     if json:
-        shared.print_json({"outputs": facts, "load_ms": (loaded - start) * 1e3, "first_run_ms": (done - loaded) * 1e3,
-                           "explanation": explained.as_dict(), "stats": session.stats()})
+        shared.print_json(
+            {
+                "outputs": facts,
+                "load_ms": (loaded - start) * 1e3,
+                "first_run_ms": (done - loaded) * 1e3,
+                "explanation": explained.as_dict(),
+                "stats": session.stats(),
+            }
+        )
         return
     table = Table("output", "type", "shape", "min", "max", "mean")
     for f in facts:
-        table.add_row(f["name"], f["dtype"], str(f["shape"]), *(f"{f[k]:.6g}" if k in f else "" for k in ("min", "max", "mean")))
+        table.add_row(
+            f["name"], f["dtype"], str(f["shape"]), *(f"{f[k]:.6g}" if k in f else "" for k in ("min", "max", "mean"))
+        )
     shared.out.print(table)
     shared.out.print(f"load {(loaded - start) * 1e3:.0f} ms, first run {(done - loaded) * 1e3:.1f} ms")
     shared.out.print(shared.lines(str(explained)))
@@ -56,8 +65,11 @@ def run(
 
 
 def _facts(name: str, array: Any) -> dict[str, Any]:
-    facts: dict[str, Any] = {"name": name, "dtype": str(getattr(array, "dtype", type(array).__name__)),
-                             "shape": list(getattr(array, "shape", []))}
+    facts: dict[str, Any] = {
+        "name": name,
+        "dtype": str(getattr(array, "dtype", type(array).__name__)),
+        "shape": list(getattr(array, "shape", [])),
+    }
     if isinstance(array, np.ndarray) and array.size and array.dtype.kind in "fiub":
         numbers = array.astype(np.float64)
         facts |= {"min": float(numbers.min()), "max": float(numbers.max()), "mean": float(numbers.mean())}

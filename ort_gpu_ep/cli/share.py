@@ -9,16 +9,26 @@ from typing import Any
 from ort_gpu_ep.terminal import printable
 
 
-def markdown(model: str, command: str, facts: Mapping[str, Any], columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(
+    model: str, command: str, facts: Mapping[str, Any], columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> str:
     """model: its name. command: what measured it, without folders. facts: of peers.about()."""
     nodes, driver = facts["nodes"], f" ({facts['driver']})" if facts["driver"] else ""
     table = [columns, ["---"] * len(columns), *rows]
-    return "\n".join([
-        f"**{_plain(model)}** on {_plain(facts['adapter'])}{_plain(driver)}", "",
-        *(f"| {' | '.join(map(_plain, row))} |" for row in table), "",
-        f"placement={facts['placement']}: {nodes['gpu']} nodes on the GPU, {nodes['cpu']} on the CPU; ort-gpu-ep {facts['ort_gpu_ep']}, "
-        f"onnxruntime {facts['onnxruntime']}, Python {platform.python_version()}, {platform.system()} {platform.machine()}", "",
-        f"`{printable(command).replace('`', '?')}`"])
+    return "\n".join(
+        [
+            f"**{_plain(model)}** on {_plain(facts['adapter'])}{_plain(driver)}",
+            "",
+            *(f"| {' | '.join(map(_plain, row))} |" for row in table),
+            "",
+            f"placement={facts['placement']}: {nodes['gpu']} nodes on the GPU, {nodes['cpu']} on the CPU; "
+            f"ort-gpu-ep {facts['ort_gpu_ep']}, "
+            f"onnxruntime {facts['onnxruntime']}, Python {platform.python_version()}, {platform.system()} "
+            f"{platform.machine()}",
+            "",
+            f"`{printable(command).replace('`', '?')}`",
+        ]
+    )
 
 
 def rows_of(values: Mapping[str, Any]) -> tuple[int, str]:

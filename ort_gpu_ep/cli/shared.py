@@ -30,7 +30,8 @@ Texts: TypeAlias = Sequence[str] | None
 
 
 class Terminal(Console):
-    """Shows a str as one line of text, whatever is in it: names come from models. Of what has lines or colours a Text is made before."""
+    """Shows a str as one line of text, whatever is in it: names come from models. Of what has lines or colours a Text
+    is made before."""
 
     def __init__(self, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False)
@@ -50,11 +51,19 @@ INTERRUPTED = 130
 """What a shell gives as the exit code of a command that SIGINT ended: 128 + 2."""
 
 ModelArgument = Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)]
-InputOption = Annotated[list[str] | None, typer.Option("--input", help="NAME=FILE (.npy, image, .txt) or NAME=NUMBER; default: random.")]
-OptionOption = Annotated[list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE; `ort-gpu-ep options` lists them.")]
-SizeOption = Annotated[list[str] | None, typer.Option("--dim", help="SYMBOL=SIZE for a dimension that the model leaves open.")]
+InputOption = Annotated[
+    list[str] | None, typer.Option("--input", help="NAME=FILE (.npy, image, .txt) or NAME=NUMBER; default: random.")
+]
+OptionOption = Annotated[
+    list[str] | None, typer.Option("--option", "-o", help="NAME=VALUE; `ort-gpu-ep options` lists them.")
+]
+SizeOption = Annotated[
+    list[str] | None, typer.Option("--dim", help="SYMBOL=SIZE for a dimension that the model leaves open.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-ShapeOption = Annotated[list[str] | None, typer.Option("--shape", help="INPUT=SIZExSIZE..., for dimensions without a name.")]
+ShapeOption = Annotated[
+    list[str] | None, typer.Option("--shape", help="INPUT=SIZExSIZE..., for dimensions without a name.")
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the random inputs.")]
 
 
@@ -63,15 +72,19 @@ PICTURES = (".png", ".svg")
 
 
 def file_to_write(flag: str, help: str, suffixes: Sequence[str] = (), **settings: Any) -> Any:
-    """The option of a file that a command writes, in a folder that exists: checked before any work. suffixes: one of them is expected."""
-    def file(path: Path | None) -> Path | None:      # typer reads a callback's annotations, which partial() has none of
+    """The option of a file that a command writes, in a folder that exists: checked before any work. suffixes: one of
+    them is expected."""
+
+    def file(path: Path | None) -> Path | None:  # typer reads a callback's annotations, which partial() has none of
         return _writable_file(path, suffixes)
 
     return typer.Option(flag, help=help, callback=file, **settings)
 
 
 def folder_to_write(flag: str, help: str, suffixes: Sequence[str] = (), **settings: Any) -> Any:
-    """The option of a folder that a command makes together with the folders above it. suffixes: of a file that may be named instead."""
+    """The option of a folder that a command makes together with the folders above it. suffixes: of a file that may be
+    named instead."""
+
     def folder(path: Path | None) -> Path | None:
         return _writable_folder(path, suffixes)
 
@@ -117,7 +130,9 @@ def _check_writable(path: Path) -> None:
 
 
 def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Prints what this package or onnxruntime rejects as one message and exits with 1; bugs keep their traceback. Ctrl-C: INTERRUPTED."""
+    """Prints what this package or onnxruntime rejects as one message and exits with 1; bugs keep their traceback.
+    Ctrl-C: INTERRUPTED."""
+
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
@@ -137,6 +152,7 @@ def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
         except KeyboardInterrupt:
             err.print("interrupted")
             raise typer.Exit(INTERRUPTED) from None
+
     return wrapped
 
 
@@ -149,13 +165,13 @@ def is_interrupted(error: BaseException | None) -> bool:
 
 @contextmanager
 def acknowledged() -> Iterator[None]:
-    """Says that a Ctrl-C has come while what goes on in C, as compiling a kernel, is not over: before, Python does not handle it. No kernel
-    is compiled after it.
+    """Says that a Ctrl-C has come while what goes on in C, as compiling a kernel, is not over: before, Python does not
+    handle it. No kernel is compiled after it.
     """
     if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
         yield
         return
-    interrupts.ending.clear()       # of a command before it in this process
+    interrupts.ending.clear()  # of a command before it in this process
     source, sink = os.pipe()
     os.set_blocking(sink, False)
     over, log = threading.Event(), logging.getLogger("ort_gpu_ep")
@@ -165,8 +181,8 @@ def acknowledged() -> Iterator[None]:
         if signal.SIGINT not in os.read(source, 1):
             return
         interrupts.ending.set()
-        log.setLevel(logging.CRITICAL)      # what was not compiled is no news
-        if not over.wait(0.2):       # what is over sooner needs no word
+        log.setLevel(logging.CRITICAL)  # what was not compiled is no news
+        if not over.wait(0.2):  # what is over sooner needs no word
             sys.stderr.write("Ctrl-C: this ends when the kernel or run that goes on is over\n")
             sys.stderr.flush()
 
@@ -178,7 +194,7 @@ def acknowledged() -> Iterator[None]:
     finally:
         signal.set_wakeup_fd(before)
         over.set()
-        with suppress(BlockingIOError):     # the pipe is full of other signals, which end the thread, too
+        with suppress(BlockingIOError):  # the pipe is full of other signals, which end the thread, too
             os.write(sink, b"\0")
         thread.join()
         log.setLevel(level)
@@ -209,12 +225,16 @@ def pairs(texts: Texts, what: str) -> dict[str, str]:
 
 
 def open_session(
-    model: Path, options: Mapping[str, str], tell: bool = True, sizes: Mapping[str, int] | None = None, data: bytes | None = None,
+    model: Path,
+    options: Mapping[str, str],
+    tell: bool = True,
+    sizes: Mapping[str, int] | None = None,
+    data: bytes | None = None,
 ) -> Any:
     """The drop-in session of a model file, with onnxruntime's own warnings off (a partial assignment is no news here).
 
-    tell: says on a terminal that it goes on; not below another display. sizes: of open dimensions, which the session then has fixed. data:
-    the model itself, where it is to be another one than the file's, whose external data it reads.
+    tell: says on a terminal that it goes on; not below another display. sizes: of open dimensions, which the session
+    then has fixed. data: the model itself, where it is to be another one than the file's, whose external data it reads.
     """
     check_file(model)
     with waiting(f"loading {model.name}: planning, compiling") if tell else nullcontext():
@@ -226,8 +246,10 @@ def open_session(
             settings.add_session_config_entry(EXTERNAL_FOLDER, str(model.absolute().parent))
         for symbol, size in (sizes or {}).items():
             settings.add_free_dimension_override_by_name(symbol, size)
-        session = InferenceSession(str(model) if data is None else data, settings, provider_options={"unit_plans": "wait", **options})
-        session.wait_ready()        # what a command shows of its runs is of those that chose
+        session = InferenceSession(
+            str(model) if data is None else data, settings, provider_options={"unit_plans": "wait", **options}
+        )
+        session.wait_ready()  # what a command shows of its runs is of those that chose
         return session
 
 
@@ -252,7 +274,7 @@ def quiet() -> Any:
     import onnxruntime  # only here: `ort-gpu-ep exec` needs neither it nor numpy
 
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 4      # what goes wrong is raised as well, and said in our words
+    settings.log_severity_level = 4  # what goes wrong is raised as well, and said in our words
     return settings
 
 
@@ -269,7 +291,8 @@ def cpu_session(model: Path | str) -> Any:
 
 @contextmanager
 def progress(what: str, quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
-    """A bar on stderr, where that is a terminal, for what takes over a second: tell it what comes next and the part that is done."""
+    """A bar on stderr, where that is a terminal, for what takes over a second: tell it what comes next and the part
+    that is done."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())

@@ -19,7 +19,8 @@ WARM_RUNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Of one side. batch: rows, 1 where none were asked for. median_ms: of a run. per_s: rows in a second, by all threads together."""
+    """Of one side. batch: rows, 1 where none were asked for. median_ms: of a run. per_s: rows in a second, by all
+    threads together."""
 
     side: str
     batch: int
@@ -37,21 +38,31 @@ def numbers(text: str, flag: str) -> list[int]:
 
 
 def batched(session: Any, feeds: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """Inputs with that many rows: those whose first dimension the model leaves open, their rows repeated. Raises ModelError if none is."""
+    """Inputs with that many rows: those whose first dimension the model leaves open, their rows repeated. Raises
+    ModelError if none is."""
     batch = dict(feeds)
-    open_inputs = [i.name for i in session.get_inputs() if i.shape and not (isinstance(i.shape[0], int) and i.shape[0] > 0)]
+    open_inputs = [
+        i.name for i in session.get_inputs() if i.shape and not (isinstance(i.shape[0], int) and i.shape[0] > 0)
+    ]
     if not open_inputs and size != 1:
         shapes = ", ".join(f"{i.name} {i.shape}" for i in session.get_inputs())
-        raise ModelError(f"--batch {size}: the model fixes the first dimension of all inputs ({shapes}); export it with an open one")
+        raise ModelError(
+            f"--batch {size}: the model fixes the first dimension of all inputs ({shapes}); export it with an open one"
+        )
     for name in open_inputs:
         batch[name] = np.resize(feeds[name], (size, *feeds[name].shape[1:]))
     return batch
 
 
 def measure(
-    sides: Mapping[str, Any], feeds: Mapping[int, Mapping[str, Any]], threads: int, runs: int, tell: Callable[[str, float], None],
+    sides: Mapping[str, Any],
+    feeds: Mapping[int, Mapping[str, Any]],
+    threads: int,
+    runs: int,
+    tell: Callable[[str, float], None],
 ) -> list[Throughput]:
-    """A row for each batch and side, sides in turn. sides: sessions. feeds: batch -> inputs. runs: of each thread, at least."""
+    """A row for each batch and side, sides in turn. sides: sessions. feeds: batch -> inputs. runs: of each thread, at
+    least."""
     rows, total = list[Throughput](), len(feeds) * len(sides)
     for batch, values in feeds.items():
         for side, session in sides.items():
@@ -65,6 +76,7 @@ def measure(
 
 def _timed(run: Callable[[], object], threads: int, runs: int) -> tuple[Sequence[float], float]:
     """Seconds of each run, and of all of them together."""
+
     def several() -> list[float]:
         times = []
         for _ in range(runs):

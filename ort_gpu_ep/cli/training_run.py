@@ -54,7 +54,7 @@ class Request:
 def run(asked: Request, json: bool) -> None:
     """Trains, and writes the model; what was trained is written after Ctrl-C, too."""
     if asked.plot is not None:
-        pyplot()              # fails before anything is trained
+        pyplot()  # fails before anything is trained
     out = _target(asked)
     inputs, labels = _samples(asked.data)
     kept = len(labels) - round(len(labels) * asked.validate)
@@ -68,7 +68,7 @@ def run(asked: Request, json: bool) -> None:
     try:
         _fit(trainer, asked, first, labels[:kept], validation, history, quiet=json)
     except KeyboardInterrupt:
-        interrupts.ending.clear()       # what is written may want kernels
+        interrupts.ending.clear()  # what is written may want kernels
         for path in _written(trainer, asked, out) if trainer.steps else ():
             shared.err.print(f"after {trainer.steps} steps; {path} has them", soft_wrap=True)
         if asked.resume is not None and trainer.steps:
@@ -80,8 +80,16 @@ def run(asked: Request, json: bool) -> None:
         plot_training(asked.plot, asked.model.stem, history)
         written.append(asked.plot)
     if json:
-        shared.print_json({"history": [dict(e.results) for e in history], "steps": trainer.steps, "seconds": seconds,
-                           "stats": trainer.stats(), "explanation": trainer.explain(), "written": list(map(str, written))})
+        shared.print_json(
+            {
+                "history": [dict(e.results) for e in history],
+                "steps": trainer.steps,
+                "seconds": seconds,
+                "stats": trainer.stats(),
+                "explanation": trainer.explain(),
+                "written": list(map(str, written)),
+            }
+        )
         return
     _print(trainer, history, seconds)
     for path in written:
@@ -89,22 +97,34 @@ def run(asked: Request, json: bool) -> None:
 
 
 def _target(asked: Request) -> Path | None:
-    """Where the trained model goes; None where only the checkpoint is wanted. Raises ConfigError where a default name is taken."""
+    """Where the trained model goes; None where only the checkpoint is wanted. Raises ConfigError where a default name
+    is taken."""
     if asked.out is not None or asked.resume is not None:
         return asked.out
     default = asked.model.with_name(f"{asked.model.stem}-trained.onnx")
     if default.exists():
-        raise ConfigError(f"{default} exists, and without --out the trained model would go there: give --out FILE.onnx, or move that file")
+        raise ConfigError(
+            f"{default} exists, and without --out the trained model would go there: give --out FILE.onnx, or "
+            f"move that file"
+        )
     if not os.access(default.parent, os.W_OK):
-        raise ConfigError(f"{default.parent} may not be written to, and the trained model would go there: give --out FILE.onnx")
+        raise ConfigError(
+            f"{default.parent} may not be written to, and the trained model would go there: give --out FILE.onnx"
+        )
     return default
 
 
 def _trainer(asked: Request, steps: int) -> Trainer:
     """steps: over which a schedule goes."""
     chosen = _optimizer(asked.optimizer, _schedule(asked.schedule, asked.rate, steps), asked.clip)
-    return Trainer(str(asked.model), loss=asked.loss, optimizer=chosen, trainable=list(asked.trainable) or None, seed=asked.seed,
-                   options=asked.options)
+    return Trainer(
+        str(asked.model),
+        loss=asked.loss,
+        optimizer=chosen,
+        trainable=list(asked.trainable) or None,
+        seed=asked.seed,
+        options=asked.options,
+    )
 
 
 def _written(trainer: Trainer, asked: Request, out: Path | None) -> list[Path]:
@@ -118,7 +138,9 @@ def _written(trainer: Trainer, asked: Request, out: Path | None) -> list[Path]:
 
 def _steps(resume: Path | None) -> int:
     """That a checkpoint has behind it: a schedule over all steps counts them. 0 where there is none."""
-    return checkpoint.number(resume, checkpoint.read(resume)[1], "step") if resume is not None and resume.exists() else 0
+    return (
+        checkpoint.number(resume, checkpoint.read(resume)[1], "step") if resume is not None and resume.exists() else 0
+    )
 
 
 def _samples(path: Path) -> tuple[dict[str, Any], Any]:
@@ -129,10 +151,14 @@ def _samples(path: Path) -> tuple[dict[str, Any], Any]:
     except FileNotFoundError as error:
         raise TrainingError(f"--data {path}: no such file") from error
     except (ValueError, AttributeError, OSError) as error:
-        raise TrainingError(f"--data {path}: not a .npz file of numbers ({error}); numpy.savez(FILE, x=..., y=...) writes one") from error
+        raise TrainingError(
+            f"--data {path}: not a .npz file of numbers ({error}); numpy.savez(FILE, x=..., y=...) writes one"
+        ) from error
     there = [name for name in LABELS if name in arrays]
     if not there or len(arrays) < 2:
-        raise TrainingError(f"--data {path}: it has {', '.join(map(repr, arrays)) or 'nothing'}, expected inputs and labels ('y')")
+        raise TrainingError(
+            f"--data {path}: it has {', '.join(map(repr, arrays)) or 'nothing'}, expected inputs and labels ('y')"
+        )
     labels = arrays.pop(there[0])
     return arrays, labels
 
@@ -150,16 +176,32 @@ def _optimizer(name: str, rate: Schedule, clip: float | None) -> Any:
 
 
 def _fit(
-    trainer: Trainer, asked: Request, inputs: Mapping[str, Any], labels: Any, validation: Any, history: list[Epoch], quiet: bool,
+    trainer: Trainer,
+    asked: Request,
+    inputs: Mapping[str, Any],
+    labels: Any,
+    validation: Any,
+    history: list[Epoch],
+    quiet: bool,
 ) -> None:
     """fit(), with a bar on a terminal's error stream, and a log. history: gets each epoch."""
-    bar = Bar(TextColumn("epoch {task.fields[epoch]}"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"),
-              TimeRemainingColumn(compact=True), console=shared.err, transient=True, disable=quiet or not shared.err.is_terminal)
+    bar = Bar(
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(compact=True),
+        console=shared.err,
+        transient=True,
+        disable=quiet or not shared.err.is_terminal,
+    )
     with bar, open(asked.log, "a", encoding="utf-8") if asked.log is not None else nullcontext() as log:
         task = bar.add_task("training", total=None, epoch="1", loss="")
 
         def show(at: Progress) -> None:
-            bar.update(task, completed=at.step, total=at.steps, epoch=f"{at.epoch}/{at.epochs}", loss=loss_text(at.loss))
+            bar.update(
+                task, completed=at.step, total=at.steps, epoch=f"{at.epoch}/{at.epochs}", loss=loss_text(at.loss)
+            )
 
         def note(epoch: Epoch) -> None:
             history.append(epoch)
@@ -167,7 +209,9 @@ def _fit(
                 log.writelines(json_module.dumps(line) + "\n" for line in _lines(epoch))
                 log.flush()
 
-        trainer.fit(inputs, labels, epochs=asked.epochs, batch=asked.batch, validation=validation, on_step=show, on_epoch=note)
+        trainer.fit(
+            inputs, labels, epochs=asked.epochs, batch=asked.batch, validation=validation, on_step=show, on_epoch=note
+        )
 
 
 def loss_text(loss: float | None) -> str:

@@ -22,10 +22,16 @@ from ort_gpu_ep.tuning.measure import BUDGET_S, TuneResult
 @shared.reports_errors
 def tune(
     model: Annotated[Path | None, typer.Argument(help="An ONNX file.", show_default=False)] = None,
-    budget_s: Annotated[float, typer.Option("--budget", min=0.0, help="Seconds for the runs; creating sessions comes on top.")] = BUDGET_S,
+    budget_s: Annotated[
+        float, typer.Option("--budget", min=0.0, help="Seconds for the runs; creating sessions comes on top.")
+    ] = BUDGET_S,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again, even if there are stored results.")] = False,
-    show: Annotated[bool, typer.Option("--list", help="List the stored results of the adapter, and measure nothing.")] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Delete the stored results of the adapter, and measure nothing.")] = False,
+    show: Annotated[
+        bool, typer.Option("--list", help="List the stored results of the adapter, and measure nothing.")
+    ] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Delete the stored results of the adapter, and measure nothing.")
+    ] = False,
     inputs: shared.InputOption = None,
     dims: shared.SizeOption = None,
     shapes: shared.ShapeOption = None,
@@ -60,7 +66,9 @@ def _known(config: Config, forget: bool, json: bool) -> None:
         there = tuned.forget(config.cache_path, key)
     if json:
         rows = [{"key": name, "form": choice.form, "ns": dict(choice.ns)} for name, choice in table.choices.items()]
-        shared.print_json({"adapter": info.name, "choices": rows, "models": len(table.models), "forgotten": forget and there})
+        shared.print_json(
+            {"adapter": info.name, "choices": rows, "models": len(table.models), "forgotten": forget and there}
+        )
         return
     if forget:
         _say(f"{info.name}: {f'{len(table.choices)} choices forgotten' if there else 'nothing was known'}")
@@ -71,8 +79,11 @@ def _known(config: Config, forget: bool, json: bool) -> None:
 
 
 def _print(found: TuneResult) -> None:
-    _say(f"{found.adapter}: {found.changed} of {len(found.choices)} choices changed, "
-         f"{found.saved_ns / 1e3:.1f} us of a run saved; {found.candidates} candidates, {found.runs} runs each, {found.seconds:.1f} s")
+    _say(
+        f"{found.adapter}: {found.changed} of {len(found.choices)} choices changed, "
+        f"{found.saved_ns / 1e3:.1f} us of a run saved; {found.candidates} candidates, {found.runs} runs each, "
+        f"{found.seconds:.1f} s"
+    )
     for note in found.notes:
         _say(f"note: {note}")
     for key in sorted(found.choices, key=lambda k: -max(found.choices[k].ns.values())):

@@ -29,7 +29,8 @@ Level = StrEnum("Level", ["LOW", "MEDIUM", "HIGH", "ALL"])
 """What `--load` may say; typer takes no Literal in a list."""
 
 SETTLE_S = 1.5
-"""Runs that are not counted after the load has begun: smoothing (0.25 s), two readings and a dwell of 0.5 s are over then."""
+"""Runs that are not counted after the load has begun: smoothing (0.25 s), two readings and a dwell of 0.5 s are over
+then."""
 
 SHORTEST_S = 1.5
 """Of measuring: the load is read ten times a second."""
@@ -37,7 +38,8 @@ SHORTEST_S = 1.5
 
 @dataclass
 class Row:
-    """One candidate under one load. times_ms: of its runs in turn with the others. chosen: what auto ran, candidate -> part of its runs."""
+    """One candidate under one load. times_ms: of its runs in turn with the others. chosen: what auto ran, candidate ->
+    part of its runs."""
 
     level: str
     candidate: str
@@ -58,18 +60,22 @@ class Row:
 
 
 def sessions(model: Any, options: Mapping[str, str]) -> dict[str, Any]:
-    """candidate -> session: onnxruntime's own on the CPU, all on the GPU, and what the options say (placement=auto by default)."""
+    """candidate -> session: onnxruntime's own on the CPU, all on the GPU, and what the options say (placement=auto by
+    default)."""
     chooses = InferenceSession(model, shared.quiet(), provider_options=dict(options))
     chooses.wait_ready()
     return {
         "cpu": shared.cpu_session(model),
-        "gpu": InferenceSession(model, shared.quiet(), provider_options={**options, "placement": "gpu", "unit_plans": "wait"}),
+        "gpu": InferenceSession(
+            model, shared.quiet(), provider_options={**options, "placement": "gpu", "unit_plans": "wait"}
+        ),
         "auto": chooses,
     }
 
 
 def sampler_of(options: Mapping[str, str]) -> tuple[AdapterInfo, Sampler]:
-    """The adapter that the options ask for, and who reads its load, whatever the option `load` says. Raises AdapterError."""
+    """The adapter that the options ask for, and who reads its load, whatever the option `load` says. Raises
+    AdapterError."""
     config = resolve(options)
     info = choose(config.adapter)[0]
     source = "auto" if config.load == "off" else config.load
@@ -79,8 +85,14 @@ def sampler_of(options: Mapping[str, str]) -> tuple[AdapterInfo, Sampler]:
 
 
 def measure(
-    candidates: Mapping[str, Any], feeds: Mapping[str, Any], info: AdapterInfo, sampler: Sampler, levels: Sequence[str], runs: int,
-    settle_s: float = SETTLE_S, tell: Callable[[str], object] = lambda level: None,
+    candidates: Mapping[str, Any],
+    feeds: Mapping[str, Any],
+    info: AdapterInfo,
+    sampler: Sampler,
+    levels: Sequence[str],
+    runs: int,
+    settle_s: float = SETTLE_S,
+    tell: Callable[[str], object] = lambda level: None,
 ) -> list[Row]:
     """A row for each level and candidate. runs: of each, at least. tell: called with a level before it is measured.
 
@@ -97,16 +109,29 @@ def measure(
             chosen = _chosen(candidates["auto"], before)
         loads = [load.gpu for _, load in turns if load.gpu is not None]
         for candidate in candidates:
-            rows.append(Row(
-                level, candidate, [times[candidate] for times, _ in turns], float(np.mean(loads)) if loads else None,
-                float(np.mean([load.cpu for _, load in turns])), sampler.latest.source, chosen if candidate == "auto" else {}))
+            rows.append(
+                Row(
+                    level,
+                    candidate,
+                    [times[candidate] for times, _ in turns],
+                    float(np.mean(loads)) if loads else None,
+                    float(np.mean([load.cpu for _, load in turns])),
+                    sampler.latest.source,
+                    chosen if candidate == "auto" else {},
+                )
+            )
     return rows
 
 
 def _turns(
-    candidates: Mapping[str, Any], feeds: Mapping[str, Any], sampler: Sampler, runs: int, seconds: float,
+    candidates: Mapping[str, Any],
+    feeds: Mapping[str, Any],
+    sampler: Sampler,
+    runs: int,
+    seconds: float,
 ) -> Iterator[tuple[Any, Any]]:
-    """(milliseconds by candidate, load) of rounds in which each candidate runs once, every other one backwards, for so many and so long."""
+    """(milliseconds by candidate, load) of rounds in which each candidate runs once, every other one backwards, for so
+    many and so long."""
     start, done = time.monotonic(), 0
     while done < runs or time.monotonic() - start < seconds:
         times, load = {}, sampler.latest
@@ -125,7 +150,8 @@ def _counts(session: Any) -> dict[str, int]:
 
 
 def _chosen(session: Any, before: Mapping[str, int]) -> dict[str, float]:
-    """Parts of the runs since `before`; of a session without a choice, the side that all of its nodes or some are on."""
+    """Parts of the runs since `before`; of a session without a choice, the side that all of its nodes or some are
+    on."""
     counts = {candidate: count - before.get(candidate, 0) for candidate, count in _counts(session).items()}
     total = sum(counts.values())
     if total:

@@ -1,4 +1,5 @@
-"""Finds the first node whose GPU values diverge from the CPU's (or float64's), and the node with the largest own error."""
+"""Finds the first node whose GPU values diverge from the CPU's (or float64's), and the node with the largest own
+error."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ Progress = Callable[[str, float], None]
 class Finding:
     """A node.
 
-    accumulated: difference of its values in the whole model. own: given the CPU's inputs. nodes: of the part that was run for `own`: more
-    than one where it takes those before it. model, feeds: that part.
+    accumulated: difference of its values in the whole model. own: given the CPU's inputs. nodes: of the part that was
+    run for `own`: more than one where it takes those before it. model, feeds: that part.
     """
 
     name: str
@@ -43,15 +44,22 @@ class Finding:
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
-        return {"node": self.name, "op": self.op, "accumulated": self.accumulated.as_dict(),
-                "own": self.own.as_dict() if self.own is not None else None, "nodes": self.nodes}
+        return {
+            "node": self.name,
+            "op": self.op,
+            "accumulated": self.accumulated.as_dict(),
+            "own": self.own.as_dict() if self.own is not None else None,
+            "nodes": self.nodes,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
-    """outputs: of the whole model. first: where the values leave the CPU's by more than allowed, None where nowhere. worst: by own error.
+    """outputs: of the whole model. first: where the values leave the CPU's by more than allowed, None where nowhere.
+    worst: by own error.
 
-    fused: the difference is only there where the values between are not looked at, so it comes from kernels of several nodes.
+    fused: the difference is only there where the values between are not looked at, so it comes from kernels of several
+    nodes.
     """
 
     outputs: tuple[Difference, ...]
@@ -66,10 +74,15 @@ class Bisection:
 
 
 def bisect(
-    model: onnx.ModelProto, feeds: Mapping[str, Array], gpu: Run, cpu: Run, tolerance: float | None = None,
+    model: onnx.ModelProto,
+    feeds: Mapping[str, Array],
+    gpu: Run,
+    cpu: Run,
+    tolerance: float | None = None,
     progress: Progress | None = None,
 ) -> Bisection:
-    """gpu, cpu: run a model on inputs, all its outputs in order. tolerance: as Difference.within takes it. Raises what they raise."""
+    """gpu, cpu: run a model on inputs, all its outputs in order. tolerance: as Difference.within takes it. Raises what
+    they raise."""
     return _Search(model, feeds, gpu, cpu, tolerance, progress or (lambda what, part: None)).run()
 
 
@@ -77,7 +90,13 @@ class _Search:
     """One bisection. want: the CPU's value of every name."""
 
     def __init__(
-        self, model: onnx.ModelProto, feeds: Mapping[str, Array], gpu: Run, cpu: Run, tolerance: float | None, say: Progress,
+        self,
+        model: onnx.ModelProto,
+        feeds: Mapping[str, Array],
+        gpu: Run,
+        cpu: Run,
+        tolerance: float | None,
+        say: Progress,
     ) -> None:
         self.model, self.feeds, self.gpu, self.cpu, self.tolerance, self.say = model, feeds, gpu, cpu, tolerance, say
         self.nodes = list(model.graph.node)
@@ -104,7 +123,7 @@ class _Search:
         names = values_of(self.model)
         for begin in range(0, len(names), TOGETHER):
             self.say("values", 0.1 + 0.5 * begin / len(names))
-            part = names[begin:begin + TOGETHER]
+            part = names[begin : begin + TOGETHER]
             model = exposing(self.model, part)
             want = self.cpu(model, self.feeds)
             self.want |= dict(zip(part, want, strict=True))
@@ -152,7 +171,7 @@ class _Search:
     def _before(self, node: onnx.NodeProto, count: int) -> list[onnx.NodeProto]:
         """A node and the ones before it that it needs most nearly, in order."""
         chosen, names = [node], reads_of(node)
-        for other in reversed(self.nodes[:self.nodes.index(node)]):
+        for other in reversed(self.nodes[: self.nodes.index(node)]):
             if len(chosen) == count:
                 break
             if names & set(other.output):
@@ -166,6 +185,7 @@ class _Search:
 
     def _worst(self) -> Finding | None:
         """The node with the largest error of its own among those behind which the error grows the most."""
+
         def growth(node: onnx.NodeProto) -> float:
             before = max((_size(self.found[name]) for name in reads_of(node) if name in self.found), default=0.0)
             return _size(self._worst_of(node)) - before

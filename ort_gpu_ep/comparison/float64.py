@@ -25,8 +25,8 @@ _SHAPES_ONLY = {"Constant", "ConstantOfShape"}
 class Float64:
     """Evaluates models in float64. plain: runs a model on onnxruntime's CPU provider, raising what that does.
 
-    A node goes to onnxruntime with float64 inputs, where it has such a kernel, else to onnx's reference implementation. in_float32: nodes
-    of the last run that neither can do in float64, by name; these were calculated in float32.
+    A node goes to onnxruntime with float64 inputs, where it has such a kernel, else to onnx's reference implementation.
+    in_float32: nodes of the last run that neither can do in float64, by name; these were calculated in float32.
     """
 
     def __init__(self, plain: Run) -> None:
@@ -45,16 +45,28 @@ class Float64:
         return [_rounded(values[o.name], types.get(o.name)) for o in whole.graph.output]
 
     def _evaluated(
-        self, model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Any], types: Mapping[str, int],
+        self,
+        model: onnx.ModelProto,
+        node: onnx.NodeProto,
+        values: Mapping[str, Any],
+        types: Mapping[str, int],
     ) -> dict[str, Any]:
         names = [name for name in node.output if name]
         wide = _in_float64(node)
-        feeds = {name: _as_allowed(values[name], types.get(name), model, node, k) for k, name in enumerate(node.input) if name}
+        feeds = {
+            name: _as_allowed(values[name], types.get(name), model, node, k)
+            for k, name in enumerate(node.input)
+            if name
+        }
         got = self._tried(model, wide, {**values, **feeds})
         if got is None:
-            got = self._tried(model, node, {**values, **{n: _rounded(values[n], types.get(n)) for n in node.input if n}})
+            got = self._tried(
+                model, node, {**values, **{n: _rounded(values[n], types.get(n)) for n in node.input if n}}
+            )
             if got is None:
-                raise ModelError(f"{node.op_type} {node.name or names[0]}: neither onnxruntime nor onnx's reference evaluates it")
+                raise ModelError(
+                    f"{node.op_type} {node.name or names[0]}: neither onnxruntime nor onnx's reference evaluates it"
+                )
         calculated = node.op_type not in _SHAPES_ONLY and any(_is_float(values[name]) for name in node.input if name)
         if calculated and any(_is_float(a) and np.asarray(a).dtype != np.float64 for a in got):
             self.in_float32.append(node.name or names[0])
@@ -62,13 +74,16 @@ class Float64:
 
     def _tried(self, model: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Any]) -> list[Any] | None:
         """The outputs of one node; None where it can't be evaluated with values of these types."""
-        bare = onnx.ModelProto(ir_version=model.ir_version)       # without the model's constants: they are among the values
+        # without the model's constants: they are among the values
+        bare = onnx.ModelProto(ir_version=model.ir_version)
         bare.opset_import.extend(model.opset_import)
         part, feeds = alone(bare, [node], values)
         for run in (self._plain, _by_reference):
             try:
                 return run(part, feeds)
-            except Exception:      # both have many types of their own for "no such kernel"; the caller says which node it was
+            except (
+                Exception
+            ):  # both have many types of their own for "no such kernel"; the caller says which node it was
                 continue
         return None
 
@@ -110,11 +125,22 @@ class MatMulNBits(OpRun):
     op_domain = "com.microsoft"
 
     def _run(
-        self, a: Array, b: Array, scales: Array, zero_points: Array | None = None, g_idx: Array | None = None, bias: Array | None = None, *,
-        K: int, N: int, bits: int = 4, block_size: int, **_: Any,
+        self,
+        a: Array,
+        b: Array,
+        scales: Array,
+        zero_points: Array | None = None,
+        g_idx: Array | None = None,
+        bias: Array | None = None,
+        *,
+        K: int,
+        N: int,
+        bits: int = 4,
+        block_size: int,
+        **_: Any,
     ) -> tuple[Array]:
         blocks = -(-K // block_size)
-        codes = _codes(b.reshape(N, -1), bits)[:, :blocks * block_size]
+        codes = _codes(b.reshape(N, -1), bits)[:, : blocks * block_size]
         if zero_points is None:
             zeros = np.full((N, blocks), float(1 << bits - 1))
         elif zero_points.dtype == np.uint8:
@@ -122,7 +148,7 @@ class MatMulNBits(OpRun):
         else:
             zeros = zero_points.reshape(N, blocks)
         block = np.arange(codes.shape[1]) // block_size if g_idx is None else np.asarray(g_idx)
-        codes = codes[:, :len(block)]
+        codes = codes[:, : len(block)]
         weight = ((codes - zeros[:, block]) * scales.reshape(N, blocks)[:, block])[:, :K]
         return (a @ weight.astype(a.dtype).T + (0 if bias is None else bias),)
 
@@ -130,7 +156,7 @@ class MatMulNBits(OpRun):
 def _codes(packed: Array, bits: int) -> Array:
     """Rows of bytes as rows of numbers, the lowest bits first."""
     planes = np.unpackbits(packed, axis=1, bitorder="little")
-    return planes[:, :planes.shape[1] // bits * bits].reshape(len(packed), -1, bits) @ (1.0 * (1 << np.arange(bits)))
+    return planes[:, : planes.shape[1] // bits * bits].reshape(len(packed), -1, bits) @ (1.0 * (1 << np.arange(bits)))
 
 
 _OWN = (Erf, Gelu, GlobalMaxPool, MatMulNBits)
@@ -144,7 +170,7 @@ def _declared(model: onnx.ModelProto) -> dict[str, int]:
     """Element type of each value, as far as onnx infers it."""
     try:
         graph = onnx.shape_inference.infer_shapes(model).graph
-    except Exception:       # of models that onnx's inference refuses, or that are too large for it; their own types are left
+    except Exception:  # of models that onnx's inference refuses, or that are too large for it; their own types are left
         graph = model.graph
     types = {i.name: i.data_type for i in graph.initializer}
     return types | {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info, *graph.output)}
@@ -191,7 +217,11 @@ def _widen(attribute: onnx.AttributeProto) -> None:
         attribute.i = TensorProto.DOUBLE
     if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in _FLOATS:
         attribute.t.CopyFrom(numpy_helper.from_array(_wide(numpy_helper.to_array(attribute.t))))
-    for graph in (attribute.g, *attribute.graphs) if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) else ():
+    for graph in (
+        (attribute.g, *attribute.graphs)
+        if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+        else ()
+    ):
         _widen_graph(graph)
 
 

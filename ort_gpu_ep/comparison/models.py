@@ -26,7 +26,12 @@ def values_of(model: onnx.ModelProto) -> list[str]:
 def exposing(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """The same model with these values as its outputs; onnxruntime infers their types."""
     outputs = {v.name: v for v in model.graph.output}
-    return _with(model, model.graph.node, [outputs.get(name) or onnx.ValueInfoProto(name=name) for name in names], model.graph.input)
+    return _with(
+        model,
+        model.graph.node,
+        [outputs.get(name) or onnx.ValueInfoProto(name=name) for name in names],
+        model.graph.input,
+    )
 
 
 def up_to(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
@@ -39,15 +44,21 @@ def up_to(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     return _with(exposing(model, names), kept[::-1], None, model.graph.input)
 
 
-def alone(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], values: Mapping[str, Array]) -> tuple[onnx.ModelProto, dict[str, Array]]:
+def alone(
+    model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], values: Mapping[str, Array]
+) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """A model of some nodes, with the outputs of the last, and its inputs: what is no constant comes from `values`.
 
     Raises KeyError for a value that is not among them.
     """
     constants, written = {i.name for i in model.graph.initializer}, {name for node in nodes for name in node.output}
-    reads = dict.fromkeys(name for node in nodes for name in sorted(reads_of(node)) if name not in constants and name not in written)
+    reads = dict.fromkeys(
+        name for node in nodes for name in sorted(reads_of(node)) if name not in constants and name not in written
+    )
     feeds = {name: values[name] for name in reads}
-    inputs = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()]
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feeds.items()
+    ]
     outputs = [onnx.ValueInfoProto(name=name) for name in nodes[-1].output if name]
     return _with(model, nodes, outputs, inputs), feeds
 
@@ -74,7 +85,9 @@ def _with(model: onnx.ModelProto, nodes: Any, outputs: Any, inputs: Any) -> onnx
     graph.node.extend(nodes)
     graph.input.extend(inputs)
     graph.output.extend(model.graph.output if outputs is None else outputs)
-    graph.initializer.extend(i for i in model.graph.initializer if i.name in read or any(o.name == i.name for o in graph.output))
+    graph.initializer.extend(
+        i for i in model.graph.initializer if i.name in read or any(o.name == i.name for o in graph.output)
+    )
     return part
 
 
@@ -82,7 +95,7 @@ def save(model: onnx.ModelProto, path: Path) -> None:
     """Raises OSError."""
     large = sum(len(i.raw_data) for i in model.graph.initializer) > EXTERNAL_NBYTES
     path.parent.mkdir(parents=True, exist_ok=True)
-    if large:       # the file beside it is written first, by its name
+    if large:  # the file beside it is written first, by its name
         onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
         return
     with whole(path) as part:

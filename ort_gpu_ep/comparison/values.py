@@ -11,16 +11,18 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-4}
-"""Of a float, as a part of the largest magnitude of its tensor, by bytes an element: sums in another order differ by some 1e-6 a layer."""
+"""Of a float, as a part of the largest magnitude of its tensor, by bytes an element: sums in another order differ by
+some 1e-6 a layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """Of one value from what it is compared with.
 
-    absolute: the largest. relative: that, as a part of the largest finite magnitude. l2: norm of the difference over the value's norm.
-    ulp: the most representable numbers between two elements; 0 where these are no floats. misplaced: elements where only one side is NaN,
-    or an infinity of that sign. at, got, want: the element with the largest difference.
+    absolute: the largest. relative: that, as a part of the largest finite magnitude. l2: norm of the difference over
+    the value's norm. ulp: the most representable numbers between two elements; 0 where these are no floats. misplaced:
+    elements where only one side is NaN, or an infinity of that sign. at, got, want: the element with the largest
+    difference.
     """
 
     name: str
@@ -36,7 +38,8 @@ class Difference:
     want: str
 
     def within(self, tolerance: float | None = None) -> bool:
-        """tolerance: largest `relative` of floats, TOLERANCE by default. Integers are equal; those of 8 bits differ by 1 at most."""
+        """tolerance: largest `relative` of floats, TOLERANCE by default. Integers are equal; those of 8 bits differ by
+        1 at most."""
         if self.misplaced:
             return False
         kind = np.dtype(self.dtype)
@@ -51,20 +54,24 @@ class Difference:
     def __str__(self) -> str:
         where = f" at {list(self.at)}: got {self.got}, expected {self.want}" if self.absolute or self.misplaced else ""
         lost = f", {self.misplaced} NaN or infinite on one side only" if self.misplaced else ""
-        return (f"{self.name} {self.dtype}{list(self.shape)}: absolute {self.absolute:.2g}, relative {self.relative:.2g}, "
-                f"L2 {self.l2:.2g}, {self.ulp} ULP{lost}{where}")
+        return (
+            f"{self.name} {self.dtype}{list(self.shape)}: absolute {self.absolute:.2g}, relative {self.relative:.2g}, "
+            f"L2 {self.l2:.2g}, {self.ulp} ULP{lost}{where}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One output of two sides. between: their difference. first, second: what each differs from float64 by, None if unknown."""
+    """One output of two sides. between: their difference. first, second: what each differs from float64 by, None if
+    unknown."""
 
     between: Difference
     first: Difference | None = None
     second: Difference | None = None
 
     def within(self, tolerance: float | None = None) -> bool:
-        """Whether the first side is right: near the second one, or near float64, or at least no farther from float64 than the second."""
+        """Whether the first side is right: near the second one, or near float64, or at least no farther from float64
+        than the second."""
         if self.between.within(tolerance) or self.first is None or self.second is None:
             return self.between.within(tolerance)
         ours, theirs = ((d.misplaced, d.relative) for d in (self.first, self.second))
@@ -76,7 +83,9 @@ class Judgement:
         return {**self.between.as_dict(), "float64": third}
 
 
-def judged(names: Sequence[str], got: Sequence[Any], want: Sequence[Any], exact: Sequence[Any] | None = None) -> list[Judgement]:
+def judged(
+    names: Sequence[str], got: Sequence[Any], want: Sequence[Any], exact: Sequence[Any] | None = None
+) -> list[Judgement]:
     """Of the outputs of two runs, and of a third one in float64; sequences and maps are left out."""
     if exact is None:
         return [Judgement(d) for d in differences(names, got, want)]
@@ -90,8 +99,10 @@ def difference(name: str, got: Array, want: Array) -> Difference:
     if got.shape != want.shape or got.dtype != want.dtype:
         inf = float("inf")
         got_type, want_type = (f"{side.dtype}{list(side.shape)}" for side in (got, want))
-        return Difference(name, str(want.dtype), want.shape, inf, inf, inf, 0, max(want.size, 1), (), got_type, want_type)
-    if want.dtype.kind not in "biuf":       # texts
+        return Difference(
+            name, str(want.dtype), want.shape, inf, inf, inf, 0, max(want.size, 1), (), got_type, want_type
+        )
+    if want.dtype.kind not in "biuf":  # texts
         unequal = got != want
         at, count = _index(unequal.astype(np.float64)), int(unequal.sum())
         shown = (str(got[at]), str(want[at])) if want.size else ("", "")
@@ -102,12 +113,25 @@ def difference(name: str, got: Array, want: Array) -> Difference:
     with np.errstate(invalid="ignore"):
         apart = np.where(finite, np.abs(ours - theirs), 0.0)
     sizes = np.abs(np.where(np.isfinite(theirs), theirs, 0.0))
-    absolute, largest, norm = float(apart.max(initial=0.0)), float(sizes.max(initial=0.0)), float(np.linalg.norm(sizes.ravel()))
+    absolute, largest, norm = (
+        float(apart.max(initial=0.0)),
+        float(sizes.max(initial=0.0)),
+        float(np.linalg.norm(sizes.ravel())),
+    )
     at = _index(np.where(same, apart, np.inf))
     return Difference(
-        name, str(want.dtype), want.shape, absolute, _ratio(absolute, largest), _ratio(float(np.linalg.norm(apart.ravel())), norm),
-        _ulp(got, want, finite) if want.dtype.kind == "f" else 0, int((~same).sum()), at, str(got[at]) if want.size else "",
-        str(want[at]) if want.size else "")
+        name,
+        str(want.dtype),
+        want.shape,
+        absolute,
+        _ratio(absolute, largest),
+        _ratio(float(np.linalg.norm(apart.ravel())), norm),
+        _ulp(got, want, finite) if want.dtype.kind == "f" else 0,
+        int((~same).sum()),
+        at,
+        str(got[at]) if want.size else "",
+        str(want[at]) if want.size else "",
+    )
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -129,8 +153,11 @@ def _ulp(got: Array, want: Array, finite: Array) -> int:
 
     a, b = place(got)[finite], place(want)[finite]
     if bits.itemsize == 8:
-        return max((abs(int(x) - int(y)) for x, y in zip(a, b, strict=True)), default=0) if a.size <= 1 << 16 else int(
-            np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+        return (
+            max((abs(int(x) - int(y)) for x, y in zip(a, b, strict=True)), default=0)
+            if a.size <= 1 << 16
+            else int(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+        )
     return int(np.abs(a.astype(np.int64) - b.astype(np.int64)).max(initial=0))
 
 

@@ -40,7 +40,11 @@ def brought_out(model: onnx.ModelProto) -> onnx.ModelProto:
     inputs = {i.name for i in graph.input}
     kept = []
     for node in graph.node:
-        array = _moved(node, initializers, inputs, readers) if node.domain in ("", "ai.onnx") and len(node.output) == 1 else None
+        array = (
+            _moved(node, initializers, inputs, readers)
+            if node.domain in ("", "ai.onnx") and len(node.output) == 1
+            else None
+        )
         if array is None:
             kept.append(node)
             continue
@@ -55,7 +59,9 @@ def brought_out(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def _moved(node: onnx.NodeProto, held: dict[str, onnx.TensorProto], given: Collection[str], readers: Counter[str]) -> Array | None:
+def _moved(
+    node: onnx.NodeProto, held: dict[str, onnx.TensorProto], given: Collection[str], readers: Counter[str]
+) -> Array | None:
     """The value of a node that holds a weight, or only moves one that nobody else reads; None for another node."""
     if node.op_type == "Constant":
         (value,) = node.attribute
@@ -78,7 +84,8 @@ def _is_weight(tensor: onnx.TensorProto) -> bool:
 
 
 def left_alone(model: onnx.ModelProto, compressed: Collection[str]) -> tuple[str, int]:
-    """Constants as large as a weight which are not among the names `compressed`, by what they are and who reads them; and their bytes."""
+    """Constants as large as a weight which are not among the names `compressed`, by what they are and who reads them;
+    and their bytes."""
     count: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
     for what, tensor in _constants(model.graph):
@@ -97,7 +104,9 @@ def _constants(graph: onnx.GraphProto, body: str = "") -> Iterator[tuple[str, on
         for name in node.input:
             readers.setdefault(name, node.op_type)
     pairs = [(i.name, i) for i in graph.initializer]
-    pairs += [(n.output[0], a.t) for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"]
+    pairs += [
+        (n.output[0], a.t) for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"
+    ]
     for name, tensor in pairs:
         kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
         where = f"in the body of {body}" if body else f"of {readers[name]}" if name in readers else "of a body"

@@ -10,7 +10,8 @@ from ort_gpu_ep.compression.layers import Array, attribute, reads
 
 
 def without_batch_normalization(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the model where each normalization by constants that alone reads a convolution is part of that one's weight and bias.
+    """A copy of the model where each normalization by constants that alone reads a convolution is part of that one's
+    weight and bias.
 
     Weights keep their names. What is shared, an output, not float32, or in a subgraph stays as it is.
     """
@@ -21,11 +22,24 @@ def without_batch_normalization(model: onnx.ModelProto) -> onnx.ModelProto:
     readers = reads(graph)
     makers = {name: node for node in graph.node for name in node.output}
     for node in list(graph.node):
-        conv = makers.get(node.input[0]) if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx") else None
-        if conv is None or conv.op_type != "Conv" or conv.domain not in ("", "ai.onnx") or len([o for o in node.output if o]) != 1:
+        conv = (
+            makers.get(node.input[0])
+            if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx")
+            else None
+        )
+        if (
+            conv is None
+            or conv.op_type != "Conv"
+            or conv.domain not in ("", "ai.onnx")
+            or len([o for o in node.output if o]) != 1
+        ):
             continue
         own = [name for name in conv.input[1:] if name]
-        fixed = set(node.input[1:]) <= set(inits) and set(own) <= set(inits) and all(readers[name] == 1 for name in (*own, conv.output[0]))
+        fixed = (
+            set(node.input[1:]) <= set(inits)
+            and set(own) <= set(inits)
+            and all(readers[name] == 1 for name in (*own, conv.output[0]))
+        )
         if not fixed or attribute(node, "training_mode", 0) or not attribute(node, "spatial", 1):
             continue
         scale, shift, mean, variance = (numpy_helper.to_array(inits[name]).astype("d") for name in node.input[1:])

@@ -21,15 +21,21 @@ MIN_WEIGHTS = 1024
 
 RECURRENT = ("LSTM", "GRU", "RNN")
 WEIGHT_INPUTS: Mapping[str, tuple[int, ...]] = {
-    "Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (1,), "Gather": (0,), **dict.fromkeys(RECURRENT, (1, 2))}
+    "Conv": (1,),
+    "ConvTranspose": (1,),
+    "Gemm": (1,),
+    "MatMul": (1,),
+    "Gather": (0,),
+    **dict.fromkeys(RECURRENT, (1, 2)),
+}
 
 
 @dataclass(frozen=True)
 class Layer:
     """A weight of a node, and how it is stored in rows.
 
-    shape: of the weight. stored, perm: shape of what is stored, and the permutation of its axes that gives `shape`; axis 0 of what is
-    stored counts outputs (of a recurrent layer: nothing). shared: other nodes read the weight, too.
+    shape: of the weight. stored, perm: shape of what is stored, and the permutation of its axes that gives `shape`;
+    axis 0 of what is stored counts outputs (of a recurrent layer: nothing). shared: other nodes read the weight, too.
     """
 
     node: onnx.NodeProto
@@ -54,11 +60,12 @@ class Layer:
 
     @property
     def blocks(self) -> tuple[int, int, int]:
-        """(b, n, k): what is stored, as matrices [n, k] that read inputs of their own: groups of a convolution, directions of a layer."""
+        """(b, n, k): what is stored, as matrices [n, k] that read inputs of their own: groups of a convolution,
+        directions of a layer."""
         count = int(attribute(self.node, "group", 1)) if self.node.op_type == "Conv" else 1
         if self.node.op_type in RECURRENT:
             return self.array.shape[0], self.array.shape[1], self.array.shape[2]
-        if self.node.op_type == "ConvTranspose":        # of what a pixel of the input adds to those around it
+        if self.node.op_type == "ConvTranspose":  # of what a pixel of the input adds to those around it
             return 1, self.array.size // self.stored[-1], self.stored[-1]
         return count, self.stored[0] // count, self.array.size // max(self.stored[0], 1)
 
@@ -75,7 +82,8 @@ class Layer:
 def check_uncompressed(model: onnx.ModelProto) -> None:
     """Raises ModelError for a model that is compressed already."""
     if any(f.domain == DOMAIN for f in model.functions) or any(
-            n.op_type in ("MatMulNBits", "GatherBlockQuantized") for n in model.graph.node):
+        n.op_type in ("MatMulNBits", "GatherBlockQuantized") for n in model.graph.node
+    ):
         raise ModelError("the model is compressed already: start from the one with float weights")
 
 
@@ -90,14 +98,20 @@ def find_layers(model: onnx.ModelProto) -> list[Layer]:
     for node in model.graph.node:
         for index in WEIGHT_INPUTS.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ():
             name = node.input[index] if index < len(node.input) else ""
-            if name in tensors and name not in layers and (layer := _layer(node, name, tensors[name], readers[name] > 1)) is not None:
+            if (
+                name in tensors
+                and name not in layers
+                and (layer := _layer(node, name, tensors[name], readers[name] > 1)) is not None
+            ):
                 layers[name] = layer
     return list(layers.values())
 
 
 def reads(graph: onnx.GraphProto) -> Counter[str]:
     """How often each value is read: by nodes, by subgraphs, and as an output."""
-    counts = Counter(name for node in graph.node for name in node.input) + Counter(output.name for output in graph.output)
+    counts = Counter(name for node in graph.node for name in node.input) + Counter(
+        output.name for output in graph.output
+    )
     for node in graph.node:
         for inner in bodies(node):
             counts += reads(inner)
@@ -124,7 +138,10 @@ def _layer(node: onnx.NodeProto, name: str, tensor: onnx.TensorProto, shared: bo
         return None
     array = numpy_helper.to_array(tensor)
     if not np.isfinite(array).all():
-        raise ModelError(f"weight {name!r} of {node.name or node.op_type}: {int((~np.isfinite(array)).sum())} elements are NaN or infinite")
+        raise ModelError(
+            f"weight {name!r} of {node.name or node.op_type}: {int((~np.isfinite(array)).sum())} elements are NaN "
+            f"or infinite"
+        )
     identity = tuple(range(array.ndim))
     if node.op_type == "Gather" and (array.ndim != 2 or attribute(node, "axis", 0) not in (0, -2)):
         return None

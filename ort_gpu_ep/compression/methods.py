@@ -31,7 +31,9 @@ class Method:
     percent: int = 0
 
     def __str__(self) -> str:
-        return self.kind + (str(self.percent) if self.kind == "prune" else str(self.bits) if self.kind == "codebook" else "")
+        return self.kind + (
+            str(self.percent) if self.kind == "prune" else str(self.bits) if self.kind == "codebook" else ""
+        )
 
     def gentler(self) -> Method | None:
         """The next method that changes weights less; None after float32, which changes none."""
@@ -43,7 +45,11 @@ class Method:
             case "int4":
                 return Method("int8")
             case "codebook":
-                return Method("codebook", next((b for b in BITS if b > self.bits), 0)) if self.bits < BITS[-1] else Method("float32")
+                return (
+                    Method("codebook", next((b for b in BITS if b > self.bits), 0))
+                    if self.bits < BITS[-1]
+                    else Method("float32")
+                )
             case _:
                 return Method("prune", percent=self.percent - 10) if self.percent > 60 else Method("codebook", 5)
 
@@ -62,14 +68,15 @@ def parse_method(text: str) -> Method:
 
 
 def fitting(layer: Layer, method: Method) -> Method:
-    """What a layer gets for a method: rows of a table are picked whole, so that zeros among them save nothing in a run."""
+    """What a layer gets for a method: rows of a table are picked whole, so that zeros among them save nothing in a
+    run."""
     return Method("codebook", 5) if layer.is_table and method.kind == "prune" else method
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """held: constants by name. nodes: what makes the weight (or, `instead`, what takes the layer's place). weight: the dense weight, which
-    decoding gives. functions: names of functions.py's that the nodes call.
+    """held: constants by name. nodes: what makes the weight (or, `instead`, what takes the layer's place). weight: the
+    dense weight, which decoding gives. functions: names of functions.py's that the nodes call.
     """
 
     weight: Array
@@ -89,7 +96,9 @@ def encode(layer: Layer, method: Method, pruned: Array | None = None) -> Encoded
     int4 is for products and tables; another layer gets int8.
     """
     match method.kind:
-        case "int8" | "int4" if layer.is_table and not layer.shared and (method.kind == "int8" or layer.stored[1] % 2 == 0):
+        case "int8" | "int4" if (
+            layer.is_table and not layer.shared and (method.kind == "int8" or layer.stored[1] % 2 == 0)
+        ):
             return _blocks(layer, method.kind == "int4")
         case "int4" if layer.is_matrix and not layer.shared and not attribute(layer.node, "transA", 0):
             return _int4(layer)
@@ -149,12 +158,25 @@ def _int4(layer: Layer) -> Encoded:
     codes = np.clip(np.rint(padded / scale[..., None]) + 8, 0, 15).astype(np.uint8)
     dense = ((codes.astype(np.float32) - 8) * scale[..., None]).reshape(n, -1)[:, :k]
     node, gemm = layer.node, layer.node.op_type == "Gemm"
-    constants = {f"{layer.weight}.int4": codes[..., 0::2] | codes[..., 1::2] << 4,
-            f"{layer.weight}.scale": scale.reshape(-1) * np.float32(attribute(node, "alpha", 1.0) if gemm else 1.0)}
+    constants = {
+        f"{layer.weight}.int4": codes[..., 0::2] | codes[..., 1::2] << 4,
+        f"{layer.weight}.scale": scale.reshape(-1) * np.float32(attribute(node, "alpha", 1.0) if gemm else 1.0),
+    }
     has_bias = gemm and len(node.input) > 2 and bool(node.input[2])
     target = f"{node.output[0]}.product" if has_bias else node.output[0]
-    nodes = [helper.make_node(
-        "MatMulNBits", [node.input[0], *constants], [target], node.name, domain="com.microsoft", K=k, N=n, bits=4, block_size=BLOCK)]
+    nodes = [
+        helper.make_node(
+            "MatMulNBits",
+            [node.input[0], *constants],
+            [target],
+            node.name,
+            domain="com.microsoft",
+            K=k,
+            N=n,
+            bits=4,
+            block_size=BLOCK,
+        )
+    ]
     if has_bias:
         bias, beta = node.input[2], float(attribute(node, "beta", 1.0))
         if beta != 1.0:
@@ -175,12 +197,22 @@ def _blocks(layer: Layer, halves: bool) -> Encoded:
     codes = np.clip(np.rint(padded / scale[..., None]), -top, top - 1)
     dense = (codes * scale[..., None]).astype(np.float32).reshape(n, -1)[:, :k]
     stored = (codes + top).astype(np.uint8).reshape(n, -1)[:, :k]
-    constants = {f"{layer.weight}.{'int4' if halves else 'int8'}": stored[:, 0::2] | stored[:, 1::2] << 4 if halves else stored,
-            f"{layer.weight}.scale": scale}
+    constants = {
+        f"{layer.weight}.{'int4' if halves else 'int8'}": stored[:, 0::2] | stored[:, 1::2] << 4 if halves else stored,
+        f"{layer.weight}.scale": scale,
+    }
     codes_name, scale_name = constants
     node = helper.make_node(
-        "GatherBlockQuantized", [codes_name, layer.node.input[1], scale_name], list(layer.node.output), layer.node.name,
-        domain="com.microsoft", bits=4 if halves else 8, block_size=block, gather_axis=0, quantize_axis=1)
+        "GatherBlockQuantized",
+        [codes_name, layer.node.input[1], scale_name],
+        list(layer.node.output),
+        layer.node.name,
+        domain="com.microsoft",
+        bits=4 if halves else 8,
+        block_size=block,
+        gather_axis=0,
+        quantize_axis=1,
+    )
     return Encoded(np.ascontiguousarray(dense), constants, [node], instead=True)
 
 
@@ -190,29 +222,45 @@ def _codebook(layer: Layer, bits: int) -> Encoded:
     values = centroids(rows, 1 << bits)
     codes = nearest(rows, values)
     stored = {f"{layer.weight}.codes": pack_codes(codes, bits), f"{layer.weight}.values": values}
-    return Encoded(np.ascontiguousarray(layer.dense(values[codes])), stored, [_call(layer, f"Codebook{bits}", stored)], [f"Codebook{bits}"])
+    return Encoded(
+        np.ascontiguousarray(layer.dense(values[codes])),
+        stored,
+        [_call(layer, f"Codebook{bits}", stored)],
+        [f"Codebook{bits}"],
+    )
 
 
 def _sparse(layer: Layer, pruned: Array) -> Encoded:
     """The nonzero weights by 15 values."""
-    if len(layer.perm) > 2 and layer.perm != tuple(range(len(layer.perm))):      # the function's kernel turns matrices alone
+    # the function's kernel turns matrices alone
+    if len(layer.perm) > 2 and layer.perm != tuple(range(len(layer.perm))):
         pruned = layer.dense(pruned).reshape(layer.array.shape[0], -1)
         layer = replace(layer, stored=layer.array.shape, perm=tuple(range(len(layer.perm))))
     kept = pruned != 0
     values = np.zeros(VALUES, np.float32)
     entries_of = centroids(pruned[kept], VALUES - 1) if kept.any() else np.zeros(1, np.float32)
-    values[1:1 + len(entries_of)] = entries_of
+    values[1 : 1 + len(entries_of)] = entries_of
     codes = np.zeros(pruned.shape, np.int64)
     codes[kept] = nearest(pruned[kept], entries_of) + 1
     entries, starts = pack_sparse(codes)
     constants = {f"{layer.weight}.entries": entries, f"{layer.weight}.starts": starts, f"{layer.weight}.values": values}
-    return Encoded(np.ascontiguousarray(layer.dense(values[codes])), constants, [_call(layer, SPARSE, constants)], [SPARSE])
+    return Encoded(
+        np.ascontiguousarray(layer.dense(values[codes])), constants, [_call(layer, SPARSE, constants)], [SPARSE]
+    )
 
 
 def _call(layer: Layer, function: str, held: Mapping[str, Any]) -> onnx.NodeProto:
     size = int(np.prod(layer.stored))
     return helper.make_node(
-        function, list(held), [layer.weight], f"{layer.weight}.decoder", domain=DOMAIN, size=[size], shape=layer.stored, perm=layer.perm)
+        function,
+        list(held),
+        [layer.weight],
+        f"{layer.weight}.decoder",
+        domain=DOMAIN,
+        size=[size],
+        shape=layer.stored,
+        perm=layer.perm,
+    )
 
 
 BINS = 4096
@@ -221,8 +269,8 @@ SAMPLE = 1 << 10
 
 
 def centroids(weights: Array, count: int) -> Array:
-    """At most `count` float32 values, ascending: means of clusters, by k-means over a histogram, so that its time does not grow with the
-    number of weights. Deterministic. Raises ConfigError without scikit-learn.
+    """At most `count` float32 values, ascending: means of clusters, by k-means over a histogram, so that its time does
+    not grow with the number of weights. Deterministic. Raises ConfigError without scikit-learn.
     """
     try:
         from sklearn.cluster import KMeans
@@ -236,7 +284,7 @@ def centroids(weights: Array, count: int) -> Array:
     filled = counts > 0
     means, mass = sums[filled] / counts[filled], counts[filled]
     count = min(count, len(means))
-    spread = np.cumsum(np.cbrt(mass))       # where the density is high centres are close, but less so than quantiles
+    spread = np.cumsum(np.cbrt(mass))  # where the density is high centres are close, but less so than quantiles
     start = np.interp((np.arange(count) + 0.5) / count * spread[-1], spread, means)
     clusters = KMeans(count, init=start[:, None], n_init=1, max_iter=100).fit(means[:, None], sample_weight=mass)
     return np.unique(clusters.cluster_centers_.reshape(-1).astype(np.float32))

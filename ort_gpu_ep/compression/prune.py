@@ -1,8 +1,9 @@
 """Which weights of a layer become zero, and what the others become.
 
-Without data: the smallest do. With samples of what the layer reads: ADMM between a least-squares fit of the layer's own outputs and a
-projection onto matrices with so many entries, then a fit of those that are left. Source: Zhang et al., "A Systematic DNN Weight Pruning
-Framework using Alternating Direction Method of Multipliers" (2018), with the layer's outputs in place of the network's loss.
+Without data: the smallest do. With samples of what the layer reads: ADMM between a least-squares fit of the layer's own
+outputs and a projection onto matrices with so many entries, then a fit of those that are left. Source: Zhang et al., "A
+Systematic DNN Weight Pruning Framework using Alternating Direction Method of Multipliers" (2018), with the layer's
+outputs in place of the network's loss.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import numpy as np
 from ort_gpu_ep.compression.layers import Array
 
 STAGES = (0.1, 0.3, 1.0)
-"""How much the projection counts, by the mean of the inputs' squares: little while the weights find out which of them are needed."""
+"""How much the projection counts, by the mean of the inputs' squares: little while the weights find out which of them
+are needed."""
 ROUNDS = 15
 """Of a stage."""
 REFITS = 60
@@ -29,9 +31,11 @@ def by_magnitude(rows: Array, percent: int) -> Array:
 
 
 def by_samples(rows: Array, percent: int, samples: Array, wanted: Array | None = None) -> Array:
-    """The rows [n, k] with `percent` of the weights 0, so that their products with samples [s, k] stay close to those of `rows`.
+    """The rows [n, k] with `percent` of the weights 0, so that their products with samples [s, k] stay close to those
+    of `rows`.
 
-    wanted: what `rows` read where samples come from a model that is compressed already up to here; then its error is made up for.
+    wanted: what `rows` read where samples come from a model that is compressed already up to here; then its error is
+    made up for.
     """
     before = samples if wanted is None else wanted
     gram, cross = (np.asarray(a.T @ samples, np.float64) / len(samples) for a in (samples, before))
@@ -54,7 +58,7 @@ def by_samples(rows: Array, percent: int, samples: Array, wanted: Array | None =
 def _refitted(target: Array, sparse: Array, gram: Array) -> Array:
     """The entries that are left, by conjugate gradients on the squared error of each row's outputs."""
     mask = sparse != 0
-    scale = 1.0 / np.diag(gram)      # the preconditioner
+    scale = 1.0 / np.diag(gram)  # the preconditioner
     now = sparse
     rest = mask * (target - now @ gram)
     step = along = rest * scale

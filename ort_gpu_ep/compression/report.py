@@ -18,8 +18,8 @@ FEW = 100
 class LayerReport:
     """nbytes, packed_nbytes: of the weight before and after. density: part of the weights that is not zero.
 
-    weight_error, output_error: relative L2 errors, of the weight and (with calibration data) of the layer's product; None where unknown.
-    asked: the method before `max_error` took a gentler one.
+    weight_error, output_error: relative L2 errors, of the weight and (with calibration data) of the layer's product;
+    None where unknown. asked: the method before `max_error` took a gentler one.
     """
 
     name: str
@@ -35,8 +35,9 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Report:
-    """file_nbytes: of the model before and after. compared: its outputs before and after; None where the model did not run on any input.
-    on: what samples these were: `held out` from fitting, `fitted to`, or `random`. notes: what a user should know.
+    """file_nbytes: of the model before and after. compared: its outputs before and after; None where the model did not
+    run on any input. on: what samples these were: `held out` from fitting, `fitted to`, or `random`. notes: what a user
+    should know.
     """
 
     layers: tuple[LayerReport, ...]
@@ -53,23 +54,38 @@ class Report:
     @property
     def agreement(self) -> float | None:
         """Part of the predictions that are the same; None on random inputs, which say nothing of it."""
-        return self.compared.same / self.compared.predictions if self.compared and self.compared.predictions and self.on != RANDOM else None
+        return (
+            self.compared.same / self.compared.predictions
+            if self.compared and self.compared.predictions and self.on != RANDOM
+            else None
+        )
 
     @property
     def accuracy(self) -> tuple[float, float] | None:
         """Part of the predictions that are right, before and after; None without labels."""
         both = self.compared
-        return None if both is None or both.right is None else (both.right[0] / both.predictions, both.right[1] / both.predictions)
+        return (
+            None
+            if both is None or both.right is None
+            else (both.right[0] / both.predictions, both.right[1] / both.predictions)
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "output_error": self.output_error, "agreement": self.agreement, "accuracy": self.accuracy}
+        return {
+            **asdict(self),
+            "output_error": self.output_error,
+            "agreement": self.agreement,
+            "accuracy": self.accuracy,
+        }
 
     def lines(self) -> Iterator[str]:
         for layer in self.layers:
             output = "" if layer.output_error is None else f", output error {layer.output_error:.1e}"
             asked = "" if layer.asked == layer.method else f" (asked: {layer.asked})"
-            yield (f"{layer.name} ({layer.op}): {layer.method}{asked}, {layer.nbytes:,} -> {layer.packed_nbytes:,} B, "
-                   f"density {layer.density:.0%}, weight error {layer.weight_error:.1e}{output}")
+            yield (
+                f"{layer.name} ({layer.op}): {layer.method}{asked}, {layer.nbytes:,} -> {layer.packed_nbytes:,} B, "
+                f"density {layer.density:.0%}, weight error {layer.weight_error:.1e}{output}"
+            )
         before, after = self.file_nbytes
         yield f"file: {before:,} -> {after:,} B ({after / before:.1%})"
         comparison = self.compared

@@ -1,4 +1,5 @@
-"""int8 weights and activations: onnxruntime's own static quantizer, per channel, in QuantizeLinear and DequantizeLinear."""
+"""int8 weights and activations: onnxruntime's own static quantizer, per channel, in QuantizeLinear and
+DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -20,9 +21,12 @@ from ort_gpu_ep.errors import ModelError
 
 
 def quantized(
-    model: onnx.ModelProto, layers: Sequence[Layer], feeds: Sequence[Mapping[str, Array]],
+    model: onnx.ModelProto,
+    layers: Sequence[Layer],
+    feeds: Sequence[Mapping[str, Array]],
 ) -> tuple[onnx.ModelProto, list[LayerReport]]:
-    """The model with uint8 activations between int8 products, and its layers. feeds: samples that ranges are taken from.
+    """The model with uint8 activations between int8 products, and its layers. feeds: samples that ranges are taken
+    from.
 
     Layers that the quantizer leaves are reported as float32. Raises ModelError where it fails.
     """
@@ -41,13 +45,23 @@ def quantized(
             onnx.save(onnx.shape_inference.infer_shapes(_with_flat_biases(model)), source)
             with _without_advice():
                 quantize_static(
-                    source, target, Reader(), QuantFormat.QDQ, per_channel=True,
-                    activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
+                    source,
+                    target,
+                    Reader(),
+                    QuantFormat.QDQ,
+                    per_channel=True,
+                    activation_type=QuantType.QUInt8,
+                    weight_type=QuantType.QInt8,
+                )
         except OSError as error:
-            raise ModelError(f"temporary files in {folder}: {error.strerror or error}; TMPDIR names another folder") from error
+            raise ModelError(
+                f"temporary files in {folder}: {error.strerror or error}; TMPDIR names another folder"
+            ) from error
         except Exception as error:
-            raise ModelError(f"onnxruntime's static quantization of the model fails ({type(error).__name__}: {error}); "
-                             "int8 without calibration data makes weights int8 alone") from error
+            raise ModelError(
+                f"onnxruntime's static quantization of the model fails ({type(error).__name__}: {error}); "
+                "int8 without calibration data makes weights int8 alone"
+            ) from error
         result = onnx.load(target)
     initializers = {i.name: i for i in result.graph.initializer}
     return result, [_reported(layer, initializers) for layer in layers]
@@ -55,7 +69,9 @@ def quantized(
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """onnxruntime's quantizer logs advice to the root logger: to run a preparation that this package has done. Others' messages pass."""
+    """onnxruntime's quantizer logs advice to the root logger: to run a preparation that this package has done. Others'
+    messages pass."""
+
     def is_ours(record: logging.LogRecord) -> bool:
         return f"{os.sep}onnxruntime{os.sep}quantization{os.sep}" not in record.pathname
 
@@ -84,7 +100,9 @@ def _reported(layer: Layer, held: Mapping[str, onnx.TensorProto]) -> LayerReport
     """What became of a layer, by the constants that the quantizer names after its weight."""
     codes, scale, zero = (held.get(f"{layer.weight}_{what}") for what in ("quantized", "scale", "zero_point"))
     if codes is None or scale is None or zero is None:
-        return LayerReport(layer.name, layer.node.op_type, "int8", "float32", layer.array.nbytes, layer.array.nbytes, 1.0, 0.0)
+        return LayerReport(
+            layer.name, layer.node.op_type, "int8", "float32", layer.array.nbytes, layer.array.nbytes, 1.0, 0.0
+        )
     numbers, scales = numpy_helper.to_array(codes), numpy_helper.to_array(scale)
     axis = layer.perm.index(0)
     shape = [1] * numbers.ndim
@@ -93,5 +111,12 @@ def _reported(layer: Layer, held: Mapping[str, onnx.TensorProto]) -> LayerReport
     dense = (numbers.astype(np.float32) - numpy_helper.to_array(zero).reshape(shape)) * scales.reshape(shape)
     error = float(np.linalg.norm(dense - layer.array) / max(float(np.linalg.norm(layer.array)), 1e-30))
     return LayerReport(
-        layer.name, layer.node.op_type, "int8", "int8", layer.array.nbytes, numbers.nbytes + scales.nbytes,
-        float(np.count_nonzero(numbers)) / numbers.size, error)
+        layer.name,
+        layer.node.op_type,
+        "int8",
+        "int8",
+        layer.array.nbytes,
+        numbers.nbytes + scales.nbytes,
+        float(np.count_nonzero(numbers)) / numbers.size,
+        error,
+    )

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 
 from ort_gpu_ep.errors import MemoryLimitError
 
-WEIGHTS, REORDERED, DENSE = "weights", "weights in a kernel's own order (Winograd, layouts)", "dense copies of compressed weights"
+WEIGHTS, REORDERED, DENSE = (
+    "weights",
+    "weights in a kernel's own order (Winograd, layouts)",
+    "dense copies of compressed weights",
+)
 ACTIVATIONS, RUNS, VALUES = "activations", "inputs and outputs of repeated runs", "values between runs and partitions"
 CONSTANTS, OTHER = "small constants", "other"
 USES = (WEIGHTS, REORDERED, DENSE, ACTIVATIONS, RUNS, VALUES, CONSTANTS, OTHER)
@@ -19,11 +23,13 @@ USES = (WEIGHTS, REORDERED, DENSE, ACTIVATIONS, RUNS, VALUES, CONSTANTS, OTHER)
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Device memory of a session and of its process, in bytes of buffers, by the counts that memory_limit_mb is held to.
+    """Device memory of a session and of its process, in bytes of buffers, by the counts that memory_limit_mb is held
+    to.
 
-    session: by USES, what it holds. limit_nbytes: what memory_limit_mb allows it, 0 for what the adapter has. process: all buffers on this
-    device; staging and waiting are among them, and no session's: for transfers, in memory that the host reaches, and freed ones that are
-    kept for the next use. most: the most that the process had at once. A driver allots larger blocks; how large WebGPU does not tell.
+    session: by USES, what it holds. limit_nbytes: what memory_limit_mb allows it, 0 for what the adapter has. process:
+    all buffers on this device; staging and waiting are among them, and no session's: for transfers, in memory that the
+    host reaches, and freed ones that are kept for the next use. most: the most that the process had at once. A driver
+    allots larger blocks; how large WebGPU does not tell.
     """
 
     session: dict[str, int]
@@ -41,8 +47,8 @@ class DeviceMemory:
 class Allowance:
     """Of one session on one device, whose lock is held where `held_nbytes` changes.
 
-    memory_nbytes: device memory that it may hold, 0 for what the adapter has. held: what it holds, by USES. hang_timeout_s: how long it
-    waits for the GPU, 0 for ever.
+    memory_nbytes: device memory that it may hold, 0 for what the adapter has. held: what it holds, by USES.
+    hang_timeout_s: how long it waits for the GPU, 0 for ever.
     """
 
     __slots__ = ("hang_timeout_s", "held", "memory_nbytes")
@@ -59,8 +65,10 @@ class Allowance:
         """The session gets a buffer. Raises MemoryLimitError, and nothing is taken."""
         if self.memory_nbytes and self.held_nbytes + nbytes > self.memory_nbytes:
             raise MemoryLimitError(
-                f"device memory: this session holds {self.held_nbytes} B and asks for {nbytes} B more, memory_limit_mb allows "
-                f"{self.memory_nbytes} B. Use a smaller batch, or raise memory_limit_mb.")
+                f"device memory: this session holds {self.held_nbytes} B and asks for {nbytes} B more, "
+                f"memory_limit_mb allows "
+                f"{self.memory_nbytes} B. Use a smaller batch, or raise memory_limit_mb."
+            )
         self.held[use] += nbytes
 
     def give_back(self, nbytes: int, use: str = OTHER) -> None:

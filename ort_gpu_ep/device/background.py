@@ -12,7 +12,8 @@ from ort_gpu_ep.device.allowance import Allowance, current
 
 
 class Background:
-    """A queue and its thread. Thread-safe. The thread is no daemon: at exit Python waits for the piece at work, which looks at `ending`."""
+    """A queue and its thread. Thread-safe. The thread is no daemon: at exit Python waits for the piece at work, which
+    looks at `ending`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

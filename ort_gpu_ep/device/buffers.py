@@ -24,18 +24,19 @@ POOL_AGE_S = 10.0
 """How long a freed buffer waits for its next use before it goes back to the driver."""
 
 POOL_FACTOR, POOL_NBYTES = 2.0, 8 << 20
-"""What waits at most: so many times what was in use at once lately, so that values of two sizes can take turns, and as much besides. A
-state that grows would leave each size that it had: of 1 GiB some 12."""
+"""What waits at most: so many times what was in use at once lately, so that values of two sizes can take turns, and as
+much besides. A state that grows would leave each size that it had: of 1 GiB some 12."""
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Buffer:
     """Device memory.
 
-    nbytes: its size, a multiple of 4, at least what was asked for. serial: never reused, so that a cached bind group can't
-    meet another buffer than its own (submitting one of a destroyed buffer would abort the process). freed_s: when it came
-    into the pool (monotonic clock). forgotten: corrects the statistics if the buffer is dropped without `free`, as after an error.
-    users: the session that it counts for, and what as (allowance.USES); none while it is in the pool.
+    nbytes: its size, a multiple of 4, at least what was asked for. serial: never reused, so that a cached bind group
+    can't meet another buffer than its own (submitting one of a destroyed buffer would abort the process). freed_s: when
+    it came into the pool (monotonic clock). forgotten: corrects the statistics if the buffer is dropped without `free`,
+    as after an error. users: the session that it counts for, and what as (allowance.USES); none while it is in the
+    pool.
     """
 
     raw: Any
@@ -53,10 +54,11 @@ Piece = tuple[Buffer, int, int]
 
 @dataclass
 class Stats:
-    """What this process holds and has moved: bytes, counts, and the seconds that callers spent in transfers (waiting included).
+    """What this process holds and has moved: bytes, counts, and the seconds that callers spent in transfers (waiting
+    included).
 
-    staging_nbytes: of what is allocated, buffers that the host maps. submit_s, wait_s: in submissions, and waiting for a readback; what
-    `download_s` has besides is copying.
+    staging_nbytes: of what is allocated, buffers that the host maps. submit_s, wait_s: in submissions, and waiting for
+    a readback; what `download_s` has besides is copying.
     """
 
     allocated_nbytes: int = 0
@@ -78,8 +80,8 @@ class Stats:
 class Buffers(ABC):
     """The memory of one device. Thread-safe.
 
-    memory_limit_nbytes: what this thread's session may hold; without one, what all may hold together, as it was set. 0 for what the
-    adapter has.
+    memory_limit_nbytes: what this thread's session may hold; without one, what all may hold together, as it was set. 0
+    for what the adapter has.
     """
 
     def __init__(self, info: AdapterInfo, raw: Any, limits: Limits) -> None:
@@ -87,13 +89,13 @@ class Buffers(ABC):
         self.device = raw
         self._limit_nbytes = 0
         self._lock = threading.RLock()
-        self.holders: weakref.WeakSet[Any] = weakref.WeakSet()      # programs that can give memory back
+        self.holders: weakref.WeakSet[Any] = weakref.WeakSet()  # programs that can give memory back
         self._free: dict[int, list[Buffer]] = {}
         self._staging: dict[int, list[Buffer]] = {}
-        self.nothing: Buffer | None = None      # stands in for tensors without elements (plugin/memory.py)
-        self.destroyed = 0          # buffers given back to the driver so far
+        self.nothing: Buffer | None = None  # stands in for tensors without elements (plugin/memory.py)
+        self.destroyed = 0  # buffers given back to the driver so far
         self._swept_s = time.monotonic()
-        self._most_nbytes = self._most_before_nbytes = 0    # in use at once, since the last sweep and before it
+        self._most_nbytes = self._most_before_nbytes = 0  # in use at once, since the last sweep and before it
 
     @property
     def memory_limit_nbytes(self) -> int:
@@ -117,7 +119,8 @@ class Buffers(ABC):
         """The exception that an error of wgpu means."""
 
     def allocate(self, nbytes: int, use: str = OTHER) -> Buffer:
-        """A buffer of at least nbytes, from the pool where it has one, for this thread's session. Content undefined. Never waits.
+        """A buffer of at least nbytes, from the pool where it has one, for this thread's session. Content undefined.
+        Never waits.
 
         use: what it counts as, one of allowance.USES. Raises: OutOfDeviceMemoryError, DeviceLostError.
         """
@@ -129,7 +132,8 @@ class Buffers(ABC):
         return self._taken(nbytes, use)
 
     def _given_back(self, error: OutOfDeviceMemoryError) -> bool:
-        """Has holders free what they can do without: those of this session, where it is the session that may have no more."""
+        """Has holders free what they can do without: those of this session, where it is the session that may have no
+        more."""
         own = current() if isinstance(error, MemoryLimitError) and not self._limit_nbytes else None
         freed = [holder.give_back() for holder in list(self.holders) if own is None or holder.allowance is own]
         if any(freed):
@@ -138,14 +142,22 @@ class Buffers(ABC):
 
     def dense_nbytes(self, apart_from: object) -> int:
         """What holders could give back. apart_from: the context of one that does not count."""
-        return sum(holder.context.prologue.dense_nbytes for holder in list(self.holders) if holder.context is not apart_from)
+        return sum(
+            holder.context.prologue.dense_nbytes for holder in list(self.holders) if holder.context is not apart_from
+        )
 
     def memory_of(self, allowance: Allowance) -> DeviceMemory:
         """What a session holds here, and the process."""
         with self._lock:
             stats = self.stats
-            return DeviceMemory(dict(allowance.held), allowance.memory_nbytes, stats.allocated_nbytes, stats.staging_nbytes,
-                                stats.pooled_nbytes, stats.peak_nbytes)
+            return DeviceMemory(
+                dict(allowance.held),
+                allowance.memory_nbytes,
+                stats.allocated_nbytes,
+                stats.staging_nbytes,
+                stats.pooled_nbytes,
+                stats.peak_nbytes,
+            )
 
     def _taken(self, nbytes: int, use: str) -> Buffer:
         size, allowance = size_class(nbytes), current()
@@ -178,14 +190,18 @@ class Buffers(ABC):
         limit = self._limit_nbytes
         if size > self.limits.max_buffer_nbytes:
             raise OutOfDeviceMemoryError(
-                f"device memory: a buffer of {size} B is asked for, {self.info.name} allows {self.limits.max_buffer_nbytes} B in one. "
-                "Use a smaller batch, or placement=cpu.")
+                f"device memory: a buffer of {size} B is asked for, {self.info.name} allows "
+                f"{self.limits.max_buffer_nbytes} B in one. "
+                "Use a smaller batch, or placement=cpu."
+            )
         if limit and self.stats.allocated_nbytes + size > limit:
             self.trim()
         if limit and self.stats.allocated_nbytes + size > limit:
             raise MemoryLimitError(
-                f"device memory: {self.stats.allocated_nbytes} B are held and {size} B more asked for, memory_limit_mb allows {limit} B. "
-                "Close sessions, use a smaller batch, or raise memory_limit_mb.")
+                f"device memory: {self.stats.allocated_nbytes} B are held and {size} B more asked for, "
+                f"memory_limit_mb allows {limit} B. "
+                "Close sessions, use a smaller batch, or raise memory_limit_mb."
+            )
         raw = self._created(size, usage)
         self.stats.buffers += 1
         self.stats.allocated_nbytes += size
@@ -217,7 +233,8 @@ class Buffers(ABC):
         return self.failure(error, f"a buffer of {size} B ({self.stats.allocated_nbytes} B are held)")
 
     def free(self, buffer: Buffer) -> None:
-        """Gives a buffer back to the pool. Work already submitted may still use it: the queue runs in order. Never waits."""
+        """Gives a buffer back to the pool. Work already submitted may still use it: the queue runs in order. Never
+        waits."""
         with self._lock:
             _give_back(buffer.users, buffer.nbytes)
             buffer.freed_s = time.monotonic()
@@ -247,11 +264,15 @@ class Buffers(ABC):
             self._staging.setdefault(buffer.nbytes, []).append(buffer)
 
     def trim(self, before_s: float = math.inf) -> None:
-        """Returns pooled buffers to the driver: all, or those that nobody has wanted since `before_s` (monotonic clock)."""
+        """Returns pooled buffers to the driver: all, or those that nobody has wanted since `before_s` (monotonic
+        clock)."""
         with self._lock:
-            self.flush()        # pending work may name them
+            self.flush()  # pending work may name them
             self._swept_s = time.monotonic()
-            self._most_before_nbytes, self._most_nbytes = self._most_nbytes, self.stats.allocated_nbytes - self.stats.pooled_nbytes
+            self._most_before_nbytes, self._most_nbytes = (
+                self._most_nbytes,
+                self.stats.allocated_nbytes - self.stats.pooled_nbytes,
+            )
             for pools in (self._free, self._staging):
                 for size, buffers in list(pools.items()):
                     pools[size] = [b for b in buffers if b.freed_s >= before_s]
@@ -262,7 +283,7 @@ class Buffers(ABC):
 
     def _shrink(self, nbytes: float) -> None:
         """Returns the pooled buffers to the driver that have waited the longest, until no more than nbytes are left."""
-        self.flush()        # pending work may name them
+        self.flush()  # pending work may name them
         for buffer in sorted((b for pool in self._free.values() for b in pool), key=lambda b: b.freed_s):
             if self.stats.pooled_nbytes <= nbytes:
                 return

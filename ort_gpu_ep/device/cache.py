@@ -14,8 +14,9 @@ from typing import Any
 class Cache:
     """Objects by key. Thread-safe; different keys are made at the same time.
 
-    An object stays as long as somebody else holds it, and beyond that while it is among the `kept` last asked for: what nobody
-    uses must not pile up, and what was used a moment ago will most likely be used again. made: how many there ever were.
+    An object stays as long as somebody else holds it, and beyond that while it is among the `kept` last asked for: what
+    nobody uses must not pile up, and what was used a moment ago will most likely be used again. made: how many there
+    ever were.
     """
 
     def __init__(self, kept: float = math.inf) -> None:

@@ -1,5 +1,5 @@
-"""A circuit breaker: after a failure an adapter is left alone for a while, then tried with a probe, then used again. Partitions have one
-each, too: one that fails again and again is left to the CPU, and the adapter to the others.
+"""A circuit breaker: after a failure an adapter is left alone for a while, then tried with a probe, then used again.
+Partitions have one each, too: one that fails again and again is left to the CPU, and the adapter to the others.
 
 Source: Nygard, Release It!, "Circuit Breaker".
 """
@@ -19,17 +19,19 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 """The pause after the first failure; it doubles with each failure that follows, up to the longest."""
 
 LONGEST_AFTER_KILL_S = 4.0
-"""The longest pause after the worker process was killed from outside: that says nothing about the adapter. Were it the system, for want of
-memory, it would kill the next one too."""
+"""The longest pause after the worker process was killed from outside: that says nothing about the adapter. Were it the
+system, for want of memory, it would kill the next one too."""
 
 PATIENCE = 3
-"""Failures in a row that open a circuit where one alone may be chance (memory, a device that another session's run has lost)."""
+"""Failures in a row that open a circuit where one alone may be chance (memory, a device that another session's run has
+lost)."""
 
 SUSPICION_S = 300.0
 """Wrong results of two models within this time are the adapter's fault, whatever its probe says."""
 
 LAST_S = 2.0
-"""How long the process waits at its end for a probe under way: a software adapter's driver crashes where it ends meanwhile."""
+"""How long the process waits at its end for a probe under way: a software adapter's driver crashes where it ends
+meanwhile."""
 
 _probes: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
@@ -51,15 +53,19 @@ atexit.register(_let_probes_end)
 class Circuit:
     """The trust in one adapter, or in one partition on it. Thread-safe.
 
-    check: the probe that closes it again; it raises where the adapter does not work. None: it closes when its pause is over. clock: in
-    seconds. start: runs a probe without holding up a run. test: that of an adapter in use, `check` if there is no other. what: names it in
-    the log.
-    is_closed: whether it is in use. doubted: whether a success would tell it anything new. Runs ask for both each time: plain attributes.
+    check: the probe that closes it again; it raises where the adapter does not work. None: it closes when its pause is
+    over. clock: in seconds. start: runs a probe without holding up a run. test: that of an adapter in use, `check` if
+    there is no other. what: names it in the log. is_closed: whether it is in use. doubted: whether a success would tell
+    it anything new. Runs ask for both each time: plain attributes.
     """
 
     def __init__(
-        self, check: Callable[[], None] | None, clock: Callable[[], float] = time.monotonic,
-        start: Callable[[Callable[[], None]], None] = _in_background, test: Callable[[], None] | None = None, what: str = "the GPU",
+        self,
+        check: Callable[[], None] | None,
+        clock: Callable[[], float] = time.monotonic,
+        start: Callable[[Callable[[], None]], None] = _in_background,
+        test: Callable[[], None] | None = None,
+        what: str = "the GPU",
     ) -> None:
         self._check, self._test, self._clock, self._start, self._what = check, test or check, clock, start, what
         self._lock = threading.Lock()
@@ -97,7 +103,8 @@ class Circuit:
                 self._failures, self._pause_s, self.doubted = 0, 0.0, False
 
     def failed(self, why: str, at_once: bool, killed: bool = False) -> None:
-        """A run on the GPU failed. at_once: opens the circuit now; otherwise PATIENCE such failures in a row do, or one behind a pause.
+        """A run on the GPU failed. at_once: opens the circuit now; otherwise PATIENCE such failures in a row do, or one
+        behind a pause.
 
         killed: as GpuEpError has it.
         """
@@ -111,10 +118,11 @@ class Circuit:
             self._say(logging.WARNING, why)
 
     def suspect(self, why: str, model: Hashable = None) -> None:
-        """A run has failed by what may be its own model's fault. The adapter stays in use and is probed beside the runs.
+        """A run has failed by what may be its own model's fault. The adapter stays in use and is probed beside the
+        runs.
 
-        model: whose result was wrong. Of two models within SUSPICION_S it is the adapter's fault. None where a probe that passes says
-        enough: it compiles, binds and takes memory, too.
+        model: whose result was wrong. Of two models within SUSPICION_S it is the adapter's fault. None where a probe
+        that passes says enough: it compiles, binds and takes memory, too.
         """
         with self._lock:
             now = self._clock()
@@ -135,13 +143,22 @@ class Circuit:
             self._start(self._look)
 
     def _open(self, killed: bool) -> None:
-        self._pause_s = min(self._pause_s * 2 or FIRST_PAUSE_S, max(self._pause_s, LONGEST_AFTER_KILL_S) if killed else LONGEST_PAUSE_S)
+        self._pause_s = min(
+            self._pause_s * 2 or FIRST_PAUSE_S, max(self._pause_s, LONGEST_AFTER_KILL_S) if killed else LONGEST_PAUSE_S
+        )
         self._until = self._clock() + self._pause_s
         self.is_closed, self.doubted = False, True
 
     def _say(self, level: int, why: str) -> None:
         then = "then probed" if self._check is not None else "then tried again"
-        log.log(level, "%s is left alone for %g s, %s; runs go to the CPU meanwhile: %s", self._what, self._pause_s, then, why)
+        log.log(
+            level,
+            "%s is left alone for %g s, %s; runs go to the CPU meanwhile: %s",
+            self._what,
+            self._pause_s,
+            then,
+            why,
+        )
 
     def _close_again(self) -> None:
         """The probe of an adapter that is left alone."""
@@ -183,6 +200,6 @@ class Circuit:
 def _raised(check: Callable[[], None]) -> Exception | None:
     try:
         check()
-    except Exception as error:   # whatever a driver raises means: it does not work
+    except Exception as error:  # whatever a driver raises means: it does not work
         return error
     return None

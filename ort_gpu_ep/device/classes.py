@@ -14,9 +14,11 @@ from ort_gpu_ep.kernels.registry import Limits
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
-    """features: of device/info.py's FEATURES. limits: WebGPU's, by its names; an adapter keeps those that are not named.
+    """features: of device/info.py's FEATURES. limits: WebGPU's, by its names; an adapter keeps those that are not
+    named.
 
-    subgroups: the fewest and the most invocations of one; (0, 0) where there are none. source: where the numbers are from.
+    subgroups: the fewest and the most invocations of one; (0, 0) where there are none. source: where the numbers are
+    from.
     """
 
     name: str
@@ -30,18 +32,28 @@ class DeviceClass:
         """What kernels may use. without: features that are left out."""
         own, (least, most) = {**classes()["minimum"].limits, **self.limits}, self.subgroups
         return Limits(
-            self.features - {*without}, own["maxStorageBufferBindingSize"], own["maxBufferSize"],
-            min(own["maxStorageBuffersPerShaderStage"], 32), own["maxComputeWorkgroupStorageSize"],
-            own["maxComputeInvocationsPerWorkgroup"], own["maxComputeWorkgroupsPerDimension"], own["minStorageBufferOffsetAlignment"],
-            subgroup_size=least if least == most else 0)
+            self.features - {*without},
+            own["maxStorageBufferBindingSize"],
+            own["maxBufferSize"],
+            min(own["maxStorageBuffersPerShaderStage"], 32),
+            own["maxComputeWorkgroupStorageSize"],
+            own["maxComputeInvocationsPerWorkgroup"],
+            own["maxComputeWorkgroupsPerDimension"],
+            own["minStorageBufferOffsetAlignment"],
+            subgroup_size=least if least == most else 0,
+        )
 
 
 @cache
 def classes() -> Mapping[str, DeviceClass]:
     """By name, in the order of the file."""
     data = json.loads((files("ort_gpu_ep.device") / "classes.json").read_text("utf-8"))
-    return {name: DeviceClass(name, **(entry | {"features": frozenset(entry["features"]), "subgroups": tuple(entry["subgroups"])}))
-            for name, entry in data.items()}
+    return {
+        name: DeviceClass(
+            name, **(entry | {"features": frozenset(entry["features"]), "subgroups": tuple(entry["subgroups"])})
+        )
+        for name, entry in data.items()
+    }
 
 
 def named(name: str) -> DeviceClass:

@@ -1,4 +1,5 @@
-"""Copies in host memory, as they are or rounded to float16: large ones without the interpreter lock, very large ones by several threads."""
+"""Copies in host memory, as they are or rounded to float16: large ones without the interpreter lock, very large ones by
+several threads."""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ _BY_INTERPRETER_NBYTES = 64 << 10
 """Up to here a copy on the host takes less than giving the GIL away and getting it back."""
 
 MAX_THREADS, NBYTES_A_THREAD = 4, 4 << 20
-"""On an H200's host of 16 cores 19.3 MB take 1.17 ms by one thread, 0.89 by two, 0.81 by four and by eight; 2.4 MB take two threads longer
-than one. The memory's bandwidth is what they share, and waking one up takes as long as copying some 100 KB."""
+"""On an H200's host of 16 cores 19.3 MB take 1.17 ms by one thread, 0.89 by two, 0.81 by four and by eight; 2.4 MB take
+two threads longer than one. The memory's bandwidth is what they share, and waking one up takes as long as copying some
+100 KB."""
 
 READ_NBYTES_A_THREAD = 1 << 20
-"""The same of results, whose source and target are the host's. There 1.2 MB take 0.09 ms by one thread and 0.08 by two; by one to four
-2.5 MB take 0.24, 0.17, 0.12 and 0.12, 6.3 MB 0.55, 0.48, 0.39 and 0.31, 12.6 MB 1.12, 0.94, 0.67 and 0.54."""
+"""The same of results, whose source and target are the host's. There 1.2 MB take 0.09 ms by one thread and 0.08 by two;
+by one to four 2.5 MB take 0.24, 0.17, 0.12 and 0.12, 6.3 MB 0.55, 0.48, 0.39 and 0.31, 12.6 MB 1.12, 0.94, 0.67 and
+0.54."""
 
 _PAGE = 4096
 
@@ -38,7 +41,8 @@ Move: TypeAlias = Callable[[int, int, int], object]
 
 
 class Copy(NamedTuple):
-    """target, source: cffi pointers. nbytes: of the target. rounds: the source is float32, twice as many bytes, the target float16."""
+    """target, source: cffi pointers. nbytes: of the target. rounds: the source is float32, twice as many bytes, the
+    target float16."""
 
     target: Any
     source: Any
@@ -70,7 +74,10 @@ def copy_all(copies: Sequence[Copy], threads: int = 1, nbytes_a_thread: int | No
         target, source, nbytes, rounds = one
         if count > 1 and one.source_nbytes > _BY_INTERPRETER_NBYTES:
             share, move = -(-one.source_nbytes * count // total), round_to_half if rounds else ctypes.memmove
-            pieces += [(move, piece) for piece in in_pieces(_address(target), _address(source), nbytes, share, 2 if rounds else 1)]
+            pieces += [
+                (move, piece)
+                for piece in in_pieces(_address(target), _address(source), nbytes, share, 2 if rounds else 1)
+            ]
         elif rounds:
             round_to_half(_address(target), _address(source), nbytes)
         else:
@@ -80,7 +87,8 @@ def copy_all(copies: Sequence[Copy], threads: int = 1, nbytes_a_thread: int | No
 
 
 def copy_results(copies: Sequence[tuple[Any, Any, int]], threads: int) -> None:
-    """Copies (target, source, bytes) by as many threads as read_threads gives. Every run comes here: one thread copies without dividing."""
+    """Copies (target, source, bytes) by as many threads as read_threads gives. Every run comes here: one thread copies
+    without dividing."""
     if threads > 1:
         copy_all([Copy(*one) for one in copies], threads, READ_NBYTES_A_THREAD)
         return
@@ -109,7 +117,8 @@ def read_threads(nbytes: int, software: bool) -> int:
 
 
 def in_pieces(target: int, source: int, nbytes: int, count: int, width: int = 1) -> list[Piece]:
-    """So many pieces at most, about equal, between which the target has a page's end. width: bytes of the source for one of the target."""
+    """So many pieces at most, about equal, between which the target has a page's end. width: bytes of the source for
+    one of the target."""
     ends = [(((target + nbytes * k // count) & -_PAGE) - target) & -width for k in range(1, count)]
     bounds = [0, *(end for end in ends if end > 0), nbytes]
     return [(target + begin, source + width * begin, end - begin) for begin, end in pairwise(bounds) if end > begin]
@@ -151,7 +160,8 @@ class _Work:
 
 
 class _Helpers:
-    """Threads that copy for whoever asks; they sleep meanwhile. The one who asks goes without those that can't be started.
+    """Threads that copy for whoever asks; they sleep meanwhile. The one who asks goes without those that can't be
+    started.
 
     They are daemons that touch no memory unless somebody waits for it.
     """
@@ -176,7 +186,7 @@ class _Helpers:
             while self._threads < helpers:
                 try:
                     threading.Thread(target=_help, args=(self._wanted,), name="ort_gpu_ep-copy", daemon=True).start()
-                except RuntimeError:        # the process has no more threads
+                except RuntimeError:  # the process has no more threads
                     break
                 self._threads += 1
             return min(self._threads, helpers)

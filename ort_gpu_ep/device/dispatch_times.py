@@ -32,7 +32,8 @@ class TimedDispatch(NamedTuple):
 
 @dataclass(frozen=True)
 class _Run:
-    """Its beginning and end by time.perf_counter_ns, and of each dispatch (label, shader), beginning and end in ns of the GPU's clock."""
+    """Its beginning and end by time.perf_counter_ns, and of each dispatch (label, shader), beginning and end in ns of
+    the GPU's clock."""
 
     name: str
     begin_ns: int
@@ -41,24 +42,27 @@ class _Run:
 
     @property
     def shifts(self) -> tuple[float, float]:
-        """Between which the host's clock is ahead of the GPU's: all of the work was done while the host waited for it."""
+        """Between which the host's clock is ahead of the GPU's: all of the work was done while the host waited for
+        it."""
         return self.begin_ns - self.dispatches[0][1], self.end_ns - max(end for *_, end in self.dispatches)
 
 
 class DispatchTimes:
-    """Each dispatch is a pass of its own meanwhile, and who notes a run waits for the GPU: runs take longer. Thread-safe."""
+    """Each dispatch is a pass of its own meanwhile, and who notes a run waits for the GPU: runs take longer.
+    Thread-safe."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._watch: Stopwatch | None = None
-        self._before_ns = 0.0       # what began earlier is not of these runs
+        self._before_ns = 0.0  # what began earlier is not of these runs
         self._read_ns: dict[object, float] = {}
         self._runs: list[_Run] = []
-        self.latest: tuple[int, int, int] | None = None     # thread, beginning and end of the run that was noted last
+        self.latest: tuple[int, int, int] | None = None  # thread, beginning and end of the run that was noted last
         self._left = MAX_DISPATCHES
 
     def start(self) -> bool:
-        """Whether times are taken from now on: not without timestamps, nor while something else measures with them. Waits for the GPU."""
+        """Whether times are taken from now on: not without timestamps, nor while something else measures with them.
+        Waits for the GPU."""
         gpu = self._gpu
         with _lock:
             if gpu.timer is None and "timestamp-query" in gpu.limits.features:
@@ -83,13 +87,15 @@ class DispatchTimes:
         with _lock:
             until = self._read_ns.get(context, self._before_ns)
             new = [entry for entry in times if entry[2] > until]
-            if not 0 < len(new) <= self._left:      # none: the CPU answered
+            if not 0 < len(new) <= self._left:  # none: the CPU answered
                 return
             self._left -= len(new)
             self.latest = threading.get_ident(), begin_ns, end_ns
             self._read_ns[context] = max(begin for _, _, begin, _ in new)
             labels = [(_labels_of(owner)[step], begin, end) for owner, step, begin, end in new]
-            self._runs.append(_Run(name, begin_ns, end_ns, [(label, begin, end) for label, begin, end in labels if label is not None]))
+            self._runs.append(
+                _Run(name, begin_ns, end_ns, [(label, begin, end) for label, begin, end in labels if label is not None])
+            )
 
     def stop(self) -> list[TimedDispatch]:
         """Ends it. What was noted, in the order of runs; nothing the second time."""
@@ -100,12 +106,17 @@ class DispatchTimes:
                 if not watch.holders and self._gpu.timer is watch:
                     self._gpu.stop_timing()
             runs, self._runs = self._runs, []
-        least, most = max((run.shifts[0] for run in runs), default=0.0), min((run.shifts[1] for run in runs), default=0.0)
+        least, most = (
+            max((run.shifts[0] for run in runs), default=0.0),
+            min((run.shifts[1] for run in runs), default=0.0),
+        )
         times = []
         for run in runs:
             low, high = run.shifts
-            shift = max(low, min(high, (least + most) / 2))     # the clocks drift: what a run itself tells comes first
-            times += [TimedDispatch(run.name, *label, begin + shift, end - begin) for label, begin, end in run.dispatches]
+            shift = max(low, min(high, (least + most) / 2))  # the clocks drift: what a run itself tells comes first
+            times += [
+                TimedDispatch(run.name, *label, begin + shift, end - begin) for label, begin, end in run.dispatches
+            ]
         return times
 
 

@@ -15,14 +15,14 @@ _DOTTED = re.compile(r"\d+(?:\.\d+)+")
 def version_of(info: AdapterInfo) -> tuple[int, ...]:
     """The driver's version; () where neither its description nor its number tells.
 
-    Mesa's drivers: Mesa's version. ARM: release and patch, `v1.r32p1-...` -> (32, 1). Qualcomm: its number, as 512.842.19, since the
-    description tells a build. NVIDIA by D3D12: `32.0.15.6094` -> (560, 94). Intel on Windows: the last two numbers, (101, 5762). Else the
-    first dotted number of the description, or the driver's number.
+    Mesa's drivers: Mesa's version. ARM: release and patch, `v1.r32p1-...` -> (32, 1). Qualcomm: its number, as
+    512.842.19, since the description tells a build. NVIDIA by D3D12: `32.0.15.6094` -> (560, 94). Intel on Windows: the
+    last two numbers, (101, 5762). Else the first dotted number of the description, or the driver's number.
     """
     text, number = info.driver, info.driver_number
     if mesa := re.search(r"\bMesa (\d+(?:\.\d+)*)", text):
         return _numbers(mesa[1])
-    if text.isdecimal() and int(text) >= 1 << 22:       # packed
+    if text.isdecimal() and int(text) >= 1 << 22:  # packed
         text, number = "", number or int(text)
     if info.vendor_id == ARM:
         release = re.search(r"\br(\d+)p(\d+)", text)
@@ -44,9 +44,12 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _packed(vendor_id: int, number: int) -> tuple[int, ...]:
-    """VkPhysicalDeviceProperties.driverVersion: NVIDIA packs 10, 8, 8 and 6 bits, Intel on Windows 18 and 14, others 10, 10 and 12."""
+    """VkPhysicalDeviceProperties.driverVersion: NVIDIA packs 10, 8, 8 and 6 bits, Intel on Windows 18 and 14, others
+    10, 10 and 12."""
     if not number:
         return ()
     if vendor_id == NVIDIA:
         return number >> 22, number >> 14 & 0xFF, number >> 6 & 0xFF, number & 0x3F
-    return (number >> 14, number & 0x3FFF) if vendor_id == INTEL else (number >> 22, number >> 12 & 0x3FF, number & 0xFFF)
+    return (
+        (number >> 14, number & 0x3FFF) if vendor_id == INTEL else (number >> 22, number >> 12 & 0x3FF, number & 0xFFF)
+    )

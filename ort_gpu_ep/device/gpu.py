@@ -34,7 +34,8 @@ from ort_gpu_ep.webgpu import native, waiting
 from ort_gpu_ep.webgpu.library import GPUError, ffi
 
 KEPT_PIPELINES = 2048
-"""Pipelines that wait for their next use, those in use among them: 64 input shapes of a model of 30 kernels (a guess)."""
+"""Pipelines that wait for their next use, those in use among them: 64 input shapes of a model of 30 kernels (a
+guess)."""
 
 KEPT_PIPELINES_OF_SOFTWARE = 512
 """The same where they are machine code in this process: 1.0 to 1.4 MiB each with llvmpipe (benchmarks/shapes.py)."""
@@ -52,7 +53,8 @@ MAX_MILESTONES = 256
 """Submissions of parts of runs that waits look at: of a run that has more, its limit is that of several."""
 
 TURNS_A_S, TURNS_A_S_OF_SOFTWARE = 1e10, 1e7
-"""What a GPU is taken to do at least, of invocations times their turns of loops: a small integrated one, and llvmpipe on two cores."""
+"""What a GPU is taken to do at least, of invocations times their turns of loops: a small integrated one, and llvmpipe
+on two cores."""
 
 SHARE = 1 / 8
 """Of the time after which a GPU counts as hung, a submission may take at most, as estimated."""
@@ -82,7 +84,8 @@ def _parts(piece: Piece) -> Iterator[tuple[int, Piece]]:
 
 
 def _batches(pieces: Sequence[Piece]) -> Iterator[tuple[list[tuple[int, int]], int]]:
-    """What is read back together: (index of a piece, offset in a staging buffer), and the bytes of all. Empty pieces are left out."""
+    """What is read back together: (index of a piece, offset in a staging buffer), and the bytes of all. Empty pieces
+    are left out."""
     places, end = list[tuple[int, int]](), 0
     for index, (_, _, nbytes) in enumerate(pieces):
         if places and end + nbytes > READBACK_NBYTES:
@@ -96,7 +99,8 @@ def _batches(pieces: Sequence[Piece]) -> Iterator[tuple[list[tuple[int, int]], i
 
 
 class PassTimes(Protocol):
-    """What measures the GPU time of passes recorded while it is a device's timer, see timing.py. each: of every dispatch."""
+    """What measures the GPU time of passes recorded while it is a device's timer, see timing.py. each: of every
+    dispatch."""
 
     each: bool
 
@@ -110,11 +114,12 @@ class PassTimes(Protocol):
 class Gpu(Buffers):
     """One adapter's device. Thread-safe; `open` gives every caller of the same adapter the same one.
 
-    workarounds: of its driver (health/workarounds.py), in use since it was opened. submit_each: one submit for each dispatch.
-    rewritings: what is done to each shader's text before it is compiled (shaders/rewriting.py). compiling: held while a pipeline is made.
-    trusted: shader files that need no bounds checks here (health/open_adapter.py).
-    fatal: (shader file, why) of those whose compilation has lost a device of this adapter: they are out of use on all that follow.
-    in_compilation: pipelines that are being made. lost_compiling: whether the device was lost while one was made.
+    workarounds: of its driver (health/workarounds.py), in use since it was opened. submit_each: one submit for each
+    dispatch. rewritings: what is done to each shader's text before it is compiled (shaders/rewriting.py). compiling:
+    held while a pipeline is made. trusted: shader files that need no bounds checks here (health/open_adapter.py).
+    fatal: (shader file, why) of those whose compilation has lost a device of this adapter: they are out of use on all
+    that follow. in_compilation: pipelines that are being made. lost_compiling: whether the device was lost while one
+    was made.
     """
 
     _open: ClassVar[dict[tuple[int, str], Gpu]] = {}
@@ -135,18 +140,19 @@ class Gpu(Buffers):
         self.fatal: tuple[tuple[str, str], ...] = ()
         self.in_compilation, self.lost_compiling = 0, False
         self.lost = ""
-        self.reported = False       # whether the circuit knows of the loss
+        self.reported = False  # whether the circuit knows of the loss
         self.milestones: deque[tuple[int, float]] = deque(maxlen=MAX_MILESTONES)
         self.timer: PassTimes | None = None
         self._pending: list[Any] = []
         self._idle: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.layouts = Cache()      # one for each number of bindings, and which of them are written: few
+        self.layouts = Cache()  # one for each number of bindings, and which of them are written: few
         self.pipelines = Cache(KEPT_PIPELINES_OF_SOFTWARE if info.is_software else KEPT_PIPELINES)
         native.watch(self)
 
     @classmethod
     def open(cls, config: Config, make: Maker | None = None) -> Gpu:
-        """The shared device of the adapter that the config asks for. make: another kind of Gpu, where the option `faults` asks for that.
+        """The shared device of the adapter that the config asks for. make: another kind of Gpu, where the option
+        `faults` asks for that.
 
         Raises AdapterError.
         """
@@ -155,11 +161,14 @@ class Gpu(Buffers):
             key = (info.index, config.faults)
             gpu = cls._open.get(key)
             if gpu is None and config.faults and make is None:
-                raise InternalError(f"a device with faults={config.faults!r} is wanted, and nobody brings one (drills/faults.py)")
+                raise InternalError(
+                    f"a device with faults={config.faults!r} is wanted, and nobody brings one (drills/faults.py)"
+                )
             if gpu is None or gpu.lost:
                 lost, limits = gpu, limits_of(raw)
                 gpu = (lost.successor if lost is not None else make or Gpu)(
-                    info, request_device(info, raw), limits if lost is None else replace(limits, disabled=lost.fatal))
+                    info, request_device(info, raw), limits if lost is None else replace(limits, disabled=lost.fatal)
+                )
                 if lost is not None:
                     gpu.fatal, gpu.compiling = lost.fatal, lost.compiling
                 cls._open[key] = gpu
@@ -184,7 +193,8 @@ class Gpu(Buffers):
     # ---- transfers and commands
 
     def upload(self, buffer: Buffer, offset_bytes: int, address: int, nbytes: int, waits: bool = True) -> None:
-        """Copies host memory into a buffer; the host memory may be reused on return. Sizes are rounded up to 4 bytes inside the buffer.
+        """Copies host memory into a buffer; the host memory may be reused on return. Sizes are rounded up to 4 bytes
+        inside the buffer.
 
         waits: for what is pending, which is submitted; without it nothing pending may use these bytes.
         """
@@ -197,7 +207,7 @@ class Gpu(Buffers):
                 self.flush()
             try:
                 native.write(self.device, buffer.native, offset_bytes, address, nbytes)
-            except GPUError as error:      # the driver found no memory to stage them in
+            except GPUError as error:  # the driver found no memory to stage them in
                 raise self.failure(error, f"an upload of {nbytes} B") from error
             self.exchanged((1, nbytes, time.perf_counter() - start), None)
 
@@ -209,32 +219,40 @@ class Gpu(Buffers):
         self.download_all([((buffer, offset_bytes, nbytes), address)])
 
     def download_all(self, wanted: Sequence[tuple[Piece, int]], words: Sequence[index_check.Word] = ()) -> None:
-        """Like `download`, of (piece, address) pairs, with one wait. Raises InputError where one of the words is set."""
+        """Like `download`, of (piece, address) pairs, with one wait. Raises InputError where one of the words is
+        set."""
         words = [word for word in words if not word.clean]
         seen = ffi.new("uint32_t[]", len(words))
-        places = [(part, ffi.cast("char *", address + shift)) for piece, address in wanted for shift, part in _parts(piece)]
+        places = [
+            (part, ffi.cast("char *", address + shift)) for piece, address in wanted for shift, part in _parts(piece)
+        ]
         places += [(word.piece, seen + k) for k, word in enumerate(words)]
 
         def take(index: int, source: int) -> None:
             (_, _, nbytes), target = places[index]
             threads = read_threads(nbytes, self.info.is_software)
             copy_results([(target, ffi.cast("char *", source), nbytes)], threads)
+
         self.lend([piece for piece, _ in places], take)
         index_check.check(words, seen)
         for word in words:
             word.clean = True
 
     def lend(self, pieces: Sequence[Piece], take: Callable[[int, int], object]) -> None:
-        """Waits for earlier work and calls `take` with the index and the address of each piece's content, valid meanwhile.
+        """Waits for earlier work and calls `take` with the index and the address of each piece's content, valid
+        meanwhile.
 
-        An empty piece is left out. The GPU copies what comes next while `take` is at work. Raises what `take` does, too.
+        An empty piece is left out. The GPU copies what comes next while `take` is at work. Raises what `take` does,
+        too.
         """
         self._read_back(pieces, deque(), _batches(pieces), take)
 
     def read_later(self, pieces: Sequence[Piece], words: Sequence[index_check.Word] = ()) -> Callable[[], list[bytes]]:
-        """The content of small pieces behind all that is enqueued so far, which is submitted; what is submitted later may change them.
+        """The content of small pieces behind all that is enqueued so far, which is submitted; what is submitted later
+        may change them.
 
-        What this gives waits for it, and is called once. Raises DeviceError, both times, and then InputError where one of the words is set.
+        What this gives waits for it, and is called once. Raises DeviceError, both times, and then InputError where one
+        of the words is set.
         """
         words = [word for word in words if not word.clean]
         every, count = [*pieces, *(word.piece for word in words)], len(pieces)
@@ -245,15 +263,20 @@ class Gpu(Buffers):
 
             def take(index: int, source: int) -> None:
                 found[index] = bytes(ffi.buffer(ffi.cast("char *", source), every[index][2]))
+
             self._read_back(every, under_way, (), take)
             index_check.check(words, [int.from_bytes(data, sys.byteorder) for data in found[count:]])
             for word in words:
                 word.clean = True
             return found[:count]
+
         return wait
 
     def _read_back(
-        self, pieces: Sequence[Piece], under_way: deque[_Readback], batches: Iterable[tuple[list[tuple[int, int]], int]],
+        self,
+        pieces: Sequence[Piece],
+        under_way: deque[_Readback],
+        batches: Iterable[tuple[list[tuple[int, int]], int]],
         take: Callable[[int, int], object],
     ) -> None:
         """Waits for readbacks that are under way, and for further ones, so many ahead."""
@@ -268,7 +291,7 @@ class Gpu(Buffers):
                 begin = self._end_readback(under_way[0], pieces, take, begin)
                 under_way.popleft()
         finally:
-            for left in under_way if not self.lost else ():     # one of them failed: nobody waits for those behind it
+            for left in under_way if not self.lost else ():  # one of them failed: nobody waits for those behind it
                 native.give_up(self.device, left.staging.native, left.arrival)
 
     def _start_readback(self, pieces: Sequence[Piece], places: Sequence[tuple[int, int]], size: int) -> _Readback:
@@ -279,13 +302,17 @@ class Gpu(Buffers):
                 encoder = self.device.create_command_encoder("readback")
                 for index, offset in places:
                     buffer, offset_bytes, piece_nbytes = pieces[index]
-                    native.copy_buffer(encoder, buffer.native, offset_bytes, staging.native, offset, (piece_nbytes + 3) & ~3)
+                    native.copy_buffer(
+                        encoder, buffer.native, offset_bytes, staging.native, offset, (piece_nbytes + 3) & ~3
+                    )
                 submission = self._submit([native.finish(encoder)])
                 return _Readback(places, size, staging, submission, native.map_read(self.device, staging.native, size))
             except GPUError as error:
                 raise self.failure(error, f"a readback of {sum(pieces[index][2] for index, _ in places)} B") from error
 
-    def _end_readback(self, readback: _Readback, pieces: Sequence[Piece], take: Callable[[int, int], object], begin: float) -> float:
+    def _end_readback(
+        self, readback: _Readback, pieces: Sequence[Piece], take: Callable[[int, int], object], begin: float
+    ) -> float:
         """begin: time.perf_counter when it began, or the one before it ended. Returns that of its end."""
         submitted = time.perf_counter()
         self.while_waiting()
@@ -305,8 +332,8 @@ class Gpu(Buffers):
     def exchanged(self, sent: tuple[int, int, float] | None, received: tuple[int, int, float, float] | None) -> None:
         """Notes transfers that are over.
 
-        sent: (pieces, bytes, seconds) of uploads. received: (pieces, bytes, time.perf_counter at its beginning, seconds of waiting) of a
-        readback.
+        sent: (pieces, bytes, seconds) of uploads. received: (pieces, bytes, time.perf_counter at its beginning, seconds
+        of waiting) of a readback.
         """
         with self._lock:
             stats = self.stats
@@ -328,7 +355,9 @@ class Gpu(Buffers):
             self.check_alive()
             try:
                 encoder = self.device.create_command_encoder("copy")
-                native.copy_buffer(encoder, source.native, source_offset, target.native, target_offset, (nbytes + 3) & ~3)
+                native.copy_buffer(
+                    encoder, source.native, source_offset, target.native, target_offset, (nbytes + 3) & ~3
+                )
                 self.enqueue(native.finish(encoder))
             except GPUError as error:
                 raise self.failure(error, f"a copy of {nbytes} B") from error
@@ -345,8 +374,8 @@ class Gpu(Buffers):
                 raise self.failure(error, f"zeros in {nbytes} B") from error
 
     def execute(self, command_buffers: list[Any]) -> None:
-        """Adds one run of a partition. All of it but its end is submitted where that takes long: so that the GPU begins meanwhile, or so
-        that each part has the time in which a GPU is to answer.
+        """Adds one run of a partition. All of it but its end is submitted where that takes long: so that the GPU begins
+        meanwhile, or so that each part has the time in which a GPU is to answer.
         """
         is_long = len(command_buffers) > 1 and not native.RECORDS_LATE
         for command_buffer in command_buffers[:-1]:
@@ -356,7 +385,8 @@ class Gpu(Buffers):
         self.enqueue(command_buffers[-1])
 
     def run(self, command_buffers: list[Any], mappings: Sequence[tuple[Buffer, native.Arrival]]) -> int:
-        """Submits runs of a partition, and maps their staging buffers once they are done. Returns the submission's index.
+        """Submits runs of a partition, and maps their staging buffers once they are done. Returns the submission's
+        index.
 
         mappings: of each run, a staging buffer, and what its mapping reports to. Raises DeviceError.
         """
@@ -371,7 +401,8 @@ class Gpu(Buffers):
         return submission
 
     def finished(self, arrival: native.Arrival | None) -> bool:
-        """Whether a readback has arrived; without one, whether the queue is empty. Polls for it a while, less than a millisecond."""
+        """Whether a readback has arrived; without one, whether the queue is empty. Polls for it a while, less than a
+        millisecond."""
         return native.finished(self, arrival)
 
     def ends_in_time(self, index: int, timeout_s: float) -> bool:
@@ -387,7 +418,8 @@ class Gpu(Buffers):
                 self.flush()
 
     def flush(self, limit_s: float = 0.0) -> None:
-        """Submits what is pending; to a lost device nothing is submitted. limit_s: what waits behind it waits so long for it alone."""
+        """Submits what is pending; to a lost device nothing is submitted. limit_s: what waits behind it waits so long
+        for it alone."""
         with self._lock:
             if self.lost:
                 self._pending.clear()
@@ -428,35 +460,40 @@ class Gpu(Buffers):
         return index
 
     def failure(self, error: Exception, what: str) -> DeviceError:
-        """The exception that an error of wgpu means. wgpu drops a device that ran out of memory in an upload or a recording, without
-        telling: a submit would abort the process, so the device is asked.
+        """The exception that an error of wgpu means. wgpu drops a device that ran out of memory in an upload or a
+        recording, without telling: a submit would abort the process, so the device is asked.
         """
         if native.is_lost(self.device, error):
             self.lost = self.lost or f"{what} failed: {str(error).strip().splitlines()[-1].strip()}"
         if native.is_out_of_memory(error):
-            return OutOfDeviceMemoryError(f"device memory: {self.info.name} had none left for {what}: {error}. "
-                                          "Close sessions, use a smaller batch, or placement=cpu.")
+            return OutOfDeviceMemoryError(
+                f"device memory: {self.info.name} had none left for {what}: {error}. "
+                "Close sessions, use a smaller batch, or placement=cpu."
+            )
         return (DeviceLostError if self.lost else DeviceError)(f"{what} on {self.info.name}: {error}")
 
     def check_alive(self) -> None:
         """Raises DeviceLostError for a device that the driver has dropped."""
         if self.lost:
             raise DeviceLostError(
-                f"{self.info.name}: the driver dropped the device ({self.lost}). Its sessions get a new one once the adapter "
-                "has passed a probe (with strict=1, new sessions do).")
+                f"{self.info.name}: the driver dropped the device ({self.lost}). Its sessions get a new one once "
+                f"the adapter "
+                "has passed a probe (with strict=1, new sessions do)."
+            )
 
     def stop_timing(self) -> None:
         """Ends what `timing.start_timing` began."""
         with self._lock:
             timer, self.timer = self.timer, None
             if timer is not None:
-                self.flush()    # its buffer is not pooled: another thread may have recorded, but not yet submitted, a write to it
+                # its buffer is not pooled: another thread may have recorded, but not yet submitted, a write to it
+                self.flush()
 
     # ---- work for the time in which the GPU is busy
 
     def on_wait(self, owner: Any) -> None:
-        """`owner.while_waiting()` will be called once, while the host waits for the GPU, and again as long as it returns true and the GPU
-        is at work.
+        """`owner.while_waiting()` will be called once, while the host waits for the GPU, and again as long as it
+        returns true and the GPU is at work.
         """
         with self._lock:
             self._idle.add(owner)
@@ -476,9 +513,9 @@ class Gpu(Buffers):
 
     @contextmanager
     def compilation_of(self, shader: str) -> Iterator[None]:
-        """While a pipeline of a shader file is made. Some drivers fail at a text, and wgpu then loses the device (V3D): that says nothing
-        about the adapter, whose circuit stays closed, but about the text. Where others were made meanwhile it is not known which one it
-        was: the next device makes one at a time.
+        """While a pipeline of a shader file is made. Some drivers fail at a text, and wgpu then loses the device (V3D):
+        that says nothing about the adapter, whose circuit stays closed, but about the text. Where others were made
+        meanwhile it is not known which one it was: the next device makes one at a time.
         """
         with self.compiling:
             with self._lock:
@@ -507,12 +544,15 @@ class Gpu(Buffers):
 
 
 def _let_drivers_finish(process: int) -> None:
-    """At exit: a software adapter's driver compiles and runs kernels on a thread of its own, and crashes where the process ends meanwhile.
-    Nothing else waits for what a session submits when it is opened. process: whose devices these are; not a forked child's.
+    """At exit: a software adapter's driver compiles and runs kernels on a thread of its own, and crashes where the
+    process ends meanwhile. Nothing else waits for what a session submits when it is opened. process: whose devices
+    these are; not a forked child's.
     """
-    for gpu in [gpu for gpu in Gpu._open.values() if gpu.info.is_software and not gpu.lost] if os.getpid() == process else []:
+    for gpu in (
+        [gpu for gpu in Gpu._open.values() if gpu.info.is_software and not gpu.lost] if os.getpid() == process else []
+    ):
         with suppress(DeviceError), gpu._lock:
-            waiting.block(gpu.device, gpu._submit([]))      # by this thread: Python starts none any more
+            waiting.block(gpu.device, gpu._submit([]))  # by this thread: Python starts none any more
 
 
 atexit.register(_let_drivers_finish, os.getpid())

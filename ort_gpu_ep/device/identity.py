@@ -23,7 +23,8 @@ _SUCCESS = 0
 
 @dataclass(frozen=True, slots=True)
 class PhysicalDevice:
-    """A device as the Vulkan loader lists it. uuid: of the device, with dashes. pci: `0000:65:00.0`, empty where it has none.
+    """A device as the Vulkan loader lists it. uuid: of the device, with dashes. pci: `0000:65:00.0`, empty where it has
+    none.
 
     driver_number: driverVersion, as its maker packs it.
     """
@@ -37,33 +38,69 @@ class PhysicalDevice:
 
 
 class _ApplicationInfo(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_uint32), ("next", ctypes.c_void_p), ("name", ctypes.c_char_p), ("version", ctypes.c_uint32),
-                ("engine", ctypes.c_char_p), ("engine_version", ctypes.c_uint32), ("api", ctypes.c_uint32))
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("next", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("version", ctypes.c_uint32),
+        ("engine", ctypes.c_char_p),
+        ("engine_version", ctypes.c_uint32),
+        ("api", ctypes.c_uint32),
+    )
 
 
 class _InstanceInfo(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_uint32), ("next", ctypes.c_void_p), ("flags", ctypes.c_uint32),
-                ("application", ctypes.POINTER(_ApplicationInfo)), ("layer_count", ctypes.c_uint32), ("layers", ctypes.c_void_p),
-                ("extension_count", ctypes.c_uint32), ("extensions", ctypes.c_void_p))
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("next", ctypes.c_void_p),
+        ("flags", ctypes.c_uint32),
+        ("application", ctypes.POINTER(_ApplicationInfo)),
+        ("layer_count", ctypes.c_uint32),
+        ("layers", ctypes.c_void_p),
+        ("extension_count", ctypes.c_uint32),
+        ("extensions", ctypes.c_void_p),
+    )
 
 
 class _Properties(ctypes.Structure):
-    """VkPhysicalDeviceProperties2. limits: VkPhysicalDeviceLimits and VkPhysicalDeviceSparseProperties, which nobody reads here."""
+    """VkPhysicalDeviceProperties2. limits: VkPhysicalDeviceLimits and VkPhysicalDeviceSparseProperties, which nobody
+    reads here."""
 
-    _fields_ = (("type", ctypes.c_uint32), ("next", ctypes.c_void_p), ("api", ctypes.c_uint32), ("driver", ctypes.c_uint32),
-                ("vendor_id", ctypes.c_uint32), ("device_id", ctypes.c_uint32), ("kind", ctypes.c_uint32), ("name", ctypes.c_char * 256),
-                ("cache_uuid", ctypes.c_uint8 * 16), ("limits", ctypes.c_uint64 * 128))
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("next", ctypes.c_void_p),
+        ("api", ctypes.c_uint32),
+        ("driver", ctypes.c_uint32),
+        ("vendor_id", ctypes.c_uint32),
+        ("device_id", ctypes.c_uint32),
+        ("kind", ctypes.c_uint32),
+        ("name", ctypes.c_char * 256),
+        ("cache_uuid", ctypes.c_uint8 * 16),
+        ("limits", ctypes.c_uint64 * 128),
+    )
 
 
 class _IdProperties(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_uint32), ("next", ctypes.c_void_p), ("device_uuid", ctypes.c_uint8 * 16),
-                ("driver_uuid", ctypes.c_uint8 * 16), ("luid", ctypes.c_uint8 * 8), ("node_mask", ctypes.c_uint32),
-                ("luid_valid", ctypes.c_uint32))
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("next", ctypes.c_void_p),
+        ("device_uuid", ctypes.c_uint8 * 16),
+        ("driver_uuid", ctypes.c_uint8 * 16),
+        ("luid", ctypes.c_uint8 * 8),
+        ("node_mask", ctypes.c_uint32),
+        ("luid_valid", ctypes.c_uint32),
+    )
 
 
 class _PciProperties(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_uint32), ("next", ctypes.c_void_p), ("domain", ctypes.c_uint32), ("bus", ctypes.c_uint32),
-                ("device", ctypes.c_uint32), ("function", ctypes.c_uint32))
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("next", ctypes.c_void_p),
+        ("domain", ctypes.c_uint32),
+        ("bus", ctypes.c_uint32),
+        ("device", ctypes.c_uint32),
+        ("function", ctypes.c_uint32),
+    )
 
 
 class _Extension(ctypes.Structure):
@@ -71,7 +108,8 @@ class _Extension(ctypes.Structure):
 
 
 def physical_devices() -> tuple[PhysicalDevice, ...]:
-    """What the Vulkan loader lists, in its order, which is that of the adapters; nothing where there is no loader or it fails."""
+    """What the Vulkan loader lists, in its order, which is that of the adapters; nothing where there is no loader or it
+    fails."""
     try:
         loader: Any = ctypes.CDLL(_LIBRARIES.get(sys.platform, "libvulkan.so.1"))
     except OSError:
@@ -85,7 +123,7 @@ def physical_devices() -> tuple[PhysicalDevice, ...]:
         loader.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)
         handles = (ctypes.c_void_p * count.value)()
         loader.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), handles)
-        return tuple(_device(loader, ctypes.c_void_p(handle)) for handle in handles[:count.value])
+        return tuple(_device(loader, ctypes.c_void_p(handle)) for handle in handles[: count.value])
     finally:
         loader.vkDestroyInstance(instance, None)
 
@@ -97,8 +135,14 @@ def _device(loader: Any, handle: ctypes.c_void_p) -> PhysicalDevice:
     properties = _Properties(_PROPERTIES_2, ctypes.addressof(identity))
     loader.vkGetPhysicalDeviceProperties2(handle, ctypes.byref(properties))
     address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.{pci.function:x}" if has_pci else ""
-    return PhysicalDevice(properties.name.decode("utf-8", "replace"), properties.vendor_id, properties.device_id,
-                          str(uuid.UUID(bytes=bytes(identity.device_uuid))), address, properties.driver)
+    return PhysicalDevice(
+        properties.name.decode("utf-8", "replace"),
+        properties.vendor_id,
+        properties.device_id,
+        str(uuid.UUID(bytes=bytes(identity.device_uuid))),
+        address,
+        properties.driver,
+    )
 
 
 def _has_pci(loader: Any, handle: ctypes.c_void_p) -> bool:
@@ -112,8 +156,8 @@ def _has_pci(loader: Any, handle: ctypes.c_void_p) -> bool:
 def identified(adapters: Sequence[AdapterInfo], devices: Sequence[PhysicalDevice]) -> list[AdapterInfo]:
     """The adapters with their UUIDs, PCI addresses and the numbers of their drivers.
 
-    Equal GPUs are told apart by their order, which is the loader's in both lists; where one list has more of a kind than the other,
-    that says nothing, and they stay unknown.
+    Equal GPUs are told apart by their order, which is the loader's in both lists; where one list has more of a kind
+    than the other, that says nothing, and they stay unknown.
     """
     infos = list[AdapterInfo]()
     for info in adapters:
@@ -124,6 +168,9 @@ def identified(adapters: Sequence[AdapterInfo], devices: Sequence[PhysicalDevice
         equal = [a.index for a in adapters if a.backend == "Vulkan" and (a.name, a.vendor_id, a.device_id) == key]
         same = [d for d in devices if (d.name, d.vendor_id, d.device_id) == key]
         device = same[equal.index(info.index)] if len(same) == len(equal) else None
-        infos.append(info if device is None else replace(
-            info, pci=device.pci, uuid=device.uuid, driver_number=device.driver_number))
+        infos.append(
+            info
+            if device is None
+            else replace(info, pci=device.pci, uuid=device.uuid, driver_number=device.driver_number)
+        )
     return infos

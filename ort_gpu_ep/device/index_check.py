@@ -12,19 +12,32 @@ from ort_gpu_ep.kernels.registry import COUNT, DIVISOR, INDEX, LENGTH
 NBYTES = 4
 
 _WHAT: dict[int, tuple[type[InputError], str]] = {
-    INDEX: (IndexOutOfRangeError, "an index is out of range in {}. Expected -size to size - 1 of the dimension that it selects from: "
-            "look at the inputs that these nodes take their indices from"),
-    LENGTH: (IndexOutOfRangeError, "a sequence's length is out of range in {}. Expected 0 to the number of steps: "
-             "look at the inputs that these nodes take their lengths from"),
-    COUNT: (InputError, "a size that the data decide is not what {} needs: Split's parts have to be as much as there is"),
-    DIVISOR: (IntegerDivisionError, "an integer is divided by 0 in {}: look at the inputs that these nodes take their divisors from"),
+    INDEX: (
+        IndexOutOfRangeError,
+        "an index is out of range in {}. Expected -size to size - 1 of the dimension that it selects from: "
+        "look at the inputs that these nodes take their indices from",
+    ),
+    LENGTH: (
+        IndexOutOfRangeError,
+        "a sequence's length is out of range in {}. Expected 0 to the number of steps: "
+        "look at the inputs that these nodes take their lengths from",
+    ),
+    COUNT: (
+        InputError,
+        "a size that the data decide is not what {} needs: Split's parts have to be as much as there is",
+    ),
+    DIVISOR: (
+        IntegerDivisionError,
+        "an integer is divided by 0 in {}: look at the inputs that these nodes take their divisors from",
+    ),
 }
 """Bit of a word -> the exception, and its text with the nodes left open."""
 
 
 @dataclass(eq=False, slots=True)
 class Word:
-    """0 in its buffer as long as all was in range. nodes: labels of those that look at indices, lengths or divisors. clean: read as 0."""
+    """0 in its buffer as long as all was in range. nodes: labels of those that look at indices, lengths or divisors.
+    clean: read as 0."""
 
     buffer: Any
     offset_bytes: int

@@ -10,8 +10,15 @@ from dataclasses import asdict, dataclass, field
 from ort_gpu_ep.errors import AdapterError
 
 FEATURES = (
-    "shader-int64", "shader-f16", "shader-f64", "subgroup", "subgroup-matrix", "subgroup-size-control", "timestamp-query",
-    "timestamp-query-inside-passes")
+    "shader-int64",
+    "shader-f16",
+    "shader-f64",
+    "subgroup",
+    "subgroup-matrix",
+    "subgroup-size-control",
+    "timestamp-query",
+    "timestamp-query-inside-passes",
+)
 """Asked for where the adapter has them."""
 
 MAKERS = {0x1002: "amd", 0x10DE: "nvidia", 0x13B5: "arm", 0x5143: "qualcomm", 0x8086: "intel"}
@@ -24,9 +31,10 @@ COMPILERS = {"nvk": "nvk", "honeykrisp": "apple"}
 class AdapterInfo:
     """An adapter, for people and for caches. type: discrete, integrated, software or unknown.
 
-    pci: its address on the bus, `0000:65:00.0`; uuid: of the device, for NVIDIA's that of nvidia-smi. Empty where the system does not tell.
-    family: the driver's name, as Vulkan has it (`radv`, `NVIDIA`, `Intel open-source Mesa driver`, `llvmpipe`), empty with other backends.
-    driver_number: Vulkan's driverVersion, which each maker packs in its own way; 0 where it was not asked for.
+    pci: its address on the bus, `0000:65:00.0`; uuid: of the device, for NVIDIA's that of nvidia-smi. Empty where the
+    system does not tell. family: the driver's name, as Vulkan has it (`radv`, `NVIDIA`, `Intel open-source Mesa
+    driver`, `llvmpipe`), empty with other backends. driver_number: Vulkan's driverVersion, which each maker packs in
+    its own way; 0 where it was not asked for.
     """
 
     index: int
@@ -36,7 +44,8 @@ class AdapterInfo:
     driver: str
     vendor_id: int
     device_id: int
-    pci: str = field(default="", compare=False)      # a session's adapter was not asked for them unless it was chosen by them
+    # a session's adapter was not asked for them unless it was chosen by them
+    pci: str = field(default="", compare=False)
     uuid: str = field(default="", compare=False)
     family: str = field(default="", compare=False)
     driver_number: int = field(default=0, compare=False)
@@ -47,7 +56,8 @@ class AdapterInfo:
 
     @property
     def compiler(self) -> str:
-        """Whose compiler makes the kernels' code: a maker's name, `nvk` for NVIDIA's GPUs by Mesa; empty where it is not known."""
+        """Whose compiler makes the kernels' code: a maker's name, `nvk` for NVIDIA's GPUs by Mesa; empty where it is
+        not known."""
         if self.family.lower() in COMPILERS:
             return COMPILERS[self.family.lower()]
         return "apple" if self.backend == "Metal" and self.name.startswith("Apple") else MAKERS.get(self.vendor_id, "")
@@ -56,7 +66,9 @@ class AdapterInfo:
         return asdict(self)
 
 
-_IDENTITY = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|(gpu-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_IDENTITY = re.compile(
+    r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|(gpu-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE
+)
 
 
 def is_identity(wanted: str) -> bool:
@@ -69,7 +81,11 @@ def matches(wanted: str, info: AdapterInfo) -> bool:
     if is_identity(wanted):
         domain, _, rest = wanted.lower().partition(":")
         return f"{int(domain, 16):04x}:{rest}" == info.pci if rest else wanted.lower().removeprefix("gpu-") == info.uuid
-    return wanted == str(info.index) or wanted.lower() == info.type or (not wanted.isdigit() and wanted.lower() in info.name.lower())
+    return (
+        wanted == str(info.index)
+        or wanted.lower() == info.type
+        or (not wanted.isdigit() and wanted.lower() in info.name.lower())
+    )
 
 
 def pick(found: Sequence[AdapterInfo], wanted: str) -> AdapterInfo:
@@ -83,5 +99,7 @@ def pick(found: Sequence[AdapterInfo], wanted: str) -> AdapterInfo:
         if not wanted or matches(wanted, info):
             return info
     identities = ", ".join(i.pci or i.uuid for i in found if i.pci or i.uuid)
-    raise AdapterError(f"option adapter={wanted!r}: no such adapter; there are: {there}{f' ({identities})' if identities else ''}. "
-                       "Give an index, a type, a part of a name, a PCI address or a UUID.")
+    raise AdapterError(
+        f"option adapter={wanted!r}: no such adapter; there are: {there}{f' ({identities})' if identities else ''}. "
+        "Give an index, a type, a part of a name, a PCI address or a UUID."
+    )

@@ -19,7 +19,8 @@ from ort_gpu_ep.webgpu import native
 from ort_gpu_ep.webgpu.library import GPUError
 
 Composer: TypeAlias = Callable[[Kernel, Bindings, Limits], str]
-"""The WGSL of a kernel: (kernel, its bindings, the adapter's limits), see shaders.compose. A drill brings one that plants a fault."""
+"""The WGSL of a kernel: (kernel, its bindings, the adapter's limits), see shaders.compose. A drill brings one that
+plants a fault."""
 
 Layout: TypeAlias = tuple[tuple[bool, ...], bool, int]
 """What the layout of a pipeline follows from: written, varies and awaited of `bind_group_layout`."""
@@ -40,12 +41,17 @@ def is_checked(gpu: Gpu, option: str, shader: str) -> bool:
 
 
 def pipelines(
-    gpu: Gpu, steps: Sequence[Dispatch | Copy], checked: str, composer: Composer = compose, note: Note | None = None,
+    gpu: Gpu,
+    steps: Sequence[Dispatch | Copy],
+    checked: str,
+    composer: Composer = compose,
+    note: Note | None = None,
 ) -> list[Any]:
     """The pipeline of each step (None for a copy), compiled by several threads: drivers take up to 50 ms for one.
 
     checked: the option checked_shaders. note: told of each, on whatever thread. Raises: ShaderError.
     """
+
     def one(step: Dispatch | Copy) -> Any:
         return pipeline(gpu, step, checked, composer, note) if isinstance(step, Dispatch) else None
 
@@ -56,11 +62,15 @@ def pipelines(
 
 
 def pipeline(
-    gpu: Gpu, dispatch: Dispatch, option: str, composer: Composer = compose, note: Note | None = None,
+    gpu: Gpu,
+    dispatch: Dispatch,
+    option: str,
+    composer: Composer = compose,
+    note: Note | None = None,
     first: tuple[int, int, int] = (0, 0, 0),
 ) -> Any:
-    """The pipeline of a dispatch, or of its part from a workgroup on. Raises ShaderError, with the composed source, where it does not
-    compile.
+    """The pipeline of a dispatch, or of its part from a workgroup on. Raises ShaderError, with the composed source,
+    where it does not compile.
     """
     limit, checked = gpu.limits.max_binding_nbytes, is_checked(gpu, option, dispatch.kernel.shader)
     source = composer(dispatch.kernel, dispatch.bindings, gpu.limits)
@@ -74,10 +84,12 @@ def pipeline(
 
 
 def bind_group_layout(gpu: Gpu, written: tuple[bool, ...], varies: bool = False, awaited: int = 0) -> Any:
-    """An explicit layout: read-only and writable storage buffers, in order. varies: then a uniform struct, at an offset of the run's.
-    awaited: then so many buffers that the shader does not name.
+    """An explicit layout: read-only and writable storage buffers, in order. varies: then a uniform struct, at an offset
+    of the run's. awaited: then so many buffers that the shader does not name.
     """
-    return gpu.layouts.get((written, varies, awaited), lambda: gpu.device.create_bind_group_layout(written, varies, awaited))
+    return gpu.layouts.get(
+        (written, varies, awaited), lambda: gpu.device.create_bind_group_layout(written, varies, awaited)
+    )
 
 
 def compiled(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, checked: bool) -> Any:
@@ -101,19 +113,24 @@ def worked_around(gpu: Gpu, label: str, source: str) -> str:
     try:
         return rewritten(source, gpu.rewritings)
     except ValueError as error:
-        raise ShaderError(f"{label}: its text can't be rewritten for the known faults of {gpu.info.name} "
-                          f"({', '.join(sorted(gpu.rewritings))}): {error}") from error
+        raise ShaderError(
+            f"{label}: its text can't be rewritten for the known faults of {gpu.info.name} "
+            f"({', '.join(sorted(gpu.rewritings))}): {error}"
+        ) from error
 
 
 def rolled(shader: str, source: str) -> str:
     """The text with loops whose number of turns a compiler can't know.
 
-    Mesa unrolls them for CPUs, too. LLVM takes twice as long then, on the cores that are to run the code, which is slower than the loop.
+    Mesa unrolls them for CPUs, too. LLVM takes twice as long then, on the cores that are to run the code, which is
+    slower than the loop.
     """
     text = source
     for condition in ROLLED.get(shader, ()):
         text = text.replace(condition, f"{condition[:-1]} + never;")
-    return text if text == source else _MAIN.sub(r"\g<0>\n    never = lane >> 31u;", text) + "\nvar<private> never: u32;\n"
+    return (
+        text if text == source else _MAIN.sub(r"\g<0>\n    never = lane >> 31u;", text) + "\nvar<private> never: u32;\n"
+    )
 
 
 def _compile(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, checked: bool) -> Any:
@@ -122,8 +139,12 @@ def _compile(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, chec
     try:
         device = gpu.device
         with gpu.compilation_of(shader):
-            module = device.create_shader_module(label, source) if checked else native.trusted_module(device, label, source)
-            layout = gpu.layouts.get(("pipeline", bound), lambda: device.create_pipeline_layout(bind_group_layout(gpu, *bound)))
+            module = (
+                device.create_shader_module(label, source) if checked else native.trusted_module(device, label, source)
+            )
+            layout = gpu.layouts.get(
+                ("pipeline", bound), lambda: device.create_pipeline_layout(bind_group_layout(gpu, *bound))
+            )
             return device.create_compute_pipeline(label, layout, module)
     except GPUError as error:
         numbered = "\n".join(f"{n:4} {line}" for n, line in enumerate(source.splitlines(), 1))

@@ -26,4 +26,6 @@ def probe(info: AdapterInfo) -> None:
     want = x * np.uint32(3) + np.arange(_COUNT, dtype=np.uint32)
     if not np.array_equal(got, want):
         wrong = int(np.sum(got != want))
-        raise WrongResultError(f"{info.name}: the probe gave {wrong} of {_COUNT} values wrong. Update the driver or use placement=cpu.")
+        raise WrongResultError(
+            f"{info.name}: the probe gave {wrong} of {_COUNT} values wrong. Update the driver or use placement=cpu."
+        )

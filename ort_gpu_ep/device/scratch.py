@@ -18,15 +18,15 @@ from ort_gpu_ep.webgpu.library import GPUError
 def run_wgsl(gpu: Gpu, label: str, source: str, inputs: Sequence[Array], output: Array, groups: int) -> Array:
     """What `main` of a module leaves in its output buffer.
 
-    source: @group(0) binds the inputs (read) at 0.., then the output (read_write). output: its content before the dispatch.
-    groups: workgroups in x. Sizes are multiples of 4 bytes.
-    Raises: ShaderError, DeviceError.
+    source: @group(0) binds the inputs (read) at 0.., then the output (read_write). output: its content before the
+    dispatch. groups: workgroups in x. Sizes are multiples of 4 bytes. Raises: ShaderError, DeviceError.
     """
     written = (*(False for _ in inputs), True)
     layout, source = bind_group_layout(gpu, written), worked_around(gpu, label, source)
     try:
         pipeline = gpu.device.create_compute_pipeline(
-            label, gpu.device.create_pipeline_layout(layout), gpu.device.create_shader_module(label, source))
+            label, gpu.device.create_pipeline_layout(layout), gpu.device.create_shader_module(label, source)
+        )
     except GPUError as error:
         raise ShaderError(f"{label} does not compile on {gpu.info.name}: {error}") from error
     buffers = [_filled(gpu, array) for array in (*inputs, output)]

@@ -33,7 +33,8 @@ class Single:
         native.write(device, self._buffer.handle, 0, data.ctypes.data, data.nbytes)
 
     def run(self, groups: int, dispatches: int, nbytes: int) -> tuple[bytes, float]:
-        """The first nbytes of the buffer after that many dispatches of that many workgroups, and the seconds it took, submission included.
+        """The first nbytes of the buffer after that many dispatches of that many workgroups, and the seconds it took,
+        submission included.
 
         Raises: GPUError, DeviceLostError.
         """

@@ -15,8 +15,9 @@ from ort_gpu_ep.webgpu.library import GPUError
 from ort_gpu_ep.webgpu.objects import COPY_SRC, MAP_WRITE
 
 LARGE_NBYTES = 4 << 20
-"""Inputs of a run that together take so much are filled in place. On an H200 (driver 580.159.04) 19.3 MB are in a GPU buffer after 1.28 ms,
-0.93 by four threads, and 1.2 to 2.0 where the queue writes them; 2.4 MB after 0.208 and 0.216, 0.6 MB after 0.068 and 0.072.
+"""Inputs of a run that together take so much are filled in place. On an H200 (driver 580.159.04) 19.3 MB are in a GPU
+buffer after 1.28 ms, 0.93 by four threads, and 1.2 to 2.0 where the queue writes them; 2.4 MB after 0.208 and 0.216,
+0.6 MB after 0.068 and 0.072.
 """
 
 USAGE = MAP_WRITE | COPY_SRC
@@ -31,7 +32,8 @@ class Staging:
         self._filled: list[Buffer] = []
 
     def upload(self, buffer: Buffer, nbytes: int, fill: Callable[[int], None]) -> None:
-        """Copies what `fill` writes to an address into a buffer, by the next submission. Raises what `fill` raises, DeviceError."""
+        """Copies what `fill` writes to an address into a buffer, by the next submission. Raises what `fill` raises,
+        DeviceError."""
         gpu, size, start = self._gpu, -(-nbytes // 4) * 4, time.perf_counter()
         staging = self._take(size_class(size))
         self._filled.append(staging)
@@ -55,7 +57,8 @@ class Staging:
         return self._gpu.create(size, USAGE)
 
     def settle(self) -> None:
-        """Waits for uploads that no readback came after: those of a run that failed, or that gave nothing. Raises DeviceError."""
+        """Waits for uploads that no readback came after: those of a run that failed, or that gave nothing. Raises
+        DeviceError."""
         if self._filled:
             self._gpu.finish()
             self.recycle()
@@ -72,10 +75,12 @@ class Staging:
 
 
 def large_nbytes(gpu: Gpu, nbytes: int) -> int:
-    """Of a run's inputs, what is filled in place: all or nothing. A driver that computes on the CPU copies as fast from anywhere."""
+    """Of a run's inputs, what is filled in place: all or nothing. A driver that computes on the CPU copies as fast from
+    anywhere."""
     return nbytes if nbytes >= LARGE_NBYTES and not gpu.info.is_software else 0
 
 
 def may_round(gpu: Gpu, inputs: Sequence[TensorType]) -> bool:
-    """Whether runs may bring such inputs in float16 where the plan takes them so: it is the bytes that take the time, not the rounding."""
+    """Whether runs may bring such inputs in float16 where the plan takes them so: it is the bytes that take the time,
+    not the rounding."""
     return bool(large_nbytes(gpu, sum(hint(t.nbytes) for t in inputs))) and copying.rounds_fast()

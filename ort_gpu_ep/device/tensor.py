@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device.buffers import Buffer  # loads wgpu-native, which a process with isolated sessions does without
+    # loads wgpu-native, which a process with isolated sessions does without
+    from ort_gpu_ep.device.buffers import Buffer
     from ort_gpu_ep.ir.types import TensorType
 
 

@@ -18,7 +18,8 @@ _SOURCE = """
 """A chain of dependent multiply-adds (the generator of Numerical Recipes) that no compiler shortens."""
 
 TINY = 256
-"""Loop iterations of a probe's one workgroup, some microseconds: too little to slow anybody, enough to be queued behind others."""
+"""Loop iterations of a probe's one workgroup, some microseconds: too little to slow anybody, enough to be queued behind
+others."""
 
 
 class TimedDispatch:
@@ -31,7 +32,9 @@ class TimedDispatch:
 
     def __init__(self, info: AdapterInfo, groups: int = 1, iterations: int = TINY) -> None:
         self._groups = groups
-        self._single = Single(info, "timed dispatch", _SOURCE.replace("ITERATIONS", f"{iterations}u"), np.zeros(64 * groups, np.uint32))
+        self._single = Single(
+            info, "timed dispatch", _SOURCE.replace("ITERATIONS", f"{iterations}u"), np.zeros(64 * groups, np.uint32)
+        )
 
     def __call__(self, dispatches: int = 1) -> float:
         """Seconds from submission to the result on the host."""

@@ -47,14 +47,16 @@ class Timer:
 
 
 def start_timing(gpu: Gpu) -> bool:
-    """Measures the GPU time of every run recorded from now on, until `Gpu.stop_timing`. False where the adapter has no timestamps."""
+    """Measures the GPU time of every run recorded from now on, until `Gpu.stop_timing`. False where the adapter has no
+    timestamps."""
     if gpu.timer is None and "timestamp-query" in gpu.limits.features:
         gpu.timer = Timer(gpu)
     return gpu.timer is not None
 
 
 class Stopwatch:
-    """Timestamps around every pass of everything that is recorded meanwhile. each: a pass for every dispatch. holders: who shares it."""
+    """Timestamps around every pass of everything that is recorded meanwhile. each: a pass for every dispatch. holders:
+    who shares it."""
 
     def __init__(self, gpu: Gpu, each: bool) -> None:
         self._gpu, self.each, self.holders = gpu, each, 0
@@ -73,7 +75,11 @@ class Stopwatch:
 
         context: of the program whose passes are wanted, all without one.
         """
-        recordings = [(owner, r) for (owner, _), r in list(self._recordings.items()) if context is None or owner.context is context]
+        recordings = [
+            (owner, r)
+            for (owner, _), r in list(self._recordings.items())
+            if context is None or owner.context is context
+        ]
         rows = [(owner, *times) for owner, recording in recordings for times in recording.read()]
         return sorted(rows, key=lambda times: times[2])
 
@@ -94,8 +100,13 @@ class _Recording:
         at, pair = divmod(len(self.steps), PAIRS)
         if at == len(self._sets):
             device, nbytes = self._gpu.device, 16 * PAIRS
-            self._sets.append((device.create_query_set(2 * PAIRS), device.create_buffer("times", nbytes, QUERY_RESOLVE | COPY_SRC),
-                               self._gpu.create(nbytes, COPY_SRC | COPY_DST)))
+            self._sets.append(
+                (
+                    device.create_query_set(2 * PAIRS),
+                    device.create_buffer("times", nbytes, QUERY_RESOLVE | COPY_SRC),
+                    self._gpu.create(nbytes, COPY_SRC | COPY_DST),
+                )
+            )
         self.steps.append(step)
         return self._sets[at][0], 2 * pair
 
@@ -111,5 +122,5 @@ class _Recording:
         ticks = np.zeros((-(-len(self.steps) // PAIRS), PAIRS, 2), np.uint64)
         for rows, (_, _, buffer) in zip(ticks, self._sets, strict=False):
             self._gpu.download(buffer, 0, rows.ctypes.data, rows.nbytes)
-        begin_end = ticks.reshape(-1, 2)[:len(self.steps)].astype(np.float64) * self._period_ns
+        begin_end = ticks.reshape(-1, 2)[: len(self.steps)].astype(np.float64) * self._period_ns
         return [(step, float(a), float(b)) for step, (a, b) in zip(self.steps, begin_end, strict=True) if b]

@@ -1,7 +1,7 @@
 """The process that keeps an adapter busy, started by drills/generator.py with the arguments ADAPTER DUTY.
 
-It computes for DUTY (0 to 1) of each PERIOD_S, prints `ready` when it begins, and ends when its standard input is closed, so that it
-does not outlive who started it.
+It computes for DUTY (0 to 1) of each PERIOD_S, prints `ready` when it begins, and ends when its standard input is
+closed, so that it does not outlive who started it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ TOGETHER = 5
 """Dispatches in one submission: the pause behind it, 0.1 to 0.2 ms of Python, is then 2 to 4 %."""
 
 GROUPS = {"software": 64}
-"""Workgroups of 64; elsewhere 8192: 524,288 invocations, twice what the largest GPU (132 x 2048 on an H200) holds at a time."""
+"""Workgroups of 64; elsewhere 8192: 524,288 invocations, twice what the largest GPU (132 x 2048 on an H200) holds at a
+time."""
 
 
 def main(adapter: str, duty: float) -> None:
@@ -41,7 +42,7 @@ def main(adapter: str, duty: float) -> None:
 
 
 def _end_with_parent() -> None:
-    while os.read(0, 1):      # not sys.stdin, whose lock would be missed at exit
+    while os.read(0, 1):  # not sys.stdin, whose lock would be missed at exit
         pass
     os._exit(0)
 

@@ -27,14 +27,17 @@ DEADLY = ("abort", "segfault", "leak")
 
 LEAK_NBYTES = 256 << 20
 
-_ITEM = re.compile(rf"(?:(?P<kind>{'|'.join(KINDS)})(?:@(?P<at>[1-9]\d*)|~(?P<chance>0?\.\d+|1))|slow@(?P<slow>[1-9]\d*)x)")
+_ITEM = re.compile(
+    rf"(?:(?P<kind>{'|'.join(KINDS)})(?:@(?P<at>[1-9]\d*)|~(?P<chance>0?\.\d+|1))|slow@(?P<slow>[1-9]\d*)x)"
+)
 _WRONG = b"\x00\x00\x00\x7f"
 """What corruption writes over four bytes: 1.7e38 as f32, 127 in the last of four small elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """at: (kind, k), at the k-th run (compile: the k-th pipeline). chance: kind -> probability. slow: factor of waiting times."""
+    """at: (kind, k), at the k-th run (compile: the k-th pipeline). chance: kind -> probability. slow: factor of waiting
+    times."""
 
     at: frozenset[tuple[str, int]] = frozenset()
     chance: dict[str, float] = field(default_factory=dict)
@@ -53,8 +56,10 @@ def parse_faults(text: str) -> Faults:
     for item in filter(None, (part.strip() for part in items.split(","))):
         match = _ITEM.fullmatch(item)
         if match is None:
-            raise ConfigError(f"option faults={text!r}: got {item!r}, expected kind@k or kind~chance with kind one of "
-                              f"{', '.join(KINDS)}, or slow@100x; see docs/faults.md.")
+            raise ConfigError(
+                f"option faults={text!r}: got {item!r}, expected kind@k or kind~chance with kind one of "
+                f"{', '.join(KINDS)}, or slow@100x; see docs/faults.md."
+            )
         if match["slow"]:
             slow = int(match["slow"])
         elif match["at"]:
@@ -71,8 +76,10 @@ def refuse_deadly(faults: Faults, text: str) -> None:
     for kind in sorted({kind for kind, _ in faults.at} | set(faults.chance)):
         if kind in DEADLY:
             what = "fill" if kind == "leak" else "end"
-            raise ConfigError(f"option faults={text!r}: {kind} would {what} this process; expected isolation=process with it, "
-                              "where it is the worker's.")
+            raise ConfigError(
+                f"option faults={text!r}: {kind} would {what} this process; expected isolation=process with it, "
+                "where it is the worker's."
+            )
 
 
 def maker(config: Config) -> Maker | None:
@@ -99,7 +106,7 @@ class FaultyGpu(Gpu):
         self.injected = dict.fromkeys(KINDS, 0)
         self._random = random.Random(faults.seed)
         self._hung, self._leaked = False, list[bytes]()
-        self._thread = threading.local()        # number of its latest run
+        self._thread = threading.local()  # number of its latest run
 
     def successor(self, info: AdapterInfo, raw: Any, limits: Limits) -> FaultyGpu:
         """Counts on where this one stopped, so that a fault at run k happens once."""
@@ -130,18 +137,20 @@ class FaultyGpu(Gpu):
             super().execute(command_buffers)
             self._hung = self._hung or self._due("hang", self.runs)
             while self._hung and self.in_worker:
-                time.sleep(1.0)         # the parent's deadline ends it
+                time.sleep(1.0)  # the parent's deadline ends it
             self._thread.run = self.runs
 
     def corrupt(self, outputs: Sequence[Tensor]) -> None:
         """Overwrites a word of what this thread's latest run gives, where that is due."""
         words = [(t.buffer, t.offset_bytes, t.type.nbytes // 4) for t in outputs if t.type.nbytes >= 4]
         with self._lock:
-            run, self._thread.run = getattr(self._thread, "run", 0), 0      # a plan without steps is no run
+            run, self._thread.run = getattr(self._thread, "run", 0), 0  # a plan without steps is no run
             if run and words and self._due("corrupt", run):
                 buffer, offset, count = self._random.choice(words)
                 self.flush()
-                native.write(self.device, buffer.native, offset + 4 * self._random.randrange(count), native.address_of(_WRONG), 4)
+                native.write(
+                    self.device, buffer.native, offset + 4 * self._random.randrange(count), native.address_of(_WRONG), 4
+                )
 
     def _harm_process(self) -> None:
         if self._due("leak", self.runs):
@@ -170,6 +179,9 @@ class FaultyGpu(Gpu):
                 self.compiles += 1
                 due = self._due("compile", self.compiles)
             if due:
-                raise ShaderError(f"{self.info.name}: a shader does not compile (fault on purpose at pipeline {self.compiles}).")
+                raise ShaderError(
+                    f"{self.info.name}: a shader does not compile (fault on purpose at pipeline {self.compiles})."
+                )
             return make()
+
         return super().pipeline(source, faulty)

@@ -25,8 +25,9 @@ START_S = 60.0
 class LoadGenerator:
     """`with LoadGenerator(info, "high"):` another process computes on the adapter for 95 % of the time.
 
-    level: a name of DUTY or a part from 0 to 1. threads: on a software adapter, how many threads its driver (Mesa's llvmpipe) uses; by
-    default half of the cores, for with none left the CPU candidate is as slow as the other one. It ends with the block, or with us.
+    level: a name of DUTY or a part from 0 to 1. threads: on a software adapter, how many threads its driver (Mesa's
+    llvmpipe) uses; by default half of the cores, for with none left the CPU candidate is as slow as the other one. It
+    ends with the block, or with us.
 
     Raises: AdapterError, where the process does not begin, with what it printed; OSError, where none can be started.
     """
@@ -44,10 +45,15 @@ class LoadGenerator:
 
     def __enter__(self) -> LoadGenerator:
         variables = environment() | ({"LP_NUM_THREADS": str(self._threads)} if self.info.is_software else {})
-        self._printed = tempfile.TemporaryFile("w+")        # not a pipe, which nobody would read on
+        self._printed = tempfile.TemporaryFile("w+")  # not a pipe, which nobody would read on
         self._process = subprocess.Popen(
-            command("ort_gpu_ep.drills.busy", str(self.info.index), str(self.duty)), text=True, env=variables,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed)
+            command("ort_gpu_ep.drills.busy", str(self.info.index), str(self.duty)),
+            text=True,
+            env=variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._printed,
+        )
         if self._first_line() != "ready":
             code, words = self._stop(), self._last_words()
             self._printed.close()
@@ -82,7 +88,9 @@ class LoadGenerator:
                 pipe.close()
         return process.wait(10.0)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop()
         if self._printed is not None:
             self._printed.close()

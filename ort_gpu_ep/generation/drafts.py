@@ -1,11 +1,13 @@
-"""Drafts of the tokens to come, which one pass of the decoder verifies together: where they come from, and which of them hold."""
+"""Drafts of the tokens to come, which one pass of the decoder verifies together: where they come from, and which of
+them hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 Drafts = Callable[[Sequence[int], int], Sequence[int]]
-"""Of the tokens so far, prompt and answer, at most so many that may follow. Any tokens are right: they cost time, and change nothing."""
+"""Of the tokens so far, prompt and answer, at most so many that may follow. Any tokens are right: they cost time, and
+change nothing."""
 
 LONGEST, SHORTEST = 4, 2
 """Tokens of the ends that Lookup compares. An end of one token is found nearly always, and foretells little."""
@@ -23,19 +25,21 @@ class Lookup:
     def __call__(self, tokens: Sequence[int], count: int) -> Sequence[int]:
         for place in range(self._seen, len(tokens)):
             for length in range(SHORTEST, min(LONGEST, place) + 1):
-                self._behind[tuple(tokens[place - length:place])] = place      # the latest place counts: the text goes on as it did last
+                # the latest place counts: the text goes on as it did last
+                self._behind[tuple(tokens[place - length : place])] = place
         self._seen = len(tokens)
         for length in range(min(LONGEST, len(tokens)), SHORTEST - 1, -1):
             behind = self._behind.get(tuple(tokens[-length:]))
             if behind is not None:
-                return list(tokens[behind:behind + count])
+                return list(tokens[behind : behind + count])
         return []
 
 
 def accepted(drafts: Sequence[int], choose: Callable[[int], int]) -> list[int]:
     """The tokens of a pass over the last token and drafts behind it, at least one.
 
-    choose: the token behind the k-th of what the pass read. It is asked for one place after another, so random tokens are drawn in order.
+    choose: the token behind the k-th of what the pass read. It is asked for one place after another, so random tokens
+    are drawn in order.
     """
     tokens = [choose(0)]
     for place, draft in enumerate(drafts, 1):

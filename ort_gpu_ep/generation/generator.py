@@ -1,7 +1,7 @@
 """Tokens of a language model, one after another.
 
-The next token, the most likely or a random one, is chosen on the device and is the next step's input there. So steps are submitted ahead of
-what the host has read: a token crosses and no logits, and the GPU does not wait for the host.
+The next token, the most likely or a random one, is chosen on the device and is the next step's input there. So steps
+are submitted ahead of what the host has read: a token crosses and no logits, and the GPU does not wait for the host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,19 @@ from ort_gpu_ep.generation.growing import Growing, GrowingStep, growing_step_of
 from ort_gpu_ep.generation.model_file import without_weights
 from ort_gpu_ep.generation.positions import positions_of
 from ort_gpu_ep.generation.sampling import Draw, Sampler, draw_of
-from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, NOTHING, SHARES, Step, checked, has_nan, step_of
+from ort_gpu_ep.generation.step import (
+    IDS,
+    LENGTH,
+    LOGITS,
+    NEXT,
+    NEXT_LENGTH,
+    NOTHING,
+    SHARES,
+    Step,
+    checked,
+    has_nan,
+    step_of,
+)
 from ort_gpu_ep.ir.refused import kind_of
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.plugin import VENDOR_ID, Turns, download_later, fill
@@ -42,7 +54,8 @@ AHEAD = 2
 """Steps that are submitted before the token of the first of them is read."""
 
 CHUNK = 2048
-"""Tokens of a prompt that one pass reads at most: activations take memory for so many, and not for all of a long prompt."""
+"""Tokens of a prompt that one pass reads at most: activations take memory for so many, and not for all of a long
+prompt."""
 
 DEFAULT_LENGTH = 2048
 """Tokens of prompt and answer together, where the model's tables of positions have room for them."""
@@ -68,25 +81,34 @@ class _Form:
 class Generator:
     """A decoder, opened to generate; one generation at a time, where caches do not grow.
 
-    model: path, bytes or ModelProto of a decoder as onnxruntime-genai's model builder writes it, or optimum (its caches grow). max_length:
-    tokens of prompt and answer together, for which caches that do not grow have room from the beginning; None: 2048, or as many as the
-    model's tables of positions have. provider_options: as InferenceSession's; by default placement=gpu. sess_options: copied, and so not
-    changed, unless the model has operators of a library, which no copy knows.
+    model: path, bytes or ModelProto of a decoder as onnxruntime-genai's model builder writes it, or optimum (its caches
+    grow). max_length: tokens of prompt and answer together, for which caches that do not grow have room from the
+    beginning; None: 2048, or as many as the model's tables of positions have. provider_options: as InferenceSession's;
+    by default placement=gpu. sess_options: copied, and so not changed, unless the model has operators of a library,
+    which no copy knows.
 
-    lookahead: drafts that are verified in one pass, 0 to 7; packed weights are read once for up to 3 of them. So an answer whose drafts hold takes
-    less time, and it has the same tokens but for sums that are rounded otherwise. draft: a Generator of a smaller model with the same
-    vocabulary that writes the drafts; None: they are looked up in the text so far. `tokens_per_pass` tells what it brings.
+    lookahead: drafts that are verified in one pass, 0 to 7; packed weights are read once for up to 3 of them. So an
+    answer whose drafts hold takes less time, and it has the same tokens but for sums that are rounded otherwise. draft:
+    a Generator of a smaller model with the same vocabulary that writes the drafts; None: they are looked up in the text
+    so far. `tokens_per_pass` tells what it brings.
 
-    All methods may be called by several threads. A generation whose caches another one has taken raises InputError before a further token.
+    All methods may be called by several threads. A generation whose caches another one has taken raises InputError
+    before a further token.
 
     Raises:
-        ModelError: the model is no such decoder. ConfigError: an option, a max_length beyond the model's tables of positions, or a
-        lookahead for a decoder whose caches grow.
+        ModelError: the model is no such decoder. ConfigError: an option, a max_length beyond the model's tables of
+        positions, or a lookahead for a decoder whose caches grow.
     """
 
     def __init__(
-        self, model: Model, *, max_length: int | None = None, provider_options: Mapping[str, Any] | None = None, sess_options: Any = None,
-        lookahead: int = 0, draft: Generator | None = None,
+        self,
+        model: Model,
+        *,
+        max_length: int | None = None,
+        provider_options: Mapping[str, Any] | None = None,
+        sess_options: Any = None,
+        lookahead: int = 0,
+        draft: Generator | None = None,
     ) -> None:
         if lookahead not in range(8) or (draft is not None and not lookahead):
             raise ConfigError(f"generate: lookahead: got {lookahead}, expected 0 to 7, and at least 1 with a draft")
@@ -96,29 +118,42 @@ class Generator:
         settings = sess_options if {n.domain for n in loaded.graph.node} - DOMAINS else own_settings(sess_options)
         growing = None if any(n.op_type == SHARES for n in loaded.graph.node) else growing_step_of(loaded)
         if growing is not None and lookahead:
-            raise ConfigError("generate: lookahead: drafts that fail leave caches which grow; expected a decoder with GroupQueryAttention")
+            raise ConfigError(
+                "generate: lookahead: drafts that fail leave caches which grow; expected a decoder with "
+                "GroupQueryAttention"
+            )
         self._lookahead, self._draft = lookahead, draft
         self._passes = self._verified = 0
         step = growing or step_of(loaded, self.max_length, 1 + lookahead)
         if folder:
             settings = settings if settings is not None else onnxruntime.SessionOptions()
             settings.add_session_config_entry(EXTERNAL_FOLDER, folder)
-        self._options = {"placement": "gpu", "specialize": "off", **(provider_options or {})}     # one plan: tokens come evenly
+        # one plan: tokens come evenly
+        self._options = {"placement": "gpu", "specialize": "off", **(provider_options or {})}
         self.session = InferenceSession(step.model.SerializeToString(), settings, provider_options=self._options)
         here = state_of(self.session) is not None and resolve(self._options).isolation == "none"
         self._device = ("gpu", 0, VENDOR_ID) if here else ("cpu", 0)
         self.vocabulary = self._logits_info().shape[-1]
         if not isinstance(self.vocabulary, int):
-            raise ModelError("generate: the model leaves the number of logits open; write it into the shape of output 'logits'")
-        if draft is not None and (draft._growing is not None or draft._lookahead or draft.vocabulary != self.vocabulary):
+            raise ModelError(
+                "generate: the model leaves the number of logits open; write it into the shape of output 'logits'"
+            )
+        if draft is not None and (
+            draft._growing is not None or draft._lookahead or draft.vocabulary != self.vocabulary
+        ):
             raise ConfigError(
-                f"generate: draft: got a decoder of {draft.vocabulary} tokens{', whose caches grow' if draft._growing else ''}, with "
-                f"lookahead={draft._lookahead}; expected {self.vocabulary} tokens as this one has, GroupQueryAttention, and no lookahead")
+                f"generate: draft: got a decoder of {draft.vocabulary} "
+                f"tokens{', whose caches grow' if draft._growing else ''}, with "
+                f"lookahead={draft._lookahead}; expected {self.vocabulary} tokens as this one has, "
+                f"GroupQueryAttention, and no lookahead"
+            )
         self._kind = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[self._logits_info().type]
         self._samplers = Memo[Sampler](SAMPLERS)
         self._failed = False
         self._ids = step.kinds[IDS] if isinstance(step, GrowingStep) else step.ids
-        self._growing: Growing | None = Growing(self.session, step, self._device[:2]) if isinstance(step, GrowingStep) else None
+        self._growing: Growing | None = (
+            Growing(self.session, step, self._device[:2]) if isinstance(step, GrowingStep) else None
+        )
         if isinstance(step, Step):
             self._prepare(step)
 
@@ -127,47 +162,73 @@ class Generator:
 
     def _prepare(self, step: Step) -> None:
         """The values that the steps with caches of one length read and write."""
-        self._step = Step(onnx.ModelProto(), step.caches, step.ids)     # the weights are the session's now
-        self._caches = {name: self._value(np.zeros(shape, dtype)) for name, (_, shape, dtype) in self._step.caches.items()}
+        self._step = Step(onnx.ModelProto(), step.caches, step.ids)  # the weights are the session's now
+        self._caches = {
+            name: self._value(np.zeros(shape, dtype)) for name, (_, shape, dtype) in self._step.caches.items()
+        }
         self._presents = {present: self._caches[name] for name, (present, _, _) in self._step.caches.items()}
         self._lengths = [self._value(np.zeros((1, 1), np.int64)) for _ in range(2)]
-        self._continued = list[int]()       # tokens whose keys the caches have, where drafts are written
+        self._continued = list[int]()  # tokens whose keys the caches have, where drafts are written
         if self._lookahead:
-            self._forms = {rows: _Form(self._value(np.zeros((1, rows), self._step.ids)), self._value(np.zeros((rows, 1), self._step.ids)),
-                                       self._value(np.zeros((1, rows, self.vocabulary), self._kind))) for rows in (1, 1 + self._lookahead)}
-            self._runs = Runs(self.session, [({IDS: form.ids, LENGTH: self._lengths[1], **self._caches}, self._written(form))
-                                             for form in self._forms.values()])
+            self._forms = {
+                rows: _Form(
+                    self._value(np.zeros((1, rows), self._step.ids)),
+                    self._value(np.zeros((rows, 1), self._step.ids)),
+                    self._value(np.zeros((1, rows, self.vocabulary), self._kind)),
+                )
+                for rows in (1, 1 + self._lookahead)
+            }
+            self._runs = Runs(
+                self.session,
+                [
+                    ({IDS: form.ids, LENGTH: self._lengths[1], **self._caches}, self._written(form))
+                    for form in self._forms.values()
+                ],
+            )
             return
         self._tokens = [self._value(np.zeros((1, 1), self._step.ids)) for _ in range(2)]
         self._logits = self._value(np.zeros((1, 1, self.vocabulary), self._kind))
         self._draws = [self._value(np.zeros(3, np.float32)) for _ in range(2)]
-        self._drawn: tuple[Sampler, Turns | None] | None = None      # of the generation that goes on
+        self._drawn: tuple[Sampler, Turns | None] | None = None  # of the generation that goes on
         self._runs = Runs(self.session, [self._bound(place) for place in range(2)])
 
     def generate(
-        self, ids: npt.ArrayLike, *, max_new_tokens: int | None = None, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
-        seed: int | None = None, stop: Sequence[int] = (),
+        self,
+        ids: npt.ArrayLike,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Sequence[int] = (),
     ) -> Iterator[int]:
         """The tokens behind a prompt, as they come; of `stop` the first one ends them and is given, too.
 
-        ids: the prompt, [S] or [1, S]. max_new_tokens: at most so many; None: as max_length allows. temperature: 0 takes the most likely
-        token; else logits are divided by it and a token is drawn by `seed`, among the `top_k` most likely ones (0: all), of these the
-        fewest that have `top_p` of the probability; infinity draws among them alike. A logit of -inf is never drawn, one of inf counts as
-        a very large one. A generation ends the one before it, in whichever thread; those whose caches grow go on beside each other.
+        ids: the prompt, [S] or [1, S]. max_new_tokens: at most so many; None: as max_length allows. temperature: 0
+        takes the most likely token; else logits are divided by it and a token is drawn by `seed`, among the `top_k`
+        most likely ones (0: all), of these the fewest that have `top_p` of the probability; infinity draws among them
+        alike. A logit of -inf is never drawn, one of inf counts as a very large one. A generation ends the one before
+        it, in whichever thread; those whose caches grow go on beside each other.
 
         Raises:
-            InputError: an empty prompt, or no room for one token behind it; while it goes on, another generation has begun, or logits have
-            NaN, or are all -inf. ConfigError: a parameter. IndexOutOfRangeError: a token that the vocabulary does not have (on the CPU:
-            what onnxruntime raises).
+            InputError: an empty prompt, or no room for one token behind it; while it goes on, another generation has
+            begun, or logits have NaN, or are all -inf. ConfigError: a parameter. IndexOutOfRangeError: a token that the
+            vocabulary does not have (on the CPU: what onnxruntime raises).
         """
         prompt = np.asarray(ids)
         prompt = prompt.reshape(1, -1) if prompt.ndim == 1 else prompt
         if prompt.ndim != 2 or prompt.shape[0] != 1 or not prompt.size or prompt.dtype.kind not in "iu":
-            raise InputError(f"generate: ids: got {prompt.dtype} {list(np.shape(ids))}, expected integers [S] or [1, S], at least one")
+            raise InputError(
+                f"generate: ids: got {prompt.dtype} {list(np.shape(ids))}, expected integers [S] or [1, S], "
+                f"at least one"
+            )
         room = self.max_length - prompt.shape[1]
         if room < 1:
             raise InputError(
-                f"generate: a prompt of {prompt.shape[1]} tokens leaves no room for another one; raise max_length={self.max_length}")
+                f"generate: a prompt of {prompt.shape[1]} tokens leaves no room for another one; raise "
+                f"max_length={self.max_length}"
+            )
         draw = draw_of(temperature, top_k, top_p, seed)
         count = room if max_new_tokens is None else min(room, max_new_tokens)
         if count < 0:
@@ -183,13 +244,20 @@ class Generator:
     def _sampler(self, draw: Draw) -> Sampler:
         count = min(draw.top_k or self.vocabulary, self.vocabulary)
         sampler = self._samplers.get(count)
-        return sampler or self._samplers.put(count, Sampler(self.vocabulary, count, self._kind, self._ids, self._options))
+        return sampler or self._samplers.put(
+            count, Sampler(self.vocabulary, count, self._kind, self._ids, self._options)
+        )
 
     def _drawn_of(self, draw: Draw, logits: Any) -> int:
         return self._sampler(draw).token(logits, draw.next())
 
     def _tokens_of(
-        self, prompt: npt.NDArray[Any], count: int, draw: Draw | None, stop: frozenset[int], turn: int,
+        self,
+        prompt: npt.NDArray[Any],
+        count: int,
+        draw: Draw | None,
+        stop: frozenset[int],
+        turn: int,
     ) -> Iterator[int]:
         waiting, submitted, ahead = deque[Callable[[], int]](), 0, AHEAD if self._device[0] == "gpu" else 1
         with self._fit_for_others(turn):
@@ -205,35 +273,42 @@ class Generator:
             except Exception as error:
                 try:
                     uninterrupted(_drain, waiting)
-                except Exception as behind:         # steps behind the one that failed
+                except Exception as behind:  # steps behind the one that failed
                     error.add_note(f"the step behind it: {type(behind).__name__}: {behind}")
                 raise
             finally:
-                uninterrupted(_drain, waiting)      # the device writes what these read
+                uninterrupted(_drain, waiting)  # the device writes what these read
 
     def _tokens_by_passes(
-        self, prompt: npt.NDArray[Any], count: int, draw: Draw | None, stop: frozenset[int], turn: int,
+        self,
+        prompt: npt.NDArray[Any],
+        count: int,
+        draw: Draw | None,
+        stop: frozenset[int],
+        turn: int,
     ) -> Iterator[int]:
         """The same tokens, several of a pass: the last one and drafts behind it are read at once."""
         tokens, first = prompt[0].tolist(), prompt.shape[1]
         look: Drafts = self._draft._continuation if self._draft is not None else Lookup()
-        before, drafts = 0, list[int]()     # tokens whose keys the caches have; drafts behind the last token
+        before, drafts = 0, list[int]()  # tokens whose keys the caches have; drafts behind the last token
         with self._fit_for_others(turn):
             while len(tokens) < first + count:
                 here = uninterrupted(self._pass, [tokens[-1], *drafts] if before else tokens, before, draw, turn)
                 fresh = accepted(drafts, here)
                 before = len(tokens) + len(fresh) - 1
-                for token in fresh[:first + count - len(tokens)]:
+                for token in fresh[: first + count - len(tokens)]:
                     tokens.append(checked(token, len(tokens)))
                     yield token
                     if token in stop:
                         return
                 fits = before + 1 + self._lookahead <= self.max_length and len(tokens) + 1 < first + count
                 drafts = [*look(tokens, self._lookahead)] if fits else []
-                drafts += [0] * (self._lookahead - len(drafts)) if drafts else []       # one form for all: nothing is compiled later
+                # one form for all: nothing is compiled later
+                drafts += [0] * (self._lookahead - len(drafts)) if drafts else []
 
     def _pass(self, ids: Sequence[int], before: int, draw: Draw | None, turn: int) -> Callable[[int], int]:
-        """Reads tokens behind `before` others. Gives the choice behind the k-th of them; of a prompt, k = 0, behind its last one."""
+        """Reads tokens behind `before` others. Gives the choice behind the k-th of them; of a prompt, k = 0, behind its
+        last one."""
         rows = 1 + self._lookahead if len(ids) > self._lookahead else 1
         form, tokens = self._forms[rows], np.asarray([ids], self._step.ids)
         with self._lock:
@@ -251,16 +326,20 @@ class Generator:
         def choose(k: int) -> int:
             row = k if before else -1
             self._verified += before > 0
-            if logits is not None and np.isnan(logits[0, row]).any():       # onnxruntime's ArgMax and TopK may not see it
+            # onnxruntime's ArgMax and TopK may not see it
+            if logits is not None and np.isnan(logits[0, row]).any():
                 return NOTHING
             if draw is None or logits is None:
-                return int(chosen[row])     # type: ignore[index]
-            return self._sampler(draw).token(OrtValue.ortvalue_from_numpy(np.ascontiguousarray(logits[:, row, None])), draw.next())
+                return int(chosen[row])  # type: ignore[index]
+            return self._sampler(draw).token(
+                OrtValue.ortvalue_from_numpy(np.ascontiguousarray(logits[:, row, None])), draw.next()
+            )
 
         return choose
 
     def _continuation(self, tokens: Sequence[int], count: int) -> Sequence[int]:
-        """The most likely tokens behind these, for another Generator's drafts. What the caches have of these is not read again."""
+        """The most likely tokens behind these, for another Generator's drafts. What the caches have of these is not
+        read again."""
         if len(tokens) + count > self.max_length:
             return []
         with self._lock:
@@ -292,7 +371,8 @@ class Generator:
 
     @contextmanager
     def _fit_for_others(self, turn: int) -> Iterator[None]:
-        """Around a generation: after an exception no later one may read its caches (a token that the vocabulary lacks, a lost device)."""
+        """Around a generation: after an exception no later one may read its caches (a token that the vocabulary lacks,
+        a lost device)."""
         try:
             yield
         except Exception:
@@ -302,12 +382,20 @@ class Generator:
 
     def _check_turn(self, turn: int) -> None:
         if turn != self._turn:
-            raise InputError("generate: another generation has begun with this Generator, whose caches it needs; use one each")
+            raise InputError(
+                "generate: another generation has begun with this Generator, whose caches it needs; use one each"
+            )
 
     def _advance(
-        self, waiting: deque[Callable[[], int]], prompt: npt.NDArray[Any], index: int, draw: Draw | None, turn: int,
+        self,
+        waiting: deque[Callable[[], int]],
+        prompt: npt.NDArray[Any],
+        index: int,
+        draw: Draw | None,
+        turn: int,
     ) -> None:
-        """Submits the step of token `index`, and its readback: a step without one would write where the next generation has begun."""
+        """Submits the step of token `index`, and its readback: a step without one would write where the next generation
+        has begun."""
         with self._lock:
             self._check_turn(turn)
             self._submit(prompt, index)
@@ -349,7 +437,8 @@ class Generator:
             self._set(self._tokens[place], np.array([[token]], self._step.ids))
 
     def _token(self, place: int) -> Callable[[], int]:
-        """Waits for the token of a step that has been submitted. What is on the host is read now: another generation may write there."""
+        """Waits for the token of a step that has been submitted. What is on the host is read now: another generation
+        may write there."""
         value = self._tokens[place]
         wait = download_later([value])
         if wait is not None:
@@ -389,7 +478,9 @@ def _length(asked: int | None, positions: tuple[int, str] | None) -> int:
     if length < 2:
         raise ConfigError(f"generate: max_length: got {length}, expected 2 tokens or more")
     if most is not None and length > most:
-        raise ConfigError(f"generate: max_length: got {length}, expected at most {most}, the positions of the model's table {table!r}")
+        raise ConfigError(
+            f"generate: max_length: got {length}, expected at most {most}, the positions of the model's table {table!r}"
+        )
     return length
 
 

@@ -1,7 +1,8 @@
-"""Tokens of decoders whose caches grow with each step, as optimum exports them: `past_key_values.*` in, `present.*` out.
+"""Tokens of decoders whose caches grow with each step, as optimum exports them: `past_key_values.*` in, `present.*`
+out.
 
-The caches stay on the device; the host brings tokens, mask and positions, and waits for each token. Of a merged decoder (an If over
-`use_cache_branch`) the branch without caches reads the prompt.
+The caches stay on the device; the host brings tokens, mask and positions, and waits for each token. Of a merged decoder
+(an If over `use_cache_branch`) the branch without caches reads the prompt.
 """
 
 from __future__ import annotations
@@ -16,7 +17,18 @@ import onnx
 from onnx import helper
 
 from ort_gpu_ep.errors import ModelError
-from ort_gpu_ep.generation.step import GIVEN_LOGITS, IDS, LOGITS, MASK, NEXT, NOTHING, POSITIONS, checked, choice, has_nan
+from ort_gpu_ep.generation.step import (
+    GIVEN_LOGITS,
+    IDS,
+    LOGITS,
+    MASK,
+    NEXT,
+    NOTHING,
+    POSITIONS,
+    checked,
+    choice,
+    has_nan,
+)
 from ort_gpu_ep.session.bound_runs import state_of
 
 BRANCH = "use_cache_branch"
@@ -31,8 +43,8 @@ Choose = Callable[[Any], int] | None
 
 @dataclass(frozen=True)
 class GrowingStep:
-    """model: the decoder with the last token's logits and the most likely token behind it. empty: arrays that begin the caches, by input.
-    kinds: numpy types of the other inputs.
+    """model: the decoder with the last token's logits and the most likely token behind it. empty: arrays that begin the
+    caches, by input. kinds: numpy types of the other inputs.
     """
 
     model: onnx.ModelProto
@@ -43,7 +55,8 @@ class GrowingStep:
 def growing_step_of(model: onnx.ModelProto) -> GrowingStep | None:
     """The step of such a decoder, None where the model has no inputs `past_key_values.*`. The model given is changed.
 
-    Raises ModelError: an input or output that a generation does not know, or sizes of a cache that the model leaves open.
+    Raises ModelError: an input or output that a generation does not know, or sizes of a cache that the model leaves
+    open.
     """
     graph = model.graph
     stored = {t.name for t in graph.initializer}
@@ -57,8 +70,10 @@ def growing_step_of(model: onnx.ModelProto) -> GrowingStep | None:
     if others or missing or IDS not in inputs:
         what = f"inputs that a generation does not know: {others}" if others else f"no {', '.join(missing or [IDS])}"
         raise ModelError(
-            f"generate: the model has {what}. Expected a decoder: {', '.join(_KNOWN)}, {_PAST}* of which the last three may be missing, "
-            f"{GIVEN_LOGITS} and {_PRESENT}*. Run other models' steps with InferenceSession.")
+            f"generate: the model has {what}. Expected a decoder: {', '.join(_KNOWN)}, {_PAST}* of which the last "
+            f"three may be missing, "
+            f"{GIVEN_LOGITS} and {_PRESENT}*. Run other models' steps with InferenceSession."
+        )
     kinds = {n: np.dtype(helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type)) for n, i in inputs.items()}
     empty = {name: np.zeros(_shape(inputs[name]), kinds[name]) for name in pasts}
     logits = next(o for o in graph.output if o.name == GIVEN_LOGITS).type.tensor_type
@@ -66,9 +81,13 @@ def growing_step_of(model: onnx.ModelProto) -> GrowingStep | None:
     kept = [o for o in graph.output if o.name != GIVEN_LOGITS]
     del graph.output[:]
     vocabulary = logits.shape.dim[-1].dim_value if logits.shape.dim else 0
-    graph.output.extend([
-        helper.make_tensor_value_info(NEXT, inputs[IDS].type.tensor_type.elem_type, [1, 1]),
-        helper.make_tensor_value_info(LOGITS, logits.elem_type, [1, 1, vocabulary or "vocabulary"]), *kept])
+    graph.output.extend(
+        [
+            helper.make_tensor_value_info(NEXT, inputs[IDS].type.tensor_type.elem_type, [1, 1]),
+            helper.make_tensor_value_info(LOGITS, logits.elem_type, [1, 1, vocabulary or "vocabulary"]),
+            *kept,
+        ]
+    )
     return GrowingStep(model, empty, kinds)
 
 
@@ -80,8 +99,11 @@ def _shape(past: onnx.ValueInfoProto) -> tuple[int, int, int, int]:
     """Of a cache of no tokens for one sequence."""
     dims = [d.dim_value for d in past.type.tensor_type.shape.dim]
     if len(dims) != 4 or dims[1] < 1 or dims[3] < 1:
-        raise ModelError(f"generate: input {past.name!r} is {dims}, 0 where it is open; expected [batch, heads, tokens, size of a head], "
-                         "numbers for the second and the last")
+        raise ModelError(
+            f"generate: input {past.name!r} is {dims}, 0 where it is open; expected [batch, heads, tokens, size "
+            f"of a head], "
+            "numbers for the second and the last"
+        )
     return 1, dims[1], 0, dims[3]
 
 
@@ -103,11 +125,19 @@ class Growing:
             tokens, total = np.array([[token]], prompt.dtype), total + 1
 
     def _step(
-        self, ids: npt.NDArray[Any], total: int, caches: Mapping[str, Any] | None, choose: Choose,
+        self,
+        ids: npt.NDArray[Any],
+        total: int,
+        caches: Mapping[str, Any] | None,
+        choose: Choose,
     ) -> tuple[int, dict[str, Any]]:
         binding = self._session.io_binding()
-        values = {IDS: ids, MASK: np.ones((1, total)), POSITIONS: np.arange(total - ids.shape[1], total)[None],
-                  BRANCH: np.array([caches is not None])}
+        values = {
+            IDS: ids,
+            MASK: np.ones((1, total)),
+            POSITIONS: np.arange(total - ids.shape[1], total)[None],
+            BRANCH: np.array([caches is not None]),
+        }
         for name, kind in self._kinds.items():
             if name in values:
                 binding.bind_cpu_input(name, np.ascontiguousarray(values[name], kind))

@@ -1,7 +1,7 @@
 """A model file read without its weights: they stay where they are, and the model says where that is.
 
-A weight inside of an .onnx file becomes external data at its place in the same file. So a model of gigabytes is changed and opened without
-being copied, or written again, in memory.
+A weight inside of an .onnx file becomes external data at its place in the same file. So a model of gigabytes is changed
+and opened without being copied, or written again, in memory.
 
 Source: Protocol Buffers' encoding, https://protobuf.dev/programming-guides/encoding; field numbers of onnx.proto.
 """
@@ -33,15 +33,20 @@ KEPT_NBYTES = 4096
 
 
 def without_weights(path: str) -> tuple[onnx.ModelProto, str]:
-    """The model of a file, large weights as external data in that file; and the folder that all its external data is to be looked for in.
+    """The model of a file, large weights as external data in that file; and the folder that all its external data is to
+    be looked for in.
 
-    That is the model's, or one above where files are links, as in the cache of Hugging Face's hub. Raises OSError; DecodeError where it is
-    no model; ModelError for external data that onnxruntime would refuse.
+    That is the model's, or one above where files are links, as in the cache of Hugging Face's hub. Raises OSError;
+    DecodeError where it is no model; ModelError for external data that onnxruntime would refuse.
     """
     own, folder = os.path.realpath(path), os.path.dirname(os.path.abspath(path))
     with open_regular(Path(own)) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         model = _model(data, _OWN)
-    files = {location: external.path_of(location, folder, path) for location in external.locations_in(model) if location != _OWN}
+    files = {
+        location: external.path_of(location, folder, path)
+        for location in external.locations_in(model)
+        if location != _OWN
+    }
     above = os.path.commonpath([os.path.dirname(file) for file in (own, *files.values())])
     names = {location: os.path.relpath(file, above) for location, file in {**files, _OWN: own}.items()}
     external.relocate(model, names)
@@ -81,15 +86,16 @@ def _tensor(data: mmap.mmap, start: int, stop: int, name: str) -> onnx.TensorPro
         else:
             rest += data[begin:end]
     tensor: onnx.TensorProto = onnx.TensorProto.FromString(bytes(rest))
-    if where[1] and tensor.data_location != onnx.TensorProto.EXTERNAL:      # else another file has the content
-        tensor.raw_data = b" "      # set_external_data wants some
+    if where[1] and tensor.data_location != onnx.TensorProto.EXTERNAL:  # else another file has the content
+        tensor.raw_data = b" "  # set_external_data wants some
         set_external_data(tensor, name, *where)
         tensor.ClearField("raw_data")
     return tensor
 
 
 def _fields(data: mmap.mmap, at: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """Of each field of a message: its number, where it begins, where its content does if that is bytes (else -1), where it ends."""
+    """Of each field of a message: its number, where it begins, where its content does if that is bytes (else -1), where
+    it ends."""
     while at < stop:
         start, inner = at, -1
         key, at = _varint(data, at, stop)

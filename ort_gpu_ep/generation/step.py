@@ -1,8 +1,8 @@
 """A decoder's step as one model that needs nothing from the host between two tokens.
 
-The decoder is what onnxruntime-genai's builder writes: its caches go through GroupQueryAttention. Around it come the attention mask and the
-positions, calculated from a count of tokens; the choice of the most likely token; and the next count. Logits are calculated for the last
-token alone.
+The decoder is what onnxruntime-genai's builder writes: its caches go through GroupQueryAttention. Around it come the
+attention mask and the positions, calculated from a count of tokens; the choice of the most likely token; and the next
+count. Logits are calculated for the last token alone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ort_gpu_ep.errors import InputError, ModelError
 
-IDS, LENGTH, NEXT, NEXT_LENGTH, LOGITS = "input_ids", "generation.length", "generation.next", "generation.next_length", "generation.logits"
-"""Inputs and outputs of a step besides its caches: tokens [1, S]; how many tokens there are with these [1, 1]; the most likely next token
-behind each of the last ones [choices, 1]; length + 1; logits [1, choices, vocabulary] of the last ones. `choices` is 1, or at most so many
-of the tokens as drafts are verified with."""
+IDS, LENGTH, NEXT, NEXT_LENGTH, LOGITS = (
+    "input_ids",
+    "generation.length",
+    "generation.next",
+    "generation.next_length",
+    "generation.logits",
+)
+"""Inputs and outputs of a step besides its caches: tokens [1, S]; how many tokens there are with these [1, 1]; the most
+likely next token behind each of the last ones [choices, 1]; length + 1; logits [1, choices, vocabulary] of the last
+ones. `choices` is 1, or at most so many of the tokens as drafts are verified with."""
 
 NOTHING = -1
 """In place of a token, where logits leave none to choose."""
@@ -34,7 +40,8 @@ _PRODUCTS = ("MatMul", "MatMulNBits")
 
 @dataclass(frozen=True)
 class Step:
-    """model: the step. caches: name of the past -> (name of the present, shape, numpy type). ids: numpy type of tokens."""
+    """model: the step. caches: name of the past -> (name of the present, shape, numpy type). ids: numpy type of
+    tokens."""
 
     model: onnx.ModelProto
     caches: dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]]
@@ -42,8 +49,8 @@ class Step:
 
 
 def step_of(model: onnx.ModelProto, rows: int, choices: int = 1) -> Step:
-    """The step of a decoder for one sequence of at most `rows` tokens. The model given is changed. choices: for so many of the last tokens,
-    or for all where there are fewer, it tells the next one.
+    """The step of a decoder for one sequence of at most `rows` tokens. The model given is changed. choices: for so many
+    of the last tokens, or for all where there are fewer, it tells the next one.
 
     Raises:
         ModelError: the model is not such a decoder; what is missing is named.
@@ -55,17 +62,31 @@ def step_of(model: onnx.ModelProto, rows: int, choices: int = 1) -> Step:
     pasts = {n.input[at]: (n, n.output[at - 2]) for n in attention for at in _PAST if len(n.input) > at and n.input[at]}
     others = [n for n in inputs if n not in (IDS, MASK, POSITIONS, *pasts, *initializers)]
     problem = (
-        f"no input {IDS!r}" if IDS not in inputs else f"no output {GIVEN_LOGITS!r}" if GIVEN_LOGITS not in outputs
-        else f"neither inputs 'past_key_values.*' nor {SHARES} with a past and a present" if not pasts or not set(pasts) <= set(inputs)
-        else f"inputs that a generation does not know: {', '.join(map(repr, others))}" if others else "")
+        f"no input {IDS!r}"
+        if IDS not in inputs
+        else f"no output {GIVEN_LOGITS!r}"
+        if GIVEN_LOGITS not in outputs
+        else f"neither inputs 'past_key_values.*' nor {SHARES} with a past and a present"
+        if not pasts or not set(pasts) <= set(inputs)
+        else f"inputs that a generation does not know: {', '.join(map(repr, others))}"
+        if others
+        else ""
+    )
     if problem:
         raise ModelError(
-            f"generate: the model has {problem}. Expected a decoder as onnxruntime-genai's model builder writes it: {IDS}, {MASK}, "
-            f"perhaps {POSITIONS}, caches that only {SHARES} reads, {GIVEN_LOGITS}. Run other models' steps with InferenceSession.")
+            f"generate: the model has {problem}. Expected a decoder as onnxruntime-genai's model builder writes it: "
+            f"{IDS}, {MASK}, "
+            f"perhaps {POSITIONS}, caches that only {SHARES} reads, {GIVEN_LOGITS}. Run other models' steps with "
+            f"InferenceSession."
+        )
     caches = dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]]()
     for name, (node, present) in pasts.items():
         shape = (1, _attribute(node, "kv_num_heads"), rows, _head(node, inputs[name], graph, initializers))
-        caches[name] = (present, shape, np.dtype(helper.tensor_dtype_to_np_dtype(inputs[name].type.tensor_type.elem_type)))
+        caches[name] = (
+            present,
+            shape,
+            np.dtype(helper.tensor_dtype_to_np_dtype(inputs[name].type.tensor_type.elem_type)),
+        )
     ids = inputs[IDS].type.tensor_type.elem_type
     _around(graph, inputs, rows, choice(model, choices))
     _give(graph, caches, ids, choices)
@@ -77,9 +98,13 @@ def _attribute(node: onnx.NodeProto, name: str) -> int:
 
 
 def _head(
-    node: onnx.NodeProto, past: onnx.ValueInfoProto, graph: onnx.GraphProto, initializers: dict[str, onnx.TensorProto],
+    node: onnx.NodeProto,
+    past: onnx.ValueInfoProto,
+    graph: onnx.GraphProto,
+    initializers: dict[str, onnx.TensorProto],
 ) -> int:
-    """Elements of a head of the cache: the builder may leave them open, then the queries tell, or the product that gives them.
+    """Elements of a head of the cache: the builder may leave them open, then the queries tell, or the product that
+    gives them.
 
     Raises ModelError where that does not, either.
     """
@@ -97,8 +122,10 @@ def _head(
         width = initializers[source.input[1]].dims[-1]
     if not width or width % shares:
         raise ModelError(
-            f"generate: input {past.name!r} leaves the size of a head open, and {node.name!r} does not tell it either. Write it into the "
-            "model's input shape.")
+            f"generate: input {past.name!r} leaves the size of a head open, and {node.name!r} does not tell it "
+            f"either. Write it into the "
+            "model's input shape."
+        )
     return int(width) // shares
 
 
@@ -107,22 +134,30 @@ def _constant(graph: onnx.GraphProto, name: str, value: object, dtype: Any = np.
     return f"generation.{name}"
 
 
-def _around(graph: onnx.GraphProto, inputs: dict[str, onnx.ValueInfoProto], rows: int, chosen: Sequence[onnx.NodeProto]) -> None:
+def _around(
+    graph: onnx.GraphProto, inputs: dict[str, onnx.ValueInfoProto], rows: int, chosen: Sequence[onnx.NodeProto]
+) -> None:
     """What comes before the decoder (mask, positions) and behind it (the choice of tokens, the next count)."""
     before = list[onnx.NodeProto]()
     places = _constant(graph, "places", np.arange(rows)[None])
     if MASK in inputs:
         kind = inputs[MASK].type.tensor_type.elem_type
-        before += [helper.make_node("Less", [places, LENGTH], ["generation.seen"]),
-                   helper.make_node("Cast", ["generation.seen"], [MASK], to=kind)]
+        before += [
+            helper.make_node("Less", [places, LENGTH], ["generation.seen"]),
+            helper.make_node("Cast", ["generation.seen"], [MASK], to=kind),
+        ]
     if POSITIONS in inputs:
         kind = inputs[POSITIONS].type.tensor_type.elem_type
         axis = _constant(graph, "axis", [1])
-        before += [helper.make_node("Shape", [IDS], ["generation.count"], start=1, end=2),
-                   helper.make_node("Slice", [places, _constant(graph, "zero", [0]), "generation.count", axis], ["generation.first"]),
-                   helper.make_node("Sub", [LENGTH, "generation.count"], ["generation.before"]),
-                   helper.make_node("Add", ["generation.first", "generation.before"], ["generation.positions"]),
-                   helper.make_node("Cast", ["generation.positions"], [POSITIONS], to=kind)]
+        before += [
+            helper.make_node("Shape", [IDS], ["generation.count"], start=1, end=2),
+            helper.make_node(
+                "Slice", [places, _constant(graph, "zero", [0]), "generation.count", axis], ["generation.first"]
+            ),
+            helper.make_node("Sub", [LENGTH, "generation.count"], ["generation.before"]),
+            helper.make_node("Add", ["generation.first", "generation.before"], ["generation.positions"]),
+            helper.make_node("Cast", ["generation.positions"], [POSITIONS], to=kind),
+        ]
     behind = [*chosen, helper.make_node("Add", [LENGTH, _constant(graph, "one", [1])], [NEXT_LENGTH])]
     nodes = [*before, *graph.node, *behind]
     del graph.node[:]
@@ -130,7 +165,8 @@ def _around(graph: onnx.GraphProto, inputs: dict[str, onnx.ValueInfoProto], rows
 
 
 def choice(model: onnx.ModelProto, choices: int = 1) -> Sequence[onnx.NodeProto]:
-    """Nodes that give LOGITS of the last tokens, and NEXT: NOTHING where the logit that is chosen is NaN or -inf, so that no token is.
+    """Nodes that give LOGITS of the last tokens, and NEXT: NOTHING where the logit that is chosen is NaN or -inf, so
+    that no token is.
 
     choices: of how many tokens, or of all where there are fewer.
     """
@@ -142,33 +178,46 @@ def choice(model: onnx.ModelProto, choices: int = 1) -> Sequence[onnx.NodeProto]
     axes = [_constant(graph, "columns", [1])] if many and by_input else []
     attributes: dict[str, Any] = {"axes": [1]} if many and not by_input else {}
     token = NEXT if ids == TensorProto.INT64 else "generation.chosen"
-    return [*_last_logits(graph, choices),
-            *([node("Shape", [LOGITS], ["generation.rows"], start=1)] if many else []),
-            node("Reshape", [LOGITS, "generation.rows" if many else _constant(graph, "row", [1, -1])], ["generation.logits_rows"]),
-            node("ArgMax", ["generation.logits_rows"], ["generation.best"], axis=1),
-            node("ReduceMax", ["generation.logits_rows", *axes], ["generation.highest"], **attributes),
-            node("Greater", ["generation.highest", lowest], ["generation.is_one"]),
-            node("Where", ["generation.is_one", "generation.best", _constant(graph, "nothing", NOTHING)], [token]),
-            *([node("Cast", [token], [NEXT], to=ids)] if token != NEXT else [])]
+    return [
+        *_last_logits(graph, choices),
+        *([node("Shape", [LOGITS], ["generation.rows"], start=1)] if many else []),
+        node(
+            "Reshape",
+            [LOGITS, "generation.rows" if many else _constant(graph, "row", [1, -1])],
+            ["generation.logits_rows"],
+        ),
+        node("ArgMax", ["generation.logits_rows"], ["generation.best"], axis=1),
+        node("ReduceMax", ["generation.logits_rows", *axes], ["generation.highest"], **attributes),
+        node("Greater", ["generation.highest", lowest], ["generation.is_one"]),
+        node("Where", ["generation.is_one", "generation.best", _constant(graph, "nothing", NOTHING)], [token]),
+        *([node("Cast", [token], [NEXT], to=ids)] if token != NEXT else []),
+    ]
 
 
 def checked(token: int, behind: int) -> int:
     """A token that was chosen. behind: how many tokens came before it. Raises InputError for NOTHING."""
     if token == NOTHING:
         raise InputError(
-            f"generate: no token can be chosen behind {behind} tokens: the model's logits have NaN there, or are all -inf. Look at the "
-            "prompt's tokens, and try precision=float32, or a model of float32")
+            f"generate: no token can be chosen behind {behind} tokens: the model's logits have NaN there, or are "
+            f"all -inf. Look at the "
+            "prompt's tokens, and try precision=float32, or a model of float32"
+        )
     return token
 
 
 def has_nan(logits: Any) -> bool:
-    """Whether logits in host memory, an OrtValue, have NaN: onnxruntime's ArgMax and TopK may not see it, those of a device do."""
+    """Whether logits in host memory, an OrtValue, have NaN: onnxruntime's ArgMax and TopK may not see it, those of a
+    device do."""
     return logits.device_name() == "cpu" and bool(np.isnan(logits.numpy()).any())
 
 
 def _last_logits(graph: onnx.GraphProto, choices: int) -> Sequence[onnx.NodeProto]:
     """Makes LOGITS those of the last tokens: where a product with a weight gives them, it is made for these alone."""
-    last = [_constant(graph, "last", [-choices]), _constant(graph, "end", [np.iinfo(np.int64).max]), _constant(graph, "tokens", [1])]
+    last = [
+        _constant(graph, "last", [-choices]),
+        _constant(graph, "end", [np.iinfo(np.int64).max]),
+        _constant(graph, "tokens", [1]),
+    ]
     at, product = next((k, n) for k, n in enumerate(graph.node) if GIVEN_LOGITS in n.output)
     if product.op_type not in _PRODUCTS:
         return [helper.make_node("Slice", [GIVEN_LOGITS, *last], [LOGITS])]
@@ -178,7 +227,9 @@ def _last_logits(graph: onnx.GraphProto, choices: int) -> Sequence[onnx.NodeProt
     return []
 
 
-def _give(graph: onnx.GraphProto, caches: dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]], ids: int, choices: int) -> None:
+def _give(
+    graph: onnx.GraphProto, caches: dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]], ids: int, choices: int
+) -> None:
     """The step's inputs and outputs. Sizes of the caches are the model's."""
     rows: int | str = 1 if choices == 1 else "choices"
     logits = next(o for o in graph.output if o.name == GIVEN_LOGITS).type.tensor_type
@@ -186,8 +237,18 @@ def _give(graph: onnx.GraphProto, caches: dict[str, tuple[str, tuple[int, ...], 
     kinds = {name: helper.np_dtype_to_tensor_dtype(dtype) for name, (_, _, dtype) in caches.items()}
     info = helper.make_tensor_value_info
     del graph.input[:], graph.output[:], graph.value_info[:]
-    graph.input.extend([info(IDS, ids, [1, "sequence"]), info(LENGTH, TensorProto.INT64, [1, 1]),
-                        *(info(name, kinds[name], shape) for name, (_, shape, _) in caches.items())])
-    graph.output.extend([info(NEXT, ids, [rows, 1]), info(NEXT_LENGTH, TensorProto.INT64, [1, 1]),
-                         info(LOGITS, logits.elem_type, [1, rows, vocabulary]),
-                         *(info(present, kinds[name], shape) for name, (present, shape, _) in caches.items())])
+    graph.input.extend(
+        [
+            info(IDS, ids, [1, "sequence"]),
+            info(LENGTH, TensorProto.INT64, [1, 1]),
+            *(info(name, kinds[name], shape) for name, (_, shape, _) in caches.items()),
+        ]
+    )
+    graph.output.extend(
+        [
+            info(NEXT, ids, [rows, 1]),
+            info(NEXT_LENGTH, TensorProto.INT64, [1, 1]),
+            info(LOGITS, logits.elem_type, [1, rows, vocabulary]),
+            *(info(present, kinds[name], shape) for name, (present, shape, _) in caches.items()),
+        ]
+    )

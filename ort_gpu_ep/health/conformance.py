@@ -19,8 +19,9 @@ from ort_gpu_ep import private
 from ort_gpu_ep.errors import Code, GpuEpError
 
 STATUSES = ("PASS", "FOLDED", "UNSUPPORTED", "FAIL", "EXCLUDED", "NOT_RUN")
-"""FOLDED: right, but onnxruntime computed it before any provider saw a node; whoever looks at onnxruntime alone counts it as a pass.
-UNSUPPORTED: a row declines a node, with code and reason. EXCLUDED: onnxruntime itself rejects the model, or of INEXACT.
+"""FOLDED: right, but onnxruntime computed it before any provider saw a node; whoever looks at onnxruntime alone counts
+it as a pass. UNSUPPORTED: a row declines a node, with code and reason. EXCLUDED: onnxruntime itself rejects the model,
+or of INEXACT.
 """
 
 BY_VALUE = "(a value of the run decides)"
@@ -28,9 +29,11 @@ BY_VALUE = "(a value of the run decides)"
 
 _FURTHER = "its expected values are further from the exact ones than it tolerates"
 INEXACT = {
-    "test_dft_inverse": _FURTHER, "test_dft_inverse_opset19": _FURTHER,
-    "test_attention_4d_causal_fp16_expanded":
-        "two of 192 float16 numbers are neighbours of those expected, 1.2e-3 away where it tolerates 1e-3, and nearer to the exact ones"}
+    "test_dft_inverse": _FURTHER,
+    "test_dft_inverse_opset19": _FURTHER,
+    "test_attention_4d_causal_fp16_expanded": "two of 192 float16 numbers are neighbours of those expected, 1.2e-3 "
+    "away where it tolerates 1e-3, and nearer to the exact ones",
+}
 """Cases whose expected values say nothing, and why."""
 
 
@@ -52,7 +55,7 @@ def cases(pattern: str = "") -> list[Any]:
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")      # the generators provoke overflows on purpose
+        warnings.simplefilter("ignore")  # the generators provoke overflows on purpose
         tests = load_model_tests(kind="node")
     selected = sorted((c for c in tests if re.search(pattern, c.name)), key=lambda c: c.name)
     return [case if case.model is not None else _read(case) for case in selected]
@@ -62,9 +65,13 @@ def _read(case: Any) -> Any:
     """A case with its model and data from files, where onnx, before 1.23, has them there."""
     folder = Path(case.model_dir)
     model = onnx.load(folder / "model.onnx")
-    sets = [tuple([_value(value.type, Path(data, f"{kind}_{i}.pb").read_bytes()) for i, value in enumerate(values)]
-                  for kind, values in (("input", model.graph.input), ("output", model.graph.output)))
-            for data in sorted(folder.glob("test_data_set_*"))]
+    sets = [
+        tuple(
+            [_value(value.type, Path(data, f"{kind}_{i}.pb").read_bytes()) for i, value in enumerate(values)]
+            for kind, values in (("input", model.graph.input), ("output", model.graph.output))
+        )
+        for data in sorted(folder.glob("test_data_set_*"))
+    ]
     return replace(case, model=model, data_sets=sets)
 
 
@@ -89,11 +96,11 @@ def _run_case(case: Any, session_class: Any, options: dict[str, str]) -> Outcome
     model = case.model.SerializeToString()
     try:
         session = session_class(model, _quiet(), provider_options=options)
-    except private.NotImplemented as error:      # also as ours, which says what no provider takes
+    except private.NotImplemented as error:  # also as ours, which says what no provider takes
         return Outcome(case.name, "EXCLUDED", "", f"onnxruntime: {str(error).splitlines()[0][-200:]}")
     except GpuEpError as error:
         return Outcome(case.name, "FAIL", "", f"{type(error).__name__}: {error}")
-    except Exception as error:   # onnxruntime rejects the model: no provider could run it
+    except Exception as error:  # onnxruntime rejects the model: no provider could run it
         return Outcome(case.name, "EXCLUDED", "", f"onnxruntime: {str(error).splitlines()[0][-200:]}")
     declined = _declined(session)
     if declined is not None:
@@ -103,7 +110,8 @@ def _run_case(case: Any, session_class: Any, options: dict[str, str]) -> Outcome
     for inputs, expected in case.data_sets:
         problem = _compare(session, inputs, expected, case)
         by_value = re.search(r"UnsupportedNodeError: ([A-Z_]+): (.*)", problem)
-        if by_value:        # what decides whether a node is taken came with the run; without `strict` the CPU answers it
+        # what decides whether a node is taken came with the run; without `strict` the CPU answers it
+        if by_value:
             return Outcome(case.name, "UNSUPPORTED", by_value[1], f"{by_value[2]} {BY_VALUE}")
         if problem:
             return Outcome(case.name, "FAIL", "", problem)
@@ -117,9 +125,11 @@ def _quiet() -> Any:
 
 
 def _through_bodies(case: Any, model: bytes, session_class: Any, options: dict[str, str]) -> Any:
-    """A session where onnxruntime has put the bodies of declined functions in their places, None if a node is left to its CPU provider.
+    """A session where onnxruntime has put the bodies of declined functions in their places, None if a node is left to
+    its CPU provider.
 
-    That is how an operator without a row of its own runs. onnxruntime itself refuses such a session if anything falls back.
+    That is how an operator without a row of its own runs. onnxruntime itself refuses such a session if anything falls
+    back.
     """
     if not any(onnx.defs.has(n.op_type, n.domain) and _has_body(n) for n in case.model.graph.node):
         return None
@@ -127,7 +137,7 @@ def _through_bodies(case: Any, model: bytes, session_class: Any, options: dict[s
     strict.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     try:
         return session_class(model, strict, provider_options=options)
-    except Exception:       # what is left to the CPU was told by the decline
+    except Exception:  # what is left to the CPU was told by the decline
         return None
 
 
@@ -166,15 +176,23 @@ def _compare(session: Any, inputs: Any, wanted: Any, case: Any) -> str:
 
 
 def _run(session: Any, feeds: dict[str, Any]) -> list[Any]:
-    """The outputs. onnxruntime knows no numpy type for bfloat16: where an input is of it, all values pass as OrtValues."""
+    """The outputs. onnxruntime knows no numpy type for bfloat16: where an input is of it, all values pass as
+    OrtValues."""
     bfloat16 = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
     if all(getattr(value, "dtype", None) != bfloat16 for value in feeds.values()):
         return list(session.run(None, feeds))
     make = onnxruntime.OrtValue
-    values = {name: make.ortvalue_from_numpy_with_onnx_type(value.view(np.uint16), onnx.TensorProto.BFLOAT16)
-             if value.dtype == bfloat16 else make.ortvalue_from_numpy(value) for name, value in feeds.items()}
+    values = {
+        name: make.ortvalue_from_numpy_with_onnx_type(value.view(np.uint16), onnx.TensorProto.BFLOAT16)
+        if value.dtype == bfloat16
+        else make.ortvalue_from_numpy(value)
+        for name, value in feeds.items()
+    }
     outputs = session.run_with_ort_values(None, values)
-    return [_bits(value).view(bfloat16) if value.element_type() == onnx.TensorProto.BFLOAT16 else value.numpy() for value in outputs]
+    return [
+        _bits(value).view(bfloat16) if value.element_type() == onnx.TensorProto.BFLOAT16 else value.numpy()
+        for value in outputs
+    ]
 
 
 def _bits(value: Any) -> Any:

@@ -39,13 +39,16 @@ def fingerprint(environment: Mapping[str, str], driven_by: str | None = None) ->
     for manifest in (*manifests(environment), *layers):
         seen += [_state(manifest), *(_state(path) for path in _libraries(manifest, environment))]
     seen += [_state(path) for path in library("libvulkan.so.1", environment)]
-    seen += sorted((str(p), os.access(p, os.R_OK | os.W_OK)) for pattern in _DEVICES for p in Path("/dev").glob(pattern))
+    seen += sorted(
+        (str(p), os.access(p, os.R_OK | os.W_OK)) for pattern in _DEVICES for p in Path("/dev").glob(pattern)
+    )
     return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:24]
 
 
 @cache
 def wgpu_version() -> str:
-    """Of wgpu-py, from its source: to load it takes 0.3 s, and importlib.metadata 20 ms. Every session asks for it five times."""
+    """Of wgpu-py, from its source: to load it takes 0.3 s, and importlib.metadata 20 ms. Every session asks for it five
+    times."""
     spec = find_spec("wgpu")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         text = Path(folder, "_version.py").read_text("utf-8")
@@ -65,7 +68,9 @@ def _libraries(manifest: Path, environment: Mapping[str, str]) -> list[Path]:
         names = [str(entry["library_path"]) for entry in entries if entry and entry.get("library_path")]
     except (OSError, ValueError, AttributeError, TypeError, KeyError):
         return []
-    return [path for name in names for path in ([manifest.parent / name] if "/" in name else library(name, environment))]
+    return [
+        path for name in names for path in ([manifest.parent / name] if "/" in name else library(name, environment))
+    ]
 
 
 def _state(path: Path) -> tuple[str, str]:

@@ -1,8 +1,9 @@
 """The first look at the adapters, in a process of its own: a driver may crash, exit or hang when it is merely loaded.
 
-What came of it is cached for exactly these drivers (drivers.py): a set that was well is loaded without asking again, one that
-was not is not loaded, until one of its files changes, a pause is over that doubles each time, or `ort-gpu-ep doctor` has looked
-again. Only what drivers did is kept: where the process failed by itself, the next program looks again.
+What came of it is cached for exactly these drivers (drivers.py): a set that was well is loaded without asking again,
+one that was not is not loaded, until one of its files changes, a pause is over that doubles each time, or `ort-gpu-ep
+doctor` has looked again. Only what drivers did is kept: where the process failed by itself, the next program looks
+again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _seen: Sight | None = None
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a look found: adapters, or what went wrong. failures: in a row. until_s: when to look again (seconds since the epoch)."""
+    """What a look found: adapters, or what went wrong. failures: in a row. until_s: when to look again (seconds since
+    the epoch)."""
 
     adapters: tuple[AdapterInfo, ...] = ()
     trouble: str = ""
@@ -50,7 +52,8 @@ class Sight:
 
     @property
     def holds(self) -> bool:
-        """Whether there is no need to look again. A time that is too far away is not one of ours, or the clock was wrong."""
+        """Whether there is no need to look again. A time that is too far away is not one of ours, or the clock was
+        wrong."""
         return not self.trouble or 0.0 < self.until_s - time.time() <= _pause_s(self.failures)
 
     @property
@@ -59,8 +62,10 @@ class Sight:
         if not self.failures:
             return f"{self.trouble} It is no fault of a driver, and not kept: the next program looks again."
         then = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.until_s))
-        return (f"{self.trouble} These drivers failed {self.failures} times in a row; sessions after {then} look again, "
-                "`ort-gpu-ep doctor` does at once.")
+        return (
+            f"{self.trouble} These drivers failed {self.failures} times in a row; sessions after {then} look again, "
+            "`ort-gpu-ep doctor` does at once."
+        )
 
 
 def adapters() -> tuple[AdapterInfo, ...]:
@@ -87,7 +92,8 @@ def look(config: Config) -> tuple[AdapterInfo, ...]:
 
 
 def known(config: Config) -> tuple[AdapterInfo, ...] | None:
-    """The adapters, if an earlier look tells; None where nobody has looked. It does not look itself. Raises: AdapterError, as `look`."""
+    """The adapters, if an earlier look tells; None where nobody has looked. It does not look itself. Raises:
+    AdapterError, as `look`."""
     if config.health == "off" or settle(config, only_known=True) is None:
         return None
     sight = _seen if _seen is not None and _seen.holds else _cached(config.cache_path)
@@ -115,9 +121,13 @@ def look_again(cache_path: str) -> Sight:
     except OSError as error:
         log.info("no process can be started (%s): the GPU drivers are loaded into this process without a check", error)
         return Sight(_adapters_here())
-    if sight.adapters or sight.trouble:     # nothing found may be a matter of permissions: not kept
-        data = {"adapters": [a.as_dict() for a in sight.adapters], "trouble": sight.trouble, "failures": sight.failures,
-                "until_s": sight.until_s}
+    if sight.adapters or sight.trouble:  # nothing found may be a matter of permissions: not kept
+        data = {
+            "adapters": [a.as_dict() for a in sight.adapters],
+            "trouble": sight.trouble,
+            "failures": sight.failures,
+            "until_s": sight.until_s,
+        }
         store.write(path, FORMAT, data)
     return sight
 
@@ -144,7 +154,8 @@ def _culprits() -> str:
 
 
 ALONE_S = 10.0
-"""One driver alone, on a machine that has just loaded all of them: 0.3 s here, some seconds where a card must wake up."""
+"""One driver alone, on a machine that has just loaded all of them: 0.3 s here, some seconds where a card must wake
+up."""
 
 
 def _cached(cache_path: str) -> Sight | None:
@@ -154,7 +165,11 @@ def _cached(cache_path: str) -> Sight | None:
 def _parsed(data: dict[str, Any]) -> Sight:
     adapters = tuple(store.record(AdapterInfo, a) for a in data["adapters"])
     failures, until_s = data["failures"], data["until_s"]
-    if not isinstance(data["trouble"], str) or type(failures) is not int or bool(adapters) == bool(data["trouble"] and failures > 0):
+    if (
+        not isinstance(data["trouble"], str)
+        or type(failures) is not int
+        or bool(adapters) == bool(data["trouble"] and failures > 0)
+    ):
         raise TypeError(f"{len(adapters)} adapters, trouble {str(data['trouble'])[:40]!r}, failures {failures!r}")
     return Sight(adapters, data["trouble"], failures, float(until_s))
 

@@ -46,16 +46,21 @@ class Device:
     limits: dict[str, int] = field(default_factory=dict)
 
 
-def examine_at_once(adapter: int, names: Sequence[str], rounds: int, workers: int, budget_s: float = math.inf) -> Iterator[Outcome]:
+def examine_at_once(
+    adapter: int, names: Sequence[str], rounds: int, workers: int, budget_s: float = math.inf
+) -> Iterator[Outcome]:
     """As `examine`, by so many workers beside each other: most of a probe is the driver's compiler, on one core."""
     parts = [part for k in range(workers) if (part := names[k::workers])]
     begun = list[Worker]()
     try:
         for part in parts:
             begun.append(_begun(adapter, part, rounds))
-        left = [examine(adapter, part, rounds, budget_s=budget_s, begun=worker) for part, worker in zip(parts, begun, strict=True)]
+        left = [
+            examine(adapter, part, rounds, budget_s=budget_s, begun=worker)
+            for part, worker in zip(parts, begun, strict=True)
+        ]
         while left:
-            for one in list(left):      # the others go on meanwhile: their lines wait
+            for one in list(left):  # the others go on meanwhile: their lines wait
                 outcome = next(one, None)
                 if outcome is None:
                     left.remove(one)
@@ -68,9 +73,15 @@ def examine_at_once(adapter: int, names: Sequence[str], rounds: int, workers: in
 
 
 def examine(
-    adapter: int, names: Sequence[str], rounds: int, device: Device | None = None, budget_s: float = math.inf, begun: Worker | None = None,
+    adapter: int,
+    names: Sequence[str],
+    rounds: int,
+    device: Device | None = None,
+    budget_s: float = math.inf,
+    begun: Worker | None = None,
 ) -> Iterator[Outcome]:
-    """Yields the outcome of each probe. adapter: index. rounds: repetitions with fresh inputs. budget_s: then the rest is NOT_RUN.
+    """Yields the outcome of each probe. adapter: index. rounds: repetitions with fresh inputs. budget_s: then the rest
+    is NOT_RUN.
 
     begun: a worker that has begun with these probes.
     """
@@ -90,7 +101,9 @@ def examine(
 
 
 def _begun(adapter: int, names: Sequence[str], rounds: int) -> Worker:
-    return Worker({"task": "probe", "adapter": adapter, "probes": list(names), "rounds": rounds, "seed": secrets.randbits(64)})
+    return Worker(
+        {"task": "probe", "adapter": adapter, "probes": list(names), "rounds": rounds, "seed": secrets.randbits(64)}
+    )
 
 
 def _one_worker(worker: Worker, names: list[str], device: Device, deadline: float) -> Iterator[Outcome]:
@@ -122,13 +135,17 @@ def _one_worker(worker: Worker, names: list[str], device: Device, deadline: floa
         else:
             passed = line["status"] in ("PASS", "UNSUPPORTED")
             disables = () if passed else current.disables
-            yield Outcome(line["name"], current.group, line["status"], line["seen"], line["time_ms"], disables, line["unchecked"])
+            yield Outcome(
+                line["name"], current.group, line["status"], line["seen"], line["time_ms"], disables, line["unchecked"]
+            )
             running, limit_s = False, helper.START_S
             following = names.index(line["name"]) + 1
             current = PROBES[names[following]] if following < len(names) else current
     code = worker.end()
     if code != DONE and worker.touches and (running or -code not in FROM_OUTSIDE):
-        yield _failed(current, "CRASH", ending(code) + ("" if running else ", between probes or while opening the device"))
+        yield _failed(
+            current, "CRASH", ending(code) + ("" if running else ", between probes or while opening the device")
+        )
 
 
 def _failed(probe: Probe, status: Status, seen: str) -> Outcome:

@@ -33,16 +33,27 @@ class Worker:
     """One process and the lines that it prints. touches: whether it has said that it goes to the drivers now."""
 
     def __init__(
-        self, job: dict[str, object], variables: Mapping[str, str] | None = None, module: str = "ort_gpu_ep.health.worker",
-        payload: Iterable[Any] = (), listens: bool = False,
+        self,
+        job: dict[str, object],
+        variables: Mapping[str, str] | None = None,
+        module: str = "ort_gpu_ep.health.worker",
+        payload: Iterable[Any] = (),
+        listens: bool = False,
     ) -> None:
-        """variables: of the environment, besides this process's. payload: buffers that follow the job. listens: it gets lines later.
+        """variables: of the environment, besides this process's. payload: buffers that follow the job. listens: it gets
+        lines later.
 
         Raises OSError, if no process can be started.
         """
         self._process = subprocess.Popen(
-            command(module), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env={**environment(), **(variables or {})}, start_new_session=True)     # a terminal's Ctrl-C is for the parent
+            command(module),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # a terminal's Ctrl-C is for the parent
+            env={**environment(), **(variables or {})},
+            start_new_session=True,
+        )
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self.touches = False
         assert self._process.stdin is not None
@@ -52,7 +63,7 @@ class Worker:
                 self._process.stdin.write(part)
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass           # it ended before it read its job; how, the exit code says
+            pass  # it ended before it read its job; how, the exit code says
         if not listens:
             self.hang_up()
         _running[id(self)] = self
@@ -63,7 +74,7 @@ class Worker:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                if line.endswith(b"\n"):       # not what a crash has cut short
+                if line.endswith(b"\n"):  # not what a crash has cut short
                     self._lines.put(line)
         self._lines.put(None)
 
@@ -95,7 +106,8 @@ class Worker:
         return line
 
     def answer(self, limit_s: float, deadline: float = math.inf) -> dict[str, Any] | None:
-        """The next line, as `line` gives it. What the process waits for a core does not count: a machine that is busy is no hang.
+        """The next line, as `line` gives it. What the process waits for a core does not count: a machine that is busy
+        is no hang.
 
         deadline: of the monotonic clock; it holds in any case.
         """
@@ -105,7 +117,9 @@ class Worker:
             try:
                 return self.line(min(left_s, deadline - time.monotonic()))
             except TimeoutError:
-                left_s = max((s - before.get(thread, 0.0) for thread, s in starved_s(self._process.pid).items()), default=0.0)
+                left_s = max(
+                    (s - before.get(thread, 0.0) for thread, s in starved_s(self._process.pid).items()), default=0.0
+                )
                 if left_s < STARVED * limit_s or time.monotonic() >= deadline:
                     raise
 
@@ -115,7 +129,7 @@ class Worker:
             self._process.kill()
         try:
             code = self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:     # a driver that hangs while it is unloaded
+        except subprocess.TimeoutExpired:  # a driver that hangs while it is unloaded
             self._process.kill()
             code = self._process.wait()
         self.hang_up()
@@ -129,7 +143,7 @@ _running: weakref.WeakValueDictionary[int, Worker] = weakref.WeakValueDictionary
 
 def kill_all() -> None:
     """Ends the helpers of this process, which is about to end itself."""
-    for reference in _running.valuerefs():      # at once: another thread may start one now
+    for reference in _running.valuerefs():  # at once: another thread may start one now
         if (worker := reference()) is not None:
             worker._process.kill()
 
@@ -140,7 +154,7 @@ def _after_fork() -> None:
         worker._process.returncode = 0
         for pipe in (worker._process.stdin, worker._process.stdout):
             with suppress(OSError, AttributeError):
-                os.close(pipe.fileno())     # type: ignore[union-attr]  # not `close`: a lock of its buffer may be held
+                os.close(pipe.fileno())  # type: ignore[union-attr]  # not `close`: a lock of its buffer may be held
     _running.clear()
 
 
@@ -159,8 +173,8 @@ FROM_OUTSIDE = frozenset(getattr(signal, name, 0) for name in ("SIGKILL", "SIGTE
 def list_adapters(variables: Mapping[str, str] | None = None, timeout_s: float = 0.0) -> list[dict[str, Any]]:
     """The adapters as a worker sees them. timeout_s: START_S by default.
 
-    Raises: AdapterError where a driver kills or hangs the process that looks; HelperError where that process fails by itself; OSError
-    where no process can be started.
+    Raises: AdapterError where a driver kills or hangs the process that looks; HelperError where that process fails by
+    itself; OSError where no process can be started.
     """
     worker, timeout_s = Worker({"task": "list"}, variables), timeout_s or START_S
     try:
@@ -170,9 +184,11 @@ def list_adapters(variables: Mapping[str, str] | None = None, timeout_s: float =
     except TimeoutError:
         worker.end(kill=True)
         if not worker.touches:
-            raise HelperError(f"the process that looks for GPU adapters does not begin: no answer after {BEGIN_S:.0f} s.") from None
+            raise HelperError(
+                f"the process that looks for GPU adapters does not begin: no answer after {BEGIN_S:.0f} s."
+            ) from None
         raise AdapterError(f"looking for GPU adapters hangs: no answer after {timeout_s:.0f} s. {_ADVICE}") from None
-    except BaseException:       # Ctrl-C, which it does not get itself
+    except BaseException:  # Ctrl-C, which it does not get itself
         worker.end(kill=True)
         raise
     code = worker.end()

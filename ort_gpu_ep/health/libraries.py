@@ -1,8 +1,10 @@
-"""Whether Dawn drives the GPUs of a process with `webgpu=auto`: another process tries it first, since it may abort or hang.
+"""Whether Dawn drives the GPUs of a process with `webgpu=auto`: another process tries it first, since it may abort or
+hang.
 
-The trial loads Dawn and the drivers, opens the adapter that the options mean, and runs the probes without which it would not be used, with
-those of matrix units: without units Dawn has nothing to give that wgpu-native has not. What came of it is cached for exactly these drivers,
-this version of Dawn and this package's code; what a session wants to know besides, its own probes find out (open_adapter.py).
+The trial loads Dawn and the drivers, opens the adapter that the options mean, and runs the probes without which it
+would not be used, with those of matrix units: without units Dawn has nothing to give that wgpu-native has not. What
+came of it is cached for exactly these drivers, this version of Dawn and this package's code; what a session wants to
+know besides, its own probes find out (open_adapter.py).
 """
 
 from __future__ import annotations
@@ -59,7 +61,12 @@ def settle(config: Config, only_known: bool = False, again: bool = False) -> Cho
 def _path(config: Config) -> Path:
     from ort_gpu_ep.health.verdicts import code_hash
 
-    parts = (drivers.fingerprint(os.environ, choice.dawn_package().name), config.adapter, _leaves_software(config), code_hash())
+    parts = (
+        drivers.fingerprint(os.environ, choice.dawn_package().name),
+        config.adapter,
+        _leaves_software(config),
+        code_hash(),
+    )
     return Path(config.cache_path) / "health" / f"library-{sha256(json.dumps(parts).encode()).hexdigest()[:24]}.json"
 
 
@@ -76,7 +83,8 @@ def _parsed(data: dict[str, Any]) -> Choice:
 
 
 def _tried(config: Config, path: Path) -> Choice:
-    """By another process. What says nothing about Dawn, such as a process that does not start, is not kept: the next program tries it."""
+    """By another process. What says nothing about Dawn, such as a process that does not start, is not kept: the next
+    program tries it."""
     begin_s, variables = time.perf_counter(), {"ORT_GPU_EP_WEBGPU": DAWN}
     try:
         info = pick([AdapterInfo(**one) for one in list_adapters(variables)], config.adapter)
@@ -93,7 +101,9 @@ def _tried(config: Config, path: Path) -> Choice:
 
 def _probed(info: AdapterInfo, variables: Mapping[str, str]) -> Choice:
     """Raises HelperError where the process failed by itself, OSError where none can be started."""
-    worker = Worker({"task": "probe", "adapter": info.index, "probes": None, "rounds": 1, "seed": secrets.randbits(64)}, variables)
+    worker = Worker(
+        {"task": "probe", "adapter": info.index, "probes": None, "rounds": 1, "seed": secrets.randbits(64)}, variables
+    )
     line, at = None, "opening the device"
     shown: list[str] = []
     try:

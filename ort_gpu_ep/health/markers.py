@@ -24,7 +24,10 @@ _mine: dict[Path, int] = {}
 
 def leave(cache_path: str, key: str) -> None:
     """Marks the adapter as open in this process, once."""
-    if any(path.name.startswith(key) and path.parent == folder_of(cache_path) and pid == os.getpid() for path, pid in _mine.items()):
+    if any(
+        path.name.startswith(key) and path.parent == folder_of(cache_path) and pid == os.getpid()
+        for path, pid in _mine.items()
+    ):
         return
     path = folder_of(cache_path) / f"{key}.{os.getpid()}-{secrets.token_hex(4)}.open"
     try:
@@ -33,12 +36,12 @@ def leave(cache_path: str, key: str) -> None:
             file.write(json.dumps({"pid": os.getpid(), "left": time.time()}).encode())
     except OSError as error:
         with suppress(OSError):
-            path.unlink(missing_ok=True)      # what a full disk left of it would count as an unclean exit
+            path.unlink(missing_ok=True)  # what a full disk left of it would count as an unclean exit
         log.info("no marker in %s: %s; an unclean exit will not be noticed", path.parent, error)
         return
     if not _mine:
         atexit.register(remove_mine)
-        util.Finalize(None, remove_mine, exitpriority=0)      # processes of multiprocessing don't run atexit
+        util.Finalize(None, remove_mine, exitpriority=0)  # processes of multiprocessing don't run atexit
     _mine[path] = os.getpid()
 
 
@@ -47,7 +50,7 @@ def remove_mine() -> None:
     for path, pid in list(_mine.items()):
         if pid == os.getpid():
             del _mine[path]
-            with suppress(OSError):      # somebody has cleared the folder, or put something else there
+            with suppress(OSError):  # somebody has cleared the folder, or put something else there
                 path.unlink()
 
 
@@ -72,7 +75,8 @@ def any_stale(cache_path: str, key: str) -> bool:
 
 
 def forgive(cache_path: str, pid: int) -> None:
-    """Removes the markers of a process that this one, or somebody else, has ended: that says nothing about an adapter."""
+    """Removes the markers of a process that this one, or somebody else, has ended: that says nothing about an
+    adapter."""
     with suppress(OSError):
         for path in folder_of(cache_path).glob(f"*.{pid}-*.open"):
             path.unlink(missing_ok=True)
@@ -92,7 +96,7 @@ def _is_running(path: Path) -> bool:
     try:
         data = store.read_json(path)
         return bool(psutil.Process(int(data["pid"])).create_time() < float(data["left"]) + 1.0)
-    except (psutil.AccessDenied, PermissionError):     # another user's
+    except (psutil.AccessDenied, PermissionError):  # another user's
         return True
     except (OSError, ValueError, KeyError, TypeError, OverflowError, psutil.NoSuchProcess):
         return False

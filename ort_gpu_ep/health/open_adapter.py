@@ -1,4 +1,5 @@
-"""Opens an adapter for sessions, without what its verdict or known faults disable; runs the quick probes that have not run yet."""
+"""Opens an adapter for sessions, without what its verdict or known faults disable; runs the quick probes that have not
+run yet."""
 
 from __future__ import annotations
 
@@ -34,18 +35,21 @@ log = logging.getLogger("ort_gpu_ep")
 QUICK_S = 8.0
 """The quick probes take 2 s on an idle machine; what is not done by then is not waited for."""
 DAWN_TIMES = 3
-"""So many times as long with Dawn, where they took more than QUICK_S on an H100 whose driver had no shaders in its cache."""
+"""So many times as long with Dawn, where they took more than QUICK_S on an H100 whose driver had no shaders in its
+cache."""
 
 WORKERS, PROBES_EACH = 4, 6
-"""Processes that probe a GPU at a time, where there are twice as many cores: one took 12 s beside a program at work (an H200). And for
-how many probes another one is started: each takes a second of a core until it begins."""
+"""Processes that probe a GPU at a time, where there are twice as many cores: one took 12 s beside a program at work (an
+H200). And for how many probes another one is started: each takes a second of a core until it begins."""
 
 Uses: TypeAlias = Callable[[str], Collection[str] | None]
-"""Gives, for the key of an adapter (verdicts.key_of), the op types of a model and the shader files that it used there; None: not known."""
+"""Gives, for the key of an adapter (verdicts.key_of), the op types of a model and the shader files that it used there;
+None: not known."""
 
 
 def everything(device: str) -> None:
     """As of a model of which nothing is known, and for what measures kernels: it wants all probes."""
+
 
 _lock = threading.Lock()
 _known: dict[str, Verdict] = {}
@@ -56,21 +60,24 @@ _tried: set[tuple[str, str]] = set()
 
 
 def open_gpu(config: Config, uses: Uses | None = None) -> Gpu:
-    """The shared device of the adapter that the config asks for; what one session finds out of use stays so for the process.
+    """The shared device of the adapter that the config asks for; what one session finds out of use stays so for the
+    process.
 
-    uses: of the model that it is opened for: the probes that it wants and that have not run yet run now. Without it, those that this
-    process has asked for are enough; it is `everything` where it has asked for none.
-    Raises: AdapterError, UnfitAdapterError, ConfigError (a broken quirks file).
+    uses: of the model that it is opened for: the probes that it wants and that have not run yet run now. Without it,
+    those that this process has asked for are enough; it is `everything` where it has asked for none. Raises:
+    AdapterError, UnfitAdapterError, ConfigError (a broken quirks file).
     """
     seen = look(config)
     info, _ = choose(config.adapter)
-    info = next((other for other in seen if other == info), info)       # which knows the driver's number
+    info = next((other for other in seen if other == info), info)  # which knows the driver's number
     quirks = known_quirks(config)
     with _lock:
         verdict = Verdict(probed=False) if config.health == "off" else _verdict_once(info, config.cache_path, uses)
         if why := verdicts.with_quirks(verdict, reasons(quirks, info)).unfit:
             raise UnfitAdapterError(
-                f"{info.name} is not used: {why}. Update its driver, choose another adapter (option adapter), or see `ort-gpu-ep doctor`.")
+                f"{info.name} is not used: {why}. Update its driver, choose another adapter (option adapter), or "
+                f"see `ort-gpu-ep doctor`."
+            )
         changes = workarounds_for(quirks, info)
         gpu = uninterrupted(Gpu.open, with_workarounds(config, changes), maker(config))
         disabled = verdicts.with_quirks(verdict, (*gpu.limits.disabled, *reasons(quirks, info))).disabled
@@ -87,9 +94,12 @@ def open_gpu(config: Config, uses: Uses | None = None) -> Gpu:
                 log.warning("%s: %s is not used: %s", info.name, what, why)
             for workaround in new:
                 log.info("%s: workaround %s", info.name, workaround)
-        if gpu.limits.tuned is UNTUNED:     # once for a device
+        if gpu.limits.tuned is UNTUNED:  # once for a device
             gpu.limits = replace(
-                gpu.limits, tuned=tuned.read(config.cache_path, tuning_key(info)).tuned, figures=_figures(info, config.cache_path))
+                gpu.limits,
+                tuned=tuned.read(config.cache_path, tuning_key(info)).tuned,
+                figures=_figures(info, config.cache_path),
+            )
     return gpu
 
 
@@ -111,7 +121,8 @@ def _verdict_once(info: AdapterInfo, cache_path: str, uses: Uses | None = None) 
     if verdict is None:
         verdict, is_new_here = _verdict(info, key, cache_path, uses or everything), True
     else:
-        if is_new_here and verdict.probed and verdicts.read(cache_path, key) is None:     # found out with another cache folder
+        # found out with another cache folder
+        if is_new_here and verdict.probed and verdicts.read(cache_path, key) is None:
             verdicts.keep(cache_path, key, verdict, None)
         if uses is not None and verdict.late:
             verdict = _with_late(info, key, cache_path, verdicts.read(cache_path, key) or verdict, uses)
@@ -124,8 +135,9 @@ def _verdict_once(info: AdapterInfo, cache_path: str, uses: Uses | None = None) 
 
 
 def _verdict(info: AdapterInfo, key: str, cache_path: str, uses: Uses = everything) -> Verdict:
-    """From the cache, or by quick probes: at first use, once more if there was no time for all of them, and after a process that did not
-    end cleanly. Probes that this model does not want are left for another one; what ran before runs again.
+    """From the cache, or by quick probes: at first use, once more if there was no time for all of them, and after a
+    process that did not end cleanly. Probes that this model does not want are left for another one; what ran before
+    runs again.
     """
     cached, stale = verdicts.read(cache_path, key), markers.take_stale(cache_path, key)
     if cached is not None and cached.probed and cached.complete and not stale:
@@ -138,7 +150,7 @@ def _verdict(info: AdapterInfo, key: str, cache_path: str, uses: Uses = everythi
     late = before.late if before is not None else _all_late(info)
     left = {name for name, _ in late} - verdicts.wanted(late, uses(key)) if late else set[str]()
     verdict = _looked(info, why, left)
-    if before is not None and not before.complete:        # what there was no time for again is given up
+    if before is not None and not before.complete:  # what there was no time for again is given up
         verdict = verdicts.without(verdict, {name for name, _ in verdict.late} - left)
     verdict = replace(verdicts.added(verdict, cached) if cached is not None else verdict, strikes=strikes)
     return verdicts.keep(cache_path, key, verdict, cached) if verdict.probed else verdict
@@ -181,19 +193,27 @@ def quick(info: AdapterInfo, left: Collection[str] = (), only: Collection[str] =
 
     left: names of those that wait for another model. only: if any, no others.
     """
-    interrupts.load("ort_gpu_ep.health.probes")      # which fills the table
+    interrupts.load("ort_gpu_ep.health.probes")  # which fills the table
     from ort_gpu_ep.health.examination import examine, examine_at_once
     from ort_gpu_ep.health.probe import PROBES
 
-    probes = [p for p in PROBES.values() if (p.is_quick(info.is_software) or _is_of_dawn(p.disables)) and p.name not in left
-              and (not only or p.name in only)]
+    probes = [
+        p
+        for p in PROBES.values()
+        if (p.is_quick(info.is_software) or _is_of_dawn(p.disables))
+        and p.name not in left
+        and (not only or p.name in only)
+    ]
     # forms of many kernels need what these show, so they come first of those that only hardware runs
     probes.sort(key=lambda p: 0 if p.quick else 1 if SHOWN_FEATURES & {*p.disables} else 2)
     names, budget_s = [p.name for p in probes], QUICK_S * (DAWN_TIMES if KIND == DAWN else 1)
     workers = 1 if info.is_software else max(1, min(WORKERS, (os.cpu_count() or 1) // 2, -(-len(names) // PROBES_EACH)))
     try:
-        outcomes = list(examine(info.index, names, 1, budget_s=budget_s) if workers == 1 else
-                        examine_at_once(info.index, names, 1, workers, budget_s))
+        outcomes = list(
+            examine(info.index, names, 1, budget_s=budget_s)
+            if workers == 1
+            else examine_at_once(info.index, names, 1, workers, budget_s)
+        )
     except OSError as error:
         log.info("%s is not probed: no process can be started (%s)", info.name, error)
         return Verdict(probed=False)

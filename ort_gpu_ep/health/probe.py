@@ -1,7 +1,7 @@
 """What a probe is, and what it works with: one adapter, fresh random numbers, and numpy to compare with.
 
-A probe is a function of a Trial. It returns what it saw; it raises WrongResultError where the adapter is wrong and Unsupported
-where the adapter does not offer what it tests. `disables` says what can't be trusted when it fails.
+A probe is a function of a Trial. It returns what it saw; it raises WrongResultError where the adapter is wrong and
+Unsupported where the adapter does not offer what it tests. `disables` says what can't be trusted when it fails.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Unsupported(Exception):
 class Probe:
     """One row of the table.
 
-    name, group: for people. check: the function. disables: what a failure puts out of use: shader files, device features,
-    registry.PACKED, INLINED, WORKGROUP or ADAPTER. fault: (pattern, replacement) in the text of the shaders that the probe compiles, or
-    the name of a fault that `Trial.planted` announces to the probe. quick: part of the first use of an adapter. ops: types, for models
-    with one of which it is likewise, where the adapter is hardware: then kernels need no bounds checks, or have another form (`late`).
-    timeout_s: a probe that takes longer hangs.
+    name, group: for people. check: the function. disables: what a failure puts out of use: shader files, device
+    features, registry.PACKED, INLINED, WORKGROUP or ADAPTER. fault: (pattern, replacement) in the text of the shaders
+    that the probe compiles, or the name of a fault that `Trial.planted` announces to the probe. quick: part of the
+    first use of an adapter. ops: types, for models with one of which it is likewise, where the adapter is hardware:
+    then kernels need no bounds checks, or have another form (`late`). timeout_s: a probe that takes longer hangs.
     """
 
     name: str
@@ -59,7 +59,8 @@ class Probe:
     ops: frozenset[str] = frozenset()
 
     def is_quick(self, software: bool) -> bool:
-        """Whether it is part of the first use of an adapter, by some model. software: the adapter computes on the CPU."""
+        """Whether it is part of the first use of an adapter, by some model. software: the adapter computes on the
+        CPU."""
         return self.quick or (bool(self.ops) and not software)
 
 
@@ -67,36 +68,73 @@ RECURRENT = frozenset({"DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"})
 CONVOLUTIONS = frozenset({"Conv", "FusedConv", "NhwcConv"})
 IN_GROUPS = frozenset(op + OF_GROUPS for op in CONVOLUTIONS)
 PRODUCTS = RECURRENT | {
-    "Attention", "DynamicQuantizeMatMul", "Einsum", "FusedGemm", "FusedMatMul", "Gemm", "GroupQueryAttention", "MatMul", "MatMulInteger",
-    "MatMulBnb4", "MatMulIntegerToFloat", "MatMulNBits", "MoE", "MultiHeadAttention", "QAttention", "QGemm", "QLinearMatMul", "QMoE"}
+    "Attention",
+    "DynamicQuantizeMatMul",
+    "Einsum",
+    "FusedGemm",
+    "FusedMatMul",
+    "Gemm",
+    "GroupQueryAttention",
+    "MatMul",
+    "MatMulInteger",
+    "MatMulBnb4",
+    "MatMulIntegerToFloat",
+    "MatMulNBits",
+    "MoE",
+    "MultiHeadAttention",
+    "QAttention",
+    "QGemm",
+    "QLinearMatMul",
+    "QMoE",
+}
 SUMS_OF_PRODUCTS = PRODUCTS | CONVOLUTIONS | {"ConvInteger", "ConvTranspose", "QLinearConv"}
-POOLS = frozenset({
-    "AveragePool", "LRN", "LpPool", "MaxPool", "NhwcMaxPool", "QLinearAveragePool", "QLinearGlobalAveragePool", "Resize", "Upsample"})
-"""Op types of models that want the same probes; one that is missing here costs bounds checks until a model's pipelines are known."""
+POOLS = frozenset(
+    {
+        "AveragePool",
+        "LRN",
+        "LpPool",
+        "MaxPool",
+        "NhwcMaxPool",
+        "QLinearAveragePool",
+        "QLinearGlobalAveragePool",
+        "Resize",
+        "Upsample",
+    }
+)
+"""Op types of models that want the same probes; one that is missing here costs bounds checks until a model's pipelines
+are known."""
 
 PROBES: dict[str, Probe] = {}
 """Every probe by name, in the order in which they run: each group builds on those before it."""
 
 
 def probe(
-    name: str, group: str, *, disables: Sequence[str] = (ADAPTER,), fault: tuple[str, str] | str = EDGE, quick: bool = False,
-    timeout_s: float = 30.0, ops: Collection[str] = (),
+    name: str,
+    group: str,
+    *,
+    disables: Sequence[str] = (ADAPTER,),
+    fault: tuple[str, str] | str = EDGE,
+    quick: bool = False,
+    timeout_s: float = 30.0,
+    ops: Collection[str] = (),
 ) -> Callable[[Callable[[Trial], str]], Callable[[Trial], str]]:
     """Adds a row."""
+
     def add(check: Callable[[Trial], str]) -> Callable[[Trial], str]:
         if name in PROBES:
             raise ValueError(f"two probes are named {name!r}")
         PROBES[name] = Probe(name, group, check, tuple(disables), fault, quick, timeout_s, frozenset(ops))
         return check
+
     return add
 
 
 def late() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The probes of a first use that not every model wants, on hardware, as verdicts.Late: by op types that a model has, or shader files
-    that it uses.
+    """The probes of a first use that not every model wants, on hardware, as verdicts.Late: by op types that a model
+    has, or shader files that it uses.
 
-    Their files keep their bounds checks until they have run; so do, of a family that no other probe of a first use stands for, the files
-    that none is about.
+    Their files keep their bounds checks until they have run; so do, of a family that no other probe of a first use
+    stands for, the files that none is about.
     """
     always = {what for p in PROBES.values() if p.quick for what in p.disables}
     covered = {what for p in PROBES.values() if p.is_quick(software=False) for what in p.disables}
@@ -111,9 +149,11 @@ def late() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 @dataclass
 class Trial:
-    """What a probe works with. rounds: how often it repeats with fresh inputs. planted: the fault of a drill, else empty.
+    """What a probe works with. rounds: how often it repeats with fresh inputs. planted: the fault of a drill, else
+    empty.
 
-    only: the shader file that a planted fault is in; empty: in all that the probe dispatches. shaders: files dispatched so far.
+    only: the shader file that a planted fault is in; empty: in all that the probe dispatches. shaders: files dispatched
+    so far.
     """
 
     gpu: Gpu
@@ -136,7 +176,8 @@ class Trial:
             raise Unsupported(f"the adapter has no {feature}")
 
     def some(self, *axes: Sequence[Any], of: int = 0, turn: int = 0) -> Iterator[tuple[Any, ...]]:
-        """Every combination; on a software adapter, which compiles each for up to half a second, as few as meet each value of each axis.
+        """Every combination; on a software adapter, which compiles each for up to half a second, as few as meet each
+        value of each axis.
 
         of: instead one combination in so many. turn: another one in each probe of a family, so that all are in the end.
         """
@@ -166,18 +207,27 @@ class Trial:
         return re.sub(*self.planted, source) if isinstance(self.planted, tuple) and meant else source
 
     def node(
-        self, op: str, version: int, inputs: Sequence[Array | None], constants: Mapping[int, Array] | None = None, outputs: int = 1,
-        domain: str = "", **attributes: Attribute,
+        self,
+        op: str,
+        version: int,
+        inputs: Sequence[Array | None],
+        constants: Mapping[int, Array] | None = None,
+        outputs: int = 1,
+        domain: str = "",
+        **attributes: Attribute,
     ) -> list[Array]:
         """The outputs of a one-node graph on the adapter. constants: position -> an input that the host knows."""
         values = dict(constants or {})
         names = tuple(f"x{i}" if a is not None or i in values else "" for i, a in enumerate(inputs))
         feeds = {n: np.asarray(a) for n, a in zip(names, inputs, strict=True) if a is not None}
-        node = Node(op, names, tuple(f"y{i}" for i in range(outputs)), domain=domain, attributes=attributes, version=version)
+        node = Node(
+            op, names, tuple(f"y{i}" for i in range(outputs)), domain=domain, attributes=attributes, version=version
+        )
         return self.graph(graph_of(feeds, {f"x{i}": a for i, a in values.items()}, node), list(feeds.values()))
 
     def graph(self, graph: Graph, arrays: Sequence[Array], precision: str = "float32") -> list[Array]:
-        """The outputs of a graph on the adapter. Sizes that it leaves open come with the arrays, which are its inputs."""
+        """The outputs of a graph on the adapter. Sizes that it leaves open come with the arrays, which are its
+        inputs."""
         program = Program(graph, Config(precision=precision, weights="packed"), self.gpu, composer=self._composed)
         try:
             return self._run(program, arrays)
@@ -185,14 +235,17 @@ class Trial:
             program.close()
 
     def weight(self, graph: Graph, arrays: Sequence[Array], name: str) -> Array:
-        """A constant of a graph as the device gives it back after a run, which may have packed it; less than 8 bits as bytes of them."""
+        """A constant of a graph as the device gives it back after a run, which may have packed it; less than 8 bits as
+        bytes of them."""
         program = Program(graph, Config(weights="packed"), self.gpu, composer=self._composed)
         constant = packed(np.asarray(graph.constant(name)))
         try:
             self._run(program, arrays)
             self.shaders |= {step.kernel.shader for plan in program.plans for step in plan.inverses}
             array: Array = np.full(constant.nbytes, POISON, np.uint8).view(constant.dtype).reshape(constant.shape)
-            self.gpu.free(self._tensor(np.full(array.nbytes, POISON, np.uint8), TensorType(UINT8, (array.nbytes,))).buffer)
+            self.gpu.free(
+                self._tensor(np.full(array.nbytes, POISON, np.uint8), TensorType(UINT8, (array.nbytes,))).buffer
+            )
             self.gpu.download(program.weight(name), 0, array.ctypes.data, array.nbytes)
             return array
         finally:
@@ -208,7 +261,7 @@ class Trial:
         shapes = {k: t.shape for k, t in enumerate(plan.outputs)}
 
         def made(index: int, shape: Shape, over: int | None = None) -> Tensor:
-            shapes[index] = shape       # what the data say, where they do
+            shapes[index] = shape  # what the data say, where they do
             return replace(outputs[index], type=TensorType(plan.outputs[index].dtype, shape))
 
         program.run(inputs, made)
@@ -242,14 +295,21 @@ def _giver(array: Array) -> Callable[[], Array]:
 
 
 def reference(
-    op: str, version: int, inputs: Sequence[Array | None], outputs: int = 1, constants: Mapping[int, Array] | None = None,
+    op: str,
+    version: int,
+    inputs: Sequence[Array | None],
+    outputs: int = 1,
+    constants: Mapping[int, Array] | None = None,
     **attributes: Any,
 ) -> list[Array]:
     """The same node by ONNX's reference implementation (numpy), float32 and float16 inputs as float64."""
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    both = [np.asarray((constants or {}).get(i, a)) if a is not None or i in (constants or {}) else None for i, a in enumerate(inputs)]
+    both = [
+        np.asarray((constants or {}).get(i, a)) if a is not None or i in (constants or {}) else None
+        for i, a in enumerate(inputs)
+    ]
     wide = [a.astype(np.float64) if a is not None and a.dtype.kind == "f" else a for a in both]
     names = [f"x{i}" if a is not None else "" for i, a in enumerate(wide)]
     node = onnx.helper.make_node(op, names, [f"y{i}" for i in range(outputs)], **attributes)
@@ -258,7 +318,8 @@ def reference(
 
 
 def agree(what: str, got: Array, want: Array, tolerance: float = 2e-5) -> float:
-    """The largest error relative to the largest value (for integers: must be equal). Raises WrongResultError, naming the element."""
+    """The largest error relative to the largest value (for integers: must be equal). Raises WrongResultError, naming
+    the element."""
     if got.shape != want.shape:
         raise WrongResultError(f"{what}: got shape {list(got.shape)}, expected {list(want.shape)}")
     if not got.size:
@@ -275,7 +336,8 @@ def agree(what: str, got: Array, want: Array, tolerance: float = 2e-5) -> float:
         at = tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape))
         raise WrongResultError(
             f"{what}: element {list(at)} of {list(got.shape)}: got {got[at]}, expected {want[at]}; "
-            f"{int((error > bound).sum())} of {error.size} elements differ")
+            f"{int((error > bound).sum())} of {error.size} elements differ"
+        )
     return worst
 
 
@@ -284,19 +346,32 @@ def slower(times: Mapping[str, float], factor: float) -> None:
     best = min(times, key=lambda name: times[name])
     for name, seconds in times.items():
         if seconds > factor * times[best]:
-            raise DeviceError(f"slow: {name} takes {seconds * 1e3:.2f} ms for what {best} does in {times[best] * 1e3:.2f} ms")
+            raise DeviceError(
+                f"slow: {name} takes {seconds * 1e3:.2f} ms for what {best} does in {times[best] * 1e3:.2f} ms"
+            )
 
 
 Status = Literal["PASS", "FAIL", "CRASH", "TIMEOUT", "UNSUPPORTED", "NOT_RUN"]
 
 
 def compare(
-    trial: Trial, op: str, version: int, inputs: Sequence[Array | None], constants: Mapping[int, Array] | None = None, outputs: int = 1,
-    tolerance: float = 2e-5, **attributes: Any,
+    trial: Trial,
+    op: str,
+    version: int,
+    inputs: Sequence[Array | None],
+    constants: Mapping[int, Array] | None = None,
+    outputs: int = 1,
+    tolerance: float = 2e-5,
+    **attributes: Any,
 ) -> None:
     """One node on the adapter against the reference. Raises WrongResultError, naming op, shapes and attributes."""
     got = trial.node(op, version, inputs, constants, outputs, **attributes)
     want = reference(op, version, inputs, outputs, constants, **attributes)
     shapes = " ".join(str(list(a.shape)) for a in inputs if a is not None)
     for k, (g, w) in enumerate(zip(got, want, strict=True)):
-        agree(f"{op} {shapes} {attributes or ''} output {k}", g, w.astype(g.dtype) if g.dtype.kind in "biu" else w, tolerance)
+        agree(
+            f"{op} {shapes} {attributes or ''} output {k}",
+            g,
+            w.astype(g.dtype) if g.dtype.kind in "biu" else w,
+            tolerance,
+        )

@@ -2,15 +2,17 @@
 
 A file is a JSON list; an entry is
 
-    {"what": "...", "vendor": "0x10de", "device": "0x2330, 0x2340-0x234f", "family": "NVIDIA", "driver": ">=535,<545", "backend": "Vulkan",
-     "system": "Linux >=6.1", "disables": ["softmax.wgsl"], "workarounds": {"fusion": "0"}, "bug": "https://...", "probe": "softmax",
-     "update": "driver 545"}
+    {"what": "...", "vendor": "0x10de", "device": "0x2330, 0x2340-0x234f", "family": "NVIDIA", "driver": ">=535,<545",
+    "backend": "Vulkan",
+     "system": "Linux >=6.1", "disables": ["softmax.wgsl"], "workarounds": {"fusion": "0"}, "bug": "https://...",
+     "probe": "softmax", "update": "driver 545"}
 
-vendor, device, family, driver, backend, system are optional and all that are given must fit. device: PCI ids and ranges of them. family: a
-part of the driver's name as Vulkan has it (AdapterInfo.family), in any case. driver: comparisons with the driver's version
-(device/driver_version.py). system: Linux, macOS or Windows, and comparisons with its version. disables: shader files, device features,
-registry.PACKED, INLINED, WORKGROUP or ADAPTER. workarounds: see workarounds.py. probe: the one that sees the fault. An entry has at least
-one of these three. update: what to update to, for people.
+vendor, device, family, driver, backend, system are optional and all that are given must fit. device: PCI ids and ranges
+of them. family: a part of the driver's name as Vulkan has it (AdapterInfo.family), in any case. driver: comparisons
+with the driver's version (device/driver_version.py). system: Linux, macOS or Windows, and comparisons with its version.
+disables: shader files, device features, registry.PACKED, INLINED, WORKGROUP or ADAPTER. workarounds: see
+workarounds.py. probe: the one that sees the fault. An entry has at least one of these three. update: what to update to,
+for people.
 """
 
 from __future__ import annotations
@@ -37,9 +39,26 @@ from ort_gpu_ep.kernels.registry import ADAPTER, INLINED, PACKED, WORKGROUP
 from ort_gpu_ep.kernels.target import SHOWN_FEATURES
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "<=": operator.le, ">=": operator.ge, "==": operator.eq, "<": operator.lt, ">": operator.gt}
-_KEYS: dict[str, type] = {"what": str, "vendor": str, "device": str, "family": str, "driver": str, "backend": str, "system": str,
-                          "disables": list, "workarounds": dict, "bug": str, "probe": str, "update": str}
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_KEYS: dict[str, type] = {
+    "what": str,
+    "vendor": str,
+    "device": str,
+    "family": str,
+    "driver": str,
+    "backend": str,
+    "system": str,
+    "disables": list,
+    "workarounds": dict,
+    "bug": str,
+    "probe": str,
+    "update": str,
+}
 _NEEDED = ("what", "bug")
 _ONE_OF = ("disables", "workarounds", "probe")
 _SYSTEMS = ("Linux", "macOS", "Windows")
@@ -50,8 +69,8 @@ Bounds = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Quirk:
-    """One fault of some adapters. vendor: -1 for any. devices: first and last id of each range, none for any. driver, versions: of the
-    driver and of the system.
+    """One fault of some adapters. vendor: -1 for any. devices: first and last id of each range, none for any. driver,
+    versions: of the driver and of the system.
     """
 
     what: str
@@ -69,9 +88,14 @@ class Quirk:
     update: str = ""
 
     def fits(self, info: AdapterInfo) -> bool:
-        return (self.vendor in (-1, info.vendor_id) and self.backend in ("", info.backend) and self.family.lower() in info.family.lower()
-                and (not self.devices or any(first <= info.device_id <= last for first, last in self.devices))
-                and self._fits_system() and (not self.driver or _within(version_of(info), self.driver)))
+        return (
+            self.vendor in (-1, info.vendor_id)
+            and self.backend in ("", info.backend)
+            and self.family.lower() in info.family.lower()
+            and (not self.devices or any(first <= info.device_id <= last for first, last in self.devices))
+            and self._fits_system()
+            and (not self.driver or _within(version_of(info), self.driver))
+        )
 
     def _fits_system(self) -> bool:
         name, version = this_system()
@@ -84,8 +108,9 @@ class Quirk:
     def __str__(self) -> str:
         """What it is, what is done about it, and what to update."""
         done = [f"not used: {', '.join(self.disables)}"] if self.disables else []
-        done += [f"workaround: {', '.join(name if value == 1 else f'{name}={value}' for name, value in self.workarounds)}"] * bool(
-            self.workarounds)
+        done += [
+            f"workaround: {', '.join(name if value == 1 else f'{name}={value}' for name, value in self.workarounds)}"
+        ] * bool(self.workarounds)
         done += [f"probe '{self.probe}' looks for it"] if self.probe else []
         done += [f"update to {self.update}"] if self.update else []
         return "; ".join([self.why, *done])
@@ -126,7 +151,8 @@ def reasons(quirks: Iterable[Quirk], info: AdapterInfo) -> list[tuple[str, str]]
 
 @cache
 def shipped() -> tuple[Quirk, ...]:
-    """The quirks that come with the package. Their names are not looked up, which would import every probe: a test does."""
+    """The quirks that come with the package. Their names are not looked up, which would import every probe: a test
+    does."""
     return parse((files("ort_gpu_ep.health") / "quirks.json").read_text("utf-8"), "quirks.json", names=False)
 
 
@@ -135,27 +161,30 @@ def load(path: str) -> tuple[Quirk, ...]:
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"quirks file {path}: can't be read ({error}); expected a JSON list, see ort_gpu_ep/health/quirks.py") from error
+        raise ConfigError(
+            f"quirks file {path}: can't be read ({error}); expected a JSON list, see ort_gpu_ep/health/quirks.py"
+        ) from error
     return parse(text, path)
 
 
 def parse(text: str, where: str, names: bool = True) -> tuple[Quirk, ...]:
-    """The quirks of a file's text. names: look up what entries name. Raises ConfigError, naming file and line of the first error."""
+    """The quirks of a file's text. names: look up what entries name. Raises ConfigError, naming file and line of the
+    first error."""
     decoder, quirks = json.JSONDecoder(), []
     at = _skip(text, 0)
-    if text[at:at + 1] != "[":
+    if text[at : at + 1] != "[":
         raise _wrong(where, text, at, "got no list", "a JSON list of quirks")
     at = _skip(text, at + 1)
-    while text[at:at + 1] != "]":
+    while text[at : at + 1] != "]":
         try:
             entry, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             raise _wrong(where, text, getattr(error, "pos", at), getattr(error, "msg", str(error)), "JSON") from error
         quirks.append(_quirk(entry, where, text, at, names))
         at = _skip(text, end)
-        if text[at:at + 1] == ",":
+        if text[at : at + 1] == ",":
             at = _skip(text, at + 1)
-        elif text[at:at + 1] != "]":
+        elif text[at : at + 1] != "]":
             raise _wrong(where, text, at, "got no comma", "a comma or the end of the list")
     return tuple(quirks)
 
@@ -168,7 +197,9 @@ def _skip(text: str, at: int) -> int:
 
 def _wrong(where: str, text: str, at: int, got: str, expected: str) -> ConfigError:
     line = text.count("\n", 0, at) + 1
-    return ConfigError(f"quirks file {where}, line {line}: {got}; expected {expected}. No entry of this file is applied.")
+    return ConfigError(
+        f"quirks file {where}, line {line}: {got}; expected {expected}. No entry of this file is applied."
+    )
 
 
 def _quirk(entry: Any, where: str, text: str, at: int, names: bool) -> Quirk:
@@ -184,19 +215,46 @@ def _quirk(entry: Any, where: str, text: str, at: int, names: bool) -> Quirk:
     if not any(entry.get(key) for key in _ONE_OF):
         missing.append(" or ".join(_ONE_OF))
     if missing:
-        raise _wrong(where, text, at, f"an entry without {', '.join(missing)}", f"{', '.join(_NEEDED)}, and {' or '.join(_ONE_OF)}")
+        raise _wrong(
+            where,
+            text,
+            at,
+            f"an entry without {', '.join(missing)}",
+            f"{', '.join(_NEEDED)}, and {' or '.join(_ONE_OF)}",
+        )
     for target in entry.get("disables", ()) if names else ():
         if target not in known_targets():
-            raise _wrong(where, text, text.find('"disables"', at), f"got {target!r} in disables", "a shader file, a feature, or one of "
-                         f"{ADAPTER!r}, {INLINED!r}, {PACKED!r}, {WORKGROUP!r}")
+            raise _wrong(
+                where,
+                text,
+                text.find('"disables"', at),
+                f"got {target!r} in disables",
+                f"a shader file, a feature, or one of {ADAPTER!r}, {INLINED!r}, {PACKED!r}, {WORKGROUP!r}",
+            )
     if names and entry.get("probe") and entry["probe"] not in probe_names():
-        raise _wrong(where, text, text.find('"probe"', at), f"got probe {entry['probe']!r}", "a name that `ort-gpu-ep doctor` prints")
+        raise _wrong(
+            where,
+            text,
+            text.find('"probe"', at),
+            f"got probe {entry['probe']!r}",
+            "a name that `ort-gpu-ep doctor` prints",
+        )
     system, versions = _system(entry, where, text, at)
     return Quirk(
-        entry["what"], tuple(entry.get("disables", ())), entry["bug"], entry.get("probe", ""), _workarounds(entry, where, text, at),
-        _number(entry["vendor"], "vendor", where, text, at) if "vendor" in entry else -1, _devices(entry, where, text, at),
-        entry.get("family", ""), _bounds(entry.get("driver", ""), "driver", where, text, at), entry.get("backend", ""), system, versions,
-        entry.get("update", ""))
+        entry["what"],
+        tuple(entry.get("disables", ())),
+        entry["bug"],
+        entry.get("probe", ""),
+        _workarounds(entry, where, text, at),
+        _number(entry["vendor"], "vendor", where, text, at) if "vendor" in entry else -1,
+        _devices(entry, where, text, at),
+        entry.get("family", ""),
+        _bounds(entry.get("driver", ""), "driver", where, text, at),
+        entry.get("backend", ""),
+        system,
+        versions,
+        entry.get("update", ""),
+    )
 
 
 def _workarounds(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[tuple[str, int], ...]:
@@ -214,7 +272,9 @@ def _number(value: str, key: str, where: str, text: str, at: int) -> int:
     try:
         return int(value, 16)
     except ValueError:
-        raise _wrong(where, text, text.find(f'"{key}"', at), f"got {key} {value!r}", "a hexadecimal PCI id such as '0x10de'") from None
+        raise _wrong(
+            where, text, text.find(f'"{key}"', at), f"got {key} {value!r}", "a hexadecimal PCI id such as '0x10de'"
+        ) from None
 
 
 def _devices(entry: dict[str, Any], where: str, text: str, at: int) -> tuple[tuple[int, int], ...]:
@@ -237,7 +297,9 @@ def _bounds(comparisons: str, key: str, where: str, text: str, at: int) -> Bound
     for part in filter(None, (p.strip() for p in comparisons.split(","))):
         match = re.fullmatch(r"(<=|>=|==|<|>)\s*(\d+(?:\.\d+)*)", part)
         if match is None:
-            raise _wrong(where, text, text.find(f'"{key}"', at), f"got {key} {part!r}", "comparisons such as '>=535,<545'")
+            raise _wrong(
+                where, text, text.find(f'"{key}"', at), f"got {key} {part!r}", "comparisons such as '>=535,<545'"
+            )
         bounds.append((match[1], tuple(int(p) for p in match[2].split("."))))
     return tuple(bounds)
 

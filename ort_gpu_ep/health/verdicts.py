@@ -1,7 +1,8 @@
 """What is disabled on an adapter after a failed probe, and the cache of that.
 
 A verdict belongs to an adapter, its driver, the wgpu version and this package's code. One file for each in
-<cache>/health/; a file of another version, a truncated or an unreadable one is ignored with a line in the log and made anew.
+<cache>/health/; a file of another version, a truncated or an unreadable one is ignored with a line in the log and made
+anew.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ FORMAT = 4
 HEALTHY, DEGRADED, UNUSABLE = "healthy", "degraded", "unusable"
 
 Late: TypeAlias = tuple[str, tuple[str, ...]]
-"""A probe of a first use that waits for a model, and what in a model wants it: op types, shader files (probe.py `late`)."""
+"""A probe of a first use that waits for a model, and what in a model wants it: op types, shader files (probe.py
+`late`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What probes found. disabled: (what, why), as registry.Limits has it. depth: `quick` or `full`.
 
-    strikes: processes that had the adapter open and ended without closing it, since the last full examination.
-    probed: whether it holds findings at all. trusted: families of kernels whose probes have passed without bounds checks, all that ran;
-    doubtful: those of which one has not. late: probes that no model has wanted so far. unchecked: the shader files that need no bounds
-    checks by that: of trusted families, and no late probe is about them.
-    shown: what no adapter promises and a probe has seen hold (of SHOWN_FEATURES). complete: no probe is left for want of time, or once
+    strikes: processes that had the adapter open and ended without closing it, since the last full examination. probed:
+    whether it holds findings at all. trusted: families of kernels whose probes have passed without bounds checks, all
+    that ran; doubtful: those of which one has not. late: probes that no model has wanted so far. unchecked: the shader
+    files that need no bounds checks by that: of trusted families, and no late probe is about them. shown: what no
+    adapter promises and a probe has seen hold (of SHOWN_FEATURES). complete: no probe is left for want of time, or once
     more has been tried: shaders are in the driver's cache then.
     """
 
@@ -69,7 +71,8 @@ class Verdict:
 
 
 def verdict_of(outcomes: Iterable[Outcome], depth: str, late: Iterable[Late] = ()) -> Verdict:
-    """What failed outcomes put out of use; the first probe that says so is the reason. NOT_RUN condemns nothing, and shows nothing.
+    """What failed outcomes put out of use; the first probe that says so is the reason. NOT_RUN condemns nothing, and
+    shows nothing.
 
     late: probes that are left for another model.
     """
@@ -83,9 +86,16 @@ def verdict_of(outcomes: Iterable[Outcome], depth: str, late: Iterable[Late] = (
             shown |= SHOWN_FEATURES & {*_covered(outcome)}
         for what in () if outcome.passed else outcome.disables:
             disabled.setdefault(what, f"probe {outcome.name!r}: {outcome.status} ({outcome.seen})")
-    return _with_files(Verdict(
-        tuple(disabled.items()), depth, trusted=tuple(sorted(trusted - doubtful)), shown=tuple(sorted(shown)),
-        doubtful=tuple(sorted(doubtful)), late=tuple(late)))
+    return _with_files(
+        Verdict(
+            tuple(disabled.items()),
+            depth,
+            trusted=tuple(sorted(trusted - doubtful)),
+            shown=tuple(sorted(shown)),
+            doubtful=tuple(sorted(doubtful)),
+            late=tuple(late),
+        )
+    )
 
 
 def _with_files(verdict: Verdict) -> Verdict:
@@ -94,7 +104,8 @@ def _with_files(verdict: Verdict) -> Verdict:
 
 
 def wanted(late: Iterable[Late], used: Collection[str] | None) -> set[str]:
-    """Names of the late probes that a model wants. used: its op types and shader files; None: nothing is known of it, so all."""
+    """Names of the late probes that a model wants. used: its op types and shader files; None: nothing is known of it,
+    so all."""
     return {name for name, wanted_by in late if used is None or not {*used}.isdisjoint(wanted_by)}
 
 
@@ -106,19 +117,30 @@ def without(verdict: Verdict, late: Collection[str]) -> Verdict:
 def joined(one: Verdict, other: Verdict) -> Verdict:
     """What two looks at an adapter have found, each with other probes. Rows must be loaded: it looks up the files."""
     doubtful = {*one.doubtful, *other.doubtful}
-    return _with_files(replace(
-        with_quirks(other, one.disabled), depth="full" if "full" in (one.depth, other.depth) else "quick",
-        strikes=max(one.strikes, other.strikes), probed=one.probed or other.probed, complete=one.complete and other.complete,
-        trusted=tuple(sorted({*one.trusted, *other.trusted} - doubtful)), doubtful=tuple(sorted(doubtful)),
-        shown=tuple(sorted({*one.shown, *other.shown})), late=tuple(entry for entry in one.late if entry in other.late)))
+    return _with_files(
+        replace(
+            with_quirks(other, one.disabled),
+            depth="full" if "full" in (one.depth, other.depth) else "quick",
+            strikes=max(one.strikes, other.strikes),
+            probed=one.probed or other.probed,
+            complete=one.complete and other.complete,
+            trusted=tuple(sorted({*one.trusted, *other.trusted} - doubtful)),
+            doubtful=tuple(sorted(doubtful)),
+            shown=tuple(sorted({*one.shown, *other.shown})),
+            late=tuple(entry for entry in one.late if entry in other.late),
+        )
+    )
 
 
 def added(quick: Verdict, cached: Verdict) -> Verdict:
-    """A quick look at an adapter that has a verdict: it takes nothing back that the doctor has found, and no strikes."""
+    """A quick look at an adapter that has a verdict: it takes nothing back that the doctor has found, and no
+    strikes."""
     if cached.depth == "full" and cached.probed:
         quick = replace(with_quirks(quick, cached.disabled), depth="full")
-    if not cached.complete:     # the first of two looks, each with the time that a session waits
-        quick = replace(with_quirks(quick, cached.disabled), shown=tuple(sorted({*quick.shown, *cached.shown})), complete=True)
+    if not cached.complete:  # the first of two looks, each with the time that a session waits
+        quick = replace(
+            with_quirks(quick, cached.disabled), shown=tuple(sorted({*quick.shown, *cached.shown})), complete=True
+        )
     return replace(quick, strikes=cached.strikes)
 
 
@@ -142,10 +164,15 @@ def code_hash() -> str:
     """Of this package's kernels and Python: what the probes are, and how kernels are chosen and put together."""
     digest = hashlib.sha256()
     root = str(Path(__file__).resolve().parents[1])
-    paths = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith((".wgsl", ".py"))]
-    for file in sorted(paths):      # as text: Paths take twice as long, 12 ms of each process
+    paths = [
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(root)
+        for name in names
+        if name.endswith((".wgsl", ".py"))
+    ]
+    for file in sorted(paths):  # as text: Paths take twice as long, 12 ms of each process
         with open(file, "rb") as data:
-            digest.update(file[len(root):].replace(os.sep, "/").encode() + b"\0" + data.read())
+            digest.update(file[len(root) :].replace(os.sep, "/").encode() + b"\0" + data.read())
     return digest.hexdigest()[:16]
 
 
@@ -155,7 +182,14 @@ def key_of(info: AdapterInfo, code: str = "") -> str:
     code: a hash of less, for what depends on less.
     """
     versions = f"{wgpu_version()} {choice.version()}".rstrip()
-    parts = (info.name, info.backend, info.driver, f"{info.vendor_id:x}:{info.device_id:x}", versions, code or code_hash())
+    parts = (
+        info.name,
+        info.backend,
+        info.driver,
+        f"{info.vendor_id:x}:{info.device_id:x}",
+        versions,
+        code or code_hash(),
+    )
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]
 
 
@@ -172,16 +206,29 @@ def _parsed(data: dict[str, Any]) -> Verdict:
     disabled = tuple((str(what), str(why)) for what, why in data["disabled"])
     if data["depth"] not in ("quick", "full") or type(data["strikes"]) is not int or type(data["probed"]) is not bool:
         raise TypeError(f"depth {data['depth']!r}, strikes {data['strikes']!r}, probed {data['probed']!r}")
-    trusted, shown, files, doubtful = (tuple(str(item) for item in data[name]) for name in ("trusted", "shown", "unchecked", "doubtful"))
+    trusted, shown, files, doubtful = (
+        tuple(str(item) for item in data[name]) for name in ("trusted", "shown", "unchecked", "doubtful")
+    )
     complete, late = data.get("complete") is not False, _parsed_late(data["late"])
     return Verdict(
-        disabled, data["depth"], max(data["strikes"], 0), data["probed"], trusted, shown, complete, files, doubtful, late)
+        disabled,
+        data["depth"],
+        max(data["strikes"], 0),
+        data["probed"],
+        trusted,
+        shown,
+        complete,
+        files,
+        doubtful,
+        late,
+    )
 
 
 def _parsed_late(entries: Any) -> tuple[Late, ...]:
     if not isinstance(entries, list) or not all(
-            isinstance(name, str) and isinstance(wanted_by, list) and all(isinstance(what, str) for what in wanted_by)
-            for name, wanted_by in entries):
+        isinstance(name, str) and isinstance(wanted_by, list) and all(isinstance(what, str) for what in wanted_by)
+        for name, wanted_by in entries
+    ):
         raise TypeError(f"{str(entries)[:100]}, expected a list of probes and what wants them")
     return tuple((name, tuple(wanted_by)) for name, wanted_by in entries)
 

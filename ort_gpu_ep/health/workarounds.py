@@ -1,4 +1,5 @@
-"""Workarounds of a known fault: safer options, lower limits, other texts of shaders, submits and pipelines one by one."""
+"""Workarounds of a known fault: safer options, lower limits, other texts of shaders, submits and pipelines one by
+one."""
 
 from __future__ import annotations
 
@@ -32,20 +33,42 @@ def _least(own: int, asked: int) -> int:
 
 
 OPTIONS: dict[str, Callable[[Any, int], Any]] = {
-    "checked_shaders": lambda own, asked: "1", "fusion": lambda own, asked: False,
-    "verify": _least, "hang_timeout_ms": _least, "memory_limit_mb": _least}
+    "checked_shaders": lambda own, asked: "1",
+    "fusion": lambda own, asked: False,
+    "verify": _least,
+    "hang_timeout_ms": _least,
+    "memory_limit_mb": _least,
+}
 """Option -> what becomes of its value: always the safer of the two."""
 
-CAPS = ("max_binding_nbytes", "max_buffer_nbytes", "max_buffers_per_stage", "max_workgroup_nbytes", "max_invocations",
-        "max_groups_per_dimension", "max_loop_iterations")
+CAPS = (
+    "max_binding_nbytes",
+    "max_buffer_nbytes",
+    "max_buffers_per_stage",
+    "max_workgroup_nbytes",
+    "max_invocations",
+    "max_groups_per_dimension",
+    "max_loop_iterations",
+)
 """Limits that may be lowered."""
 
 SUBMIT_EACH, COMPILE_ALONE = "submit_each", "compile_alone"
 
-REWRITINGS = ("counted_subgroups", "exchanged_stores", "plain_dots", "opaque_divisors", "compared_below_one", "sign_bits", "scalar_bounds")
+REWRITINGS = (
+    "counted_subgroups",
+    "exchanged_stores",
+    "plain_dots",
+    "opaque_divisors",
+    "compared_below_one",
+    "sign_bits",
+    "scalar_bounds",
+)
 """Other texts of shaders, by their names in shaders/rewriting.py, which is imported where an adapter needs one."""
 
-VALUES: dict[str, str] = {"fusion": "0", **dict.fromkeys(("checked_shaders", SUBMIT_EACH, COMPILE_ALONE, *REWRITINGS), "1")}
+VALUES: dict[str, str] = {
+    "fusion": "0",
+    **dict.fromkeys(("checked_shaders", SUBMIT_EACH, COMPILE_ALONE, *REWRITINGS), "1"),
+}
 """Where only one value makes things safer. The others take a whole number of at least 1."""
 
 NAMES = (*OPTIONS, *CAPS, SUBMIT_EACH, COMPILE_ALONE, *REWRITINGS)

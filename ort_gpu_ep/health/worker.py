@@ -2,13 +2,13 @@
 
 health/helper.py starts it, with a job as JSON on its standard input.
 
-A job names an adapter and the probes to run (null: those that decide whether a library is used, libraries.py). It prints a line of JSON
-before it touches a driver, before and after each probe, and ends with exit code DONE: a driver that calls exit(0) has not succeeded.
-Source: TFLite's mini-benchmark, which uses the same code for the same reason. What goes wrong in its own Python is printed too: that says
-nothing about a driver.
+A job names an adapter and the probes to run (null: those that decide whether a library is used, libraries.py). It
+prints a line of JSON before it touches a driver, before and after each probe, and ends with exit code DONE: a driver
+that calls exit(0) has not succeeded. Source: TFLite's mini-benchmark, which uses the same code for the same reason.
+What goes wrong in its own Python is printed too: that says nothing about a driver.
 
-ORT_GPU_EP_DRILL=FAULT@PROBE plants a fault, to see that it is found (docs/doctor.md): `wrong` spoils the probe's shader or result;
-`abort`, `segfault`, `exit` and `hang` happen to the process as the probe begins.
+ORT_GPU_EP_DRILL=FAULT@PROBE plants a fault, to see that it is found (docs/doctor.md): `wrong` spoils the probe's shader
+or result; `abort`, `segfault`, `exit` and `hang` happen to the process as the probe begins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ DRILL = "ORT_GPU_EP_DRILL"
 
 def main() -> None:
     """Runs the job on standard input. What drivers print goes to standard error."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")      # numpy's products are small: its threads would only wait for work, busily
+    # numpy's products are small: its threads would only wait for work, busily
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:
@@ -36,7 +37,8 @@ def main() -> None:
     except Exception as error:
         _say(pipe, {"failed": f"{type(error).__name__}: {error}"[:400]})
     pipe.flush()
-    os._exit(DONE)        # not sys.exit: a driver's own exit handlers may crash, and that is no finding about its results
+    # not sys.exit: a driver's own exit handlers may crash, and that is no finding about its results
+    os._exit(DONE)
 
 
 def _work(pipe: Any, job: dict[str, Any]) -> None:
@@ -82,7 +84,7 @@ def _probe(pipe: Any, job: dict[str, Any], fault: str, target: str) -> None:
         _suffer(fault)
     gpu = Gpu.open(Config(adapter=str(job["adapter"])))
     here = adapters()[gpu.info.index]
-    apply(gpu, workarounds_for(shipped(), here))        # a probe sees what sessions get
+    apply(gpu, workarounds_for(shipped(), here))  # a probe sees what sessions get
     _say(pipe, {"features": sorted(gpu.limits.features), "limits": limits_of(gpu)})
     for name in _of_libraries() if job["probes"] is None else job["probes"]:
         _say(pipe, {"start": name})
@@ -92,9 +94,17 @@ def _probe(pipe: Any, job: dict[str, Any], fault: str, target: str) -> None:
         planted = probe.fault if (fault, target) == ("wrong", name) else ""
         start = time.perf_counter()
         outcome = _both_ways(gpu, probe.check, partial(_trial, gpu, job, planted))
-        _say(pipe, {"name": name, "time_ms": (time.perf_counter() - start) * 1e3, "units": MATRIX_UNITS in probe.disables, **outcome})
+        _say(
+            pipe,
+            {
+                "name": name,
+                "time_ms": (time.perf_counter() - start) * 1e3,
+                "units": MATRIX_UNITS in probe.disables,
+                **outcome,
+            },
+        )
         if gpu.lost:
-            break         # the next worker goes on with a new device
+            break  # the next worker goes on with a new device
 
 
 def _of_libraries() -> list[str]:
@@ -124,7 +134,12 @@ def _both_ways(gpu: Any, check: Any, begin: Any) -> dict[str, object]:
     gpu.trusted, trial = unchecked(() if software else FAMILIES), begin()
     status, seen = _outcome(check, trial)
     if status != "FAIL" or gpu.lost or software:
-        return {"status": status, "seen": seen, "shaders": sorted(trial.shaders), "unchecked": status == "PASS" and not software}
+        return {
+            "status": status,
+            "seen": seen,
+            "shaders": sorted(trial.shaders),
+            "unchecked": status == "PASS" and not software,
+        }
     gpu.trusted, again = frozenset[str](), begin()
     status, passed = _outcome(check, again)
     seen = f"{passed}; only with bounds checks, without: {seen}" if status == "PASS" else seen
@@ -139,7 +154,7 @@ def _outcome(check: Any, trial: Any) -> tuple[str, str]:
         return "PASS", check(trial)
     except (Unsupported, UnsupportedNodeError) as error:
         return "UNSUPPORTED", str(error)
-    except Exception as error:   # whatever a driver does wrong is a finding, not a crash of the worker
+    except Exception as error:  # whatever a driver does wrong is a finding, not a crash of the worker
         first = str(error).splitlines()[0] if str(error) else ""
         return "FAIL", f"{type(error).__name__}: {first}"[:400]
 

@@ -1,4 +1,5 @@
-"""What Python imports at its start in a process below `ort-gpu-ep exec`: onnxruntime is patched as soon as it is imported.
+"""What Python imports at its start in a process below `ort-gpu-ep exec`: onnxruntime is patched as soon as it is
+imported.
 
 It loads nothing of ours or of onnxruntime's by itself, and then runs the sitecustomize.py that it hides.
 """
@@ -20,8 +21,8 @@ _wanted = False
 
 
 def _patch() -> None:
-    """As soon as onnxruntime is loaded and no module of ours is half loaded. Where it can't be patched, that is said, and the program has
-    onnxruntime as it is.
+    """As soon as onnxruntime is loaded and no module of ours is half loaded. Where it can't be patched, that is said,
+    and the program has onnxruntime as it is.
     """
     global _wanted
     with _turn:
@@ -30,9 +31,13 @@ def _patch() -> None:
         _wanted = False
     try:
         from ort_gpu_ep.session.patching import patch
+
         patch(say=False)
     except Exception as error:
-        print(f"ort-gpu-ep: process {os.getpid()} uses onnxruntime without the GPU: {type(error).__name__}: {error}", file=sys.stderr)
+        print(
+            f"ort-gpu-ep: process {os.getpid()} uses onnxruntime without the GPU: {type(error).__name__}: {error}",
+            file=sys.stderr,
+        )
 
 
 class Loader:
@@ -42,7 +47,7 @@ class Loader:
         self._theirs = theirs
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._theirs, name)      # python -m asks for the code, and pkgutil for data
+        return getattr(self._theirs, name)  # python -m asks for the code, and pkgutil for data
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         module: ModuleType | None = self._theirs.create_module(spec)
@@ -69,7 +74,8 @@ class OnnxruntimeLoader(Loader):
 
 
 class OwnLoader(Loader):
-    """Of a module of ours, which may be what loads onnxruntime: then the patch, which needs such modules, waits until it is whole."""
+    """Of a module of ours, which may be what loads onnxruntime: then the patch, which needs such modules, waits until
+    it is whole."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Raises what the module raises."""
@@ -85,9 +91,12 @@ class OwnLoader(Loader):
 
 
 class Finder:
-    """Wraps the loaders of onnxruntime and of our modules, and finds this package where the program's own folders have none."""
+    """Wraps the loaders of onnxruntime and of our modules, and finds this package where the program's own folders have
+    none."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         ours = name.partition(".")[0] == "ort_gpu_ep"
         if not ours and name != "onnxruntime":
             return None
@@ -102,7 +111,8 @@ class Finder:
 
 
 def chain() -> None:
-    """Runs the sitecustomize.py that Python would have found without this folder. Raises what it raises, as if there were no other."""
+    """Runs the sitecustomize.py that Python would have found without this folder. Raises what it raises, as if there
+    were no other."""
     others = [entry for entry in sys.path if os.path.abspath(entry) != HERE]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:

@@ -12,8 +12,13 @@ import numpy as np
 
 from ort_gpu_ep.errors import ModelError
 
-_NUMPY = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64", "tensor(bool)": "bool",
-          **{f"tensor({t})": t for t in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")}}
+_NUMPY = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(bool)": "bool",
+    **{f"tensor({t})": t for t in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")},
+}
 
 
 def dtype_of(value: Any) -> np.dtype[Any] | None:
@@ -22,7 +27,8 @@ def dtype_of(value: Any) -> np.dtype[Any] | None:
 
 
 def array_in(path: Path | str, what: str) -> np.ndarray[Any, Any]:
-    """The array of a .npy file. what: who names the file, for messages. Raises ModelError for no such file or another one."""
+    """The array of a .npy file. what: who names the file, for messages. Raises ModelError for no such file or another
+    one."""
     expected = f"{what}: expected a .npy file, as numpy.save(FILE, array) writes it"
     with _opened(path, expected) as content:
         if isinstance(content, np.ndarray):

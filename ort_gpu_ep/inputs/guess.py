@@ -30,7 +30,19 @@ SAMPLE_RATE = 16000
 TRIED = 12
 """Sets of sizes that a model is run on at most."""
 
-_PASSING = {"Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Flatten", "Slice", "Clip", "Expand", "Concat"}
+_PASSING = {
+    "Cast",
+    "Identity",
+    "Unsqueeze",
+    "Squeeze",
+    "Reshape",
+    "Transpose",
+    "Flatten",
+    "Slice",
+    "Clip",
+    "Expand",
+    "Concat",
+}
 """Ops through which an index reaches the table that it is an index of."""
 
 _ELEMENTWISE = {"DequantizeLinear", "Cast", "Identity", "Add", "Sub", "Mul", "Div"}
@@ -45,8 +57,8 @@ class NoGuessError(ModelError):
 
 @dataclass(frozen=True)
 class Structure:
-    """What a model's graph says of its inputs. rows: of the table that an integer input looks up, by input. lengths: products of the shapes
-    that Reshapes ask for: what they need a multiple of.
+    """What a model's graph says of its inputs. rows: of the table that an integer input looks up, by input. lengths:
+    products of the shapes that Reshapes ask for: what they need a multiple of.
     """
 
     rows: Mapping[str, int] = field(default_factory=dict)
@@ -55,8 +67,9 @@ class Structure:
 
 @dataclass(frozen=True)
 class Guess:
-    """feeds: an array for each input. guessed: names of inputs that nobody gave. sizes: of open dimensions, as they were guessed, by their
-    symbol, or by input and axis. refused: what the model says of these inputs where it was tried on none that it takes; else empty.
+    """feeds: an array for each input. guessed: names of inputs that nobody gave. sizes: of open dimensions, as they
+    were guessed, by their symbol, or by input and axis. refused: what the model says of these inputs where it was tried
+    on none that it takes; else empty.
     """
 
     feeds: Mapping[str, Array]
@@ -72,8 +85,11 @@ class Guess:
         more = f" and {len(self.guessed) - 8} more" if len(self.guessed) > 8 else ""
         named = [name for name in self.sizes if "[" not in name]
         sizes = f" Guessed sizes: {', '.join(f'{n}={s}' for n, s in self.sizes.items())}." if self.sizes else ""
-        ways = [*([f"--dim {named[0]}=N"] if named else []), *([f"--shape {self.guessed[0]}=AxB"] if len(named) < len(self.sizes) else []),
-                f"--input {self.guessed[0]}=FILE or NUMBER"]
+        ways = [
+            *([f"--dim {named[0]}=N"] if named else []),
+            *([f"--shape {self.guessed[0]}=AxB"] if len(named) < len(self.sizes) else []),
+            f"--input {self.guessed[0]}=FILE or NUMBER",
+        ]
         return f"random inputs, seed {seed}: {shown}{more}.{sizes} To change: {', '.join(ways)}."
 
 
@@ -85,12 +101,13 @@ def _read(model: Any) -> Any:
         if isinstance(model, (str, os.PathLike)):
             return onnx.load(os.fspath(model), load_external_data=False)
         return onnx.load_from_string(model) if isinstance(model, bytes) else model
-    except Exception:       # of protobuf; onnxruntime reads more formats than onnx does
+    except Exception:  # of protobuf; onnxruntime reads more formats than onnx does
         return None
 
 
 class Declared(NamedTuple):
-    """An input or output as the model's file declares it; what `session.get_inputs()` gives has these attributes, too."""
+    """An input or output as the model's file declares it; what `session.get_inputs()` gives has these attributes,
+    too."""
 
     name: str
     type: str
@@ -106,7 +123,9 @@ def declared(values: Iterable[Any]) -> list[Declared]:
         kind, tensor = str(value.type.WhichOneof("value") or ""), value.type.tensor_type
         element = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
         shape = [d.dim_param or (d.dim_value if d.HasField("dim_value") else None) for d in tensor.shape.dim]
-        result.append(Declared(value.name, f"tensor({element})" if kind == "tensor_type" else kind.removesuffix("_type"), shape))
+        result.append(
+            Declared(value.name, f"tensor({element})" if kind == "tensor_type" else kind.removesuffix("_type"), shape)
+        )
     return result
 
 
@@ -120,7 +139,8 @@ def inputs_of(model: Any) -> list[Declared] | None:
 
 
 def with_sizes(path: str | os.PathLike[str], shapes: Mapping[str, Sequence[int]]) -> bytes | None:
-    """The model with inputs of these shapes, external data where it was; None where that is no message (2 GiB), or onnx can't read it."""
+    """The model with inputs of these shapes, external data where it was; None where that is no message (2 GiB), or onnx
+    can't read it."""
     model = _read(path)
     if model is None:
         return None
@@ -145,9 +165,12 @@ def structure_of(model: Any) -> Structure:
             shapes[node.output[0]] = tuple(value.dims)
             initializers.update({node.output[0]: value} if not _is_external(value) else {})
         if node.op_type in _ELEMENTWISE and all(name in shapes for name in node.input[:2]):
-            shapes[node.output[0]] = max((shapes[name] for name in node.input[:2]), key=math.prod)      # a scale is smaller than its table
-    return Structure({i.name: rows for i in model.graph.input if (rows := _rows(model.graph.node, shapes, initializers, i.name))},
-                     tuple(islice(_lengths(model.graph.node, initializers), 4)))
+            # a scale is smaller than its table
+            shapes[node.output[0]] = max((shapes[name] for name in node.input[:2]), key=math.prod)
+    return Structure(
+        {i.name: rows for i in model.graph.input if (rows := _rows(model.graph.node, shapes, initializers, i.name))},
+        tuple(islice(_lengths(model.graph.node, initializers), 4)),
+    )
 
 
 def _is_external(tensor: Any) -> bool:
@@ -165,7 +188,9 @@ def _rows(nodes: Sequence[Any], shapes: Mapping[str, tuple[int, ...]], held: Map
             rows.append(shapes[node.input[0]][axis])
         elif node.op_type in ("OneHot", "Equal") and reached.intersection(node.input):
             rows.extend(_classes(node, held))
-        elif node.op_type in _PASSING and reached.intersection(node.input[:1] if node.op_type != "Concat" else node.input):
+        elif node.op_type in _PASSING and reached.intersection(
+            node.input[:1] if node.op_type != "Concat" else node.input
+        ):
             reached.update(node.output)
     return min(rows, default=0)
 
@@ -192,16 +217,24 @@ def _lengths(nodes: Sequence[Any], held: Mapping[str, Any]) -> Iterator[int]:
 
 
 def guess(
-    inputs: Sequence[Any], structure: Structure, given: Mapping[str, Array] | None = None, sizes: Mapping[str, int] | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None, seed: int = 0, tries: Callable[[Mapping[str, Array]], object] | None = None,
+    inputs: Sequence[Any],
+    structure: Structure,
+    given: Mapping[str, Array] | None = None,
+    sizes: Mapping[str, int] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
+    tries: Callable[[Mapping[str, Array]], object] | None = None,
 ) -> Guess:
-    """inputs: as `session.get_inputs()` gives them. given, sizes, shapes: what the user says, by inputs or symbols. tries: runs the model;
-    the first sizes that it does not refuse are taken. Raises NoGuessError for an input that nothing can be made up for.
+    """inputs: as `session.get_inputs()` gives them. given, sizes, shapes: what the user says, by inputs or symbols.
+    tries: runs the model; the first sizes that it does not refuse are taken. Raises NoGuessError for an input that
+    nothing can be made up for.
     """
     refused = ""
     first: Guess | None = None
     given, sizes, shapes = given or {}, sizes or {}, shapes or {}
-    fixed = {name: tuple(array.shape) for name, array in given.items()} | {name: tuple(shape) for name, shape in shapes.items()}
+    fixed = {name: tuple(array.shape) for name, array in given.items()} | {
+        name: tuple(shape) for name, shape in shapes.items()
+    }
     sizes = {**_symbols_of(inputs, fixed), **sizes}
     for lengths in islice(_candidates(structure), TRIED if tries is not None else 1):
         attempt = _made(inputs, structure, given, sizes, fixed, lengths, seed)
@@ -210,7 +243,7 @@ def guess(
             return attempt
         try:
             tries(attempt.feeds)
-        except Exception as error:      # onnxruntime has a type for each; the first one is told, if no sizes do
+        except Exception as error:  # onnxruntime has a type for each; the first one is told, if no sizes do
             refused = refused or " ".join(str(error).split())
             if not attempt.sizes:
                 break
@@ -222,7 +255,9 @@ def guess(
 
 def _symbols_of(inputs: Sequence[Any], known: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """Sizes of symbols that given arrays have."""
-    pairs = (pair for value in inputs if value.name in known for pair in zip(value.shape, known[value.name], strict=False))
+    pairs = (
+        pair for value in inputs if value.name in known for pair in zip(value.shape, known[value.name], strict=False)
+    )
     return {symbol: size for symbol, size in pairs if isinstance(symbol, str)}
 
 
@@ -234,8 +269,13 @@ def _candidates(structure: Structure) -> Iterator[tuple[int, int]]:
 
 
 def _made(
-    inputs: Sequence[Any], structure: Structure, given: Mapping[str, Array], sizes: Mapping[str, int], known: Mapping[str, Sequence[int]],
-    lengths: tuple[int, int], seed: int,
+    inputs: Sequence[Any],
+    structure: Structure,
+    given: Mapping[str, Array],
+    sizes: Mapping[str, int],
+    known: Mapping[str, Sequence[int]],
+    lengths: tuple[int, int],
+    seed: int,
 ) -> Guess:
     rng, feeds, open_sizes = np.random.default_rng(seed), dict[str, Array](), dict[str, int]()
     batches = {v.shape[0] for v in inputs if len(v.shape) > 1 and isinstance(v.shape[0], str)}
@@ -250,8 +290,11 @@ def _made(
                 if isinstance(dim, int) and dim >= 0:
                     shape.append(dim)
                     continue
-                size = sizes.get(dim, _size(value, axis, dim, batches, lengths)) if isinstance(dim, str) else _size(
-                    value, axis, dim, batches, lengths)
+                size = (
+                    sizes.get(dim, _size(value, axis, dim, batches, lengths))
+                    if isinstance(dim, str)
+                    else _size(value, axis, dim, batches, lengths)
+                )
                 shape.append(size)
                 if not isinstance(dim, str) or dim not in sizes:
                     open_sizes[dim if isinstance(dim, str) else f"{value.name}[{axis}]"] = size
@@ -263,9 +306,10 @@ def _size(value: Any, axis: int, dim: Any, batches: set[str], lengths: tuple[int
     """Of an open dimension, by where it is and what it is called."""
     rank, name = len(value.shape), dim.lower() if isinstance(dim, str) else ""
     if "past" in name and "total" not in name:
-        return 0            # a language model's cache is empty at first
+        return 0  # a language model's cache is empty at first
     is_state = rank == 3 and axis == 1 and all(isinstance(d, int) and d > 0 for d in (value.shape[0], value.shape[2]))
-    if (axis == 0 and rank > 1) or dim in batches or "batch" in name or is_state:       # a state's shape: layers, batch, width
+    # a state's shape: layers, batch, width
+    if (axis == 0 and rank > 1) or dim in batches or "batch" in name or is_state:
         return BATCH
     channels_first, channels_last = (rank == 4 and value.shape[k] in CHANNELS for k in (1, 3))
     is_image = channels_first or channels_last or any(word in name for word in ("height", "width"))
@@ -278,7 +322,9 @@ def _value(value: Any, shape: tuple[int, ...], rows: int, rng: np.random.Generat
     if value.type == "tensor(string)":
         return np.full(shape, _WORDS, object)
     if dtype is None:
-        raise NoGuessError(f"input {value.name!r} is a {value.type}: no random values for that; give --input {value.name}=FILE.npy")
+        raise NoGuessError(
+            f"input {value.name!r} is a {value.type}: no random values for that; give --input {value.name}=FILE.npy"
+        )
     if dtype.kind == "f":
         return np.asarray(rng.standard_normal(shape)).astype(dtype)
     if not shape and (name in ("sr", "fs") or "sampl" in name):

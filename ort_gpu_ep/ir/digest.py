@@ -1,4 +1,5 @@
-"""What plain data says, as a hash that is the same in every process: names what was worked out of it (runtime/known_plans.py)."""
+"""What plain data says, as a hash that is the same in every process: names what was worked out of it
+(runtime/known_plans.py)."""
 
 from __future__ import annotations
 
@@ -19,16 +20,20 @@ _PLAIN = (int, str, float, bool, type(None))
 
 
 def digest(*values: object) -> str:
-    """Of numbers, texts, arrays, DTypes, and tuples, lists, sets, mappings and dataclasses of these. Raises TypeError for anything else."""
+    """Of numbers, texts, arrays, DTypes, and tuples, lists, sets, mappings and dataclasses of these. Raises TypeError
+    for anything else."""
     return hashlib.blake2b("\0".join(map(_said, values)).encode("utf-8", "surrogatepass"), digest_size=24).hexdigest()
 
 
 def graph_digest(graph: Graph, most_nbytes: int, halves: bool) -> str:
-    """Of a graph, without its name. A constant of more than `most_nbytes` counts by what a plan follows from: its type, how many of its
-    elements are not zero, and with `halves` whether they fit into float16; its elements are not read by who makes one.
+    """Of a graph, without its name. A constant of more than `most_nbytes` counts by what a plan follows from: its type,
+    how many of its elements are not zero, and with `halves` whether they fit into float16; its elements are not read by
+    who makes one.
     """
-    values = {name: _constant(value, most_nbytes, halves) if value.is_constant else (value.dtype, value.shape)
-              for name, value in graph.values.items()}
+    values = {
+        name: _constant(value, most_nbytes, halves) if value.is_constant else (value.dtype, value.shape)
+        for name, value in graph.values.items()
+    }
     return digest(graph.inputs, graph.outputs, graph.nodes, values, graph.nested, graph.parent)
 
 

@@ -1,8 +1,9 @@
 """External data: the files that hold the content of a model's tensors, told and opened as onnxruntime 1.32 does.
 
-Whoever wrote a model chose these names, so everything that reads such a file asks here. The file lies in the model's folder, after all
-links are followed; or, where the model's own file is a link, in the folder that this leads to (the cache of Hugging Face's hub). It is a
-regular file. onnxruntime refuses all others, and looks only at tensors whose data_location is EXTERNAL.
+Whoever wrote a model chose these names, so everything that reads such a file asks here. The file lies in the model's
+folder, after all links are followed; or, where the model's own file is a link, in the folder that this leads to (the
+cache of Hugging Face's hub). It is a regular file. onnxruntime refuses all others, and looks only at tensors whose
+data_location is EXTERNAL.
 """
 
 from __future__ import annotations
@@ -39,19 +40,28 @@ def locations(data: bytes | mmap.mmap) -> list[str]:
 def path_of(location: str, folder: str, model: str = "") -> str:
     """The file that a model in `folder` means by a location: absolute, without links.
 
-    model: its own file; empty for one that is in memory. Raises ModelError where onnxruntime refuses the location, or there is no file.
+    model: its own file; empty for one that is in memory. Raises ModelError where onnxruntime refuses the location, or
+    there is no file.
     """
+
     def refused(why: str) -> ModelError:
-        return ModelError(f"{model or 'the model'}: external data in {location!r}: {why}; expected a file in the model's folder, {folder}")
+        return ModelError(
+            f"{model or 'the model'}: external data in {location!r}: {why}; expected a file in the model's "
+            f"folder, {folder}"
+        )
 
     if not location or "\0" in location:
         raise refused("this is no name of a file")
     if os.path.splitdrive(location)[0] or location.startswith(("/", os.sep)):
         raise refused("this is an absolute path")
     try:
-        os.stat(os.path.join(folder, location))     # the system bounds how many links may follow each other; realpath does not
+        # the system bounds how many links may follow each other; realpath does not
+        os.stat(os.path.join(folder, location))
         path = os.path.realpath(os.path.join(folder, location), strict=True)
-        allowed = {os.path.realpath(folder), os.path.dirname(os.path.realpath(model)) if model else os.path.realpath(folder)}
+        allowed = {
+            os.path.realpath(folder),
+            os.path.dirname(os.path.realpath(model)) if model else os.path.realpath(folder),
+        }
     except (OSError, ValueError) as error:
         raise refused(str(getattr(error, "strerror", None) or error)) from error
     if not any(path.startswith(os.path.join(parent, "")) for parent in allowed):
@@ -60,17 +70,22 @@ def path_of(location: str, folder: str, model: str = "") -> str:
 
 
 def open_location(location: str, folder: str, model: str = "") -> BinaryIO:
-    """The file of a location, see `path_of`, open to be read. Raises ModelError, also for a folder, a device or a FIFO; OSError."""
+    """The file of a location, see `path_of`, open to be read. Raises ModelError, also for a folder, a device or a FIFO;
+    OSError."""
     path = path_of(location, folder, model)
     try:
         return open_regular(Path(path))
     except OSError as error:
-        raise ModelError(f"{model or 'the model'}: external data in {location!r}: {error.strerror or error}; expected a file that can be "
-                         "read") from error
+        raise ModelError(
+            f"{model or 'the model'}: external data in {location!r}: {error.strerror or error}; expected a file "
+            f"that can be "
+            "read"
+        ) from error
 
 
 def external_tensors(message: Any) -> Iterator[onnx.TensorProto]:
-    """The tensors below a protobuf message, of bodies, functions, attributes and sparse tensors too, whose content lies in files."""
+    """The tensors below a protobuf message, of bodies, functions, attributes and sparse tensors too, whose content lies
+    in files."""
     import onnx
 
     for field, value in message.ListFields():
@@ -85,7 +100,14 @@ def external_tensors(message: Any) -> Iterator[onnx.TensorProto]:
 
 def locations_in(model: onnx.ModelProto) -> list[str]:
     """As `locations`, of a model that is parsed."""
-    return sorted({_text(entry.value) for tensor in external_tensors(model) for entry in tensor.external_data if entry.key == "location"})
+    return sorted(
+        {
+            _text(entry.value)
+            for tensor in external_tensors(model)
+            for entry in tensor.external_data
+            if entry.key == "location"
+        }
+    )
 
 
 def _text(value: str | bytes) -> str:
@@ -94,7 +116,8 @@ def _text(value: str | bytes) -> str:
 
 
 def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelProto:
-    """A model with the content of all its tensors in memory. Of bytes, and of a message, files lie in the current folder.
+    """A model with the content of all its tensors in memory. Of bytes, and of a message, files lie in the current
+    folder.
 
     Raises ModelError, also for what is no ONNX model.
     """
@@ -115,8 +138,10 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelP
         if not model_read.HasField("graph"):
             raise ValueError("it has no graph")
     except OSError as error:
-        raise ModelError(f"{name}: {'no such file' if isinstance(error, FileNotFoundError) else error.strerror or error}") from error
-    except Exception as error:      # most are protobuf's own, of which onnx makes no other
+        raise ModelError(
+            f"{name}: {'no such file' if isinstance(error, FileNotFoundError) else error.strerror or error}"
+        ) from error
+    except Exception as error:  # most are protobuf's own, of which onnx makes no other
         raise ModelError(f"{name}: not an ONNX model that can be read ({kind_of(model) or error})") from error
     for tensor in external_tensors(model_read):
         tensor.raw_data = _content(tensor, folder, path)
@@ -126,13 +151,16 @@ def load(model: str | os.PathLike[str] | bytes | onnx.ModelProto) -> onnx.ModelP
 
 
 def _content(tensor: onnx.TensorProto, folder: str, model: str) -> bytes:
-    """What a file holds for a tensor. Nothing is read, and no memory taken, before its size is known to fit. Raises ModelError."""
+    """What a file holds for a tensor. Nothing is read, and no memory taken, before its size is known to fit. Raises
+    ModelError."""
     told = {_text(entry.key): _text(entry.value) for entry in tensor.external_data}
     location, offset, length = told.get("location", ""), told.get("offset", "0"), told.get("length", "0")
     what = f"{model or 'the model'}: tensor {tensor.name!r}: external data in {location!r}"
     dtype = BY_ONNX.get(tensor.data_type)
     if dtype is None or min(tensor.dims, default=0) < 0:
-        raise ModelError(f"{what}: type {tensor.data_type} and sizes {list(tensor.dims)}; expected numbers, and sizes of 0 or more")
+        raise ModelError(
+            f"{what}: type {tensor.data_type} and sizes {list(tensor.dims)}; expected numbers, and sizes of 0 or more"
+        )
     nbytes = TensorType(dtype, tuple(tensor.dims)).nbytes
     if nbytes >= MAX_NBYTES:
         raise ModelError(f"{what}: {nbytes} bytes; a model in memory has less than {MAX_NBYTES} in a tensor")

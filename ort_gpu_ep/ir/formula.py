@@ -11,9 +11,9 @@ from ort_gpu_ep.ir.symbolic import Real, Size, Terms, Trace, atoms_in, text_of
 class Formula:
     """The values of some sizes as one compiled function of a run's numbers.
 
-    wanted: ints, floats, Sizes and Reals of one closed trace. Called with the numbers that the symbols stand for, it gives the
-    values in that order, or None where a guard answers otherwise than when the plan was made. A count is what `counts` says, by its name,
-    or else the most that it can be.
+    wanted: ints, floats, Sizes and Reals of one closed trace. Called with the numbers that the symbols stand for, it
+    gives the values in that order, or None where a guard answers otherwise than when the plan was made. A count is what
+    `counts` says, by its name, or else the most that it can be.
     """
 
     def __init__(self, trace: Trace | None, wanted: Sequence[Any]) -> None:
@@ -28,17 +28,20 @@ class Formula:
     def __call__(self, numbers: Sequence[int], counts: Mapping[str, int] | None = None) -> tuple[Any, ...] | None:
         try:
             return cast("tuple[Any, ...] | None", self._function(numbers, counts or {}))
-        except (ArithmeticError, ValueError):       # a derived value does not exist for these sizes: planning them says why
+        except (ArithmeticError, ValueError):  # a derived value does not exist for these sizes: planning them says why
             return None
 
     def _lines(self, trace: Trace) -> list[str]:
-        """An assignment for each atom that is needed, and each guard as soon as its atoms are known: a guard keeps others from failing."""
+        """An assignment for each atom that is needed, and each guard as soon as its atoms are known: a guard keeps
+        others from failing."""
         trace.closed = True
         needed = self._needed(trace)
         guards: dict[int, list[str]] = {}
         for (terms, relation), answer in trace.guards.items():
             test = f"{_code(terms)} {relation} 0"
-            guards.setdefault(max((a for atoms, _ in terms for a in atoms), default=-1), []).append(test if answer else f"not ({test})")
+            guards.setdefault(max((a for atoms, _ in terms for a in atoms), default=-1), []).append(
+                test if answer else f"not ({test})"
+            )
         lines = []
         for k, definition in enumerate(trace.atoms):
             if k in needed:
@@ -50,8 +53,13 @@ class Formula:
     def _needed(self, trace: Trace) -> set[int]:
         atoms_wanted = [a for terms, _ in trace.guards for atoms, _ in terms for a in atoms]
         for value in self._wanted:
-            atoms_wanted += [value.atom] if isinstance(value, Real) else [a for atoms, _ in value.terms for a in atoms] \
-                if isinstance(value, Size) else []
+            atoms_wanted += (
+                [value.atom]
+                if isinstance(value, Real)
+                else [a for atoms, _ in value.terms for a in atoms]
+                if isinstance(value, Size)
+                else []
+            )
         needed: set[int] = set()
         while atoms_wanted:
             atom = atoms_wanted.pop()
@@ -81,7 +89,7 @@ class Formula:
     def _expression(self, value: Any) -> str:
         if isinstance(value, (Real, Size)):
             return f"s{value.atom}" if isinstance(value, Real) else _code(value.terms)
-        name = f"number{len(self._names)}"      # infinity has no literal
+        name = f"number{len(self._names)}"  # infinity has no literal
         self._names[name] = value
         return name
 

@@ -22,8 +22,8 @@ Attribute: TypeAlias = int | float | str | tuple[int, ...] | tuple[float, ...] |
 
 
 MIN_COUNTED, MIN_COUNTED_FILTERS = 1 << 16, 1 << 12
-"""Elements of a matrix whose zeros are counted: a smaller one is read in the time of a dispatch, whatever it holds. Filters are read once
-for each pixel.
+"""Elements of a matrix whose zeros are counted: a smaller one is read in the time of a dispatch, whatever it holds.
+Filters are read once for each pixel.
 """
 LARGEST_HALF = 65504.0
 """The largest number of float16."""
@@ -67,7 +67,8 @@ _fitting: WeakKeyDictionary[Callable[[], Array], bool] = WeakKeyDictionary()
 
 
 def nonzeros_of(value: Value) -> Nonzeros | None:
-    """Of a constant float32 matrix, or filters as the rows of one, that are large enough; None for any other value; counted once."""
+    """Of a constant float32 matrix, or filters as the rows of one, that are large enough; None for any other value;
+    counted once."""
     if value.nonzeros is not None or value.load is None or not _is_counted(value):
         return value.nonzeros
     count = _counted.get(value.load)
@@ -77,13 +78,16 @@ def nonzeros_of(value: Value) -> Nonzeros | None:
 
 
 def fits_half(value: Value) -> bool:
-    """Whether float16 has a number near each of a float32 constant: none is infinite, NaN, or beyond the largest. Looked at once."""
+    """Whether float16 has a number near each of a float32 constant: none is infinite, NaN, or beyond the largest.
+    Looked at once."""
     if value.fits_half is not None or value.load is None or value.dtype is not FLOAT32:
         return bool(value.fits_half)
     fits = _fitting.get(value.load)
     if fits is None:
         array = value.load()
-        fits = _fitting[value.load] = bool(array.min(initial=0.0) >= -LARGEST_HALF and array.max(initial=0.0) <= LARGEST_HALF)
+        fits = _fitting[value.load] = bool(
+            array.min(initial=0.0) >= -LARGEST_HALF and array.max(initial=0.0) <= LARGEST_HALF
+        )
     return fits
 
 
@@ -95,7 +99,7 @@ def _is_counted(value: Value) -> bool:
 
 def count_nonzeros(matrix: Array) -> Nonzeros:
     """NaN is none. A matrix that is not sparse by a sample counts as full: to look at all of each weight takes long."""
-    sample = matrix.reshape(-1)[::max(1, matrix.size // COUNTED_SAMPLE)]
+    sample = matrix.reshape(-1)[:: max(1, matrix.size // COUNTED_SAMPLE)]
     if 2 * np.count_nonzero(sample) > sample.size:
         return Nonzeros(matrix.size, matrix.shape[1], matrix.shape[0])
     there = matrix != 0
@@ -110,10 +114,11 @@ BESIDE = "beside"
 class Step:
     """One elementwise operation inside a fused node.
 
-    expression: WGSL over x, y, z, ... (the arguments in order).
-    arguments: "v" is what the kernel computed, BESIDE what one that computes two values computed beside it, "s<k>" the result of step
+    expression: WGSL over x, y, z, ... (the arguments in order). arguments: "v" is what the kernel computed, BESIDE what
+    one that computes two values computed beside it, "s<k>" the result of step
         k, "e<k>" operand k of the node.
-    dtype: of the result. op: the ONNX op it stands for. divides: its expression calls `divided_by_zero()` where an integer is.
+    dtype: of the result. op: the ONNX op it stands for. divides: its expression calls `divided_by_zero()` where an
+    integer is.
     """
 
     op: str
@@ -125,7 +130,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a tensor lies in a larger one: its rows, of `size` elements each, from `start` on in rows of `row` elements.
+    """Where a tensor lies in a larger one: its rows, of `size` elements each, from `start` on in rows of `row`
+    elements.
 
     value, type: of the larger one.
     """
@@ -259,10 +265,20 @@ def from_onnx(model: Any) -> Graph:
             values[node.output[0]] = _constant(node.output[0], array)
             continue
         domain = "" if node.domain == "ai.onnx" else node.domain
-        nodes.append(Node(
-            node.op_type, tuple(node.input), tuple(node.output), node.name, domain,
-            _since_version(node.op_type, domain, opsets), attributes, _captured(node),
-            any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute), i))
+        nodes.append(
+            Node(
+                node.op_type,
+                tuple(node.input),
+                tuple(node.output),
+                node.name,
+                domain,
+                _since_version(node.op_type, domain, opsets),
+                attributes,
+                _captured(node),
+                any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute),
+                i,
+            )
+        )
         for name in (*node.input, *node.output):
             if name:
                 values.setdefault(name, Value(name))
@@ -289,11 +305,17 @@ def _since_version(op: str, domain: str, opsets: Mapping[str, int]) -> int:
     import onnx
 
     try:
-        return int(onnx.defs.get_schema(op, opsets.get(domain, opsets.get("ai.onnx", 1) if not domain else 1), domain).since_version)
+        return int(
+            onnx.defs.get_schema(
+                op, opsets.get(domain, opsets.get("ai.onnx", 1) if not domain else 1), domain
+            ).since_version
+        )
     except onnx.defs.SchemaError as error:
         if domain or (domain, op) in contrib.schemas():
             return opsets.get(domain, 1) if domain else 1
-        raise ModelError(f"model: node {op!r} is not in opset {opsets}: expected an op of that opset; check opset_import") from error
+        raise ModelError(
+            f"model: node {op!r} is not in opset {opsets}: expected an op of that opset; check opset_import"
+        ) from error
 
 
 def _attribute(raw: Any) -> Attribute:
@@ -315,7 +337,7 @@ def _captured(node: Any) -> tuple[str, ...]:
     """Names that the subgraphs of a node read from outside."""
     names: dict[str, None] = {}
     for attribute in node.attribute:
-        for graph in ([attribute.g] if attribute.HasField("g") else list(attribute.graphs)):
+        for graph in [attribute.g] if attribute.HasField("g") else list(attribute.graphs):
             local = {i.name for i in graph.input} | {i.name for i in graph.initializer}
             for inner in graph.node:
                 for name in (*inner.input, *_captured(inner)):

@@ -1,4 +1,5 @@
-"""The tensors of an ONNX model, found in the bytes of its file and not loaded: where each one's content lies; and its op types.
+"""The tensors of an ONNX model, found in the bytes of its file and not loaded: where each one's content lies; and its
+op types.
 
 Sources: onnx.proto3 (numbers of fields), the encoding of protocol buffers (tags, varints, lengths).
 """
@@ -16,12 +17,20 @@ _MAX_DEPTH = 64
 MODEL_GRAPH, MODEL_FUNCTION, FUNCTION_NODE, FUNCTION_ATTRIBUTE = 7, 25, 7, 11
 GRAPH_NODE, GRAPH_INITIALIZER, GRAPH_SPARSE = 1, 5, 15
 NODE_OP, NODE_ATTRIBUTE = 4, 5
-ATTRIBUTE_TENSOR, ATTRIBUTE_GRAPH, ATTRIBUTE_TENSORS, ATTRIBUTE_GRAPHS, ATTRIBUTE_SPARSE, ATTRIBUTE_SPARSES = 5, 6, 10, 11, 22, 23
+ATTRIBUTE_TENSOR, ATTRIBUTE_GRAPH, ATTRIBUTE_TENSORS, ATTRIBUTE_GRAPHS, ATTRIBUTE_SPARSE, ATTRIBUTE_SPARSES = (
+    5,
+    6,
+    10,
+    11,
+    22,
+    23,
+)
 SPARSE_VALUES, SPARSE_INDICES = 1, 2
 TENSOR_NAME, TENSOR_RAW, TENSOR_EXTERNAL, TENSOR_LOCATION = 8, 9, 13, 14
 ENTRY_KEY, ENTRY_VALUE = 1, 2
 EXTERNAL = 1
-"""TensorProto.data_location: the content lies in another file. Entries of other tensors mean nothing, and nobody has looked at them."""
+"""TensorProto.data_location: the content lies in another file. Entries of other tensors mean nothing, and nobody has
+looked at them."""
 
 
 OF_GROUPS = " of groups"
@@ -42,8 +51,8 @@ class Bytes(Protocol):
 class StoredTensor:
     """One tensor. raw: where its content begins and ends in the file, None where it is not there as raw bytes.
 
-    external: of content in another file, what the model says of that (`location`, `offset`, `length`); empty otherwise. See external.py.
-    initializer: it is one of the main graph.
+    external: of content in another file, what the model says of that (`location`, `offset`, `length`); empty otherwise.
+    See external.py. initializer: it is one of the main graph.
     """
 
     name: str
@@ -66,7 +75,8 @@ def stored_tensors(data: Bytes) -> Iterator[StoredTensor]:
 
 
 def op_types(data: Bytes) -> frozenset[str]:
-    """The types of a model's nodes, also in its bodies and functions, without domains. Raises ValueError for what is no ONNX model."""
+    """The types of a model's nodes, also in its bodies and functions, without domains. Raises ValueError for what is no
+    ONNX model."""
     names = set[str]()
     for number, start, end in _fields(data, 0, len(data)):
         if number in (MODEL_GRAPH, MODEL_FUNCTION):
@@ -83,7 +93,7 @@ def _ops(data: Bytes, start: int, end: int, node: int, depth: int) -> Iterator[s
             if kind == NODE_OP:
                 op = _text(data, begin, stop)
             elif kind == NODE_ATTRIBUTE:
-                head = data[begin:min(stop, begin + 16)]
+                head = data[begin : min(stop, begin + 16)]
                 more = OF_GROUPS if head.startswith(_GROUP) and _ONE not in head else more
                 for inner, first, last in _fields(data, begin, stop):
                     if inner in (ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS):
@@ -141,11 +151,15 @@ def _tensor(data: Bytes, start: int, end: int, initializer: bool) -> StoredTenso
         elif number == TENSOR_EXTERNAL:
             entry = {field: _text(data, begin, stop) for field, begin, stop in _fields(data, at, to)}
             external[entry.get(ENTRY_KEY, "")] = entry.get(ENTRY_VALUE, "")
-    return StoredTensor(name, None, external, initializer) if location == EXTERNAL else StoredTensor(name, raw, {}, initializer)
+    return (
+        StoredTensor(name, None, external, initializer)
+        if location == EXTERNAL
+        else StoredTensor(name, raw, {}, initializer)
+    )
 
 
 def _text(data: Bytes, start: int, end: int) -> str:
-    return data[start:end].decode("utf-8", "surrogateescape")       # as names of files, which need not be UTF-8
+    return data[start:end].decode("utf-8", "surrogateescape")  # as names of files, which need not be UTF-8
 
 
 def _fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -154,7 +168,8 @@ def _fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]
 
 
 def _all_fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The fields: (number, wire type, where its content begins, where it ends); of a varint its value, and where it ends."""
+    """The fields: (number, wire type, where its content begins, where it ends); of a varint its value, and where it
+    ends."""
     at = start
     while at < end:
         tag, at = _varint(data, at, end)
@@ -177,7 +192,7 @@ def _all_fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, i
 def _varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
     """(number, where the next one begins)."""
     value = shift = 0
-    for byte in data[at:min(at + 10, end)]:
+    for byte in data[at : min(at + 10, end)]:
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:

@@ -1,4 +1,5 @@
-"""Schemas of ops, from ONNX or for ONNX Runtime's own domain from it: defaults of attributes, and whether a node follows its schema."""
+"""Schemas of ops, from ONNX or for ONNX Runtime's own domain from it: defaults of attributes, and whether a node
+follows its schema."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ def schema(domain: str, name: str, version: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What schemas say of a node. newer: its op says other things than in the newest opset that is known. parameters: the type parameter of
-    each input, the last one's of all behind it; none without a schema. fault: in what the node does not keep to ONNX Runtime's own schema.
+    """What schemas say of a node. newer: its op says other things than in the newest opset that is known. parameters:
+    the type parameter of each input, the last one's of all behind it; none without a schema. fault: in what the node
+    does not keep to ONNX Runtime's own schema.
     """
 
     newer: bool
@@ -39,7 +41,11 @@ class Told:
 def told(node: Node, types: Sequence[DType | None], opset: int) -> Told:
     """types: of its inputs, None for one left out. opset: of ONNX, the newest one that is known."""
     newer = not node.domain and node.version > opset and not same_but_for_types(node.op, opset, node.version)
-    return Told(newer, _parameters(node.domain, node.op, node.version), fault(node, types) if node.domain == contrib.DOMAIN else "")
+    return Told(
+        newer,
+        _parameters(node.domain, node.op, node.version),
+        fault(node, types) if node.domain == contrib.DOMAIN else "",
+    )
 
 
 @cache
@@ -50,17 +56,22 @@ def _parameters(domain: str, name: str, version: int) -> Sequence[str]:
 
 @cache
 def same_but_for_types(name: str, opset: int, version: int) -> bool:
-    """Whether ONNX says of an op at since-version `version` what it says in `opset`, but for types; False of a version not known here."""
+    """Whether ONNX says of an op at since-version `version` what it says in `opset`, but for types; False of a version
+    not known here."""
     old, new = schema("", name, opset), schema("", name, version)
     return old is not None and new is not None and new.since_version == version and _statement(old) == _statement(new)
 
 
 def _statement(found: Any) -> object:
     """All of a schema that says what its op does."""
-    inputs, outputs = ([(p.name, p.type_str, p.option, p.is_homogeneous, p.min_arity, p.description) for p in parameters]
-                       for parameters in (found.inputs, found.outputs))
+    inputs, outputs = (
+        [(p.name, p.type_str, p.option, p.is_homogeneous, p.min_arity, p.description) for p in parameters]
+        for parameters in (found.inputs, found.outputs)
+    )
     attributes = {
-        name: (a.type, a.required, a.default_value.SerializeToString(), a.description) for name, a in found.attributes.items()}
+        name: (a.type, a.required, a.default_value.SerializeToString(), a.description)
+        for name, a in found.attributes.items()
+    }
     return found.doc, found.deprecated, inputs, outputs, attributes
 
 
@@ -80,9 +91,11 @@ def default_attribute(domain: str, name: str, version: int, attribute: str) -> A
 
 
 def fault(node: Node, types: Sequence[DType | None]) -> str:
-    """In what a node does not keep to its schema; empty where it does, or there is none. types: of its inputs, None for one left out.
+    """In what a node does not keep to its schema; empty where it does, or there is none. types: of its inputs, None for
+    one left out.
 
-    For ops that onnx.checker knows nothing of; ONNX Runtime checks the models that it loads, and files are read without it, too.
+    For ops that onnx.checker knows nothing of; ONNX Runtime checks the models that it loads, and files are read without
+    it, too.
     """
     op_schema = schema(node.domain, node.op, node.version)
     if op_schema is None:
@@ -99,7 +112,13 @@ def fault(node: Node, types: Sequence[DType | None]) -> str:
 
 
 _PYTHON: Mapping[str, type | tuple[type, ...]] = {
-    "INT": int, "FLOAT": (int, float), "STRING": str, "INTS": tuple, "FLOATS": tuple, "STRINGS": tuple}
+    "INT": int,
+    "FLOAT": (int, float),
+    "STRING": str,
+    "INTS": tuple,
+    "FLOATS": tuple,
+    "STRINGS": tuple,
+}
 """By the name of an AttrType."""
 
 
@@ -122,7 +141,8 @@ def _type_fault(found: Any, types: Sequence[DType | None]) -> str:
         if dtype is None:
             continue
         name = f"tensor({onnx_name(dtype)})"
-        expected = allowed.get(parameter.type_str, [parameter.type_str])      # a type itself where there is no such parameter
+        # a type itself where there is no such parameter
+        expected = allowed.get(parameter.type_str, [parameter.type_str])
         if name not in expected:
             return f"input {parameter.name} is {name}; {', '.join(expected)} are expected"
         if of.setdefault(parameter.type_str, name) != name:

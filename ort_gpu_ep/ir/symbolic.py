@@ -1,16 +1,16 @@
 """Symbolic sizes that are known only in a run: arithmetic on them is recorded, so that one plan serves every size.
 
-A builder is written for plain ints and never told. It gets `Size` objects, which know the value of the run that is being planned
-(the hint) and the formula that gives it; what it computes from them are formulas, too. A comparison answers for the hint and is
-kept as a guard: the plan holds for all sizes that answer every guard alike. Whatever needs a number (`int`, `range`, an index, a
-hash) gets the hint and guards that value, so that a builder can be slower than it need be, but not wrong. `hint` looks without a
-guard: for choices that any answer to is right.
+A builder is written for plain ints and never told. It gets `Size` objects, which know the value of the run that is
+being planned (the hint) and the formula that gives it; what it computes from them are formulas, too. A comparison
+answers for the hint and is kept as a guard: the plan holds for all sizes that answer every guard alike. Whatever needs
+a number (`int`, `range`, an index, a hash) gets the hint and guards that value, so that a builder can be slower than it
+need be, but not wrong. `hint` looks without a guard: for choices that any answer to is right.
 
-A count is a size that a kernel finds during the run (of the elements that are not zero, say), of which only a bound is known before.
-Its hint is the bound. No guard can hold it: a comparison is answered if every count up to the bound answers it alike, and with `False`
-if it asks for equality (is it 1, is it divisible by 4), since what is written for the general case holds for each. Anything else raises
-CountError, also what needs a number.
-Source of the idea: PyTorch's symbolic shapes (torch.fx.experimental.symbolic_shapes), reduced to what plans need.
+A count is a size that a kernel finds during the run (of the elements that are not zero, say), of which only a bound is
+known before. Its hint is the bound. No guard can hold it: a comparison is answered if every count up to the bound
+answers it alike, and with `False` if it asks for equality (is it 1, is it divisible by 4), since what is written for
+the general case holds for each. Anything else raises CountError, also what needs a number. Source of the idea:
+PyTorch's symbolic shapes (torch.fx.experimental.symbolic_shapes), reduced to what plans need.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class CountError(UnsupportedNodeError):
 class Trace:
     """The atoms of one planning (symbols, and operations that are no polynomial) and its guards.
 
-    guards: (polynomial, relation to zero) -> the answer that was given. closed: planning is over, and no guard can be added. exact: what
-    is asked now is a value of the model, so equality of a count is not answered unless it holds for each, or for none.
+    guards: (polynomial, relation to zero) -> the answer that was given. closed: planning is over, and no guard can be
+    added. exact: what is asked now is a value of the model, so equality of a count is not answered unless it holds for
+    each, or for none.
     """
 
     def __init__(self) -> None:
@@ -59,14 +60,16 @@ class Trace:
         self.hints: list[int | float] = []
         self.guards: dict[tuple[Terms, str], bool] = {}
         self.closed = self.exact = False
-        self._of_counts: dict[int, frozenset[str]] = {}     # atom -> the counts that it is made of; empty while there is no count
+        # atom -> the counts that it is made of; empty while there is no count
+        self._of_counts: dict[int, frozenset[str]] = {}
         self._known: dict[tuple[Any, ...], int] = {}
-        self._ranges: dict[int, Range] = {}     # of atoms, as far as they were asked for
-        self._equal: dict[int, Terms] = {}      # atom -> what it equals by a guard
-        self._implied: dict[tuple[Terms, str], bool] = {}       # what guards say in terms of those
+        self._ranges: dict[int, Range] = {}  # of atoms, as far as they were asked for
+        self._equal: dict[int, Terms] = {}  # atom -> what it equals by a guard
+        self._implied: dict[tuple[Terms, str], bool] = {}  # what guards say in terms of those
 
     def symbol(self, place: int, hint: int, within: Range = (0, LARGEST_DIMENSION)) -> int:
-        """The number at `place` of the tuple that a formula (formula.py) is called with. (A Size: typed as what it stands in for.)"""
+        """The number at `place` of the tuple that a formula (formula.py) is called with. (A Size: typed as what it
+        stands in for.)"""
         atom = self.add(("symbol", place), hint)
         self._ranges[atom] = within
         return cast(int, Size(self, (((atom,), 1),), hint))
@@ -82,7 +85,8 @@ class Trace:
 
     def add(self, definition: tuple[Any, ...], hint: int | float) -> int:
         """The number of an atom with this definition, which is made if there is none."""
-        key = definition if definition[0] != "call" else (definition, repr(definition[2:]))     # 1, 1.0 and True are equal, as 0.0 and -0.0
+        # 1, 1.0 and True are equal, as 0.0 and -0.0
+        key = definition if definition[0] != "call" else (definition, repr(definition[2:]))
         atom = self._known.get(key)
         if atom is None:
             atom = self._known[key] = len(self.atoms)
@@ -99,7 +103,8 @@ class Trace:
         return Real(self, self.add(definition, hint), hint)
 
     def answer(self, terms: Terms, relation: str, hint: int) -> bool:
-        """Whether the polynomial, whose value now is `hint`, is in that relation to zero; kept as a guard unless it always is, or never."""
+        """Whether the polynomial, whose value now is `hint`, is in that relation to zero; kept as a guard unless it
+        always is, or never."""
         holds = _RELATIONS[relation](hint, 0)
         low, high = self.range_of(terms)
         if high < 0 or low > 0 or low == high or (relation == "<" and low >= 0):
@@ -124,8 +129,8 @@ class Trace:
         raise CountError(f"only the run's data tell whether {text_of(terms)} {relation} 0")
 
     def _sign(self, terms: Terms) -> Range:
-        """Of a polynomial for all counts: (1, 1) where it is above zero, (0, 1) where it is not below, (-1, -1) below it, else (-1, 1). The
-        two ends are compared as other sizes are.
+        """Of a polynomial for all counts: (1, 1) where it is above zero, (0, 1) where it is not below, (-1, -1) below
+        it, else (-1, 1). The two ends are compared as other sizes are.
         """
         trend = self.trend(terms)
         if trend is not None:
@@ -139,8 +144,8 @@ class Trace:
         return (chosen(low for low, _ in signs), chosen(high for _, high in signs)) if signs else (-1, 1)
 
     def _alternatives(self, terms: Terms) -> tuple[int, list[Terms]]:
-        """The polynomials of which this is the largest, or with a factor below zero the smallest: with each operand of a maximum for it.
-        None where there is no maximum.
+        """The polynomials of which this is the largest, or with a factor below zero the smallest: with each operand of
+        a maximum for it. None where there is no maximum.
         """
         for atoms, factor in terms:
             if len(atoms) == 1 and self.atoms[atoms[0]][0] == "max" and self._counts_of(atoms[0]):
@@ -178,9 +183,10 @@ class Trace:
         return largest(*values) if kind == "max" else values[0] // values[1] if kind == "//" else values[0] % values[1]
 
     def trend(self, terms: Terms) -> int | None:
-        """1 where a polynomial grows with the counts in it, or stays, -1 where it falls, 0 where there are none; None: nothing is known."""
+        """1 where a polynomial grows with the counts in it, or stays, -1 where it falls, 0 where there are none; None:
+        nothing is known."""
         trends = {self._trend_of(atoms, factor) for atoms, factor in terms if self.counts_in(((atoms, factor),))}
-        if len(trends) == 2:    # a minimum of what grows does, whatever its terms do
+        if len(trends) == 2:  # a minimum of what grows does, whatever its terms do
             trends = {self.trend(other) for other in self._alternatives(terms)[1]} - {0} or {None}
         return 0 if not trends else trends.pop() if len(trends) == 1 else None
 
@@ -193,7 +199,7 @@ class Trace:
         if len(moving) == 1:
             trend = self._trend_of_atom(moving[0])
             return None if trend is None else sign * trend
-        for atom in moving:     # all away from zero, or nothing is known
+        for atom in moving:  # all away from zero, or nothing is known
             (low, high), trend = self._range(atom), self._trend_of_atom(atom)
             if not (low >= 0 and trend == 1) and not (high <= 0 and trend == -1):
                 return None
@@ -239,12 +245,13 @@ class Trace:
         if kind == "max":
             return max(low for low, _ in ranges), max(high for _, high in ranges)
         (low, high), (least, most) = ranges
-        if kind == "//":        # nearer to zero than the dividend, or at -1
+        if kind == "//":  # nearer to zero than the dividend, or at -1
             return (min(low, 0), max(high, 0)) if least >= 0 else (min(low, -high, -1), max(-low, high))
         return (0, most - 1) if least > 0 else _ANY_NUMBER if least < 0 else (0, most)
 
     def keep(self, terms: Terms, relation: str, answer: bool) -> None:
-        """A guard: the plan holds where this polynomial is in that relation to zero, or with the answer False, where it is not."""
+        """A guard: the plan holds where this polynomial is in that relation to zero, or with the answer False, where it
+        is not."""
         self.guards[terms, relation] = answer
         if answer and relation == "==":
             self._learn(terms)
@@ -265,11 +272,16 @@ class Trace:
         """From a polynomial that is zero: the last atom that stands in it alone is what the others make it."""
         for (*atoms,), factor in reversed(terms):
             rest = tuple((its, other) for its, other in terms if list(its) != atoms)
-            if len(atoms) == 1 and not any(atoms[0] in its for its, _ in rest) and all(other % factor == 0 for _, other in rest):
+            if (
+                len(atoms) == 1
+                and not any(atoms[0] in its for its, _ in rest)
+                and all(other % factor == 0 for _, other in rest)
+            ):
                 self._equal[atoms[0]] = self.resolved(tuple((its, -other // factor) for its, other in rest))
                 for atom, value in list(self._equal.items()):
                     self._equal[atom] = self.resolved(value)
-                for (before, relation), answer in self.guards.items():    # a kernel made before may be asked for again, in the new terms
+                # a kernel made before may be asked for again, in the new terms
+                for (before, relation), answer in self.guards.items():
                     self._implied[self.resolved(before), relation] = answer
                 return
 
@@ -311,14 +323,20 @@ def atoms_in(definition: tuple[Any, ...]) -> list[int]:
     if kind == "symbol":
         return []
     if kind == "call":
-        return [a for how, value in definition[2:] for a in
-                ([value] if how == "real" else [x for atoms, _ in value for x in atoms] if how == "terms" else [])]
-    return [a for terms in definition[2 if kind == "count" else 1:] for atoms, _ in terms for a in atoms]
+        return [
+            a
+            for how, value in definition[2:]
+            for a in ([value] if how == "real" else [x for atoms, _ in value for x in atoms] if how == "terms" else [])
+        ]
+    return [a for terms in definition[2 if kind == "count" else 1 :] for atoms, _ in terms for a in atoms]
 
 
 def text_of(terms: Terms) -> str:
     """`2*s0*s1 + 3`; s<k> is atom k."""
-    parts = ["*".join([*([str(factor)] if factor != 1 or not atoms else []), *(f"s{a}" for a in atoms)]) for atoms, factor in terms]
+    parts = [
+        "*".join([*([str(factor)] if factor != 1 or not atoms else []), *(f"s{a}" for a in atoms)])
+        for atoms, factor in terms
+    ]
     return " + ".join(parts) or "0"
 
 
@@ -326,7 +344,7 @@ class Size:
     """An integer of a run: a polynomial over the atoms of a trace, and its value in the run that is being planned."""
 
     __slots__ = ("hint", "terms", "trace")
-    __array_ufunc__ = None      # numpy's scalars leave arithmetic with it to it
+    __array_ufunc__ = None  # numpy's scalars leave arithmetic with it to it
 
     def __init__(self, trace: Trace, terms: Terms, hint: int) -> None:
         self.trace, self.terms, self.hint = trace, terms, hint
@@ -422,7 +440,11 @@ class Size:
 
     def __gt__(self, other: Any) -> Any:
         other = _number(other)
-        return self >= math.floor(other) + 1 if isinstance(other, float) and math.isfinite(other) else _flipped(self, other)
+        return (
+            self >= math.floor(other) + 1
+            if isinstance(other, float) and math.isfinite(other)
+            else _flipped(self, other)
+        )
 
     def __le__(self, other: Any) -> Any:
         greater = self > other or _is_nan(other)
@@ -600,15 +622,33 @@ def identical(one: float, other: float) -> int:
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod,
-    "**": operator.pow, "neg": operator.neg, "abs": abs, "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "round": round,
-    "float": float, "==": equal, "<": less, "<=": less_or_equal, "is": identical}
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "neg": operator.neg,
+    "abs": abs,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+    "round": round,
+    "float": float,
+    "==": equal,
+    "<": less,
+    "<=": less_or_equal,
+    "is": identical,
+}
 """What numbers of a run are derived by here, by names for files."""
 
 
 def _is_real(value: object) -> bool:
     """Whether it is a float, of a run or not; numpy's are some, too."""
-    return isinstance(value, (float, Real)) or (isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral))
+    return isinstance(value, (float, Real)) or (
+        isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
+    )
 
 
 def _number(value: Any) -> Any:
@@ -662,7 +702,7 @@ def _divided(trace: Trace, one: Any, other: Any, sign: str, operation: Callable[
     dividend, divisor = _operand(one), _operand(other)
     if dividend is None or divisor is None:
         return NotImplemented
-    if other == 0:      # guarded where it is a size
+    if other == 0:  # guarded where it is a size
         raise ZeroDivisionError(f"{one} {sign} {other}")
     dividend, divisor = (trace.resolved(dividend[0]), dividend[1]), (trace.resolved(divisor[0]), divisor[1])
     quotient = _exact(dividend[0], divisor[0])
@@ -725,7 +765,8 @@ def at_most(value: Any) -> Any:
 
 
 def hint(value: Any) -> Any:
-    """The number in the run that is being planned, without a guard: only for choices that are right whatever the number is."""
+    """The number in the run that is being planned, without a guard: only for choices that are right whatever the number
+    is."""
     return value.hint if isinstance(value, (Size, Real)) else value
 
 
@@ -771,7 +812,8 @@ def greater(one: Any, other: Any) -> Any:
 
 
 def fitted(value: Any, low: int, high: int) -> Any:
-    """An integer as an element type holds it that reaches from low to high: modulo its range. Guarded, where a size might leave it."""
+    """An integer as an element type holds it that reaches from low to high: modulo its range. Guarded, where a size
+    might leave it."""
     if isinstance(value, Size):
         least, most = value.trace.range_of(value.terms)
         if low <= least and most <= high:
@@ -787,7 +829,8 @@ def _terms(value: Any) -> Terms:
 
 
 def derived(function: Callable[..., Any], *arguments: Any) -> Any:
-    """function(*arguments), computed anew for each run where an argument is a size of it: an int or a float; function is pure."""
+    """function(*arguments), computed anew for each run where an argument is a size of it: an int or a float; function
+    is pure."""
     trace = next((a.trace for a in arguments if isinstance(a, (Size, Real))), None)
     if trace is None:
         return function(*arguments)
@@ -796,7 +839,10 @@ def derived(function: Callable[..., Any], *arguments: Any) -> Any:
     value = function(*hints(arguments))
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise InternalError(f"{function} gives {value!r}: an int or a float can be derived")
-    key = tuple(("terms", a.terms) if isinstance(a, Size) else ("real", a.atom) if isinstance(a, Real) else ("is", a) for a in arguments)
+    key = tuple(
+        ("terms", a.terms) if isinstance(a, Size) else ("real", a.atom) if isinstance(a, Real) else ("is", a)
+        for a in arguments
+    )
     definition = ("call", function, *key)
     return trace.size(definition, value) if isinstance(value, int) else trace.real(definition, value)
 
@@ -807,7 +853,9 @@ _known_fields: dict[type, tuple[str, ...]] = {}
 def _fields(kind: type) -> tuple[str, ...]:
     """Of a dataclass whose instances may hold sizes, which a DType's don't; of another type none."""
     if kind not in _known_fields:
-        _known_fields[kind] = tuple(f.name for f in fields(kind)) if is_dataclass(kind) and kind.__name__ != "DType" else ()
+        _known_fields[kind] = (
+            tuple(f.name for f in fields(kind)) if is_dataclass(kind) and kind.__name__ != "DType" else ()
+        )
     return _known_fields[kind]
 
 

@@ -18,10 +18,10 @@ SymbolicShape: TypeAlias = tuple[int | str | None, ...]
 class DType:
     """An element type.
 
-    name: as numpy calls it. onnx: TensorProto.DataType. bits: size of one element; less than 8 are packed, the first in the low bits.
-    value: the WGSL type that arithmetic happens in, "" where no kernel computes with it.
-    storage: the WGSL element type of a buffer that arithmetic reads; "u32" with fewer than 32 bits means packed into words.
-    feature: the wgpu device feature that `storage` needs, "" for none.
+    name: as numpy calls it. onnx: TensorProto.DataType. bits: size of one element; less than 8 are packed, the first in
+    the low bits. value: the WGSL type that arithmetic happens in, "" where no kernel computes with it. storage: the
+    WGSL element type of a buffer that arithmetic reads; "u32" with fewer than 32 bits means packed into words. feature:
+    the wgpu device feature that `storage` needs, "" for none.
     """
 
     name: str
@@ -42,7 +42,9 @@ class DType:
     def nbytes(self) -> int:
         """Bytes of one element. Raises ValueError for one that shares its byte with others."""
         if self.bits % 8:
-            raise ValueError(f"an element of {self.name} has {self.bits} bits, no whole bytes; ask TensorType.nbytes for a tensor's")
+            raise ValueError(
+                f"an element of {self.name} has {self.bits} bits, no whole bytes; ask TensorType.nbytes for a tensor's"
+            )
         return self.bits // 8
 
     @property
@@ -69,7 +71,8 @@ INT64 = DType("int64", 7, 64, "i64", "i64", "shader-int64")
 BOOL = DType("bool", 9, 8, "bool", "u32")
 FLOAT16 = DType("float16", 10, 16, "f32", "f16", "shader-f16")
 HALF = DType("half", 10, 16, "f32", "u32")
-"""float16, two of them to a word, which every adapter can take apart: weights that kernels calculate with in float32."""
+"""float16, two of them to a word, which every adapter can take apart: weights that kernels calculate with in
+float32."""
 FLOAT64 = DType("float64", 11, 64, "f64", "f64", "shader-f64")
 UINT32 = DType("uint32", 12, 32, "u32", "u32")
 UINT64 = DType("uint64", 13, 64, "u64", "u64", "shader-int64")
@@ -117,7 +120,8 @@ def dtype_of(array: np.ndarray[Any, Any]) -> DType:
 
 
 def summed(dtype: DType) -> DType:
-    """The element type in which a part of a sum of that type is stored: float16 reaches neither to large sums nor to small squares."""
+    """The element type in which a part of a sum of that type is stored: float16 reaches neither to large sums nor to
+    small squares."""
     return FLOAT32 if dtype is FLOAT16 else dtype
 
 
@@ -139,7 +143,8 @@ class TensorType:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes, as ONNX Runtime lays the tensor out (dense, row-major, no part of a byte unused but in the last one)."""
+        """Size in bytes, as ONNX Runtime lays the tensor out (dense, row-major, no part of a byte unused but in the
+        last one)."""
         bits = self.dtype.bits
         return self.size * (bits // 8) if bits >= 8 else -(-self.size * bits // 8)
 
@@ -148,17 +153,22 @@ class TensorType:
 
 
 def unpacked(data: np.ndarray[Any, np.dtype[np.uint8]], tensor: TensorType) -> np.ndarray[Any, Any]:
-    """The elements of a tensor of less than 8 bits each, a byte each, as numpy has them. data: its nbytes, the first element lowest."""
+    """The elements of a tensor of less than 8 bits each, a byte each, as numpy has them. data: its nbytes, the first
+    element lowest."""
     bits = tensor.dtype.bits
-    codes = (data[:, None] >> np.arange(0, 8, bits, dtype=np.uint8)).reshape(-1)[:tensor.size] & np.uint8((1 << bits) - 1)
+    codes = (data[:, None] >> np.arange(0, 8, bits, dtype=np.uint8)).reshape(-1)[: tensor.size] & np.uint8(
+        (1 << bits) - 1
+    )
     if tensor.dtype.name.startswith("int"):
-        codes = codes | np.where(codes >> np.uint8(bits - 1), np.uint8(256 - (1 << bits)), np.uint8(0))     # the sign goes on
+        # the sign goes on
+        codes = codes | np.where(codes >> np.uint8(bits - 1), np.uint8(256 - (1 << bits)), np.uint8(0))
     array: np.ndarray[Any, Any] = codes.view(tensor.dtype.numpy).reshape(tensor.shape)
     return array
 
 
 def packed(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The bytes of a tensor as ONNX Runtime lays it out: what `unpacked` reads. An array of whole bytes stays as it is, but contiguous."""
+    """The bytes of a tensor as ONNX Runtime lays it out: what `unpacked` reads. An array of whole bytes stays as it is,
+    but contiguous."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     dtype = BY_NAME.get(array.dtype.name)
     if dtype is None or dtype.bits >= 8:

@@ -17,9 +17,9 @@ from ort_gpu_ep.scheduler.planner import Rewrite
 class WorkerBackend:
     """See Backend. Keeps the worker alive until `close`, or until nobody has the backend any more."""
 
-    notices: Sequence[str] = ()     # workarounds are in use where the driver is
-    rereads_constants = True        # for the next worker
-    device = allowance = None       # the worker has them
+    notices: Sequence[str] = ()  # workarounds are in use where the driver is
+    rereads_constants = True  # for the next worker
+    device = allowance = None  # the worker has them
 
     def __init__(self, gpu: RemoteGpu, config: Config) -> None:
         self.adapter, self._lease = gpu, Lease(gpu)
@@ -28,7 +28,9 @@ class WorkerBackend:
     def settled(self, config: Config) -> Config:
         return config
 
-    def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> RemoteProgram:
+    def compile(
+        self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]
+    ) -> RemoteProgram:
         return RemoteProgram(graph, constants, config, self.adapter, rewrite)
 
     def profile(self, config: Config, measured: bool = True) -> Profile:

@@ -25,8 +25,8 @@ _SLICE_S = 1.0
 """A wait counts this much at most for each time it wakes up: a process that was stopped meanwhile has not waited."""
 
 SPIN_S = 4e-4
-"""How long a wait asks for the answer before it sleeps: waking up takes 50-100 us on each side of a small run. Not where cores are few and
-the driver may need them (lavapipe)."""
+"""How long a wait asks for the answer before it sleeps: waking up takes 50-100 us on each side of a small run. Not
+where cores are few and the driver may need them (lavapipe)."""
 
 MIN_CORES = 4
 
@@ -51,7 +51,8 @@ class Channel:
         self._socket.sendall(_HEAD.pack(len(message)) + message)
 
     def receive(self, timeout_s: float | None = None) -> bytes:
-        """The next message. Raises TimeoutError, EOFError where the other end is gone, ValueError for a length that can't be."""
+        """The next message. Raises TimeoutError, EOFError where the other end is gone, ValueError for a length that
+        can't be."""
         left_s = timeout_s
         while True:
             if len(self._rest) >= _HEAD.size:
@@ -59,8 +60,8 @@ class Channel:
                 if nbytes > MAX_MESSAGE_NBYTES:
                     raise ValueError(f"a message of {nbytes} B")
                 if len(self._rest) >= _HEAD.size + nbytes:
-                    message = bytes(self._rest[_HEAD.size:_HEAD.size + nbytes])
-                    del self._rest[:_HEAD.size + nbytes]
+                    message = bytes(self._rest[_HEAD.size : _HEAD.size + nbytes])
+                    del self._rest[: _HEAD.size + nbytes]
                     return message
             left_s = self._read_some(left_s)
 
@@ -154,7 +155,7 @@ def _new() -> int:
     fd = os.memfd_create("ort_gpu_ep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     import fcntl
 
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)   # nobody can take mapped pages away from the other process
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # nobody can take mapped pages away from the other process
     return fd
 
 

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 ALLOWED_NBYTES = 1 << 30
-"""Growth of a worker that computes the same again and again: heaps reach their size over the first thousands of runs."""
+"""Growth of a worker that computes the same again and again: heaps reach their size over the first thousands of
+runs."""
 
 PAUSE_S = 2.0
 """Between two looks, which take some 30 us each."""
@@ -15,8 +16,8 @@ PAUSE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a worker says that it holds: bytes in buffers (of a software adapter they are the process's own); and how many
-    pipelines it has compiled so far."""
+    """What a worker says that it holds: bytes in buffers (of a software adapter they are the process's own); and how
+    many pipelines it has compiled so far."""
 
     buffers_nbytes: int
     pipelines: int
@@ -38,7 +39,7 @@ class LeakWatch:
         import psutil  # 9 ms that a session without a worker has no use for
 
         rss_nbytes = 0
-        with suppress(psutil.Error):        # it is gone, which the next request finds out
+        with suppress(psutil.Error):  # it is gone, which the next request finds out
             rss_nbytes = psutil.Process(self._pid).memory_info().rss
         if self._first is None or held.pipelines != self._first[1].pipelines:
             self._first = rss_nbytes, held
@@ -46,5 +47,8 @@ class LeakWatch:
         grown = rss_nbytes - before_nbytes - max(held.buffers_nbytes - then.buffers_nbytes, 0)
         if grown <= ALLOWED_NBYTES:
             return ""
-        return (f"the worker process holds {rss_nbytes >> 20} MiB, {grown >> 20} MiB more than when it last compiled anything, and not in "
-                "buffers. It is replaced; if this comes back, update the driver.")
+        return (
+            f"the worker process holds {rss_nbytes >> 20} MiB, {grown >> 20} MiB more than when it last compiled "
+            f"anything, and not in "
+            "buffers. It is replaced; if this comes back, update the driver."
+        )

@@ -22,13 +22,18 @@ PREPARE_S = 180.0
 _LAST_S = 5.0
 """How long a worker that is no longer needed may take to end by itself."""
 
-_FROM_OUTSIDE = tuple(-signal.Signals[name] for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if name in signal.Signals.__members__)
+_FROM_OUTSIDE = tuple(
+    -signal.Signals[name] for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if name in signal.Signals.__members__
+)
 """How a process ends by signals that no driver sends, as a return code."""
 
 _OPENING = "Run `ort-gpu-ep doctor`, update the driver, or use placement=cpu."
 
-_ADVICE = ("A new worker is started; until it has passed a probe, the CPU answers. If this comes back, run `ort-gpu-ep doctor`, "
-           "update the driver, or use placement=cpu.")
+_ADVICE = (
+    "A new worker is started; until it has passed a probe, the CPU answers. If this comes back, run "
+    "`ort-gpu-ep doctor`, "
+    "update the driver, or use placement=cpu."
+)
 """Once sessions use the worker."""
 
 
@@ -42,8 +47,12 @@ class WorkerProcess:
         try:
             self._process = subprocess.Popen(
                 command("ort_gpu_ep.isolation.worker", str(theirs.fileno()), str(self.memory.fd)),
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(), self.memory.fd), env=environment(),
-                start_new_session=True)       # a terminal's Ctrl-C is for the parent, also while this one starts
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), self.memory.fd),
+                env=environment(),
+                start_new_session=True,
+            )  # a terminal's Ctrl-C is for the parent, also while this one starts
         except BaseException:
             ours.close()
             self.memory.close()
@@ -64,7 +73,8 @@ class WorkerProcess:
     def request(self, request: tuple[object, ...], timeout_s: float) -> dict[str, Any]:
         """The worker's answer; where it says that it compiles first, that time does not count.
 
-        Raises what the worker raised; DeviceLostError, DeviceHangError or GarbageError, after which only `kill` makes sense.
+        Raises what the worker raised; DeviceLostError, DeviceHangError or GarbageError, after which only `kill` makes
+        sense.
         """
         try:
             self._channel.send(pickle.dumps(request), timeout_s)
@@ -127,5 +137,8 @@ def garbage(name: str, what: object, advice: str = _ADVICE) -> DeviceLostError:
 def check_system() -> None:
     """Raises ConfigError, where a process can't inherit file descriptors."""
     if os.name != "posix":
-        raise ConfigError("option isolation=process: got Windows, expected Linux or macOS (file descriptors that a process inherits). "
-                          "Use isolation=none.")
+        raise ConfigError(
+            "option isolation=process: got Windows, expected Linux or macOS (file descriptors that a "
+            "process inherits). "
+            "Use isolation=none."
+        )

@@ -40,7 +40,8 @@ MAX_ENDED_WORKERS = 2
 """So many workers may end while they compile a program."""
 
 MAX_KILLED_WORKERS = 8
-"""And so many may be killed by somebody else meanwhile: the system does that, too, where compiling takes more memory than there is."""
+"""And so many may be killed by somebody else meanwhile: the system does that, too, where compiling takes more memory
+than there is."""
 
 _numbers = itertools.count(1)
 
@@ -48,23 +49,28 @@ _numbers = itertools.count(1)
 class RemoteProgram:
     """A partition, ready to run in the worker. Thread-safe.
 
-    graph: only its structure is kept. constants: small ones, and files of large ones that stay until `close`.
-    problem: why no worker has it, empty where one does. ended_workers, killed_workers: how many ended by themselves, or were killed, while
-    they compiled it, since one did.
-    Raises what the worker's `Program` raises; with `strict`, DeviceLostError where compiling ends the worker.
+    graph: only its structure is kept. constants: small ones, and files of large ones that stay until `close`. problem:
+    why no worker has it, empty where one does. ended_workers, killed_workers: how many ended by themselves, or were
+    killed, while they compiled it, since one did. Raises what the worker's `Program` raises; with `strict`,
+    DeviceLostError where compiling ends the worker.
     """
 
     def __init__(
-        self, graph: Graph, constants: Mapping[str, Array | FilePlace], config: Config, gpu: RemoteGpu, rewrite: Rewrite | None = None
+        self,
+        graph: Graph,
+        constants: Mapping[str, Array | FilePlace],
+        config: Config,
+        gpu: RemoteGpu,
+        rewrite: Rewrite | None = None,
     ) -> None:
         self.config, self.gpu, self.rewrite = config, gpu, rewrite
         self.number, self.weight_nbytes = next(_numbers), 0
-        self.uploads = self.uploaded_nbytes = 0     # of constants, into the worker's device
+        self.uploads = self.uploaded_nbytes = 0  # of constants, into the worker's device
         self._bare, self._constants = without_constants(graph), dict(constants)
         self.graph = with_constants(self._bare, constants)
         self.problem, self.ended_workers, self.killed_workers = "", 0, 0
         self.specialized: tuple[Specialization, ...] = ()
-        self.unit_plans: tuple[UnitPlan, ...] = ()      # a worker's plans wait for their kernels
+        self.unit_plans: tuple[UnitPlan, ...] = ()  # a worker's plans wait for their kernels
         self._timeout_s = config.hang_timeout_ms / 1e3 or RUN_S
         self._plans: OrderedDict[tuple[TensorType, ...], Plan | None] = OrderedDict()
         self._templates: list[Template] = []
@@ -81,7 +87,9 @@ class RemoteProgram:
             end = aligned(end + array.nbytes)
         memory.reserve(end)
         for name, array in large.items():
-            memory.bytes_at(places[name].offset, array.nbytes)[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            memory.bytes_at(places[name].offset, array.nbytes)[:] = (
+                np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            )
         sent: dict[str, Array | FilePlace | SharedPlace] = {**self._constants, **places}
         answer = request(("compile", self.number, self._bare, sent, self.config), PREPARE_S)
         self.weight_nbytes = int(answer["weight_nbytes"])
@@ -90,7 +98,8 @@ class RemoteProgram:
         self.problem, self.ended_workers, self.killed_workers, self.specialized = "", 0, 0, ()
 
     def compile_again(self, memory: SharedMemory, request: Request) -> None:
-        """In a new worker. What goes wrong is this program's own: its runs say so. Raises where the worker fails of it."""
+        """In a new worker. What goes wrong is this program's own: its runs say so. Raises where the worker fails of
+        it."""
         if self.is_given_up:
             return
         try:
@@ -102,14 +111,21 @@ class RemoteProgram:
             self.problem = f"the new worker does not compile it: {type(error).__name__}: {error}"
 
     def wait(self, error: Exception) -> None:
-        """Notes that the worker failed while it was to compile this; the next one compiles it, if there were not too many."""
+        """Notes that the worker failed while it was to compile this; the next one compiles it, if there were not too
+        many."""
         if isinstance(error, (DeviceLostError, DeviceHangError)):
             self.ended_workers += not error.killed
             self.killed_workers += error.killed
         ended = self.ended_workers + self.killed_workers
-        self.problem = str(error) if not self.is_given_up else (
-            f"partition {self.graph.name} is left to the CPU: {ended} worker processes ended while they compiled it. "
-            f"Run `ort-gpu-ep doctor`, or update the driver. The last one: {error}")
+        self.problem = (
+            str(error)
+            if not self.is_given_up
+            else (
+                f"partition {self.graph.name} is left to the CPU: {ended} worker processes ended while they "
+                f"compiled it. "
+                f"Run `ort-gpu-ep doctor`, or update the driver. The last one: {error}"
+            )
+        )
 
     @property
     def is_given_up(self) -> bool:
@@ -121,7 +137,7 @@ class RemoteProgram:
         inputs = host.inputs()
         for way, tensors in (("host_to_device", inputs), ("device_to_host", self._run(inputs, host))):
             for address, kind in tensors:
-                if host.is_host(address):   # the other copies ONNX Runtime has asked for, and those are counted
+                if host.is_host(address):  # the other copies ONNX Runtime has asked for, and those are counted
                     host.count(way, kind.nbytes)
 
     def steady(self, inputs: Sequence[TensorType]) -> None:
@@ -141,7 +157,9 @@ class RemoteProgram:
             answer, end = self._send(inputs, host, self.gpu.reaches)
             places = self._places(answer, self.graph.outputs)
             targets = [host.output(index, shape) for index, (shape, _) in enumerate(places)]
-            self._fetch(targets, [host.is_host(t[0]) and not any(_overlap(t, i) for i in inputs) for t in targets], places, end)
+            self._fetch(
+                targets, [host.is_host(t[0]) and not any(_overlap(t, i) for i in inputs) for t in targets], places, end
+            )
             for (address, kind), (_, offset) in zip(targets, places, strict=True):
                 if offset is not None and kind.nbytes:
                     host.write(address, self.gpu.process.memory.address + offset, kind.nbytes)
@@ -151,7 +169,8 @@ class RemoteProgram:
         return targets
 
     def _send(self, inputs: Sequence[tuple[int, TensorType]], host: Host, direct: bool) -> tuple[dict[str, Any], int]:
-        """Has the worker run. direct: it takes large tensors from where they are. Gives its answer and where inputs end in the memory."""
+        """Has the worker run. direct: it takes large tensors from where they are. Gives its answer and where inputs end
+        in the memory."""
         places_given, copied, end = [], [], 0
         for address, kind in inputs:
             is_near = direct and kind.nbytes >= NBYTES and host.is_host(address)
@@ -176,20 +195,31 @@ class RemoteProgram:
             nbytes = TensorType(value.dtype, shape).nbytes if value.dtype is not None else math.prod(shape)
             fits = nbytes <= self.gpu.limits.max_buffer_nbytes if offset is None else offset + nbytes <= memory.nbytes
             if not fits or (value.shape is not None and len(value.shape) != len(shape)):
-                raise self.gpu.protocol_error(f"output {name!r} of shape {shape} at {offset}, with {memory.nbytes} B shared")
+                raise self.gpu.protocol_error(
+                    f"output {name!r} of shape {shape} at {offset}, with {memory.nbytes} B shared"
+                )
         return places
 
     def _fetch(
-        self, targets: Sequence[tuple[int, TensorType]], direct: Sequence[bool], places: list[tuple[Shape, int | None]], end: int,
+        self,
+        targets: Sequence[tuple[int, TensorType]],
+        direct: Sequence[bool],
+        places: list[tuple[Shape, int | None]],
+        end: int,
     ) -> None:
-        """Has the worker write outputs that wait to where they belong, if `direct`; the others get a place in the shared memory."""
+        """Has the worker write outputs that wait to where they belong, if `direct`; the others get a place in the
+        shared memory."""
         missing = [index for index, (_, offset) in enumerate(places) if offset is None]
         near = {index: targets[index][0] for index in missing if direct[index]}
-        if near and not self.gpu.is_out_of_reach(self.gpu.request(("fetch", self.number, list(near.items())), self._timeout_s)):
+        if near and not self.gpu.is_out_of_reach(
+            self.gpu.request(("fetch", self.number, list(near.items())), self._timeout_s)
+        ):
             missing = [index for index in missing if index not in near]
         if missing:
             answer = self.gpu.request(("share", self.number, missing, end), self._timeout_s)
-            for index, place in zip(missing, self._places(answer, [self.graph.outputs[i] for i in missing]), strict=True):
+            for index, place in zip(
+                missing, self._places(answer, [self.graph.outputs[i] for i in missing]), strict=True
+            ):
                 places[index] = place
 
     def _remember(self, types: tuple[TensorType, ...]) -> None:
@@ -201,7 +231,8 @@ class RemoteProgram:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plans that the worker uses, made here when somebody asks: a plan follows from the graph, the types and the limits.
+        """The plans that the worker uses, made here when somebody asks: a plan follows from the graph, the types and
+        the limits.
 
         Those that follow from the content of inputs, too, are left out: only the worker has read it.
         """

@@ -71,10 +71,11 @@ class Member(Protocol):
 
 
 class RemoteGpu:
-    """An adapter that a worker process has. Thread-safe; requests go one by one, and don't wait while a worker is started.
+    """An adapter that a worker process has. Thread-safe; requests go one by one, and don't wait while a worker is
+    started.
 
-    info, limits: of the adapter. key: what its caches are named by. circuit: the trust in it; its probe replaces the worker.
-    reaches: whether the worker reaches this process's memory. generations, runs: how many workers and runs
+    info, limits: of the adapter. key: what its caches are named by. circuit: the trust in it; its probe replaces the
+    worker. reaches: whether the worker reaches this process's memory. generations, runs: how many workers and runs
     there were. lost: always empty, because a worker that lost its device is replaced.
     """
 
@@ -85,9 +86,9 @@ class RemoteGpu:
     key: str
 
     def __init__(self, config: Config) -> None:
-        self._config = replace(config, hang_timeout_ms=0)     # the parent has the deadline
+        self._config = replace(config, hang_timeout_ms=0)  # the parent has the deadline
         self.circuit, self.uses = Circuit(self._replace, test=self._test), Uses()
-        self._starting, self._lock = threading.RLock(), threading.RLock()      # taken in this order
+        self._starting, self._lock = threading.RLock(), threading.RLock()  # taken in this order
         self._process: WorkerProcess | None = None
         self._leak_watch: LeakWatch | None = None
         self._programs: weakref.WeakValueDictionary[int, Member] = weakref.WeakValueDictionary()
@@ -97,8 +98,10 @@ class RemoteGpu:
     def process(self) -> WorkerProcess:
         """The worker. Raises DeviceLostError while there is none."""
         if self._process is None:
-            self.circuit.allows()       # in strict mode nobody else asks, and a new worker is wanted
-            raise DeviceLostError("the worker process is being replaced; try again, or use strict=0 to have the CPU answer meanwhile.")
+            self.circuit.allows()  # in strict mode nobody else asks, and a new worker is wanted
+            raise DeviceLostError(
+                "the worker process is being replaced; try again, or use strict=0 to have the CPU answer meanwhile."
+            )
         return self._process
 
     @property
@@ -115,10 +118,11 @@ class RemoteGpu:
                     self._discard()
             if self._process is None:
                 self._start()
-                self.circuit.passed()       # as behind `_replace`, which would end this worker for another one
+                self.circuit.passed()  # as behind `_replace`, which would end this worker for another one
 
     def _start(self) -> None:
-        """Starts a worker with all programs, but for those that can't be compiled. Hold `_starting`, and not the lock: a start may hang."""
+        """Starts a worker with all programs, but for those that can't be compiled. Hold `_starting`, and not the lock:
+        a start may hang."""
         process: WorkerProcess | None = None
         starts = 0
         while process is None:
@@ -148,11 +152,12 @@ class RemoteGpu:
             self._process, self.generations, self._leak_watch = process, self.generations + 1, LeakWatch(process.pid)
             process.is_opened(self.info.name)
             for program in programs:
-                if program.number not in self._programs:       # its session has ended meanwhile
+                if program.number not in self._programs:  # its session has ended meanwhile
                     self.request(("release", program.number), RUN_S)
 
     def _opened(self) -> tuple[WorkerProcess, dict[str, Any], bool]:
-        """A worker that has opened the adapter, its answer, and whether it reaches this process. Raises AdapterError, ConfigError."""
+        """A worker that has opened the adapter, its answer, and whether it reaches this process. Raises AdapterError,
+        ConfigError."""
         process: WorkerProcess | None = None
         try:
             process = WorkerProcess()
@@ -179,7 +184,8 @@ class RemoteGpu:
             process.kill()
 
     def _replace(self) -> None:
-        """The circuit's probe: a new worker that has checked its adapter, with all programs, or one that was started meanwhile."""
+        """The circuit's probe: a new worker that has checked its adapter, with all programs, or one that was started
+        meanwhile."""
         before = self.generations
         with self._starting:
             if self.generations == before or self._process is None:
@@ -207,15 +213,16 @@ class RemoteGpu:
         return answer
 
     def request(self, request: tuple[object, ...], timeout_s: float) -> dict[str, Any]:
-        """The worker's answer; a worker that fails is ended. Hold `lock` meanwhile. Raises DeviceError, what the worker raised."""
+        """The worker's answer; a worker that fails is ended. Hold `lock` meanwhile. Raises DeviceError, what the worker
+        raised."""
         try:
             return self._ask(self.process, request, timeout_s)
         except (DeviceLostError, DeviceHangError):
             self._discard()
             raise
-        except Exception:               # the worker's own words: it goes on
+        except Exception:  # the worker's own words: it goes on
             raise
-        except BaseException:           # the answer would come when nobody expects it
+        except BaseException:  # the answer would come when nobody expects it
             self._discard()
             raise
 
@@ -234,7 +241,8 @@ class RemoteGpu:
 
     @contextmanager
     def held(self, timeout_s: float) -> Iterator[None]:
-        """Holds the lock, as long as the shared memory is in use. Raises BusyError, where others have it for so long."""
+        """Holds the lock, as long as the shared memory is in use. Raises BusyError, where others have it for so
+        long."""
         if not self._lock.acquire(timeout=timeout_s):
             raise BusyError(f"{self.info.name}: the worker process was busy with other sessions for {timeout_s:g} s")
         try:
@@ -250,10 +258,14 @@ class RemoteGpu:
             raise self.protocol_error(str(error)) from error
 
     def is_out_of_reach(self, answer: Mapping[str, Any]) -> bool:
-        """Whether the worker could not reach memory of this process; from then on, all tensors go through the shared memory."""
+        """Whether the worker could not reach memory of this process; from then on, all tensors go through the shared
+        memory."""
         if "out_of_reach" not in answer:
             return False
-        log.info("isolation=process: tensors are copied once more each way from now on: the worker can't reach %s", answer["out_of_reach"])
+        log.info(
+            "isolation=process: tensors are copied once more each way from now on: the worker can't reach %s",
+            answer["out_of_reach"],
+        )
         self.reaches = False
         return True
 
@@ -263,7 +275,8 @@ class RemoteGpu:
         return garbage(self.info.name, what)
 
     def add(self, program: Member) -> None:
-        """Compiles a program. Raises what that raises; but where only the worker has failed, the next one compiles it, unless `strict`."""
+        """Compiles a program. Raises what that raises; but where only the worker has failed, the next one compiles it,
+        unless `strict`."""
         with self._starting:
             try:
                 self.ensure()
@@ -282,7 +295,7 @@ class RemoteGpu:
         with self._lock:
             there = self._programs.pop(program.number, None)
             if there is not None and self._process is not None:
-                with suppress(DeviceError):       # a worker that fails now is replaced at the next run
+                with suppress(DeviceError):  # a worker that fails now is replaced at the next run
                     self.request(("release", program.number), RUN_S)
 
     # ---- users
@@ -307,7 +320,11 @@ class RemoteGpu:
 
     def after_fork(self) -> None:
         """In the child: the worker is the parent's. The circuit starts one of the child's own, if it runs anything."""
-        self._starting, self._lock, self.circuit = threading.RLock(), threading.RLock(), Circuit(self._replace, test=self._test)
+        self._starting, self._lock, self.circuit = (
+            threading.RLock(),
+            threading.RLock(),
+            Circuit(self._replace, test=self._test),
+        )
         process, self._process = self._process, None
         if process is not None:
             process.abandon()
@@ -344,7 +361,7 @@ def open_remote(config: Config) -> RemoteGpu:
     try:
         gpu.ensure()
     except AdapterError as error:
-        if not (error.killed and gpu.generations):      # else what the adapter is like is known from the worker before
+        if not (error.killed and gpu.generations):  # else what the adapter is like is known from the worker before
             raise
         gpu.circuit.failed(str(error), at_once=True, killed=True)
     return gpu

@@ -44,9 +44,13 @@ def without_constants(graph: Graph) -> Graph:
 
 def with_constants(graph: Graph, constants: Mapping[str, Array | FilePlace]) -> Graph:
     """The graph with these constants."""
+
     def giver(constant: Array | FilePlace) -> Any:
         return constant.load if isinstance(constant, FilePlace) else lambda: constant
-    return graph.with_nodes(graph.nodes, {name: replace(graph.values[name], load=giver(c)) for name, c in constants.items()})
+
+    return graph.with_nodes(
+        graph.nodes, {name: replace(graph.values[name], load=giver(c)) for name, c in constants.items()}
+    )
 
 
 def error_answer(error: Exception) -> dict[str, object]:
@@ -80,8 +84,13 @@ def parse(message: bytes) -> dict[str, Any]:
 def limits_answer(limits: Limits) -> dict[str, object]:
     """Limits as JSON has them."""
     limits_by_name = {f.name: getattr(limits, f.name) for f in fields(limits)}
-    return {**limits_by_name, "features": sorted(limits.features), "disabled": [list(pair) for pair in limits.disabled],
-            "tuned": dict(limits.tuned.items()), "figures": asdict(limits.figures)}
+    return {
+        **limits_by_name,
+        "features": sorted(limits.features),
+        "disabled": [list(pair) for pair in limits.disabled],
+        "tuned": dict(limits.tuned.items()),
+        "figures": asdict(limits.figures),
+    }
 
 
 def device_of(answer: Mapping[str, Any]) -> tuple[AdapterInfo, Limits]:
@@ -92,7 +101,9 @@ def device_of(answer: Mapping[str, Any]) -> tuple[AdapterInfo, Limits]:
         values["tuned"] = Tuned({str(key): str(form) for key, form in values["tuned"].items()})
         values["figures"] = Figures(**values["figures"])
         values["configurations"] = tuple(map(str, values["configurations"]))
-        values["configuration_subgroups"] = tuple((int(least), int(most)) for least, most in values["configuration_subgroups"])
+        values["configuration_subgroups"] = tuple(
+            (int(least), int(most)) for least, most in values["configuration_subgroups"]
+        )
         values["disabled"] = tuple((str(what), str(why)) for what, why in values["disabled"])
         return AdapterInfo(**answer["info"]), Limits(**values)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -102,7 +113,10 @@ def device_of(answer: Mapping[str, Any]) -> tuple[AdapterInfo, Limits]:
 def outputs_of(answer: Mapping[str, Any], count: int) -> list[tuple[tuple[int, ...], int | None]]:
     """(shape, offset) of each output of a run; no offset where it waits to be fetched. Raises GarbageError."""
     try:
-        outputs = [(tuple(int(d) for d in shape), None if offset is None else int(offset)) for shape, offset in answer["outputs"]]
+        outputs = [
+            (tuple(int(d) for d in shape), None if offset is None else int(offset))
+            for shape, offset in answer["outputs"]
+        ]
     except (KeyError, TypeError, ValueError) as error:
         raise GarbageError(f"got {str(answer)[:80]}, expected outputs") from error
     if len(outputs) != count or any(min((offset or 0, *shape)) < 0 for shape, offset in outputs):
@@ -113,6 +127,9 @@ def outputs_of(answer: Mapping[str, Any], count: int) -> list[tuple[tuple[int, .
 def specialized_of(answer: Mapping[str, Any]) -> tuple[Specialization, ...]:
     """What a run's answer tells of plans with constant sizes. Raises GarbageError."""
     try:
-        return tuple(Specialization(tuple(map(str, inputs)), float(seconds), str(why)) for inputs, seconds, why in answer["specialized"])
+        return tuple(
+            Specialization(tuple(map(str, inputs)), float(seconds), str(why))
+            for inputs, seconds, why in answer["specialized"]
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise GarbageError(f"got {str(answer)[:80]}, expected which sizes have a plan of their own") from error

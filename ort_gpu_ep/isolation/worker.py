@@ -1,4 +1,5 @@
-"""The process that has the GPU, with the arguments SOCKET MEMORY, both inherited file descriptors (isolation/process.py starts it).
+"""The process that has the GPU, with the arguments SOCKET MEMORY, both inherited file descriptors (isolation/process.py
+starts it).
 
 It takes requests one by one and ends when the other end of its socket is gone, however its parent ended.
 """
@@ -77,7 +78,7 @@ class Worker:
                 return
             try:
                 answer = getattr(self, f"_{request[0]}")(*request[1:])
-            except Exception as error:   # the parent decides what it means
+            except Exception as error:  # the parent decides what it means
                 answer = error_answer(error)
             if self._gpu is not None:
                 answer["compiles"] = getattr(self._gpu, "compiles", 0)
@@ -106,12 +107,14 @@ class Worker:
     # ---- requests
 
     def _open(self, config: Config, runs: int, compiles: int, check: bool, trial: int) -> dict[str, object]:
-        """runs, compiles: how many there were in workers before this one; faults on purpose go on counting. check: probes the adapter.
+        """runs, compiles: how many there were in workers before this one; faults on purpose go on counting. check:
+        probes the adapter.
 
         trial: address of the bytes that process_memory.AccessCheck has in the parent.
         """
         self._gpu = gpu = open_gpu(config)
-        gpu.memory_limit_nbytes = with_workarounds(config, gpu.workarounds).memory_limit_mb << 20     # for all that share this worker
+        # for all that share this worker
+        gpu.memory_limit_nbytes = with_workarounds(config, gpu.workarounds).memory_limit_mb << 20
         self._staging, self._parent_memory = Staging(gpu), answer_trial(os.getppid(), trial)
         if isinstance(gpu, FaultyGpu):
             gpu.resume(runs, compiles)
@@ -128,11 +131,20 @@ class Worker:
     ) -> dict[str, object]:
         arrays = {name: self._shared(c) if isinstance(c, SharedPlace) else c for name, c in constants.items()}
         program = Program(
-            with_constants(graph, arrays), config, self.gpu, rewrite if config.fusion else None,
-            composer(config.cache_path, code_hash()), after_run(self.gpu),
-            known_plans(config.cache_path, key_of(self.gpu.info)))
+            with_constants(graph, arrays),
+            config,
+            self.gpu,
+            rewrite if config.fusion else None,
+            composer(config.cache_path, code_hash()),
+            after_run(self.gpu),
+            known_plans(config.cache_path, key_of(self.gpu.info)),
+        )
         self._programs[number] = _Held(program)
-        return {"weight_nbytes": program.weight_nbytes, "uploads": program.uploads, "uploaded_nbytes": program.uploaded_nbytes}
+        return {
+            "weight_nbytes": program.weight_nbytes,
+            "uploads": program.uploads,
+            "uploaded_nbytes": program.uploaded_nbytes,
+        }
 
     def _shared(self, place: SharedPlace) -> Array:
         nbytes = int(np.prod(place.shape, dtype=np.int64)) * place.dtype.itemsize
@@ -140,21 +152,25 @@ class Worker:
         data = self._memory.bytes_at(place.offset, nbytes)
         return data.view(place.dtype).reshape(place.shape)
 
-    def _run(self, number: int, inputs: list[tuple[int, Shape, int, bool]], end: int, direct: bool) -> dict[str, object]:
-        """inputs: (element type, shape, place, whether that is an address of the parent's) of each; else an offset in the shared memory.
+    def _run(
+        self, number: int, inputs: list[tuple[int, Shape, int, bool]], end: int, direct: bool
+    ) -> dict[str, object]:
+        """inputs: (element type, shape, place, whether that is an address of the parent's) of each; else an offset in
+        the shared memory.
 
-        end: of the inputs there; outputs come behind. direct: large outputs are left for `_fetch`, with None as their offset.
+        end: of the inputs there; outputs come behind. direct: large outputs are left for `_fetch`, with None as their
+        offset.
         """
         entry, memory = self._programs[number], self._memory
         types = tuple(TensorType(BY_ONNX[kind], shape) for kind, shape, _, _ in inputs)
         memory.reserve(end)
 
         def content(index: int, kind: TensorType) -> Array:
-            data = memory.bytes_at(inputs[index][2], kind.nbytes)       # small ones are never left in the parent
+            data = memory.bytes_at(inputs[index][2], kind.nbytes)  # small ones are never left in the parent
             return data.copy().view(kind.dtype.numpy).reshape(kind.shape)
 
         if not entry.program.is_prepared(types, content):
-            self._answer({"wait": True})   # compiling takes as long as it takes
+            self._answer({"wait": True})  # compiling takes as long as it takes
             entry.program.prepare(types, content)
             self._answer({"wait": False})
         if entry.types != types:
@@ -168,16 +184,26 @@ class Worker:
             return {"out_of_reach": str(error)}
         word = entry.program.run(entry.inputs, lambda i, shape, over=None: self._output(entry, i, shape), content)
         late = [direct and tensor.type.nbytes >= NBYTES for tensor in entry.outputs]
-        offsets = iter(self._download([t for t, is_late in zip(entry.outputs, late, strict=True) if not is_late], end, word))
-        return {"outputs": [(t.type.shape, None if is_late else next(offsets)) for t, is_late in zip(entry.outputs, late, strict=True)],
-                "specialized": list(map(astuple, entry.program.specialized))}
+        offsets = iter(
+            self._download([t for t, is_late in zip(entry.outputs, late, strict=True) if not is_late], end, word)
+        )
+        return {
+            "outputs": [
+                (t.type.shape, None if is_late else next(offsets))
+                for t, is_late in zip(entry.outputs, late, strict=True)
+            ],
+            "specialized": list(map(astuple, entry.program.specialized)),
+        }
 
     def _fetch(self, number: int, wanted: list[tuple[int, int]]) -> dict[str, object]:
         """Writes outputs of the last run to addresses of the parent's. wanted: (index, address)."""
         tensors = [self._programs[number].outputs[index] for index, _ in wanted]
         try:
             memory = self.parent_memory
-            self.gpu.lend([_piece(t) for t in tensors], lambda i, source: memory.write(wanted[i][1], source, tensors[i].type.nbytes))
+            self.gpu.lend(
+                [_piece(t) for t in tensors],
+                lambda i, source: memory.write(wanted[i][1], source, tensors[i].type.nbytes),
+            )
         except OSError as error:
             return {"out_of_reach": str(error)}
         self.staging.recycle()
@@ -231,7 +257,9 @@ class Worker:
         assert dtype is not None, "the parent checks the border of a partition"
         if index == len(held.outputs):
             held.outputs.append(self._tensor(TensorType(dtype, shape)))
-        elif held.outputs[index].type.shape != shape:      # the same types as in the run before, but another content decides
+        elif (
+            held.outputs[index].type.shape != shape
+        ):  # the same types as in the run before, but another content decides
             self.gpu.free(held.outputs[index].buffer)
             held.outputs[index] = self._tensor(TensorType(dtype, shape))
         return held.outputs[index]
@@ -251,11 +279,14 @@ def _piece(tensor: Tensor) -> Piece:
 
 
 def _watch(end: socket.socket, parent: int) -> None:
-    """Ends this process when its parent is gone, also while a driver holds the main thread, which has time to end it cleanly before."""
-    if sys.platform != "win32":     # where a worker has no socket of its parent's
+    """Ends this process when its parent is gone, also while a driver holds the main thread, which has time to end it
+    cleanly before."""
+    if sys.platform != "win32":  # where a worker has no socket of its parent's
         watched = select.poll()
         watched.register(end, select.POLLHUP | select.POLLERR)
-        while os.getppid() == parent and not any(events & (select.POLLHUP | select.POLLERR) for _, events in watched.poll(2000)):
+        while os.getppid() == parent and not any(
+            events & (select.POLLHUP | select.POLLERR) for _, events in watched.poll(2000)
+        ):
             pass
     time.sleep(_CLEAN_END_S)
     os._exit(0)
@@ -263,7 +294,7 @@ def _watch(end: socket.socket, parent: int) -> None:
 
 def main() -> None:
     """Serves until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C is for the parent, which ends this process when it wants to
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process when it wants to
     end = socket.socket(fileno=int(sys.argv[1]))
     parent = os.getppid()
     worker = Worker(Channel(end), SharedMemory(int(sys.argv[2])))
@@ -272,7 +303,7 @@ def main() -> None:
         worker.serve()
     finally:
         remove_mine()
-        os._exit(0)      # not sys.exit: a driver's own exit handlers may crash or hang
+        os._exit(0)  # not sys.exit: a driver's own exit handlers may crash or hang
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Arithmetic on single numbers of an element type, as ONNX Runtime's CPU calculates it: what the host does with sizes of a run.
+"""Arithmetic on single numbers of an element type, as ONNX Runtime's CPU calculates it: what the host does with sizes
+of a run.
 
-Numbers are Python's: a float stands for one of its element type. The functions are pure and have names, so that a plan that follows
-from them can be kept in a file (scheduler/kept.py).
+Numbers are Python's: a float stands for one of its element type. The functions are pure and have names, so that a plan
+that follows from them can be kept in a file (scheduler/kept.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,20 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOAT64, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, DType
+from ort_gpu_ep.ir.types import (
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    UINT8,
+    UINT16,
+    UINT32,
+    UINT64,
+    DType,
+)
 
 INTEGERS = (INT64, INT32, INT16, INT8, UINT64, UINT32, UINT16, UINT8)
 FLOATS = (FLOAT32, FLOAT16, FLOAT64)
@@ -70,11 +84,29 @@ def _product(*row: Any) -> Any:
 
 
 _OF_FLOATS: Mapping[str, Function] = {
-    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.truediv, "Neg": operator.neg, "Abs": abs,
-    "Floor": np.floor, "Ceil": np.ceil, "Round": np.rint, "Sqrt": np.sqrt, "Sign": np.sign, "Reciprocal": lambda x: type(x)(1) / x,
-    "Pow": _power, "Mod": np.fmod, "Max": lambda *row: reduce(np.maximum, row), "Min": lambda *row: reduce(np.minimum, row), "Sum": _sum,
-    "ReduceSum": _sum, "ReduceProd": _product, "ReduceMax": lambda *row: reduce(np.maximum, row),
-    "ReduceMin": lambda *row: reduce(np.minimum, row), "ReduceMean": lambda *row: _sum(*row) / type(_sum(*row))(len(row))}
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Div": operator.truediv,
+    "Neg": operator.neg,
+    "Abs": abs,
+    "Floor": np.floor,
+    "Ceil": np.ceil,
+    "Round": np.rint,
+    "Sqrt": np.sqrt,
+    "Sign": np.sign,
+    "Reciprocal": lambda x: type(x)(1) / x,
+    "Pow": _power,
+    "Mod": np.fmod,
+    "Max": lambda *row: reduce(np.maximum, row),
+    "Min": lambda *row: reduce(np.minimum, row),
+    "Sum": _sum,
+    "ReduceSum": _sum,
+    "ReduceProd": _product,
+    "ReduceMax": lambda *row: reduce(np.maximum, row),
+    "ReduceMin": lambda *row: reduce(np.minimum, row),
+    "ReduceMean": lambda *row: _sum(*row) / type(_sum(*row))(len(row)),
+}
 
 
 def _rounded(function: Function, dtype: DType) -> Function:
@@ -100,7 +132,10 @@ def _saturated(function: Callable[[Sequence[float]], float], dtype: DType) -> Fu
 
 
 _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
-    "ReduceSum": sum, "ReduceProd": math.prod, "ReduceMean": lambda row: sum(row) / len(row)}
+    "ReduceSum": sum,
+    "ReduceProd": math.prod,
+    "ReduceMean": lambda row: sum(row) / len(row),
+}
 
 
 def _to_float(dtype: DType) -> Function:
@@ -115,7 +150,8 @@ def _to_float(dtype: DType) -> Function:
 
 
 def _to_integer(dtype: DType) -> Function:
-    """The whole part. Raises OverflowError, where the type does not hold it, and ValueError for NaN: what C gives is not said."""
+    """The whole part. Raises OverflowError, where the type does not hold it, and ValueError for NaN: what C gives is
+    not said."""
     low, high = limits_of(dtype)
 
     def cast(x: float) -> int:
@@ -130,10 +166,16 @@ def _to_integer(dtype: DType) -> Function:
 OF_TYPE: Mapping[tuple[str, DType], Function] = {
     **{(op, dtype): _rounded(function, dtype) for op, function in _OF_FLOATS.items() for dtype in FLOATS},
     **{(op, dtype): _saturated(function, dtype) for op, function in _REDUCTIONS.items() for dtype in INTEGERS},
-    **{("Cast", dtype): _to_float(dtype) for dtype in FLOATS}, **{("Cast", dtype): _to_integer(dtype) for dtype in INTEGERS}}
+    **{("Cast", dtype): _to_float(dtype) for dtype in FLOATS},
+    **{("Cast", dtype): _to_integer(dtype) for dtype in INTEGERS},
+}
 """By an ONNX operator and the element type: of its inputs, or that a Cast of floats leads to."""
 
 FUNCTIONS: Mapping[str, Function] = {
-    **{f"{op} {dtype}": function for (op, dtype), function in OF_TYPE.items()}, "power": power_of_integers, "select": select,
-    "infinite": is_infinite, "nan": is_nan}
+    **{f"{op} {dtype}": function for (op, dtype), function in OF_TYPE.items()},
+    "power": power_of_integers,
+    "select": select,
+    "infinite": is_infinite,
+    "nan": is_nan,
+}
 """All of them that a size of a run is derived by, by names for files."""

@@ -35,10 +35,36 @@ from ort_gpu_ep.kernels.registry import (
 )
 from ort_gpu_ep.kernels.target import Target
 
-FLAGS = frozenset((
-    "align_corners", "allowzero", "antialias", "ceil_mode", "center_point_box", "count_include_pad", "exclude_outside", "exclusive",
-    "fmod", "input_forget", "interleaved", "inverse", "is_causal", "keepdims", "largest", "layout", "linear_before_reset",
-    "noop_with_empty_axes", "onesided", "reverse", "select_last_index", "sorted", "storage_order", "transA", "transB", "upper"))
+FLAGS = frozenset(
+    (
+        "align_corners",
+        "allowzero",
+        "antialias",
+        "ceil_mode",
+        "center_point_box",
+        "count_include_pad",
+        "exclude_outside",
+        "exclusive",
+        "fmod",
+        "input_forget",
+        "interleaved",
+        "inverse",
+        "is_causal",
+        "keepdims",
+        "largest",
+        "layout",
+        "linear_before_reset",
+        "noop_with_empty_axes",
+        "onesided",
+        "reverse",
+        "select_last_index",
+        "sorted",
+        "storage_order",
+        "transA",
+        "transB",
+        "upper",
+    )
+)
 """Attributes that are 0 or 1. Of another number onnxruntime's kernels make now this, now that, or refuse it."""
 
 
@@ -71,8 +97,11 @@ def _ask(spec: OpSpec, bound: BoundNode, limits: Limits, asked: Question | None)
     return lowering
 
 
-GENERATED = (": its numbers are those that ONNX Runtime's generator draws one after another, and goes on with from run to run; also with a "
-             "seed they depend on all runs before, so that no other result would be the right one")
+GENERATED = (
+    ": its numbers are those that ONNX Runtime's generator draws one after another, and goes on with from run to run; "
+    "also with a "
+    "seed they depend on all runs before, so that no other result would be the right one"
+)
 
 
 def _row(node: Node) -> OpSpec:
@@ -94,21 +123,30 @@ def _check_flags(node: Node) -> None:
 
 
 def _check_schema(spec: OpSpec, bound: BoundNode) -> None:
-    """The op's version; each input against the row's type parameters, which the schema names (`T` where there is no schema); and what
-    onnx.defs, and so onnx.checker, does not know.
+    """The op's version; each input against the row's type parameters, which the schema names (`T` where there is no
+    schema); and what onnx.defs, and so onnx.checker, does not know.
     """
-    node, fault = bound.node, told(bound.node, [None if operand is None else operand.dtype for operand in bound.inputs], KNOWN_OPSET)
+    node, fault = (
+        bound.node,
+        told(bound.node, [None if operand is None else operand.dtype for operand in bound.inputs], KNOWN_OPSET),
+    )
     if node.version < spec.since or fault.newer:
-        raise UnsupportedNodeError(Code.OPSET, f"{_named(node)} of opset {node.version}; taken from opset {spec.since} to {KNOWN_OPSET}")
+        raise UnsupportedNodeError(
+            Code.OPSET, f"{_named(node)} of opset {node.version}; taken from opset {spec.since} to {KNOWN_OPSET}"
+        )
     for i, operand in enumerate(bound.inputs):
         if operand is None:
             continue
         parameter = fault.parameters[min(i, len(fault.parameters) - 1)] if fault.parameters else "T"
         allowed = spec.dtypes.get(parameter)
         if operand.dtype.bits < 8 and operand.dtype not in (allowed or ()):
-            raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}: no kernel takes that type")
+            raise UnsupportedNodeError(
+                Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}: no kernel takes that type"
+            )
         if allowed is not None and operand.dtype not in allowed:
-            raise UnsupportedNodeError(Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}; taken: {names(allowed)}")
+            raise UnsupportedNodeError(
+                Code.DTYPE, f"{bound.op} with {operand.dtype} input {operand.name!r}; taken: {names(allowed)}"
+            )
     if fault.fault:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{bound.op} is not as its schema has it: {fault.fault}")
 
@@ -138,20 +176,28 @@ def lower(spec: OpSpec, bound: BoundNode, asked: Question | None = None) -> Lowe
 
 def _with_pairs(built: Kernel, type_of: Callable[[int | str], TensorType]) -> Kernel:
     """For an adapter without 64-bit integers: they are pairs of words, wherever a kernel calculates with one."""
-    tensors = (*built.outputs, *(type_of(source) for _, source in built.reads or ()), *((built.plain,) if built.plain else ()))
+    tensors = (
+        *built.outputs,
+        *(type_of(source) for _, source in built.reads or ()),
+        *((built.plain,) if built.plain else ()),
+    )
     steps = (step.dtype for step in built.epilogue)
     return replace(built, pairs=not built.raw and any(d.is_wide_integer for d in (*(t.dtype for t in tensors), *steps)))
 
 
 def _with_operand_indices(built: Kernel, type_of: Callable[[int | str], TensorType]) -> Kernel:
-    """With a function `e<k>_index` for each operand of the fused steps: where an element of the output finds its value."""
+    """With a function `e<k>_index` for each operand of the fused steps: where an element of the output finds its
+    value."""
     there = {name for name, _ in built.indices}
     used = {a for step in built.epilogue for a in step.arguments if a[0] == "e" and f"{a}_index" not in there}
     if not used:
         return built
     shape = built.outputs[0].shape
-    indices = ((f"{name}_index", Strided(shape, broadcast_strides(type_of(source).shape, shape)))
-               for name, source in built.reads or () if name in used)
+    indices = (
+        (f"{name}_index", Strided(shape, broadcast_strides(type_of(source).shape, shape)))
+        for name, source in built.reads or ()
+        if name in used
+    )
     return replace(built, indices=(*built.indices, *indices))
 
 
@@ -164,7 +210,9 @@ def _with_epilogue(
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{bound.op} has no kernel to fuse elementwise steps into")
     for operand in bound.operands:
         if broadcast(operand.shape, plain.shape) != plain.shape:
-            raise UnsupportedNodeError(Code.RANK, f"fused operand {operand.name!r} {operand.type} does not broadcast to {plain}")
+            raise UnsupportedNodeError(
+                Code.RANK, f"fused operand {operand.name!r} {operand.type} does not broadcast to {plain}"
+            )
     result = TensorType(bound.node.epilogue[-1].dtype, plain.shape)
     reads = tuple((f"e{k}", len(bound.inputs) + k) for k in range(len(bound.operands)))
     done = []
@@ -172,17 +220,29 @@ def _with_epilogue(
         if any(target == 0 for _, target in built.writes or ()):
             words = [name for name, target in built.writes or () if target == 0 and name in built.words]
             if words and result.dtype not in (INT8, UINT8):
-                raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which is not stored as words of bytes")
+                raise UnsupportedNodeError(
+                    Code.DTYPE, f"fused steps end in {result.dtype}, which is not stored as words of bytes"
+                )
             fours = [name for name, target in built.writes or () if target == 0 and name in built.vectors]
             if built.groups and result.dtype.bits < 32 and result.dtype.storage == "u32" and not (words or fours):
-                raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which only an elementwise kernel can pack")
-            if fours and result.dtype in (INT8, UINT8):     # four bytes are a word
-                built = replace(built, vectors=tuple(n for n in built.vectors if n not in fours), words=(*built.words, *fours))
+                raise UnsupportedNodeError(
+                    Code.DTYPE, f"fused steps end in {result.dtype}, which only an elementwise kernel can pack"
+                )
+            if fours and result.dtype in (INT8, UINT8):  # four bytes are a word
+                built = replace(
+                    built, vectors=tuple(n for n in built.vectors if n not in fours), words=(*built.words, *fours)
+                )
             elif fours and result.dtype not in (FLOAT32, FLOAT16):
-                raise UnsupportedNodeError(Code.DTYPE, f"fused steps end in {result.dtype}, which is not stored as vectors")
+                raise UnsupportedNodeError(
+                    Code.DTYPE, f"fused steps end in {result.dtype}, which is not stored as vectors"
+                )
             built = replace(
-                built, outputs=(result, *built.outputs[1:]), plain=built.outputs[0], epilogue=bound.node.epilogue,
-                reads=(*(built.reads or ()), *reads))
+                built,
+                outputs=(result, *built.outputs[1:]),
+                plain=built.outputs[0],
+                epilogue=bound.node.epilogue,
+                reads=(*(built.reads or ()), *reads),
+            )
         done.append(built)
     return tuple(done), (result, *outputs[1:])
 
@@ -194,47 +254,77 @@ def _check_limits(lowering: Lowering, spec: OpSpec, bound: BoundNode, limits: Li
         buffers = sum(part_count(tensor, limits.max_binding_nbytes) for tensor, _ in bindings.values())
         if buffers > limits.max_buffers_per_stage:
             raise UnsupportedNodeError(
-                Code.LIMIT, f"{spec.name} binds {buffers} buffers of at most {limits.max_binding_nbytes} B; "
-                f"this adapter allows {limits.max_buffers_per_stage}")
+                Code.LIMIT,
+                f"{spec.name} binds {buffers} buffers of at most {limits.max_binding_nbytes} B; "
+                f"this adapter allows {limits.max_buffers_per_stage}",
+            )
         missing = set(built.features) - limits.features
         if missing:
-            raise UnsupportedNodeError(Code.LIMIT, f"{built.shader} needs the adapter feature {', '.join(sorted(missing))}")
+            raise UnsupportedNodeError(
+                Code.LIMIT, f"{built.shader} needs the adapter feature {', '.join(sorted(missing))}"
+            )
         infinite = [name for name, value in built.consts if isinstance(value, float) and not math.isfinite(value)]
-        if infinite:       # WGSL has no such constants
+        if infinite:  # WGSL has no such constants
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"{spec.name}: {', '.join(infinite).lower()} is infinite or NaN")
         if built.workgroup_size > limits.max_invocations:
-            raise UnsupportedNodeError(Code.LIMIT, f"workgroup of {built.workgroup_size}; this adapter allows {limits.max_invocations}")
+            raise UnsupportedNodeError(
+                Code.LIMIT, f"workgroup of {built.workgroup_size}; this adapter allows {limits.max_invocations}"
+            )
         if built.workgroup_nbytes > limits.max_workgroup_nbytes:
             raise UnsupportedNodeError(
-                Code.LIMIT, f"{built.workgroup_nbytes} B of workgroup memory; this adapter allows {limits.max_workgroup_nbytes}")
-        if hint(built.groups) > limits.max_groups_per_dimension ** 2 and built.grid is None:
+                Code.LIMIT,
+                f"{built.workgroup_nbytes} B of workgroup memory; this adapter allows {limits.max_workgroup_nbytes}",
+            )
+        if hint(built.groups) > limits.max_groups_per_dimension**2 and built.grid is None:
             raise UnsupportedNodeError(
-                Code.LIMIT, f"{built.shader} in {hint(built.groups)} workgroups; this adapter allows {limits.max_groups_per_dimension} a "
-                "dimension, of two")
+                Code.LIMIT,
+                f"{built.shader} in {hint(built.groups)} workgroups; this adapter allows "
+                f"{limits.max_groups_per_dimension} a "
+                "dimension, of two",
+            )
         if built.grid is not None and any(count > limits.max_groups_per_dimension for count in built.grid):
             raise UnsupportedNodeError(
-                Code.LIMIT, f"{built.shader} in {' x '.join(map(str, built.grid))} workgroups; this adapter allows "
-                f"{limits.max_groups_per_dimension} a dimension")
+                Code.LIMIT,
+                f"{built.shader} in {' x '.join(map(str, built.grid))} workgroups; this adapter allows "
+                f"{limits.max_groups_per_dimension} a dimension",
+            )
         if (needed := loop_bound(built)) > limits.max_loop_iterations:
             raise UnsupportedNodeError(
-                Code.LIMIT, f"{built.shader} needs {needed} loop iterations in one invocation; "
-                f"this driver ends loops after {limits.max_loop_iterations}")
+                Code.LIMIT,
+                f"{built.shader} needs {needed} loop iterations in one invocation; "
+                f"this driver ends loops after {limits.max_loop_iterations}",
+            )
         for name, (tensor, written) in bindings.items():
             if tensor.nbytes > limits.max_buffer_nbytes:
                 raise UnsupportedNodeError(
-                    Code.LIMIT, f"tensor {name} of {spec.name} has {tensor.nbytes} B; this adapter allows {limits.max_buffer_nbytes}")
+                    Code.LIMIT,
+                    f"tensor {name} of {spec.name} has {tensor.nbytes} B; this adapter allows "
+                    f"{limits.max_buffer_nbytes}",
+                )
             if written and tensor.dtype.bits < 32 and tensor.nbytes > limits.max_binding_nbytes:
-                raise UnsupportedNodeError(Code.LIMIT, f"output {name} of {spec.name} has {tensor.nbytes} B of packed elements")
-            _check_type(tensor.dtype, built.raw, written and name not in built.words, built.groups, limits, _in_pairs(built, name, written))
+                raise UnsupportedNodeError(
+                    Code.LIMIT, f"output {name} of {spec.name} has {tensor.nbytes} B of packed elements"
+                )
+            _check_type(
+                tensor.dtype,
+                built.raw,
+                written and name not in built.words,
+                built.groups,
+                limits,
+                _in_pairs(built, name, written),
+            )
         for step in built.epilogue:
             _check_type(step.dtype, False, False, 0, limits, built.pairs)
 
 
 def _in_pairs(built: Kernel, name: str, written: bool) -> bool:
-    """Whether the text reads, or stores, 64-bit integers as pairs of words: fused steps do, as far as rows have them; a body says so."""
+    """Whether the text reads, or stores, 64-bit integers as pairs of words: fused steps do, as far as rows have them; a
+    body says so."""
     stored = written and built.plain is not None and not built.plain.dtype.is_wide_integer
     read = name[0] == "e" and name[1:].isdigit()
-    return built.pairs and ((bool(built.epilogue) and (stored or read)) or (record_of(built.shader).pairs and not built.inlined))
+    return built.pairs and (
+        (bool(built.epilogue) and (stored or read)) or (record_of(built.shader).pairs and not built.inlined)
+    )
 
 
 def _check_trusted(built: Kernel, dtypes: Sequence[DType], limits: Limits) -> None:
@@ -245,8 +335,15 @@ def _check_trusted(built: Kernel, dtypes: Sequence[DType], limits: Limits) -> No
     used |= {WORKGROUP} if built.workgroup_nbytes else set()
     used |= {INLINED} if built.inlined else set()
     used |= {PACKED} if any(d.bits < 32 and (built.raw or d.storage == "u32") for d in dtypes) else set()
-    used |= set() if built.raw else {
-        d.feature for d in (*dtypes, *(step.dtype for step in built.epilogue)) if d.feature and not (built.pairs and d.is_wide_integer)}
+    used |= (
+        set()
+        if built.raw
+        else {
+            d.feature
+            for d in (*dtypes, *(step.dtype for step in built.epilogue))
+            if d.feature and not (built.pairs and d.is_wide_integer)
+        }
+    )
     for what, why in limits.disabled:
         if what in used:
             raise UnsupportedNodeError(Code.DRIVER, f"{what} is not used on this adapter: {why}")

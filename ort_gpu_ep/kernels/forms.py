@@ -1,4 +1,5 @@
-"""Forms: the ways to do one piece of work, each with its estimate and what makes its kernels; and the place that takes one of them."""
+"""Forms: the ways to do one piece of work, each with its estimate and what makes its kernels; and the place that takes
+one of them."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def lower(target: Target, key: str, forms: Forms, out: TensorType) -> Lowering:
 
 
 def elsewhere(ns: float, reason: str) -> Form:
-    """A form that is no kernel of this node: where it is taken, the node is declined, and what comes instead takes so long."""
+    """A form that is no kernel of this node: where it is taken, the node is declined, and what comes instead takes so
+    long."""
+
     def build(choice: Choice, out: TensorType) -> Lowering:
         raise UnsupportedNodeError(Code.COST, reason)
 
@@ -56,7 +59,8 @@ def elsewhere(ns: float, reason: str) -> Form:
 
 @contextmanager
 def forced(*names: str) -> Iterator[dict[str, Choice]]:
-    """Every choice that is made meanwhile, in this process, takes the first of these forms that is one of its own; others are as usual.
+    """Every choice that is made meanwhile, in this process, takes the first of these forms that is one of its own;
+    others are as usual.
 
     Gives the choices that were made so far, by key.
     """

@@ -1,8 +1,8 @@
 """Stores weights in float16 on the device if the option `precision` asks for it, by changing finished lowerings.
 
-What a program computes once from such a weight (another order of it) is stored in float16 then; a kernel that reads the weight as the model
-has it gets a copy, made once. Kernels read float32 all the same: the composer writes the conversion. The float32 original leaves the
-device, as that of any weight that was packed.
+What a program computes once from such a weight (another order of it) is stored in float16 then; a kernel that reads the
+weight as the model has it gets a copy, made once. Kernels read float32 all the same: the composer writes the
+conversion. The float32 original leaves the device, as that of any weight that was packed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ ORDER = "pack_rows.wgsl"
 
 
 def halved(built: Lowering, bound: BoundNode, weights: Iterable[int]) -> Lowering:
-    """With those of the inputs `weights` in float16 that are constants and fit, where they are read as they are, or in another order.
+    """With those of the inputs `weights` in float16 that are constants and fit, where they are read as they are, or in
+    another order.
 
-    Not what is calculated from them: Winograd's transform makes errors larger, and a pruned matrix has become smaller another way.
+    Not what is calculated from them: Winograd's transform makes errors larger, and a pruned matrix has become smaller
+    another way.
     """
     for index, operand in _weights(bound, weights):
         packing = [k for k in built.kernels if built.runs_once(k) and _reads(k, index)]
@@ -38,7 +40,9 @@ def left_whole(bound: BoundNode, weights: Iterable[int]) -> tuple[str, ...]:
 
 def halved_nbytes(lowering: Lowering) -> int:
     """Bytes of what a lowering computes once and keeps in float16."""
-    return sum(tensor.nbytes for k in lowering.kernels if lowering.runs_once(k) for tensor in k.outputs if tensor.dtype is HALF)
+    return sum(
+        tensor.nbytes for k in lowering.kernels if lowering.runs_once(k) for tensor in k.outputs if tensor.dtype is HALF
+    )
 
 
 def _weights(bound: BoundNode, weights: Iterable[int]) -> Iterator[tuple[int, Operand]]:
@@ -54,16 +58,23 @@ def _halved(built: Lowering, index: int, weight: TensorType, packing: list[Kerne
     copy, packed = f"half{index}", {target for k in packing for _, target in k.writes or ()}
     temps = {name: _half(tensor) if name in packed else tensor for name, tensor in built.temps}
     kernels = [
-        replace(k, outputs=tuple(map(_half, k.outputs))) if k in packing else
-        replace(k, reads=tuple((name, copy if source == index else source) for name, source in k.reads or ())) for k in built.kernels]
+        replace(k, outputs=tuple(map(_half, k.outputs)))
+        if k in packing
+        else replace(k, reads=tuple((name, copy if source == index else source) for name, source in k.reads or ()))
+        for k in built.kernels
+    ]
     if all(k in packing or not _reads(k, index) for k in built.kernels):
         return replace(built, kernels=tuple(kernels), temps=tuple(temps.items()))
     stored = _half(weight)
     lowering = kernel("convert.wgsl", [stored], reads={"x": index}, writes={"y": copy})
     back = kernel("convert.wgsl", [weight], reads={"x": copy}, writes={"y": "restored"})
     return replace(
-        built, kernels=(lowering, *kernels), temps=(*temps.items(), (copy, stored)), once=(*built.once, copy),
-        inverses=(*built.inverses, (index, back)))
+        built,
+        kernels=(lowering, *kernels),
+        temps=(*temps.items(), (copy, stored)),
+        once=(*built.once, copy),
+        inverses=(*built.inverses, (index, back)),
+    )
 
 
 def _half(tensor: TensorType) -> TensorType:

@@ -1,7 +1,8 @@
 """Evaluates nodes whose inputs the host knows: constants, and what exporters compute from shapes.
 
-Such nodes are never dispatched; their results steer the plan (a Reshape's shape) or become constants of it.
-The evaluation is shape_arithmetic.py's, or ONNX's own reference implementation, which knows all operators but takes numbers only.
+Such nodes are never dispatched; their results steer the plan (a Reshape's shape) or become constants of it. The
+evaluation is shape_arithmetic.py's, or ONNX's own reference implementation, which knows all operators but takes numbers
+only.
 """
 
 from __future__ import annotations
@@ -24,11 +25,29 @@ MAX_CONSTANT_NBYTES = 64 << 10
 _SHAPE_ONLY = ("Shape", "Size")
 
 _MOVES: Mapping[str, tuple[int, ...]] = {
-    "Transpose": (0,), "Flatten": (0,), "Tile": (0,), "Pad": (0, 2), "GatherElements": (0,), "GatherND": (0,),
-    "ScatterElements": (0, 2), "ScatterND": (0, 2), "Compress": (0,), "Trilu": (0,), "ReverseSequence": (0,)}
+    "Transpose": (0,),
+    "Flatten": (0,),
+    "Tile": (0,),
+    "Pad": (0, 2),
+    "GatherElements": (0,),
+    "GatherND": (0,),
+    "ScatterElements": (0, 2),
+    "ScatterND": (0, 2),
+    "Compress": (0,),
+    "Trilu": (0,),
+    "ReverseSequence": (0,),
+}
 """Operators that give elements of some inputs, or zeros, whatever these are; and which inputs."""
 
-RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout")
+RANDOM = (
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+    "Dropout",
+)
 """Ops that draw numbers."""
 
 
@@ -51,14 +70,17 @@ def has_sizes(bound: BoundNode) -> bool:
 
 
 def evaluate(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...]:
-    """(array, element type) of the outputs of a host node (None for one left out). Sizes of the run become numbers, for which alone
-    the plan then holds. Raises what onnx.reference raises on invalid input, KeyError for an element type that is unknown here.
+    """(array, element type) of the outputs of a host node (None for one left out). Sizes of the run become numbers, for
+    which alone the plan then holds. Raises what onnx.reference raises on invalid input, KeyError for an element type
+    that is unknown here.
     """
     feeds = {}
     for i, operand in enumerate(bound.inputs):
         if operand is not None:
-            if operand.content is None:     # an array of that shape, without its memory
-                feeds[f"i{i}"] = np.broadcast_to(np.zeros((), operand.dtype.numpy), tuple(int(d) for d in operand.shape))
+            if operand.content is None:  # an array of that shape, without its memory
+                feeds[f"i{i}"] = np.broadcast_to(
+                    np.zeros((), operand.dtype.numpy), tuple(int(d) for d in operand.shape)
+                )
             else:
                 feeds[f"i{i}"] = operand.content.astype(operand.dtype.numpy)
     results = iter(_evaluator(_Key(bound.node)).run(None, feeds))
@@ -72,9 +94,18 @@ def moved(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...] | None:
     ONNX's reference implementation moves the elements' positions instead, 0 stands for zero.
     """
     sources, node = _MOVES.get(bound.op, ()), bound.node
-    is_other = node.attributes.get("reduction", "none") not in ("none", b"none") or (node.op == "Pad" and node.version < 11)
-    if not sources or is_other or any(
-            o is not None and shape_arithmetic.is_symbolic(o.content) for k, o in enumerate(bound.inputs) if k not in sources):
+    is_other = node.attributes.get("reduction", "none") not in ("none", b"none") or (
+        node.op == "Pad" and node.version < 11
+    )
+    if (
+        not sources
+        or is_other
+        or any(
+            o is not None and shape_arithmetic.is_symbolic(o.content)
+            for k, o in enumerate(bound.inputs)
+            if k not in sources
+        )
+    ):
         return None
     elements: list[Any] = [bound.input(0).dtype.numpy.type(0).item()]
     replaced = list(bound.inputs)
@@ -84,8 +115,11 @@ def moved(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...] | None:
             elements += operand.content.reshape(-1).tolist()
             replaced[k] = replace(operand, type=TensorType(INT64, operand.shape), content=places)
     values = shape_arithmetic.objects(elements)
-    return tuple(result and (shape_arithmetic.plain(values[result[0]], bound.input(0).dtype), bound.input(0).dtype)
-                 for result in evaluate(replace(bound, inputs=tuple(replaced))))
+    return tuple(
+        result and (shape_arithmetic.plain(values[result[0]], bound.input(0).dtype), bound.input(0).dtype)
+        for result in evaluate(replace(bound, inputs=tuple(replaced)))
+    )
+
 
 def _tensor(node: Node, result: Any) -> Array:
     """Raises TypeError for a sequence or an optional value."""
@@ -114,13 +148,19 @@ def _evaluator(key: _Key) -> Any:
 
     node = key.node
     proto = onnx.helper.make_node(
-        node.op, [f"i{i}" if name else "" for i, name in enumerate(node.inputs)], [f"o{i}" for i, name in enumerate(node.outputs) if name],
-        **_attributes(node.attributes))
+        node.op,
+        [f"i{i}" if name else "" for i, name in enumerate(node.inputs)],
+        [f"o{i}" for i, name in enumerate(node.outputs) if name],
+        **_attributes(node.attributes),
+    )
     return ReferenceEvaluator(proto, opsets={"": max(node.version, 1)})
 
 
 def _attributes(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
     import onnx
 
-    return {k: onnx.numpy_helper.from_array(v) if isinstance(v, np.ndarray) else list(v) if isinstance(v, tuple) else v
-            for k, v in attributes.items() if v is not None}
+    return {
+        k: onnx.numpy_helper.from_array(v) if isinstance(v, np.ndarray) else list(v) if isinstance(v, tuple) else v
+        for k, v in attributes.items()
+        if v is not None
+    }

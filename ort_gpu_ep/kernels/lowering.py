@@ -24,7 +24,8 @@ from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Lowering, Op
 from ort_gpu_ep.weights.functions import DOMAIN, SPARSE
 
 SIZES = "sizes.wgsl"
-"""Calculates what follows from counts. Where a probe has put it out of use, what reads a size that the data decide begins a partition."""
+"""Calculates what follows from counts. Where a probe has put it out of use, what reads a size that the data decide
+begins a partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,12 @@ Answer: TypeAlias = Lowering | HostValues | Decline
 class Facts:
     """What is known of each value: its concrete type, and its content where the host knows it.
 
-    constants: values that the graph holds. counts, fits: for each, what counts its zeros, and tells whether float16 reaches to its
-    numbers. later: values whose content the host will know when a run begins. computed: values that the GPU computes in this graph.
-    counted: values whose size, or content that the host knows, depends on a count (ir/symbolic.py). breaks: by id() of a node, the computed
-    values whose content, or of which a count, it needs as a number: they can't be in one group, because the host reads that in between.
-    trace: of counts, once there is one. unbounded: of `counted`, what is read in another partition in any case.
+    constants: values that the graph holds. counts, fits: for each, what counts its zeros, and tells whether float16
+    reaches to its numbers. later: values whose content the host will know when a run begins. computed: values that the
+    GPU computes in this graph. counted: values whose size, or content that the host knows, depends on a count
+    (ir/symbolic.py). breaks: by id() of a node, the computed values whose content, or of which a count, it needs as a
+    number: they can't be in one group, because the host reads that in between. trace: of counts, once there is one.
+    unbounded: of `counted`, what is read in another partition in any case.
     """
 
     types: dict[str, TensorType]
@@ -65,23 +67,35 @@ class Facts:
         if tensor is None:
             return None
         return Operand(
-            name, tensor, self.known.get(name), name in self.later, name in self.constants, self.counts.get(name), fits=self.fits.get(name))
+            name,
+            tensor,
+            self.known.get(name),
+            name in self.later,
+            name in self.constants,
+            self.counts.get(name),
+            fits=self.fits.get(name),
+        )
 
 
 def facts_of(
-    graph: Graph, inputs: Mapping[str, TensorType], known: Mapping[str, Array] | None = None, trace: Trace | None = None,
+    graph: Graph,
+    inputs: Mapping[str, TensorType],
+    known: Mapping[str, Array] | None = None,
+    trace: Trace | None = None,
 ) -> Facts:
     """The facts before the first node: input types, constants, and the inputs whose content is known.
 
-    known: None while nodes are claimed, before any run; small inputs will then be known later. trace: that of the sizes in these, if any is
-    one of a run.
+    known: None while nodes are claimed, before any run; small inputs will then be known later. trace: that of the sizes
+    in these, if any is one of a run.
     """
     facts = Facts(dict(inputs), dict(known or {}), trace=trace)
     if known is None:
         facts.later |= {name for name, tensor in inputs.items() if is_readable(tensor)}
     for name, value in graph.values.items():
         if value.load and value.dtype is not None and value.shape is not None:
-            tensor = TensorType(value.dtype, tuple(int(d) for d in value.shape if d is not None and not isinstance(d, str)))
+            tensor = TensorType(
+                value.dtype, tuple(int(d) for d in value.shape if d is not None and not isinstance(d, str))
+            )
             facts.types[name] = tensor
             facts.constants.add(name)
             facts.counts[name] = partial(nonzeros_of, value)
@@ -92,8 +106,15 @@ def facts_of(
 
 
 def is_readable(tensor: TensorType) -> bool:
-    """Whether a value is small enough to be read by the host before a run, should the shape of something depend on it."""
-    return bool(at_most(tensor.size) <= shape_arithmetic.MAX_ELEMENTS) and tensor.dtype in (INT32, INT64, BOOL, FLOAT32, FLOAT16)
+    """Whether a value is small enough to be read by the host before a run, should the shape of something depend on
+    it."""
+    return bool(at_most(tensor.size) <= shape_arithmetic.MAX_ELEMENTS) and tensor.dtype in (
+        INT32,
+        INT64,
+        BOOL,
+        FLOAT32,
+        FLOAT16,
+    )
 
 
 def walk(
@@ -115,7 +136,8 @@ def walk(
         else:
             answer = _asked(bound, facts, limits, otherwise)
             counts = tuple(facts.counted.intersection(node.reads))
-            for shapes in (False, True) if counts else ():      # what held for numbers when nodes were claimed may not hold for all sizes
+            # what held for numbers when nodes were claimed may not hold for all sizes
+            for shapes in (False, True) if counts else ():
                 if not _serves_all(answer, limits):
                     answer = _asked(_pinned(bound, shapes), facts, limits, otherwise)
             if counts and (facts.unbounded.intersection(counts) or not _serves_all(answer, limits)):
@@ -161,14 +183,15 @@ def _with_counts(node: Node, lowering: Lowering, facts: Facts) -> Lowering:
     for counted in lowering.counted:
         if (tensor := outputs[counted.output]) is not None:
             size = facts.trace.count(temporary(node, counted.count), tensor.shape[counted.axis])
-            shape = (*tensor.shape[:counted.axis], size, *tensor.shape[counted.axis + 1:])
+            shape = (*tensor.shape[: counted.axis], size, *tensor.shape[counted.axis + 1 :])
             outputs[counted.output] = TensorType(tensor.dtype, shape)
     return replace(lowering, outputs=tuple(outputs))
 
 
 def _serves_all(answer: Answer, limits: Limits) -> bool:
-    """Whether an answer holds for every count: memory and workgroups for the most there can be are then enough for all, and a dispatch can
-    bind all counts that a kernel's sizes, or a value, follow from, beside their programs, what these write, and the error word.
+    """Whether an answer holds for every count: memory and workgroups for the most there can be are then enough for all,
+    and a dispatch can bind all counts that a kernel's sizes, or a value, follow from, beside their programs, what these
+    write, and the error word.
     """
     most = limits.max_buffers_per_stage - 3
     if isinstance(answer, HostValues):
@@ -176,7 +199,11 @@ def _serves_all(answer: Answer, limits: Limits) -> bool:
         return all(not names or (dtype in (INT32, INT64) and len(names) <= most) for dtype, names in counts)
     if isinstance(answer, Decline):
         return False
-    tensors = [*answer.outputs, *(tensor for _, tensor in answer.temps), *(t for k in answer.kernels for t in k.outputs)]
+    tensors = [
+        *answer.outputs,
+        *(tensor for _, tensor in answer.temps),
+        *(t for k in answer.kernels for t in k.outputs),
+    ]
     sizes = [tensor.size for tensor in tensors if tensor is not None]
     sizes += [n for k in answer.kernels for n in (k.groups, *(k.grid or ()))]
     inside = list[Any]()
@@ -184,7 +211,8 @@ def _serves_all(answer: Answer, limits: Limits) -> bool:
         inside.append(list[Any]())
         mapped(built, inside[-1].append)
     return all(not isinstance(size, Size) or size.trace.trend(size.terms) in (0, 1) for size in sizes) and all(
-        len(counts_of(*of_kernel)) <= most for of_kernel in inside)
+        len(counts_of(*of_kernel)) <= most for of_kernel in inside
+    )
 
 
 def _counts_in(array: Array) -> frozenset[str]:
@@ -197,7 +225,8 @@ def _at_most(bound: BoundNode) -> BoundNode:
 
 
 def _pinned(bound: BoundNode, shapes: bool) -> BoundNode:
-    """The node with numbers for the sizes that a run brings in known content, with `shapes` in all: for these alone the plan then holds."""
+    """The node with numbers for the sizes that a run brings in known content, with `shapes` in all: for these alone the
+    plan then holds."""
     return _with_sizes(bound, lambda value: value.pinned() if isinstance(value, Size) else value, shapes)
 
 
@@ -210,16 +239,25 @@ def _with_sizes(bound: BoundNode, change: Callable[[Any], Any], shapes: bool = T
             values = shape_arithmetic.objects([change(v) for v in content.reshape(-1)])
             content = shape_arithmetic.plain(values.reshape(content.shape), operand.dtype)
         return replace(
-            operand, type=TensorType(operand.dtype, tuple(map(change, operand.shape))) if shapes else operand.type, content=content)
+            operand,
+            type=TensorType(operand.dtype, tuple(map(change, operand.shape))) if shapes else operand.type,
+            content=content,
+        )
 
     operands = tuple(o for o in map(changed, bound.operands) if o is not None)
     return replace(bound, inputs=tuple(map(changed, bound.inputs)), operands=operands)
 
 
 def runs_once(node: Node, answer: Answer, is_constant: Callable[[str], bool], outputs: Collection[str]) -> bool:
-    """Whether a node is a decoder of constants whose result can stay on the device from one run to the next. outputs: of the graph."""
-    return _decodes(node) and isinstance(answer, Lowering) and bool(answer.kernels) and node.into is None and (
-        all(map(is_constant, node.reads)) and not any(name in outputs for name in node.writes))
+    """Whether a node is a decoder of constants whose result can stay on the device from one run to the next. outputs:
+    of the graph."""
+    return (
+        _decodes(node)
+        and isinstance(answer, Lowering)
+        and bool(answer.kernels)
+        and node.into is None
+        and (all(map(is_constant, node.reads)) and not any(name in outputs for name in node.writes))
+    )
 
 
 def _nonzeros_of_entries(node: Node, facts: Facts) -> Nonzeros:
@@ -233,25 +271,35 @@ def _decodes(node: Node) -> bool:
     return (node.domain, node.op) == ("", "DequantizeLinear") or node.domain == DOMAIN
 
 
-def _deferred(node: Node, decline: Decline, facts: Facts, otherwise: Callable[[str], TensorType | None]) -> Lowering | None:
-    """A promise to take the node once the values are there; None where that can't be, or the types of its outputs are not known then."""
+def _deferred(
+    node: Node, decline: Decline, facts: Facts, otherwise: Callable[[str], TensorType | None]
+) -> Lowering | None:
+    """A promise to take the node once the values are there; None where that can't be, or the types of its outputs are
+    not known then."""
     if not decline.later:
         if decline.operand not in facts.computed or not is_readable(facts.types[decline.operand]):
             return None
         facts.breaks[id(node)] = (*facts.breaks.get(id(node), ()), decline.operand)
     guesses = (*decline.types, *(None,) * (len(node.outputs) - len(decline.types)))
-    types = tuple((otherwise(name) or guess) if name else None for name, guess in zip(node.outputs, guesses, strict=False))
+    types = tuple(
+        (otherwise(name) or guess) if name else None for name, guess in zip(node.outputs, guesses, strict=False)
+    )
     missing = any(name and tensor is None for name, tensor in zip(node.outputs, types, strict=True))
     return None if missing else Lowering(types, deferred=True)
 
 
 def _learn_later(facts: Facts, node: Node, answer: Answer) -> None:
-    """Outputs that the host will know when a run begins: shape arithmetic on what it knows then, and small ones of the CPU's nodes."""
+    """Outputs that the host will know when a run begins: shape arithmetic on what it knows then, and small ones of the
+    CPU's nodes."""
     if isinstance(answer, Lowering):
         if not shape_arithmetic.has_rule(node) or not all(n in facts.later or n in facts.known for n in node.reads):
             return
-        if any(facts.types[n].dtype in FLOATS and n in facts.later and n not in facts.computed for n in node.reads if n in facts.types):
-            return      # what follows from floats of a run needs a plan for each of them
+        if any(
+            facts.types[n].dtype in FLOATS and n in facts.later and n not in facts.computed
+            for n in node.reads
+            if n in facts.types
+        ):
+            return  # what follows from floats of a run needs a plan for each of them
     elif isinstance(answer, HostValues):
         return
     facts.later |= {n for n in node.writes if n in facts.types and is_readable(facts.types[n])}
@@ -263,7 +311,9 @@ def bind(node: Node, facts: Facts) -> BoundNode | Decline:
     for name in (*node.inputs, *node.operands):
         operand = facts.operand(name) if name else None
         if name and operand is None:
-            return Decline(Code.DYNAMIC_SHAPE, f"type or shape of input {name!r} of {node.op} is unknown before the run")
+            return Decline(
+                Code.DYNAMIC_SHAPE, f"type or shape of input {name!r} of {node.op} is unknown before the run"
+            )
         operands.append(operand)
     split = len(node.inputs)
     return BoundNode(node, tuple(operands[:split]), tuple(o for o in operands[split:] if o is not None))
@@ -271,30 +321,35 @@ def bind(node: Node, facts: Facts) -> BoundNode | Decline:
 
 def _answer(bound: BoundNode, limits: Limits) -> Answer:
     keeps = limits.keeps_dense and _decodes(bound.node) and bound.input(0).rank > 1
-    if keeps or not host.is_host_node(bound):       # a decoded weight is treated as one that the model holds, also a small one
+    # a decoded weight is treated as one that the model holds, also a small one
+    if keeps or not host.is_host_node(bound):
         return claim(bound, limits)
     results = shape_arithmetic.evaluate(bound)
     if results is not None:
-        return HostValues(tuple(result if name else None for name, result in zip(bound.node.outputs, results, strict=True)))
+        return HostValues(
+            tuple(result if name else None for name, result in zip(bound.node.outputs, results, strict=True))
+        )
     if host.has_sizes(bound) and (elements := _moved(bound)) is not None:
         return HostValues(elements)
     answer = claim(bound, limits)
     if isinstance(answer, Decline) and answer.code == Code.ATTRIBUTE:
-        return answer       # its row says where onnxruntime differs from ONNX, which is what the host goes by
+        return answer  # its row says where onnxruntime differs from ONNX, which is what the host goes by
     if host.has_sizes(bound) and isinstance(answer, Lowering) and (_varies(answer) or _is_data(answer)):
-        return answer       # for every size, where the host would need numbers
+        return answer  # for every size, where the host would need numbers
     try:
         return HostValues(host.evaluate(bound))
-    except Exception as error:   # the reference implementation lacks some forms; a kernel may still take the node
+    except Exception as error:  # the reference implementation lacks some forms; a kernel may still take the node
         if isinstance(answer, Decline):
-            return Decline(answer.code, f"{answer.reason}; nor can the host compute it ({type(error).__name__}: {error})")
+            return Decline(
+                answer.code, f"{answer.reason}; nor can the host compute it ({type(error).__name__}: {error})"
+            )
         return answer
 
 
 def _moved(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...] | None:
     try:
         return host.moved(bound)
-    except Exception:   # as below: what the reference implementation lacks
+    except Exception:  # as below: what the reference implementation lacks
         return None
 
 
@@ -305,7 +360,9 @@ def _varies(lowering: Lowering) -> bool:
 
 def _is_data(lowering: Lowering) -> bool:
     """Whether an output is too large for anybody to want it on the host."""
-    return any(tensor is not None and at_most(tensor.size) > shape_arithmetic.MAX_ELEMENTS for tensor in lowering.outputs)
+    return any(
+        tensor is not None and at_most(tensor.size) > shape_arithmetic.MAX_ELEMENTS for tensor in lowering.outputs
+    )
 
 
 def _learn(facts: Facts, node: Node, answer: Answer, otherwise: Callable[[str], TensorType | None]) -> None:
@@ -330,5 +387,7 @@ def _learn(facts: Facts, node: Node, answer: Answer, otherwise: Callable[[str], 
             tensor = otherwise(name)
         if tensor is not None:
             facts.types[name] = tensor
-            if facts.trace is not None and (counts_of(*tensor.shape) or (name in facts.known and _counts_in(facts.known[name]))):
+            if facts.trace is not None and (
+                counts_of(*tensor.shape) or (name in facts.known and _counts_in(facts.known[name]))
+            ):
                 facts.counted.add(name)

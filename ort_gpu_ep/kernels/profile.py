@@ -1,4 +1,5 @@
-"""The profile of an adapter: the time of a run, a dispatch and a transfer, and the rate of each family of kernels. Plain data.
+"""The profile of an adapter: the time of a run, a dispatch and a transfer, and the rate of each family of kernels.
+Plain data.
 
 `calibration/` measures it; the partitioner reads it, and an adapter that is opened gets its figures of it.
 """
@@ -21,9 +22,17 @@ from ort_gpu_ep.kernels.registry import BoundNode, Lowering, tensors_of
 FORMAT = 5
 
 SIBLING: Mapping[str, str] = {
-    "matvec": "product", "direct": "product", "recurrent": "matvec", "recurrent_held": "recurrent", "recurrent_steps": "matvec",
-    "movement": "elementwise", "gather": "movement", "reduction": "elementwise", "reduction_held": "reduction",
-    "pool": "reduction", "sorting": "reduction",
+    "matvec": "product",
+    "direct": "product",
+    "recurrent": "matvec",
+    "recurrent_held": "recurrent",
+    "recurrent_steps": "matvec",
+    "movement": "elementwise",
+    "gather": "movement",
+    "reduction": "elementwise",
+    "reduction_held": "reduction",
+    "pool": "reduction",
+    "sorting": "reduction",
 }
 """Family -> the one that stands in for it where it was not measured: the nearest that is counted in the same unit."""
 
@@ -32,7 +41,8 @@ SIBLING: Mapping[str, str] = {
 class Curve:
     """Seconds over an amount, as measured.
 
-    points: (amount, seconds), both positive, amounts ascending, seconds not descending. Raises ValueError where they are not.
+    points: (amount, seconds), both positive, amounts ascending, seconds not descending. Raises ValueError where they
+    are not.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -43,11 +53,15 @@ class Curve:
             raise ValueError(f"curve {self.points}: expected one point or more of positive numbers")
         for (amount, seconds), (more, longer) in zip(self.points, self.points[1:], strict=False):
             if amount >= more or seconds > longer:
-                raise ValueError(f"curve: after {amount:g} in {seconds:g} s, got {more:g} in {longer:g} s; expected more, in no less time")
+                raise ValueError(
+                    f"curve: after {amount:g} in {seconds:g} s, got {more:g} in {longer:g} s; expected more, in "
+                    f"no less time"
+                )
 
     @classmethod
     def through(cls, measured: Iterable[tuple[float, float]], least_s: float = 1e-8) -> Curve:
-        """The curve of noisy measurements: a larger amount takes at least as long as a smaller one, and nothing less than least_s."""
+        """The curve of noisy measurements: a larger amount takes at least as long as a smaller one, and nothing less
+        than least_s."""
         points: dict[float, float] = {}
         floor_s = least_s
         for amount, seconds in sorted(measured):
@@ -55,7 +69,8 @@ class Curve:
         return cls(tuple(points.items()))
 
     def at(self, amount: float) -> float:
-        """Seconds for an amount: straight in logarithms between two points, the first's below them, in proportion to the last above."""
+        """Seconds for an amount: straight in logarithms between two points, the first's below them, in proportion to
+        the last above."""
         first, last = self.points[0], self.points[-1]
         if amount <= first[0]:
             return first[1]
@@ -75,9 +90,9 @@ class Profile:
     """Times of one adapter.
 
     run_s: an (almost) empty run with its readback: submit, wait, 256 bytes. dispatch_s: one more small kernel in a run.
-    upload, download: seconds that bytes take in addition to an empty run. families: seconds of work (without its dispatch) over
-    floating-point operations or bytes, see kernels.BY_FLOPS; those not there are answered by SIBLING, and where there is none yet, what
-    is assumed. roofs: the most that a kernel can do.
+    upload, download: seconds that bytes take in addition to an empty run. families: seconds of work (without its
+    dispatch) over floating-point operations or bytes, see kernels.BY_FLOPS; those not there are answered by SIBLING,
+    and where there is none yet, what is assumed. roofs: the most that a kernel can do.
     """
 
     adapter: str
@@ -90,12 +105,17 @@ class Profile:
 
     def __post_init__(self) -> None:
         if not all(math.isfinite(s) and s > 0 for s in (self.run_s, self.dispatch_s)):
-            raise ValueError(f"profile of {self.adapter}: run_s {self.run_s}, dispatch_s {self.dispatch_s}: expected positive numbers")
+            raise ValueError(
+                f"profile of {self.adapter}: run_s {self.run_s}, dispatch_s {self.dispatch_s}: expected "
+                f"positive numbers"
+            )
         if not all(math.isfinite(r) and r >= 0 for r in astuple(self.roofs)):
             raise ValueError(f"profile of {self.adapter}: {self.roofs}: expected numbers of at least 0")
         unknown = set(self.families) - set(FAMILIES)
         if unknown:
-            raise ValueError(f"profile of {self.adapter}: unknown families {sorted(unknown)}; there are {sorted(FAMILIES)}")
+            raise ValueError(
+                f"profile of {self.adapter}: unknown families {sorted(unknown)}; there are {sorted(FAMILIES)}"
+            )
         object.__setattr__(self, "families", MappingProxyType(dict(self.families)))
 
     def upload_s(self, nbytes: int) -> float:
@@ -105,15 +125,17 @@ class Profile:
         return self.download.at(nbytes)
 
     def node_s(self, lowering: Lowering, bound: BoundNode) -> float:
-        """Predicted seconds of a node on the GPU: for each kernel that a run dispatches, that and its work. Raises UnsupportedNodeError."""
+        """Predicted seconds of a node on the GPU: for each kernel that a run dispatches, that and its work. Raises
+        UnsupportedNodeError."""
         works = [work_of(k, tensors_of(k, lowering, bound)) for k in lowering.per_run]
         return math.fsum(work.dispatches * self.dispatch_s + self.work_s(work) for work in works)
 
     def work_s(self, work: Work) -> float:
         """Predicted seconds of a kernel without its dispatch: its operations or its bytes, whichever take longer.
 
-        What its family is not measured over goes at the best rate of a plain one that is: `direct` for operations, `elementwise` for bytes.
-        Recurrent layers are measured step by step; a step of another family takes as long as a small dispatch at least.
+        What its family is not measured over goes at the best rate of a plain one that is: `direct` for operations,
+        `elementwise` for bytes. Recurrent layers are measured step by step; a step of another family takes as long as a
+        small dispatch at least.
         """
         own = self.curve(work.family)
         if work.family in BY_FLOPS:
@@ -128,7 +150,8 @@ class Profile:
 
     @property
     def assumed(self) -> Mapping[str, Curve]:
-        """Families where they were not measured: as on an H200, but at most REACHED of the roofs, where those are known."""
+        """Families where they were not measured: as on an H200, but at most REACHED of the roofs, where those are
+        known."""
         roofs = {"product": self.roofs.flops_per_s, "elementwise": self.roofs.nbytes_per_s}
         return {family: _rate(min(per_s, REACHED * roofs[family] or per_s)) for family, per_s in _GUESSED_PER_S.items()}
 
@@ -153,18 +176,27 @@ class Profile:
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it; `from_dict` reads it."""
         return {
-            "adapter": self.adapter, "run_s": self.run_s, "dispatch_s": self.dispatch_s, "upload": [list(p) for p in self.upload.points],
+            "adapter": self.adapter,
+            "run_s": self.run_s,
+            "dispatch_s": self.dispatch_s,
+            "upload": [list(p) for p in self.upload.points],
             "download": [list(p) for p in self.download.points],
             "families": {name: [list(p) for p in curve.points] for name, curve in self.families.items()},
-            "roofs": asdict(self.roofs)}
+            "roofs": asdict(self.roofs),
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Profile:
         """Raises: KeyError, TypeError, ValueError, AttributeError for what `as_dict` did not write."""
         return cls(
-            str(data["adapter"]), float(data["run_s"]), float(data["dispatch_s"]), _curve(data["upload"]), _curve(data["download"]),
+            str(data["adapter"]),
+            float(data["run_s"]),
+            float(data["dispatch_s"]),
+            _curve(data["upload"]),
+            _curve(data["download"]),
             {str(name): _curve(points) for name, points in data["families"].items()},
-            Roofs(**{name: float(value) for name, value in data["roofs"].items()}))
+            Roofs(**{name: float(value) for name, value in data["roofs"].items()}),
+        )
 
 
 def path_of(cache_path: str, key: str) -> Path:
@@ -191,8 +223,8 @@ def _rate(per_s: float) -> Curve:
 
 
 _GUESSED_PER_S = {
-    "product": 4e12,       # what the kernels reach in small batches on an H200, without tuning
-    "elementwise": 1e12,   # an assumption: a fifth of the 4.8 TB/s of an H200's memory
+    "product": 4e12,  # what the kernels reach in small batches on an H200, without tuning
+    "elementwise": 1e12,  # an assumption: a fifth of the 4.8 TB/s of an H200's memory
 }
 
 REACHED = 1 / 3
@@ -200,14 +232,20 @@ REACHED = 1 / 3
 
 GUESSED = Profile(
     adapter="guessed",
-    run_s=110e-6,                 # submit, wait and map of an empty run: 0.11 ms on an H200
-    dispatch_s=5e-6,              # GPU time of a small dependent dispatch and its recording: 2.3-2.4 us and 1-3 us on an H200
-    upload=_rate(5e9),            # the megabyte range of an H200 (4 MB up: 0.41 ms, an empty run included)
-    download=_rate(5e9),          # likewise (4 MB down: 0.55 ms)
-    families={family: _rate(per_s) for family, per_s in _GUESSED_PER_S.items()})
+    run_s=110e-6,  # submit, wait and map of an empty run: 0.11 ms on an H200
+    # GPU time of a small dependent dispatch and its recording: 2.3-2.4 us and 1-3 us on an H200
+    dispatch_s=5e-6,
+    upload=_rate(5e9),  # the megabyte range of an H200 (4 MB up: 0.41 ms, an empty run included)
+    download=_rate(5e9),  # likewise (4 MB down: 0.55 ms)
+    families={family: _rate(per_s) for family, per_s in _GUESSED_PER_S.items()},
+)
 """What is assumed where nothing was measured."""
 
 
 def guessed_for(kind: str) -> Profile:
     """What is assumed of an adapter of a type (AdapterInfo.type) of which nothing was measured."""
-    return replace(GUESSED, dispatch_s=INTEGRATED_DISPATCH_S, families={}, roofs=INTEGRATED_ROOFS) if kind == "integrated" else GUESSED
+    return (
+        replace(GUESSED, dispatch_s=INTEGRATED_DISPATCH_S, families={}, roofs=INTEGRATED_ROOFS)
+        if kind == "integrated"
+        else GUESSED
+    )

@@ -1,7 +1,7 @@
 """Memoisation key of a claim: all that a kernel builder may depend on, so that equal layers are claimed once.
 
-Nodes are read anew for each stage, so a question is told by content: the row, the node's form, the types, and the content of those
-operands that the builder looked at. Names count only in a refusal, which tells them.
+Nodes are read anew for each stage, so a question is told by content: the row, the node's form, the types, and the
+content of those operands that the builder looked at. Names count only in a refusal, which tells them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ort_gpu_ep.kernels.target import HALVED
 from ort_gpu_ep.memo import Memo
 
 KEPT = 4096
-"""Questions whose answers are kept, process-wide: more than any known model has of different nodes. One takes a few kilobytes."""
+"""Questions whose answers are kept, process-wide: more than any known model has of different nodes. One takes a few
+kilobytes."""
 
 PLAIN_NBYTES = 64
 """Content up to here stands in a key itself, longer content by its digest."""
@@ -29,7 +30,8 @@ PLAIN_NBYTES = 64
 _STEPS = -1
 """Stands among positions for whether steps are fused behind the node, and what they end in."""
 
-_looked_at: Memo[frozenset[int]] = Memo(KEPT)     # form -> positions of the operands whose content its builder has looked at
+# form -> positions of the operands whose content its builder has looked at
+_looked_at: Memo[frozenset[int]] = Memo(KEPT)
 _built: Memo[Lowering] = Memo(KEPT)
 _answers: Memo[Lowering | Decline] = Memo(KEPT)
 _apart = 0
@@ -37,7 +39,8 @@ _apart = 0
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """For who plants something in a row or its helpers: what is answered meanwhile is not mixed up with what is answered otherwise."""
+    """For who plants something in a row or its helpers: what is answered meanwhile is not mixed up with what is
+    answered otherwise."""
     global _looked_at, _built, _answers, _apart
     usual = _looked_at, _built, _answers
     _apart += 1
@@ -55,7 +58,8 @@ def are_apart() -> bool:
 
 
 class Question:
-    """One node, as `claim` asks its row. Not for nodes with sizes of a run: what is recorded of those belongs to one trace."""
+    """One node, as `claim` asks its row. Not for nodes with sizes of a run: what is recorded of those belongs to one
+    trace."""
 
     def __init__(self, spec: OpSpec, bound: BoundNode) -> None:
         node = bound.node
@@ -64,13 +68,24 @@ class Question:
         self._operands = (*bound.inputs, *(() if bound.inputs else bound.operands))
         attributes = tuple(sorted((name, _attribute(value)) for name, value in node.attributes.items()))
         self._form: Hashable = (
-            spec.build, node.domain, node.op, node.version, attributes, node.channels_last, tuple(map(bool, node.outputs)),
-            tuple(map(_type, self._operands)), bound.target)
+            spec.build,
+            node.domain,
+            node.op,
+            node.version,
+            attributes,
+            node.channels_last,
+            tuple(map(bool, node.outputs)),
+            tuple(map(_type, self._operands)),
+            bound.target,
+        )
 
     def _content(self) -> Hashable:
         looked_at = sorted(_looked_at.get(self._form) or ())
-        halves = self.bound.target.limits.precision in HALVED     # else nobody asks, and to look at each weight takes long
-        return tuple((k, _end(self.bound.node) if k == _STEPS else _content(self._operands[k], halves)) for k in looked_at)
+        # else nobody asks, and to look at each weight takes long
+        halves = self.bound.target.limits.precision in HALVED
+        return tuple(
+            (k, _end(self.bound.node) if k == _STEPS else _content(self._operands[k], halves)) for k in looked_at
+        )
 
     def _whole(self) -> Hashable:
         return self._form, self._content(), self.bound.node.epilogue, tuple(map(_type, self.bound.operands))
@@ -143,4 +158,8 @@ def _content(operand: Operand | None, halves: bool) -> Hashable:
 
 def _array(array: Array) -> Hashable:
     data = array.tobytes()
-    return array.dtype.str, array.shape, data if len(data) <= PLAIN_NBYTES else hashlib.blake2b(data, digest_size=16).digest()
+    return (
+        array.dtype.str,
+        array.shape,
+        data if len(data) <= PLAIN_NBYTES else hashlib.blake2b(data, digest_size=16).digest(),
+    )

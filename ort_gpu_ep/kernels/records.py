@@ -1,8 +1,8 @@
 """Records of kernels: facts about each shader file besides its WGSL, written in `ops/` beside the op that uses it.
 
-From it come what the kernel is predicted to take (profile.py), whether a driver would cut its loops short (claim.py), and the
-doctor's probe of it (health/probes/cases.py). The functions of a record are plain arithmetic over constants and sizes.
-`completed` fills in what a row's builder leaves open.
+From it come what the kernel is predicted to take (profile.py), whether a driver would cut its loops short (claim.py),
+and the doctor's probe of it (health/probes/cases.py). The functions of a record are plain arithmetic over constants and
+sizes. `completed` fills in what a row's builder leaves open.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class KernelCall:
     def __getitem__(self, name: str) -> int:
         """A constant of the kernel, as a number. Raises InternalError where it has none of that name."""
         if name not in self.consts:
-            raise InternalError(f"{self.kernel.shader} has no constant {name!r} for its record; it has {', '.join(self.consts) or 'none'}")
+            raise InternalError(
+                f"{self.kernel.shader} has no constant {name!r} for its record; it has "
+                f"{', '.join(self.consts) or 'none'}"
+            )
         value: int = self.consts[name]
         return value
 
@@ -70,7 +73,8 @@ class KernelCall:
         return sum(self.tensors[name].nbytes for name in names or self.tensors if name in self.tensors)
 
     def rows(self, passes: int) -> int:
-        """Loop iterations: members of a team go along a row of N, in blocks of 32, that often; then they add up in halves."""
+        """Loop iterations: members of a team go along a row of N, in blocks of 32, that often; then they add up in
+        halves."""
         along = ceil_div(self["N"], self["TEAM"])
         return passes * (along + along // 32 + 2 + self["TEAM"].bit_length())
 
@@ -117,7 +121,8 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One node that a probe runs on the adapter and by ONNX's reference implementation. tolerance: of the largest value."""
+    """One node that a probe runs on the adapter and by ONNX's reference implementation. tolerance: of the largest
+    value."""
 
     op: str
     version: int
@@ -128,7 +133,12 @@ class Case:
 
 
 def case(
-    op: str, version: int, *inputs: Random | Known | None, outputs: int = 1, tolerance: float = 2e-5, **attributes: Attribute,
+    op: str,
+    version: int,
+    *inputs: Random | Known | None,
+    outputs: int = 1,
+    tolerance: float = 2e-5,
+    **attributes: Attribute,
 ) -> Case:
     return Case(op, version, inputs, outputs, tolerance, tuple(attributes.items()))
 
@@ -138,11 +148,12 @@ class Record:
     """What a shader file is like.
 
     family: of FAMILIES. loop_bound: iterations of all loops of an invocation at most; None: its text has no loop.
-    flops: floating-point operations, None where bytes alone say what it takes. nbytes: read and written, None for each bound tensor
-    once. steps: parts of the work that wait for each other, None for one. data_indices: it reads or writes at places that the content of
-    a tensor decides on, and its text does not clamp them: such a kernel keeps its bounds checks.
-    pairs: its text also serves 64-bit integers that are pairs of words (Kernel.pairs); others it only may store, after fused steps.
-    cases: nodes that show whether the kernel is right; none where a probe in health/probes/ is written for it.
+    flops: floating-point operations, None where bytes alone say what it takes. nbytes: read and written, None for each
+    bound tensor once. steps: parts of the work that wait for each other, None for one. data_indices: it reads or writes
+    at places that the content of a tensor decides on, and its text does not clamp them: such a kernel keeps its bounds
+    checks. pairs: its text also serves 64-bit integers that are pairs of words (Kernel.pairs); others it only may
+    store, after fused steps. cases: nodes that show whether the kernel is right; none where a probe in health/probes/
+    is written for it.
     """
 
     shader: str
@@ -161,20 +172,36 @@ RECORDS: dict[str, Record] = {}
 
 
 def record(
-    shader: str, family: str, *, loop_bound: Count | None = None, flops: Count | None = None, nbytes: Count | None = None,
-    steps: Count | None = None, cases: Sequence[Case] = (), data_indices: bool = False, pairs: bool = False,
+    shader: str,
+    family: str,
+    *,
+    loop_bound: Count | None = None,
+    flops: Count | None = None,
+    nbytes: Count | None = None,
+    steps: Count | None = None,
+    cases: Sequence[Case] = (),
+    data_indices: bool = False,
+    pairs: bool = False,
 ) -> None:
     """States the record of a shader file. Raises InternalError for a second one, or an unknown family."""
     if shader in RECORDS or family not in FAMILIES:
-        raise InternalError(f"record of {shader}: " + (
-            "there is one already" if shader in RECORDS else f"got family {family!r}, expected one of {', '.join(FAMILIES)}"))
+        raise InternalError(
+            f"record of {shader}: "
+            + (
+                "there is one already"
+                if shader in RECORDS
+                else f"got family {family!r}, expected one of {', '.join(FAMILIES)}"
+            )
+        )
     RECORDS[shader] = Record(shader, family, loop_bound, flops, nbytes, steps, tuple(cases), data_indices, pairs)
 
 
 def unchecked(families: Iterable[str]) -> frozenset[str]:
     """The shader files that need no bounds checks once their families are trusted."""
     trusted = frozenset(families)
-    return frozenset(shader for shader, record in RECORDS.items() if record.family in trusted and not record.data_indices)
+    return frozenset(
+        shader for shader, record in RECORDS.items() if record.family in trusted and not record.data_indices
+    )
 
 
 def record_of(shader: str) -> Record:
@@ -182,21 +209,26 @@ def record_of(shader: str) -> Record:
     entry = RECORDS.get(shader)
     if entry is None:
         raise UnsupportedNodeError(
-            Code.LIMIT, f"{shader} has no record of its family, loops and costs: state one beside the row (docs/adding-an-op.md)")
+            Code.LIMIT,
+            f"{shader} has no record of its family, loops and costs: state one beside the row (docs/adding-an-op.md)",
+        )
     return entry
 
 
 def loop_bound(kernel: Kernel) -> int:
-    """Iterations of all loops of one invocation, at most: llvmpipe ends every loop after 65,535 of them together, silently.
+    """Iterations of all loops of one invocation, at most: llvmpipe ends every loop after 65,535 of them together,
+    silently.
 
-    Source: Mesa, src/gallium/auxiliary/gallivm/lp_bld_limits.h, LP_MAX_TGSI_LOOP_ITERATIONS. Raises UnsupportedNodeError(LIMIT).
+    Source: Mesa, src/gallium/auxiliary/gallivm/lp_bld_limits.h, LP_MAX_TGSI_LOOP_ITERATIONS. Raises
+    UnsupportedNodeError(LIMIT).
     """
     bound = record_of(kernel.shader).loop_bound
     return bound(KernelCall(kernel, dict(kernel.consts), {})) if bound else 0
 
 
 def turns_of(kernel: Kernel) -> int:
-    """Of the loops of one workgroup, of all its invocations together, in the run that is being planned: at most, as far as is known."""
+    """Of the loops of one workgroup, of all its invocations together, in the run that is being planned: at most, as far
+    as is known."""
     bound = record_of(kernel.shader).loop_bound
     turns = bound(KernelCall(kernel, {name: hint(value) for name, value in kernel.consts}, {})) if bound else 0
     return int(kernel.workgroup_size * (1 + hint(turns)))
@@ -204,7 +236,8 @@ def turns_of(kernel: Kernel) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a kernel does. flops: 0 where it is told by its bytes alone. steps: parts that wait for each other. dispatches: of it."""
+    """What a kernel does. flops: 0 where it is told by its bytes alone. steps: parts that wait for each other.
+    dispatches: of it."""
 
     family: str
     flops: int
@@ -214,12 +247,20 @@ class Work:
 
 
 def work_of(kernel: Kernel, bindings: Bindings) -> Work:
-    """In the run that is being planned. bindings: as registry.tensors_of has them. Raises UnsupportedNodeError(LIMIT) without a record."""
+    """In the run that is being planned. bindings: as registry.tensors_of has them. Raises UnsupportedNodeError(LIMIT)
+    without a record."""
     tensors = {name: TensorType(tensor.dtype, hints(tensor.shape)) for name, (tensor, _) in bindings.items()}
-    record, call = record_of(kernel.shader), KernelCall(kernel, {name: hint(value) for name, value in kernel.consts}, tensors)
+    record, call = (
+        record_of(kernel.shader),
+        KernelCall(kernel, {name: hint(value) for name, value in kernel.consts}, tensors),
+    )
     return Work(
-        record.family, record.flops(call) if record.flops else 0, record.nbytes(call) if record.nbytes else call.nbytes(),
-        record.steps(call) if record.steps else 1, hint(kernel.repeats))
+        record.family,
+        record.flops(call) if record.flops else 0,
+        record.nbytes(call) if record.nbytes else call.nbytes(),
+        record.steps(call) if record.steps else 1,
+        hint(kernel.repeats),
+    )
 
 
 def completed(spec: OpSpec, bound: BoundNode) -> Lowering:

@@ -45,18 +45,22 @@ from ort_gpu_ep.kernels.target import WORKGROUP as WORKGROUP
 from ort_gpu_ep.kernels.target import Limits as Limits
 
 KNOWN_OPSET = 28
-"""Newest ONNX opset whose changes were read; a later form of an op is declined unless it allows other types and says the same else."""
+"""Newest ONNX opset whose changes were read; a later form of an op is declined unless it allows other types and says
+the same else."""
 
 
 class UnknownValueError(UnsupportedNodeError):
     """A builder needs the value of an operand, not only its type.
 
-    later: it will be known when a run begins. types: what the outputs then are, as far as can be told without the value.
+    later: it will be known when a run begins. types: what the outputs then are, as far as can be told without the
+    value.
     """
 
     def __init__(self, operand: str, later: bool = False, types: tuple[TensorType, ...] = ()) -> None:
         super().__init__(
-            Code.NOT_CONSTANT, f"input {operand!r} must be known before the run (a constant, shape arithmetic, or a small input)")
+            Code.NOT_CONSTANT,
+            f"input {operand!r} must be known before the run (a constant, shape arithmetic, or a small input)",
+        )
         self.operand, self.later, self.types = operand, later, types
 
 
@@ -64,11 +68,12 @@ class UnknownValueError(UnsupportedNodeError):
 class Operand:
     """An input of a node: its concrete type, and its value where the host knows it (constants, shape arithmetic).
 
-    content: the value; where sizes of the run are in it, an array of objects (ir/symbolic.py). expected: the host will know the value when
-    a run begins, but does not now, when nodes are claimed. constant: the graph holds it, also where it is too large for `value`. count:
-    gives how many of a constant's elements are not zero, fits whether float16 reaches to them. decoded: bits of the code that a decoder
-    makes an element of, in the kernel that reads it (ops/in_place.py); 0: it is stored.
-    asked: called when a builder looks at more than the type (claim.py remembers what an answer follows from).
+    content: the value; where sizes of the run are in it, an array of objects (ir/symbolic.py). expected: the host will
+    know the value when a run begins, but does not now, when nodes are claimed. constant: the graph holds it, also where
+    it is too large for `value`. count: gives how many of a constant's elements are not zero, fits whether float16
+    reaches to them. decoded: bits of the code that a decoder makes an element of, in the kernel that reads it
+    (ops/in_place.py); 0: it is stored. asked: called when a builder looks at more than the type (claim.py remembers
+    what an answer follows from).
     """
 
     name: str
@@ -125,7 +130,8 @@ class Operand:
 
     @property
     def exceeds_half(self) -> bool:
-        """Whether the model holds it, and float16 has no number near one of its elements: beyond the largest, infinite or NaN."""
+        """Whether the model holds it, and float16 has no number near one of its elements: beyond the largest, infinite
+        or NaN."""
         if self.dtype is not FLOAT32 or not self.is_constant:
             return False
         if self.content is not None:
@@ -149,8 +155,8 @@ class Operand:
         return self.type.size
 
     def require(self) -> Array:
-        """The value; sizes of the run become numbers, for which alone the plan then holds. Raises UnknownValueError where the host does
-        not know it.
+        """The value; sizes of the run become numbers, for which alone the plan then holds. Raises UnknownValueError
+        where the host does not know it.
         """
         content = self._known()
         return content.astype(self.dtype.numpy) if self._is_of_a_run else content
@@ -175,7 +181,8 @@ class Operand:
 class Decline:
     """Why a node is not taken: data that the user can read.
 
-    operand: whose value is missing. later: but will be there when a run begins; the outputs are then most likely of these types.
+    operand: whose value is missing. later: but will be there when a run begins; the outputs are then most likely of
+    these types.
     """
 
     code: Code
@@ -214,7 +221,8 @@ class BoundNode:
         return bool(self.node.epilogue)
 
     def ends_in(self, plain: DType) -> DType:
-        """The element type that is stored, where the kernel computes `plain`: steps fused behind it may end in another."""
+        """The element type that is stored, where the kernel computes `plain`: steps fused behind it may end in
+        another."""
         return self.node.epilogue[-1].dtype if self.has_steps else plain
 
     def has(self, index: int) -> bool:
@@ -262,8 +270,8 @@ class ChannelsLast:
     """How a node works with values of rank 4 stored [N, H, W, C].
 
     inputs: positions of those that it reads so; the others stay as they are. writes: whether it writes its outputs so.
-    attributes: those that are other ones then, because axes count stored dimensions. constants: likewise inputs, by position.
-    gain_ns: what it takes less than in plain; 0 where both are alike.
+    attributes: those that are other ones then, because axes count stored dimensions. constants: likewise inputs, by
+    position. gain_ns: what it takes less than in plain; 0 where both are alike.
     """
 
     inputs: tuple[int, ...]
@@ -274,7 +282,8 @@ class ChannelsLast:
 
 
 LayoutRule: TypeAlias = Callable[[BoundNode], ChannelsLast | None]
-"""Of a row: how a node works channel-last, asked with its plain types; None where it can't. May raise UnsupportedNodeError for that."""
+"""Of a row: how a node works channel-last, asked with its plain types; None where it can't. May raise
+UnsupportedNodeError for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,10 +300,10 @@ class Binding:
 class OpSpec:
     """One row: an op and what our kernel of it restricts.
 
-    since: oldest since-version taken. dtypes: type parameter of the schema -> element types taken.
-    epilogue: the fuser may append elementwise steps to its one output. channels_last: how it works channel-last, None: not at all.
-    weights: inputs whose constants the options `precision=f16` and `f16acc` keep in float16.
-    counted: outputs of which only a run tells the size (built.Counted).
+    since: oldest since-version taken. dtypes: type parameter of the schema -> element types taken. epilogue: the fuser
+    may append elementwise steps to its one output. channels_last: how it works channel-last, None: not at all. weights:
+    inputs whose constants the options `precision=f16` and `f16acc` keep in float16. counted: outputs of which only a
+    run tells the size (built.Counted).
     """
 
     name: str
@@ -326,7 +335,8 @@ def op(
     weights: tuple[int, ...] = (),
     counted: tuple[int, ...] = (),
 ) -> Callable[[Builder], Builder]:
-    """Adds a row. bindings: `x w b? -> y`; `?` optional, `...` variadic, `_` read by the host only. The others: see OpSpec."""
+    """Adds a row. bindings: `x w b? -> y`; `?` optional, `...` variadic, `_` read by the host only. The others: see
+    OpSpec."""
 
     def add(build: Builder) -> Builder:
         left, right = bindings.split("->")
@@ -334,8 +344,19 @@ def op(
         if key in OPS:
             raise InternalError(f"op {domain}:{name} has two rows")
         OPS[key] = OpSpec(
-            name, domain, since, {k: tuple(v) for k, v in dtypes.items()}, tuple(map(_binding, left.split())),
-            tuple(map(_binding, right.split())), build, (build.__doc__ or "").strip(), epilogue, channels_last, weights, counted)
+            name,
+            domain,
+            since,
+            {k: tuple(v) for k, v in dtypes.items()},
+            tuple(map(_binding, left.split())),
+            tuple(map(_binding, right.split())),
+            build,
+            (build.__doc__ or "").strip(),
+            epilogue,
+            channels_last,
+            weights,
+            counted,
+        )
         return build
 
     return add
@@ -355,7 +376,9 @@ def broadcast(*shapes: Shape) -> Shape:
             if size == 1:
                 size = other
             elif other != 1 and other != size:
-                raise UnsupportedNodeError(Code.RANK, f"shapes {', '.join(str(list(s)) for s in shapes)} do not broadcast")
+                raise UnsupportedNodeError(
+                    Code.RANK, f"shapes {', '.join(str(list(s)) for s in shapes)} do not broadcast"
+                )
         out.append(size)
     return tuple(out)
 
@@ -388,7 +411,8 @@ def tensors_of(built: Kernel, lowering: Lowering, bound: BoundNode) -> dict[str,
 
 
 def parts(tensor: TensorType, max_binding_nbytes: int) -> list[tuple[int, int]]:
-    """(first element, elements) of each binding that a tensor needs: more than one where it is larger than a binding may be."""
+    """(first element, elements) of each binding that a tensor needs: more than one where it is larger than a binding
+    may be."""
     size = _part_size(tensor, max_binding_nbytes)
     if tensor.size <= size:
         return [(0, tensor.size)]

@@ -1,7 +1,9 @@
-"""Arithmetic on shapes, evaluated on the host: small tensors whose elements may be sizes of the run, or floats that follow from them.
+"""Arithmetic on shapes, evaluated on the host: small tensors whose elements may be sizes of the run, or floats that
+follow from them.
 
-Arrays with such an element have numpy's object type; what has none again becomes an array of its element type. Anything that is not
-here, or not in a form that is here, is left to ONNX's reference implementation (host.py), which needs numbers.
+Arrays with such an element have numpy's object type; what has none again becomes an array of its element type. Anything
+that is not here, or not in a form that is here, is left to ONNX's reference implementation (host.py), which needs
+numbers.
 """
 
 from __future__ import annotations
@@ -53,22 +55,26 @@ def has_rule(node: Node) -> bool:
 
 
 def evaluate(bound: BoundNode) -> list[Result] | None:
-    """(array, element type) of each output; None where the node is not one of ours, or needs numbers that only a run has."""
+    """(array, element type) of each output; None where the node is not one of ours, or needs numbers that only a run
+    has."""
     rule = _RULES.get(bound.op)
     if rule is None or bound.node.domain:
         return None
     values = [o for o in bound.inputs if o is not None and o.content is not None]
-    is_ours = bound.op == "Slice" or any(is_symbolic(o.content) for o in values)      # numpy takes nothing from before the first element on
+    # numpy takes nothing from before the first element on
+    is_ours = bound.op == "Slice" or any(is_symbolic(o.content) for o in values)
     taken = (*INTEGERS, BOOL, *FLOATS) if is_ours else _INTEGERS
     if any(o.size > MAX_ELEMENTS or o.dtype not in taken for o in values):
         return None
     try:
-        with exactly(v for o in values if is_symbolic(o.content) for v in o.content.reshape(-1)):   # type: ignore[union-attr]
+        with exactly(v for o in values if is_symbolic(o.content) for v in o.content.reshape(-1)):  # type: ignore[union-attr]
             results = rule(bound)
         if results is None or any(a.size > MAX_ELEMENTS for a, _ in results):
             return None
         return [(plain(array, dtype), dtype) for array, dtype in results]
-    except Exception:   # it varies, or is no valid node, or in a form that no rule foresees: the reference implementation says why
+    except (
+        Exception
+    ):  # it varies, or is no valid node, or in a form that no rule foresees: the reference implementation says why
         return None
 
 
@@ -94,7 +100,7 @@ def objects(values: Any) -> Array:
 
 def _shape(node: BoundNode) -> list[Result]:
     start, end = int(node.attr("start") or 0), node.attr("end")
-    return [(objects(node.input(0).shape[start:None if end is None else int(end)]), INT64)]
+    return [(objects(node.input(0).shape[start : None if end is None else int(end)]), INT64)]
 
 
 def _size(node: BoundNode) -> list[Result]:
@@ -109,7 +115,8 @@ def _value(node: BoundNode, index: int) -> Array:
 
 
 def _numbers(operand: Operand | None) -> list[int] | None:
-    """An operand as plain numbers; None where it is left out. Raises _VariesError for a size of the run: what is taken or made varies."""
+    """An operand as plain numbers; None where it is left out. Raises _VariesError for a size of the run: what is taken
+    or made varies."""
     if operand is None:
         return None
     if operand.value is None:
@@ -129,9 +136,11 @@ def _axes(node: BoundNode, index: int = 1) -> list[int] | None:
 
 def _moved(rule: Callable[[BoundNode, Array], Array | None]) -> Rule:
     """A rule that picks or places elements of input 0."""
+
     def apply(node: BoundNode) -> list[Result] | None:
         results = rule(node, _value(node, 0))
         return None if results is None else [(results, node.input(0).dtype)]
+
     return apply
 
 
@@ -148,12 +157,18 @@ def _slice(node: BoundNode, x: Array) -> Array | None:
     steps = _numbers(node.optional(4)) or [1] * len(starts)
     where = [slice(None)] * x.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        where[axis] = slice(max(start, -x.shape[axis]), end, step)      # a step back from before the first element starts there
+        # a step back from before the first element starts there
+        where[axis] = slice(max(start, -x.shape[axis]), end, step)
     return np.asarray(x[tuple(where)])
 
 
 def _concat(node: BoundNode) -> list[Result]:
-    return [(np.concatenate([_value(node, i) for i in range(len(node.inputs))], axis=int(node.attr("axis"))), node.input(0).dtype)]
+    return [
+        (
+            np.concatenate([_value(node, i) for i in range(len(node.inputs))], axis=int(node.attr("axis"))),
+            node.input(0).dtype,
+        )
+    ]
 
 
 def _unsqueeze(node: BoundNode, x: Array) -> Array:
@@ -180,14 +195,16 @@ def _cast(node: BoundNode) -> list[Result] | None:
 def _as_type(node: BoundNode, target: DType | None) -> list[Result] | None:
     source, x = node.input(0).dtype, _value(node, 0)
     if target is BOOL:
-        return _truths(lambda v: v != 0, lambda v: 1 - derived(equal, v, 0))(node) if source is not BOOL else [(x, BOOL)]
+        return (
+            _truths(lambda v: v != 0, lambda v: 1 - derived(equal, v, 0))(node) if source is not BOOL else [(x, BOOL)]
+        )
     if target not in (*INTEGERS, *FLOATS):
         return None
     if target in FLOATS or source in FLOATS:
-        one: Callable[[Any], Any] = lambda v: derived(OF_TYPE["Cast", target], v)       # noqa: E731
+        one: Callable[[Any], Any] = lambda v: derived(OF_TYPE["Cast", target], v)  # noqa: E731
     else:
         low, high = limits_of(target)
-        one = lambda v: fitted(v if isinstance(v, Size) else int(v), low, high)       # noqa: E731
+        one = lambda v: fitted(v if isinstance(v, Size) else int(v), low, high)  # noqa: E731
     return [(objects([one(v) for v in x.reshape(-1)]).reshape(x.shape), target)]
 
 
@@ -203,13 +220,15 @@ def _range(node: BoundNode) -> list[Result] | None:
 
 
 def _by_type(of_integers: Callable[..., Any] | None) -> Rule:
-    """An operator on each element. of_integers: as Python calculates, of which what the type holds is kept; None where ONNX has it for
-    floats only.
+    """An operator on each element. of_integers: as Python calculates, of which what the type holds is kept; None where
+    ONNX has it for floats only.
     """
+
     def apply(node: BoundNode) -> list[Result] | None:
         dtype = node.input(0).dtype
         function = _of_numbers(node.op, dtype, of_integers)
         return None if function is None else _elementwise(function)(node)
+
     return apply
 
 
@@ -223,8 +242,13 @@ def _of_numbers(op: str, dtype: DType, of_integers: Callable[..., Any] | None) -
 
 
 def _power(x: Any, y: Any) -> Any:
-    return x ** y if type(x) is int and type(y) is int and y >= 0 else math.prod([x] * y) if type(y) is int and 0 <= y <= 3 else derived(
-        power_of_integers, x, y)
+    return (
+        x**y
+        if type(x) is int and type(y) is int and y >= 0
+        else math.prod([x] * y)
+        if type(y) is int and 0 <= y <= 3
+        else derived(power_of_integers, x, y)
+    )
 
 
 def _absolute(x: Any) -> Any:
@@ -267,17 +291,22 @@ def _elementwise(function: Callable[..., Any], result: DType | int = 0) -> Rule:
         arrays = np.broadcast_arrays(*(_value(node, i) for i in range(len(node.inputs))))
         array = objects([function(*row) for row in zip(*(a.reshape(-1) for a in arrays), strict=True)])
         return [(array.reshape(arrays[0].shape), result if isinstance(result, DType) else node.input(result).dtype)]
+
     return apply
 
 
 def _truths(guarded: Callable[..., Any], counted: Callable[..., Any]) -> Rule:
-    """A question to each element: few answers are guards, many are numbers of the run, 0 or 1. counted: the question as such."""
+    """A question to each element: few answers are guards, many are numbers of the run, 0 or 1. counted: the question as
+    such."""
     few, many = _elementwise(lambda *row: bool(guarded(*row)), BOOL), _elementwise(counted, BOOL)
 
     def apply(node: BoundNode) -> list[Result] | None:
         arrays = [_value(node, i) for i in range(len(node.inputs)) if node.has(i)]
-        asked = any(map(is_symbolic, (o.content for o in node.given()))) and math.prod(np.broadcast_shapes(*(a.shape for a in arrays)))
+        asked = any(map(is_symbolic, (o.content for o in node.given()))) and math.prod(
+            np.broadcast_shapes(*(a.shape for a in arrays))
+        )
         return (many if asked > MAX_GUARDS else few)(node)
+
     return apply
 
 
@@ -286,6 +315,7 @@ def _where(node: BoundNode) -> list[Result] | None:
         if not isinstance(condition, Size):
             return x if condition else y
         return derived(select, condition, x, y) if node.input(1).dtype in FLOATS else y + condition * (x - y)
+
     return _elementwise(chosen, 1)(node)
 
 
@@ -304,6 +334,7 @@ def _added_up(op: str, dtype: DType, of_integers: Callable[..., Any]) -> Callabl
     def added(*row: Any) -> Any:
         total = of_integers(*row)
         return total if low <= total <= high else derived(OF_TYPE[op, dtype], *row)
+
     return added
 
 
@@ -319,6 +350,7 @@ def _reduced(of_integers: Callable[..., Any], functions: Callable[..., Callable[
         rows = x.transpose(*kept, *reduced).reshape(math.prod(x.shape[a] for a in kept), -1)
         shape = [1 if a in reduced else d for a, d in enumerate(x.shape) if a in kept or node.attr("keepdims")]
         return [(objects([function(*row) for row in rows]).reshape(shape), dtype)]
+
     return apply
 
 

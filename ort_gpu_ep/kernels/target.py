@@ -14,19 +14,22 @@ OFFSET_ALIGNMENT = 256
 """Where in a buffer a binding may begin: a multiple of what WebGPU lets every adapter ask for."""
 
 ADAPTER, INLINED, PACKED, WORKGROUP = "adapter", "decoders in other kernels", "packed elements", "workgroup memory"
-"""What probes and quirks may put out of use besides shader files and device features: everything (the adapter is not opened then), kernels
-with decoders in them, bindings of 8 and 16 bits, shared memory."""
+"""What probes and quirks may put out of use besides shader files and device features: everything (the adapter is not
+opened then), kernels with decoders in them, bindings of 8 and 16 bits, shared memory."""
 
 
 LAST_ARRIVING = "last-arriving-workgroup"
-"""Among Limits.features: the workgroup that an atomic counter tells to be the last sees what the others stored before they counted. WGSL
-does not promise it, so an adapter has this feature only where a probe has seen it hold (health/open_adapter.py)."""
+"""Among Limits.features: the workgroup that an atomic counter tells to be the last sees what the others stored before
+they counted. WGSL does not promise it, so an adapter has this feature only where a probe has seen it hold
+(health/open_adapter.py)."""
 SUBNORMAL_HALVES = "subnormal-float16"
-"""Among Limits.features: unpack2x16float keeps float16 numbers below 2^-14. WGSL lets it flush them to zero; so likewise."""
+"""Among Limits.features: unpack2x16float keeps float16 numbers below 2^-14. WGSL lets it flush them to zero; so
+likewise."""
 SUBGROUP_MATRIX = "subgroup-matrix"
 """Among Limits.features: WGSL's chromium_experimental_subgroup_matrix, which Dawn alone has."""
 MATRIX_UNITS = "matrix-units"
-"""Among Limits.features: with it Limits.fragment of float16 numbers is multiplied rightly into sums of float32, as a probe has seen."""
+"""Among Limits.features: with it Limits.fragment of float16 numbers is multiplied rightly into sums of float32, as a
+probe has seen."""
 MATRIX_BYTES = "matrix-units-int8"
 """Among Limits.features: likewise, of BYTE_FRAGMENTS."""
 MATRIX_ATTENTION = "matrix-units-attention"
@@ -51,15 +54,20 @@ class Fragment:
         return f"{self.n}x{self.m}x{self.k}"
 
 
-FRAGMENTS = {f"float16 float32 {fragment}": fragment for fragment in (
-    Fragment(16, 16, 16), Fragment(16, 8, 16), Fragment(8, 16, 16), Fragment(8, 8, 8))}
-"""By the configuration that a driver has to offer for it; the first of these that it does is taken. matrix_product.wgsl and
-attention_units.wgsl are written for each of them."""
-BYTE_FRAGMENTS = {f"int8 int32 {fragment}": fragment for fragment in (
-    Fragment(16, 16, 32), Fragment(16, 16, 16), Fragment(16, 8, 32), Fragment(8, 8, 8))}
+FRAGMENTS = {
+    f"float16 float32 {fragment}": fragment
+    for fragment in (Fragment(16, 16, 16), Fragment(16, 8, 16), Fragment(8, 16, 16), Fragment(8, 8, 8))
+}
+"""By the configuration that a driver has to offer for it; the first of these that it does is taken. matrix_product.wgsl
+and attention_units.wgsl are written for each of them."""
+BYTE_FRAGMENTS = {
+    f"int8 int32 {fragment}": fragment
+    for fragment in (Fragment(16, 16, 32), Fragment(16, 16, 16), Fragment(16, 8, 32), Fragment(8, 8, 8))
+}
 """Likewise, of bytes, for byte_units.wgsl."""
 SUBGROUP_SIZE_CONTROL = "subgroup-size-control"
-"""Among Limits.features: WGSL's feature of that name, by which a shader says how many invocations its subgroups have."""
+"""Among Limits.features: WGSL's feature of that name, by which a shader says how many invocations its subgroups
+have."""
 
 HALVED = frozenset({"f16", "f16acc"})
 """Values of the option `precision` with which weights are stored in float16."""
@@ -67,7 +75,8 @@ TF32 = "tf32"
 
 
 class Tuned:
-    """Key of a choice -> form that was measured to be the fastest. Does not change; compares by content, and its hash is at hand."""
+    """Key of a choice -> form that was measured to be the fastest. Does not change; compares by content, and its hash
+    is at hand."""
 
     __slots__ = ("_forms", "_hash")
 
@@ -95,7 +104,7 @@ class Tuned:
         return f"Tuned({self._forms})"
 
     def __reduce__(self) -> tuple[type[Tuned], tuple[dict[str, str]]]:
-        return Tuned, (self._forms,)    # a hash of strings holds in one process only
+        return Tuned, (self._forms,)  # a hash of strings holds in one process only
 
 
 UNTUNED = Tuned()
@@ -106,13 +115,14 @@ UNTUNED = Tuned()
 class Limits:
     """What an adapter offers (WebGPU's guaranteed minimum by default). Sizes in bytes.
 
-    max_loop_iterations: of all loops of an invocation together (records.py); the default is the least that any known driver does.
-    disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature, INLINED, PACKED, WORKGROUP.
-    subgroup_size: invocations of every subgroup of this adapter; 0 where it is not known, or differs between shaders.
-    tuned: which forms of kernels are the fastest on it, as far as that was measured. figures: what the choice goes by where it was not.
-    precision: the option of that name, of the session that plans. keeps_dense: what decodes a constant may run once for all runs.
-    configurations: of matrix units, that the driver offers: types of operands and sums, rows x columns x products of a sum.
-    configuration_subgroups: the least and the most invocations of a subgroup that go with each of them; empty where nobody tells.
+    max_loop_iterations: of all loops of an invocation together (records.py); the default is the least that any known
+    driver does. disabled: (what, why) of what this driver can't be trusted with: a shader file, a device feature,
+    INLINED, PACKED, WORKGROUP. subgroup_size: invocations of every subgroup of this adapter; 0 where it is not known,
+    or differs between shaders. tuned: which forms of kernels are the fastest on it, as far as that was measured.
+    figures: what the choice goes by where it was not. precision: the option of that name, of the session that plans.
+    keeps_dense: what decodes a constant may run once for all runs. configurations: of matrix units, that the driver
+    offers: types of operands and sums, rows x columns x products of a sum. configuration_subgroups: the least and the
+    most invocations of a subgroup that go with each of them; empty where nobody tells.
     """
 
     features: frozenset[str] = frozenset()
@@ -151,7 +161,8 @@ class Limits:
 
     @property
     def fragment(self) -> Fragment | None:
-        """What this adapter's matrix units multiply at a time of float16; None where the driver offers none that our shaders know."""
+        """What this adapter's matrix units multiply at a time of float16; None where the driver offers none that our
+        shaders know."""
         return next((fragment for name, fragment in FRAGMENTS.items() if name in self.configurations), None)
 
     @property
@@ -160,15 +171,18 @@ class Limits:
         return next((fragment for name, fragment in BYTE_FRAGMENTS.items() if name in self.configurations), None)
 
     def unit_subgroup(self, known: Mapping[str, Fragment]) -> int:
-        """Invocations of the subgroups of kernels on matrix units of these configurations; 0 where no size can be relied on.
+        """Invocations of the subgroups of kernels on matrix units of these configurations; 0 where no size can be
+        relied on.
 
-        The adapter's one size, where the configuration goes with it. Else the one nearest to USUAL_SUBGROUP that does, where shaders can
-        ask for it.
+        The adapter's one size, where the configuration goes with it. Else the one nearest to USUAL_SUBGROUP that does,
+        where shaders can ask for it.
         """
         name = next((name for name in known if name in self.configurations), "")
         if not name:
             return 0
-        least, most = dict(zip(self.configurations, self.configuration_subgroups, strict=False)).get(name, (USUAL_SUBGROUP, USUAL_SUBGROUP))
+        least, most = dict(zip(self.configurations, self.configuration_subgroups, strict=False)).get(
+            name, (USUAL_SUBGROUP, USUAL_SUBGROUP)
+        )
         if least <= self.subgroup_size <= most:
             return self.subgroup_size if self.subgroup_size in UNIT_SUBGROUPS else 0
         asked = min(max(USUAL_SUBGROUP, least), most)
@@ -180,7 +194,8 @@ class Limits:
         return size if size != self.subgroup_size else 0
 
     def allow(self, shader: str, *features: str) -> bool:
-        """Whether a form of a kernel may be weighed: the adapter has these features, and nothing has put them or its shader out of use."""
+        """Whether a form of a kernel may be weighed: the adapter has these features, and nothing has put them or its
+        shader out of use."""
         return set(features) <= self.features and not any(what in (shader, *features) for what, _ in self.disabled)
 
 
@@ -195,7 +210,9 @@ def lacks(limits: Limits, precision: str) -> str:
     if precision == TF32:
         return no_matrix_units(limits)
     there = precision == "f16" or FLOAT16.feature in limits.features
-    return _disabled(limits, PACKED, FLOAT16.feature) or ("" if there else f"the adapter lacks the feature {FLOAT16.feature}")
+    return _disabled(limits, PACKED, FLOAT16.feature) or (
+        "" if there else f"the adapter lacks the feature {FLOAT16.feature}"
+    )
 
 
 def _disabled(limits: Limits, *needed: str) -> str:
@@ -205,7 +222,9 @@ def _disabled(limits: Limits, *needed: str) -> str:
 
 def no_matrix_units(limits: Limits) -> str:
     """Why products can't be done by an adapter's matrix units; empty where they can."""
-    if disabled := _disabled(limits, MATRIX_UNITS, SUBGROUP_MATRIX, FLOAT16.feature, "subgroup", WORKGROUP, *UNIT_SHADERS):
+    if disabled := _disabled(
+        limits, MATRIX_UNITS, SUBGROUP_MATRIX, FLOAT16.feature, "subgroup", WORKGROUP, *UNIT_SHADERS
+    ):
         return disabled
     if SUBGROUP_MATRIX not in limits.features:
         return "matrix units need the library Dawn (webgpu=dawn) and a GPU that has them"
@@ -241,12 +260,18 @@ def _without_size(limits: Limits, known: Mapping[str, Fragment]) -> str:
     if limits.unit_subgroup(known):
         return ""
     sizes = " or ".join(map(str, UNIT_SUBGROUPS))
-    return (f"the adapter's matrix units can't be used: its subgroups have {limits.subgroup_size or 'unknown'} invocations, and shaders "
-            f"can't ask for {sizes} of those that go with its configurations")
+    return (
+        f"the adapter's matrix units can't be used: its subgroups have {limits.subgroup_size or 'unknown'} "
+        f"invocations, and shaders "
+        f"can't ask for {sizes} of those that go with its configurations"
+    )
 
 
 def _offered(limits: Limits, *known: str) -> str:
-    return f"of {', '.join(known)} the driver offers none, but {', '.join(limits.configurations) or 'nothing that Dawn tells'}"
+    return (
+        f"of {', '.join(known)} the driver offers none, but "
+        f"{', '.join(limits.configurations) or 'nothing that Dawn tells'}"
+    )
 
 
 def without_units(limits: Limits) -> Limits:
@@ -265,8 +290,8 @@ Because: TypeAlias = Literal["estimated", "measured", "forced"]
 class Choice:
     """One of several forms of a kernel.
 
-    key: what there was to choose for, the same wherever the same forms would be weighed alike. form: the one taken. forms: all of them, by
-    estimate the fastest first; ns: these estimates. because: what it was taken for.
+    key: what there was to choose for, the same wherever the same forms would be weighed alike. form: the one taken.
+    forms: all of them, by estimate the fastest first; ns: these estimates. because: what it was taken for.
     """
 
     key: str
@@ -282,7 +307,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Forcing:
-    """names: of forms, the first of which is taken wherever it is among those to choose from. made: the choices meanwhile, by key."""
+    """names: of forms, the first of which is taken wherever it is among those to choose from. made: the choices
+    meanwhile, by key."""
 
     names: tuple[str, ...]
     made: dict[str, Choice]
@@ -303,16 +329,20 @@ class Target:
         return self.limits.figures
 
     def choose(self, key: str, forms: Mapping[str, float]) -> Choice:
-        """The form to take: the one that was measured to be the fastest on this adapter, else that of the smallest estimate.
+        """The form to take: the one that was measured to be the fastest on this adapter, else that of the smallest
+        estimate.
 
-        forms: estimated nanoseconds of each. A measured form that is not among them (of an older version, say) counts for nothing.
+        forms: estimated nanoseconds of each. A measured form that is not among them (of an older version, say) counts
+        for nothing.
         """
         key = key if self.limits.precision == FLOAT32.name else f"{key}, {self.limits.precision}"
         ranked = sorted(forms, key=lambda form: forms[form])
         forced = next((name for name in FORCING.names if name in forms), "") if FORCING else ""
         taken: dict[Because, str] = {"forced": forced, "measured": self.limits.tuned.get(key)}
         because: Because = next((why for why, form in taken.items() if form in forms), "estimated")
-        choice = Choice(key, taken.get(because, ranked[0]), tuple(ranked), tuple(float(forms[name]) for name in ranked), because)
+        choice = Choice(
+            key, taken.get(because, ranked[0]), tuple(ranked), tuple(float(forms[name]) for name in ranked), because
+        )
         if FORCING:
             FORCING.made[key] = choice
         return choice

@@ -32,7 +32,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All that is known of an adapter. choices: by key, the oldest first. models: names of those that were tuned as a whole."""
+    """All that is known of an adapter. choices: by key, the oldest first. models: names of those that were tuned as a
+    whole."""
 
     choices: Mapping[str, Measured] = field(default_factory=dict)
     models: tuple[str, ...] = ()
@@ -80,7 +81,7 @@ def forget(cache_path: str, key: str) -> bool:
     path = path_of(cache_path, key)
     there = path.exists()
     if there:
-        path.unlink(missing_ok=True)        # another process may have done so meanwhile
+        path.unlink(missing_ok=True)  # another process may have done so meanwhile
     return there
 
 

@@ -37,9 +37,9 @@ def open_sampler(
 ) -> Sampler | None:
     """The sampler of an adapter, shared by all sessions; None for `off`. Nothing runs before someone looks at `latest`.
 
-    wanted: the option `load`. probe: one tiny dispatch's seconds, the last resort; called only where nothing else answers.
-    order: which of several adapters with equal PCI ids this is.
-    Raises: ConfigError for any other value, or a file that can't be read.
+    wanted: the option `load`. probe: one tiny dispatch's seconds, the last resort; called only where nothing else
+    answers. order: which of several adapters with equal PCI ids this is. Raises: ConfigError for any other value, or a
+    file that can't be read.
     """
     if wanted == "off":
         return None
@@ -63,7 +63,9 @@ def _make(info: AdapterInfo, wanted: str, probe: Callable[[], float] | None, ord
     return Sampler(None, find=lambda: find_source(openers(info, order), probe))
 
 
-def find_source(sources: list[tuple[str, Opener]], probe: Callable[[], float] | None = None) -> tuple[Source | None, tuple[str, ...]]:
+def find_source(
+    sources: list[tuple[str, Opener]], probe: Callable[[], float] | None = None
+) -> tuple[Source | None, tuple[str, ...]]:
     """The first source that answers; a sentence for each before it that does not, and one if it is experimental."""
     notes: list[str] = []
     if probe is not None:
@@ -71,17 +73,24 @@ def find_source(sources: list[tuple[str, Opener]], probe: Callable[[], float] | 
     for name, opener in sources:
         try:
             source = opener()
-            own = (f"{name}: experimental: read as its documents say, and not seen on such a GPU yet",) if name in EXPERIMENTAL else ()
+            own = (
+                (f"{name}: experimental: read as its documents say, and not seen on such a GPU yet",)
+                if name in EXPERIMENTAL
+                else ()
+            )
             return source, (*notes, *own)
         except SourceError as error:
             notes.append(f"{name}: {error}")
-        except Exception as error:   # whatever a driver's library raises: the next one may do better
+        except Exception as error:  # whatever a driver's library raises: the next one may do better
             notes.append(f"{name}: {error!r}")
     return None, (*notes, "no source is left: the load is unknown, and no run is moved for it")
 
 
-def openers(info: AdapterInfo, order: int = 0, root: Path = Path("/"), platform: str = sys.platform) -> list[tuple[str, Opener]]:
-    """(name, opener) of the sources to try for an adapter, best first; none on Windows but for NVIDIA, whose counters need its PDH."""
+def openers(
+    info: AdapterInfo, order: int = 0, root: Path = Path("/"), platform: str = sys.platform
+) -> list[tuple[str, Opener]]:
+    """(name, opener) of the sources to try for an adapter, best first; none on Windows but for NVIDIA, whose counters
+    need its PDH."""
     linux = platform in ("linux", "android")
     if info.vendor_id == nvml.VENDOR:
         return [("NVML", lambda: nvml.NvmlLoad(info, order))]
@@ -94,9 +103,15 @@ def openers(info: AdapterInfo, order: int = 0, root: Path = Path("/"), platform:
     if info.vendor_id == mali.VENDOR:
         return [("mali", lambda: mali.open_mali(root)), ("fdinfo", lambda: open_fdinfo(info, root, order))]
     if info.vendor_id == INTEL:
-        return [("xe", lambda: open_fdinfo(info, root, order, ("xe",))), ("i915", lambda: open_fdinfo(info, root, order, ("i915",)))]
+        return [
+            ("xe", lambda: open_fdinfo(info, root, order, ("xe",))),
+            ("i915", lambda: open_fdinfo(info, root, order, ("i915",))),
+        ]
     if info.vendor_id == amdgpu.VENDOR:
-        return [("amdgpu", lambda: amdgpu.AmdgpuLoad(info, root, order)), ("fdinfo", lambda: open_fdinfo(info, root, order))]
+        return [
+            ("amdgpu", lambda: amdgpu.AmdgpuLoad(info, root, order)),
+            ("fdinfo", lambda: open_fdinfo(info, root, order)),
+        ]
     return [("fdinfo", lambda: open_fdinfo(info, root, order))]
 
 

@@ -24,7 +24,8 @@ Text = Callable[[], str]
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """MHz of the shader cores, the most that they may run at, and the memory's; 0 where it is not told. source: who said so."""
+    """MHz of the shader cores, the most that they may run at, and the memory's; 0 where it is not told. source: who
+    said so."""
 
     core_mhz: int
     most_mhz: int
@@ -41,15 +42,17 @@ class Clocks:
 
 
 def read_clocks(info: AdapterInfo, order: int = 0, root: Path = Path("/"), smi: Text | None = None) -> Clocks | None:
-    """The clocks now, None where nothing tells them. order: which of several equal adapters. smi: gives nvidia-smi's lines."""
+    """The clocks now, None where nothing tells them. order: which of several equal adapters. smi: gives nvidia-smi's
+    lines."""
     ways: dict[int, tuple[Callable[[], Clocks], ...]] = {
         nvml.VENDOR: (lambda: _nvml(info, order), lambda: _smi(info, order, smi or _run_smi)),
         amdgpu.VENDOR: (lambda: _amdgpu(info, order, root),),
-        INTEL: (lambda: _i915(info, order, root),)}
+        INTEL: (lambda: _i915(info, order, root),),
+    }
     for way in ways.get(info.vendor_id, ()) if not info.is_software else ():
         try:
             return way()
-        except SourceError:     # the next one may know
+        except SourceError:  # the next one may know
             continue
     return None
 
@@ -61,8 +64,11 @@ def _nvml(info: AdapterInfo, order: int) -> Clocks:
         cores = library.NVML_CLOCK_SM
         try:
             return Clocks(
-                int(library.nvmlDeviceGetClockInfo(source.device, cores)), int(library.nvmlDeviceGetMaxClockInfo(source.device, cores)),
-                int(library.nvmlDeviceGetClockInfo(source.device, library.NVML_CLOCK_MEM)), "NVML")
+                int(library.nvmlDeviceGetClockInfo(source.device, cores)),
+                int(library.nvmlDeviceGetMaxClockInfo(source.device, cores)),
+                int(library.nvmlDeviceGetClockInfo(source.device, library.NVML_CLOCK_MEM)),
+                "NVML",
+            )
         except library.NVMLError as error:
             raise SourceError(f"nvmlDeviceGetClockInfo: {error}") from error
     finally:
@@ -88,7 +94,9 @@ def _smi(info: AdapterInfo, order: int, text: Text) -> Clocks:
 def _amdgpu(info: AdapterInfo, order: int, root: Path) -> Clocks:
     """Lines like `1: 1500Mhz *`, the present one starred. Source: Documentation/gpu/amdgpu/thermal.rst, "pp_dpm_*"."""
     card = find_card(info, root, order, ("amdgpu",))
-    cores, memory = (re.findall(r"(\d+)Mhz( \*)?", read_text(card.path / f"pp_dpm_{what}")) for what in ("sclk", "mclk"))
+    cores, memory = (
+        re.findall(r"(\d+)Mhz( \*)?", read_text(card.path / f"pp_dpm_{what}")) for what in ("sclk", "mclk")
+    )
     now, memory_now = (next((int(mhz) for mhz, star in clock if star), 0) for clock in (cores, memory))
     if not now:
         raise SourceError(f"{card.path / 'pp_dpm_sclk'}: no present clock")

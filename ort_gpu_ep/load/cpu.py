@@ -42,8 +42,8 @@ class OwnTime:
 class CpuLoad(Source):
     """Busy part of the usable cores, own work subtracted.
 
-    Linux: /proc/stat (Documentation/filesystems/proc.rst, 1.7), whose columns are user, nice, system, idle, iowait, irq, softirq, steal;
-    user includes guest. Stolen time counts as busy: nobody here can have it. Elsewhere: psutil.
+    Linux: /proc/stat (Documentation/filesystems/proc.rst, 1.7), whose columns are user, nice, system, idle, iowait,
+    irq, softirq, steal; user includes guest. Stolen time counts as busy: nobody here can have it. Elsewhere: psutil.
     """
 
     name = "CPU"
@@ -60,7 +60,7 @@ class CpuLoad(Source):
     def _open(self) -> int | None:
         try:
             return os.open(self._path, os.O_RDONLY)
-        except OSError:        # no Linux
+        except OSError:  # no Linux
             return None
 
     def _usable(self) -> tuple[bytes, ...]:
@@ -76,7 +76,8 @@ class CpuLoad(Source):
             timed = psutil.cpu_times()
             return sum(timed) - timed.idle - getattr(timed, "iowait", 0.0), sum(timed)
         busy = total = 0
-        # the lines of the cores stand first; the rest, thousands of interrupts on a large machine, is not needed, and its last line is cut
+        # the lines of the cores stand first; the rest, thousands of interrupts on a large machine, is not needed, and
+        # its last line is cut
         whole = _start_of(self._file, 256 if self._lines == (b"cpu",) else 1 << 16).rpartition(b"\n")[0]
         for line in whole.splitlines():
             words = line.split()
@@ -92,9 +93,10 @@ class CpuLoad(Source):
         """Raises SourceError, where /proc/stat has another form."""
         now, last = (*self._times(), self._own_s()), self._last
         if now[1] <= last[1]:
-            return None           # no tick has passed
+            return None  # no tick has passed
         self._last = now
-        return clip((now[0] - last[0] - max(now[2] - last[2], 0.0)) / (now[1] - last[1]))   # own time starts anew after a fork
+        # own time starts anew after a fork
+        return clip((now[0] - last[0] - max(now[2] - last[2], 0.0)) / (now[1] - last[1]))
 
     def close(self) -> None:
         if self._file is not None:

@@ -60,16 +60,27 @@ def _hex(path: Path) -> int:
 
 
 def find_card(info: AdapterInfo, root: Path, order: int = 0, drivers: tuple[str, ...] = ()) -> Card:
-    """The card of an adapter: by PCI vendor and device; of several equal ones the one at `order`. drivers: of the kernel, to choose from.
+    """The card of an adapter: by PCI vendor and device; of several equal ones the one at `order`. drivers: of the
+    kernel, to choose from.
 
     Raises: SourceError, saying what there is.
     """
     there = cards(root)
-    fitting = [c for c in there if (not drivers or c.driver in drivers)
-               and (c.vendor_id in (0, info.vendor_id) and c.device_id in (0, info.device_id))]
+    fitting = [
+        c
+        for c in there
+        if (not drivers or c.driver in drivers)
+        and (c.vendor_id in (0, info.vendor_id) and c.device_id in (0, info.device_id))
+    ]
     if order >= len(fitting):
-        listed = ", ".join(f"{c.slot} ({c.vendor_id:#06x}:{c.device_id:#06x}, {c.driver or 'no driver'})" for c in there) or "none"
+        listed = (
+            ", ".join(f"{c.slot} ({c.vendor_id:#06x}:{c.device_id:#06x}, {c.driver or 'no driver'})" for c in there)
+            or "none"
+        )
         condition = f" with driver {' or '.join(drivers)}" if drivers else ""
-        raise SourceError(f"{root / 'sys/class/drm'}: no card {info.vendor_id:#06x}:{info.device_id:#06x}{condition} (number {order}); "
-                          f"there are: {listed}")
+        raise SourceError(
+            f"{root / 'sys/class/drm'}: no card {info.vendor_id:#06x}:{info.device_id:#06x}{condition} "
+            f"(number {order}); "
+            f"there are: {listed}"
+        )
     return fitting[order]

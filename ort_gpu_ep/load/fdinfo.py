@@ -26,13 +26,14 @@ OTHER_ENGINES = re.compile(r"video|enc|dec|jpeg|copy|dma|bcs|vcs|vecs|vpe|tfu|cp
 """Engines that do not share the shader cores: video, copies. Names of i915, xe, amdgpu, v3d and panthor."""
 
 SCANNED = 2
-"""Processes that are searched for new clients at each reading: some 50 us each, so that a reading stays at 0.1 ms. Of 300 processes
-a new client is found after 15 to 30 s."""
+"""Processes that are searched for new clients at each reading: some 50 us each, so that a reading stays at 0.1 ms. Of
+300 processes a new client is found after 15 to 30 s."""
 
 
 @dataclass(slots=True)
 class Client:
-    """Counters of one client. key: its number on the card. engines: name -> (busy, total, capacity): ns and None, or cycles and total."""
+    """Counters of one client. key: its number on the card. engines: name -> (busy, total, capacity): ns and None, or
+    cycles and total."""
 
     key: str
     engines: dict[str, tuple[int, int | None, int]] = field(default_factory=dict)
@@ -40,14 +41,18 @@ class Client:
 
 def parse(text: str, slot: str) -> Client | None:
     """A client of the card at `slot`; None for any other file. Drivers of platform devices leave drm-pdev out."""
-    facts = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in text.splitlines()) if k.startswith("drm-")}
+    facts = {
+        k.strip(): v.strip() for k, _, v in (line.partition(":") for line in text.splitlines()) if k.startswith("drm-")
+    }
     if "drm-driver" not in facts or facts.get("drm-pdev", slot) != slot:
         return None
     client = Client(facts.get("drm-client-id", ""))
     for key in facts:
         kind, _, name = key.removeprefix("drm-").partition("-")
         if kind == "engine" and not name.startswith("capacity-"):
-            client.engines.setdefault(name, (_count(facts, key), None, _count(facts, f"drm-engine-capacity-{name}") or 1))
+            client.engines.setdefault(
+                name, (_count(facts, key), None, _count(facts, f"drm-engine-capacity-{name}") or 1)
+            )
         elif kind == "cycles" and f"drm-total-cycles-{name}" in facts:
             total = _count(facts, f"drm-total-cycles-{name}")
             client.engines[name] = (_count(facts, key), total, _count(facts, f"drm-engine-capacity-{name}") or 1)
@@ -61,7 +66,8 @@ def _count(facts: dict[str, str], key: str) -> int:
 
 
 def busy(before: Client, now: Client, passed_ns: float) -> float:
-    """The part of the shader cores' time that a client took between two readings; its engines share them, so they add up."""
+    """The part of the shader cores' time that a client took between two readings; its engines share them, so they add
+    up."""
     part = 0.0
     for name, (count, total, capacity) in now.engines.items():
         old_count, old_total, _ = before.engines.get(name, (count, total, capacity))
@@ -107,7 +113,7 @@ class Clients:
         for path, pid in list(self._files.items()):
             try:
                 client = parse(path.read_text("ascii", "replace"), self._slot)
-            except OSError:            # closed, or the process has ended
+            except OSError:  # closed, or the process has ended
                 client = None
             if client is None:
                 del self._files[path]
@@ -123,8 +129,13 @@ class Clients:
         del self._queue[:SCANNED]
         before, before_ns = self.last, self._last_ns
         self.last, self._last_ns = self._read(), time.monotonic_ns()
-        return clip(sum(busy(before[key][1], client, self._last_ns - before_ns)
-                        for key, (pid, client) in self.last.items() if pid not in but and key in before))
+        return clip(
+            sum(
+                busy(before[key][1], client, self._last_ns - before_ns)
+                for key, (pid, client) in self.last.items()
+                if pid not in but and key in before
+            )
+        )
 
 
 class FdinfoLoad(Source):
@@ -133,31 +144,37 @@ class FdinfoLoad(Source):
     Raises: SourceError, where no client's engines are counted.
     """
 
-    def __init__(self, name: str, slot: str, root: Path = Path("/"), own: Callable[[], frozenset[int]] = own_pids) -> None:
+    def __init__(
+        self, name: str, slot: str, root: Path = Path("/"), own: Callable[[], frozenset[int]] = own_pids
+    ) -> None:
         self.name, self._own = name, own
         self._clients = Clients(slot, root)
         if not any(client.engines for _, client in self._clients.last.values()):
             raise SourceError(
-                f"{root / 'proc'}/*/fdinfo: of {len(self._clients.last)} readable clients of the card {slot} none has drm-engine-* or "
-                "drm-cycles-*; a kernel that counts them is needed")
+                f"{root / 'proc'}/*/fdinfo: of {len(self._clients.last)} readable clients of the card {slot} none "
+                f"has drm-engine-* or "
+                "drm-cycles-*; a kernel that counts them is needed"
+            )
 
     def read(self) -> float | None:
         return self._clients.busy(self._own())
 
 
 def open_fdinfo(info: AdapterInfo, root: Path = Path("/"), order: int = 0, drivers: tuple[str, ...] = ()) -> FdinfoLoad:
-    """The work on an adapter's card, whatever driver it has (or one of these), as long as that counts its clients' work.
+    """The work on an adapter's card, whatever driver it has (or one of these), as long as that counts its clients'
+    work.
 
-    Raises: SourceError.
-    Source: i915_drm_client.c (Linux 5.19), busy nanoseconds by uabi class: render, compute (the PMU would count everybody's, but needs
-    CAP_PERFMON). xe_drm_client.c (Linux 6.11), cycles of those that passed: rcs and ccs share the execution units; bcs, vcs, vecs don't.
+    Raises: SourceError. Source: i915_drm_client.c (Linux 5.19), busy nanoseconds by uabi class: render, compute (the
+    PMU would count everybody's, but needs CAP_PERFMON). xe_drm_client.c (Linux 6.11), cycles of those that passed: rcs
+    and ccs share the execution units; bcs, vcs, vecs don't.
     """
     card = find_card(info, root, order, drivers)
     return FdinfoLoad(f"{card.driver} fdinfo {card.slot}", card.slot, root)
 
 
 class OwnBusy:
-    """Our own part of a card since the last reading, from our own clients alone: quick. None where the driver does not count."""
+    """Our own part of a card since the last reading, from our own clients alone: quick. None where the driver does not
+    count."""
 
     def __init__(self, slot: str, root: Path = Path("/"), own: Callable[[], frozenset[int]] = own_pids) -> None:
         self._clients = Clients(slot, root, own)

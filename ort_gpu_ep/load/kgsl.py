@@ -11,7 +11,8 @@ FOLDER = "sys/class/kgsl/kgsl-3d0"
 
 
 class KgslLoad(Source):
-    """`gpubusy`: two numbers, microseconds of work and of time in the driver's last window; both are 0 while the GPU sleeps.
+    """`gpubusy`: two numbers, microseconds of work and of time in the driver's last window; both are 0 while the GPU
+    sleeps.
 
     Raises: SourceError.
     Source: kgsl_pwrctrl.c, `gpubusy_show` and `gpu_busy_percentage_show`.

@@ -28,7 +28,8 @@ def ask_ioreg() -> bytes:
 
 
 class IoregLoad(Source):
-    """PerformanceStatistics["Device Utilization %"] of the accelerator whose model is the adapter's name, or of the only one.
+    """PerformanceStatistics["Device Utilization %"] of the accelerator whose model is the adapter's name, or of the
+    only one.
 
     Raises: SourceError.
     """
@@ -43,7 +44,9 @@ class IoregLoad(Source):
         before = os.times()
         accelerators = self._accelerators(self._ask())
         after = os.times()
-        self.cost_s = max(after.children_user + after.children_system - before.children_user - before.children_system, 0.0)
+        self.cost_s = max(
+            after.children_user + after.children_system - before.children_user - before.children_system, 0.0
+        )
         statistics = self._mine(accelerators).get("PerformanceStatistics", {})
         if not isinstance(statistics.get(KEY), int):
             there = ", ".join(sorted(statistics)) or "nothing"

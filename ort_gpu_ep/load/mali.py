@@ -9,13 +9,13 @@ from ort_gpu_ep.load.source import Percentage, SourceError
 VENDOR = 0x13B5
 
 PATHS = (
-    "sys/class/misc/mali0/device/utilization",      # Samsung's Exynos: gpu_custom_interface.c
+    "sys/class/misc/mali0/device/utilization",  # Samsung's Exynos: gpu_custom_interface.c
     "sys/class/misc/mali0/device/utilisation",
     "sys/devices/platform/*.mali/utilization",
     "sys/devices/*.mali/utilization",
-    "sys/kernel/gpu/gpu_busy",                      # Samsung, for programs without root: `37%`
-    "sys/module/ged/parameters/gpu_loading",        # MediaTek's GED
-    "sys/kernel/debug/mali0/gpu_utilisation",       # debugfs, root only
+    "sys/kernel/gpu/gpu_busy",  # Samsung, for programs without root: `37%`
+    "sys/module/ged/parameters/gpu_loading",  # MediaTek's GED
+    "sys/kernel/debug/mali0/gpu_utilisation",  # debugfs, root only
 )
 """Where Mali's kernel drivers put a percentage, the most exact first."""
 

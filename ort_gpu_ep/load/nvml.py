@@ -22,18 +22,22 @@ PERIOD_S = 1.0
 class NvmlLoad(Source):
     """Part of NVML's last sample period (1/6 to 1 s) in which a kernel ran, less our own part.
 
-    Our part is `smUtil` of our process ids in nvmlDeviceGetProcessUtilization. In a container NVML may know other ids than ours: then
-    includes_own is true, and the sampler subtracts what it was told. order: which of several equal GPUs, in NVML's order, which is
-    that of the PCI bus, as Vulkan's.
+    Our part is `smUtil` of our process ids in nvmlDeviceGetProcessUtilization. In a container NVML may know other ids
+    than ours: then includes_own is true, and the sampler subtracts what it was told. order: which of several equal
+    GPUs, in NVML's order, which is that of the PCI bus, as Vulkan's.
 
-    Raises: SourceError.
-    Source: NVML API reference, nvmlUtilization_t, nvmlProcessUtilizationSample_t, nvmlPciInfo_t (pciDeviceId: device << 16 | vendor).
+    Raises: SourceError. Source: NVML API reference, nvmlUtilization_t, nvmlProcessUtilizationSample_t, nvmlPciInfo_t
+    (pciDeviceId: device << 16 | vendor).
     """
 
     forkable = False
 
     def __init__(
-        self, info: AdapterInfo, order: int = 0, library: Any = None, own: Callable[[], frozenset[int]] = own_pids,
+        self,
+        info: AdapterInfo,
+        order: int = 0,
+        library: Any = None,
+        own: Callable[[], frozenset[int]] = own_pids,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._nvml, self._own, self.includes_own = library or _library(), own, True
@@ -73,10 +77,11 @@ class NvmlLoad(Source):
         return clip(load - (own or 0.0))
 
     def _own_part(self) -> float | None:
-        """Our part by the newest samples, of which there is none at each reading; None as long as NVML has shown none of ours."""
+        """Our part by the newest samples, of which there is none at each reading; None as long as NVML has shown none
+        of ours."""
         try:
             samples = list(self._nvml.nvmlDeviceGetProcessUtilization(self.device, self._since_us))
-        except self._nvml.NVMLError:      # no new sample, no process, no permission, or not supported
+        except self._nvml.NVMLError:  # no new sample, no process, no permission, or not supported
             samples = []
         self._since_us = max([self._since_us, *(int(s.timeStamp) for s in samples)])
         own, now_s = self._own(), self._clock()

@@ -17,8 +17,9 @@ FIRST = 16
 class DispatchProbe(Source):
     """load = 1 - idle time / present time: of a GPU that is shared in turn we get that part less.
 
-    dispatch: runs one and gives its seconds, waiting included. The idle time is the shortest ever seen, so a GPU that was busy at first
-    looks less busy than it is, until it was idle once; one that clocks down looks busier. Our own runs delay it too (includes_own).
+    dispatch: runs one and gives its seconds, waiting included. The idle time is the shortest ever seen, so a GPU that
+    was busy at first looks less busy than it is, until it was idle once; one that clocks down looks busier. Our own
+    runs delay it too (includes_own).
 
     Raises: SourceError, with what the driver raised.
     """
@@ -34,7 +35,7 @@ class DispatchProbe(Source):
     def _time(self) -> float:
         try:
             return max(self._dispatch(), 1e-9)
-        except Exception as error:    # whatever a driver raises: there is no answer
+        except Exception as error:  # whatever a driver raises: there is no answer
             raise SourceError(f"timed dispatch: {error!r}") from error
 
     def read(self) -> float | None:

@@ -23,7 +23,8 @@ PERIOD_S, IDLE_PERIOD_S = 0.1, 1.0
 """Between two readings while runs ask for them, and while nobody does: NVML's own averages are over 1/6 to 1 s."""
 
 SHARE = 0.0007
-"""Of a core, that reading may take: the period grows until it does. Stays below 0.1 % with what is not seen by the thread's clock."""
+"""Of a core, that reading may take: the period grows until it does. Stays below 0.1 % with what is not seen by the
+thread's clock."""
 
 SMOOTHING_S = 0.25
 """Time constant of the exponential mean: one tick of /proc/stat in one reading of two cores is 5 %, and becomes 2 %."""
@@ -37,11 +38,14 @@ _samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()
 class Sampler:
     """Keeps `latest` up to date from the first look at it on.
 
-    gpu: None on a software adapter, whose load is the CPU's, and where `find` looks for it: in the thread, for drivers take their time.
-    notes: which sources were tried before the present one, and why they can't be used; whether that one is experimental.
+    gpu: None on a software adapter, whose load is the CPU's, and where `find` looks for it: in the thread, for drivers
+    take their time. notes: which sources were tried before the present one, and why they can't be used; whether that
+    one is experimental.
     """
 
-    def __init__(self, gpu: Source | None, cpu: CpuLoad | None = None, software: bool = False, find: Finder | None = None) -> None:
+    def __init__(
+        self, gpu: Source | None, cpu: CpuLoad | None = None, software: bool = False, find: Finder | None = None
+    ) -> None:
         self.notes: tuple[str, ...] = ()
         self.software = software
         self._gpu, self._cpu, self._find, self._orphan = gpu, cpu or CpuLoad(), find, gpu
@@ -64,7 +68,8 @@ class Sampler:
         return self._latest
 
     def used(self, seconds: float) -> None:
-        """Counts a run of ours on the GPU, by the seconds that it takes when idle; subtracted where a source can't tell us from others."""
+        """Counts a run of ours on the GPU, by the seconds that it takes when idle; subtracted where a source can't tell
+        us from others."""
         self._own.append(seconds)
 
     def start(self) -> None:
@@ -72,7 +77,9 @@ class Sampler:
         with self._lock:
             if self._thread is None:
                 self._stop = threading.Event()
-                self._thread = threading.Thread(target=self._loop, args=(self._stop,), name="ort_gpu_ep-load", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._loop, args=(self._stop,), name="ort_gpu_ep-load", daemon=True
+                )
                 self._thread.start()
 
     def stop(self) -> None:
@@ -94,7 +101,8 @@ class Sampler:
         """In the child of a fork, which has no thread of ours: it starts its own when it first looks."""
         self._thread, self._lock = None, threading.Lock()
         if self._find or (self._gpu and not self._gpu.forkable):
-            self._orphan, self._gpu, self._find = self._gpu, None, None     # kept: the driver must not even hear that it is gone
+            # kept: the driver must not even hear that it is gone
+            self._orphan, self._gpu, self._find = self._gpu, None, None
             self.notes = ("in a forked child the GPU's load can't be read (nor can the GPU be used)",)
 
     # ---- the thread
@@ -127,7 +135,7 @@ class Sampler:
         try:
             cpu = self._mean("cpu", self._read_cpu(), now_s)
             gpu = cpu if self.software else self._mean("gpu", self._read_gpu(now_s), now_s)
-        except Exception as error:   # whatever a driver's library raises: the thread lives on, and the load is unknown
+        except Exception as error:  # whatever a driver's library raises: the thread lives on, and the load is unknown
             self._means.pop("gpu", None)
             name = f"{name} failed: {error if isinstance(error, SourceError) else repr(error)}"
             if name != self._said:

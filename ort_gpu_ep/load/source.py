@@ -13,8 +13,9 @@ class SourceError(Exception):
 class Source:
     """One way to find out how busy an adapter is.
 
-    name: for people. includes_own: whether the reading counts this process's own work too. cost_s: CPU seconds that the last
-    reading took outside the calling thread (in a process that it started). forkable: whether the child of a fork may read on.
+    name: for people. includes_own: whether the reading counts this process's own work too. cost_s: CPU seconds that the
+    last reading took outside the calling thread (in a process that it started). forkable: whether the child of a fork
+    may read on.
     """
 
     name: str
@@ -23,7 +24,8 @@ class Source:
     forkable = True
 
     def read(self) -> float | None:
-        """The busy part, 0 to 1, since the last reading, or over the driver's own period; None where there is no answer yet.
+        """The busy part, 0 to 1, since the last reading, or over the driver's own period; None where there is no answer
+        yet.
 
         Raises: SourceError.
         """

@@ -1,4 +1,5 @@
-"""Attention: scores, softmax and the sum of values in one kernel; ONNX's op, and the nodes that exporters write (made by fusion)."""
+"""Attention: scores, softmax and the sum of values in one kernel; ONNX's op, and the nodes that exporters write (made
+by fusion)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,17 @@ from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import BOOL, FLOAT32, FLOATS, DType, Shape, TensorType, names
 from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Operand, Rounded, broadcast, broadcast_strides, kernel, op
+from ort_gpu_ep.kernels.registry import (
+    BoundNode,
+    Const,
+    Kernel,
+    Operand,
+    Rounded,
+    broadcast,
+    broadcast_strides,
+    kernel,
+    op,
+)
 from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops import attention_units
 from ort_gpu_ep.ops.attention_units import UnitForm
@@ -25,8 +36,8 @@ KEYS = 4
 """That an invocation takes at a time, where its registers hold them: 8 were slower on an H200."""
 
 OTHER_REGISTERS = 48
-"""Of an invocation, besides its queries, its sums and what it loads: with so many the compilers of AMD, Intel, Apple and NVK spill nothing
-of the forms that are offered (benchmarks/compilers.py)."""
+"""Of an invocation, besides its queries, its sums and what it loads: with so many the compilers of AMD, Intel, Apple
+and NVK spill nothing of the forms that are offered (benchmarks/compilers.py)."""
 
 
 def _loop_bound(k: KernelCall) -> int:
@@ -36,13 +47,17 @@ def _loop_bound(k: KernelCall) -> int:
 
 
 record(
-    "attention.wgsl", "product", loop_bound=_loop_bound,
-    flops=lambda k: 8 * k["BATCH"] * k["HEADS"] * k["SQ"] * k["SK"] * k["PARTS"] * (k["DQ"] + k["DV"]))
+    "attention.wgsl",
+    "product",
+    loop_bound=_loop_bound,
+    flops=lambda k: 8 * k["BATCH"] * k["HEADS"] * k["SQ"] * k["SK"] * k["PARTS"] * (k["DQ"] + k["DV"]),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """A tensor as [batch, head, position, element]: elements lie together, the strides of the others are in elements, from `first` on."""
+    """A tensor as [batch, head, position, element]: elements lie together, the strides of the others are in elements,
+    from `first` on."""
 
     source: int | str
     shape: tuple[int, int, int, int]
@@ -51,7 +66,10 @@ class Heads:
 
     def consts(self, name: str, per: int = 4) -> dict[str, Const]:
         """Strides in vectors of `per` elements; 0 where one stands for all."""
-        return {f"{name}_{axis}": stride // per for axis, stride in zip(("B", "H", "S", "FIRST"), (*self.strides, self.first), strict=True)}
+        return {
+            f"{name}_{axis}": stride // per
+            for axis, stride in zip(("B", "H", "S", "FIRST"), (*self.strides, self.first), strict=True)
+        }
 
 
 def heads_of(operand: Operand, source: int, perm: Sequence[int]) -> Heads:
@@ -68,7 +86,9 @@ def heads_of(operand: Operand, source: int, perm: Sequence[int]) -> Heads:
         seen.insert(1, 1)
         steps.insert(1, 0)
     if perm[-1] != len(shape) - 1:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"attention over {operand.name!r} {operand.type}, whose elements do not lie together")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"attention over {operand.name!r} {operand.type}, whose elements do not lie together"
+        )
     return Heads(source, (seen[0], seen[1], seen[2], int(seen[3])), (steps[0], steps[1], steps[2]))
 
 
@@ -105,14 +125,15 @@ class Form:
 
 
 def registers_of(problem: Problem, form: Form) -> int:
-    """Of an invocation: its queries and sums, and the keys' vectors, then the values', whose loads a compiler moves up."""
+    """Of an invocation: its queries and sums, and the keys' vectors, then the values', whose loads a compiler moves
+    up."""
     own, ahead = form.per_lane * (problem.dq + problem.dv), form.keys * max(problem.dq, problem.dv)
     return 4 * (own + ahead) // form.parts + OTHER_REGISTERS
 
 
 def forms_of(problem: Problem, target: Target) -> list[Form]:
-    """All that the adapter allows and that may be worth it. Where its compiler loads ahead, those that fit into the registers of an
-    invocation, with as many keys at a time as do; if none does, those that come closest.
+    """All that the adapter allows and that may be worth it. Where its compiler loads ahead, those that fit into the
+    registers of an invocation, with as many keys at a time as do; if none does, those that come closest.
     """
     forms, most = list(_forms_of(problem, target)), target.figures.lane_registers
     if not target.figures.loads_ahead:
@@ -141,7 +162,9 @@ def _forms_of(problem: Problem, target: Target) -> Iterator[Form]:
             continue
         for queries in [q for q in (8, 16, 32) if q <= count] or [count]:
             for per_lane in (1, 2, 4):
-                if per_lane > 1 and (4 * per_lane * (problem.dq + problem.dv) > 160 * parts or per_lane * queries > hint(problem.queries)):
+                if per_lane > 1 and (
+                    4 * per_lane * (problem.dq + problem.dv) > 160 * parts or per_lane * queries > hint(problem.queries)
+                ):
                     continue
                 yield from _sliced(queries, per_lane, parts, hint(problem.keys), most)
 
@@ -157,22 +180,33 @@ def _sliced(queries: int, per_lane: int, parts: int, keys: int, most: int) -> It
 
 
 def estimate_ns(problem: Problem, form: Form, target: Target) -> float:
-    """By the target's figures: what the subgroups of a unit do adds up, but a block of keys takes as long as its loads from the cache and
-    what follows from them, more of it where units have several workgroups.
+    """By the target's figures: what the subgroups of a unit do adds up, but a block of keys takes as long as its loads
+    from the cache and what follows from them, more of it where units have several workgroups.
     """
     by, units = target.figures, target.figures.units
     groups = hint(problem.batch) * hint(problem.heads) * -(-hint(problem.queries) // (form.queries * form.per_lane))
     blocks = -(-hint(problem.keys) // (form.slices * form.keys))
     vectors = (problem.dq + problem.dv) / form.parts
-    addresses = max(1, 32 // (form.queries * form.parts))     # keys that a warp reads at once, each in a line of its own
-    apart = addresses ** by.attention_apart_power * (by.attention_parts_factor if form.parts >= 4 and addresses > 1 else 1)
+    # keys that a warp reads at once, each in a line of its own
+    addresses = max(1, 32 // (form.queries * form.parts))
+    apart = addresses**by.attention_apart_power * (
+        by.attention_parts_factor if form.parts >= 4 and addresses > 1 else 1
+    )
     arithmetic = by.attention_vector_clocks * vectors + by.attention_query_clocks
-    clocks = form.keys * (by.attention_load_clocks * vectors * apart + form.per_lane * arithmetic) * _registers_factor(by, form, vectors)
+    clocks = (
+        form.keys
+        * (by.attention_load_clocks * vectors * apart + form.per_lane * arithmetic)
+        * _registers_factor(by, form, vectors)
+    )
     waits = by.attention_wait_clocks + by.attention_query_wait_clocks * form.per_lane
     waits = waits + (by.attention_parts_wait_clocks if form.parts >= 4 else 0)
     waits *= by.attention_crowded_factor if groups > units else 1.0
     work = max(-(-groups // units) * max(1.0, form.workgroup_size / 32) * clocks, waits)
-    joining = form.per_lane * (by.attention_join_clocks + by.attention_join_slice_clocks * form.slices) if form.slices > 1 else 0.0
+    joining = (
+        form.per_lane * (by.attention_join_clocks + by.attention_join_slice_clocks * form.slices)
+        if form.slices > 1
+        else 0.0
+    )
     return float(by.dispatch_ns + by.attention_launch_ns + (blocks * work + joining) / by.clocks_per_ns)
 
 
@@ -185,16 +219,20 @@ def _registers_factor(by: Figures, form: Form, vectors: float) -> float:
 
 
 def choose(problem: Problem, target: Target, dtype: DType = FLOAT32) -> tuple[Form | UnitForm, Choice]:
-    """The form with the smallest estimated time, or the one that was measured to be the fastest. dtype: of the queries."""
+    """The form with the smallest estimated time, or the one that was measured to be the fastest. dtype: of the
+    queries."""
     forms: dict[str, Form | UnitForm] = {form.name: form for form in forms_of(problem, target)}
     times = {name: estimate_ns(problem, form, target) for name, form in forms.items() if isinstance(form, Form)}
     queries, keys, heads = (int(hint(n)) for n in (problem.queries, problem.keys, problem.batch * problem.heads))
     for form in attention_units.forms_of(target.limits, dtype, queries, keys, 4 * problem.dq, 4 * problem.dv):
         forms[form.name] = form
-        times[form.name] = attention_units.estimate_ns(form, target, heads, queries, keys, 4 * (problem.dq + problem.dv))
+        times[form.name] = attention_units.estimate_ns(
+            form, target, heads, queries, keys, 4 * (problem.dq + problem.dv)
+        )
     rounded = " ".join(str(1 << (hint(size) - 1).bit_length()) for size in (problem.queries, problem.keys))
     choice = target.choose(
-        f"attention {hint(problem.batch * problem.heads)} x {rounded} x {problem.dq} {problem.dv}", times)
+        f"attention {hint(problem.batch * problem.heads)} x {rounded} x {problem.dq} {problem.dv}", times
+    )
     return forms[choice.form], choice
 
 
@@ -204,11 +242,12 @@ Mask: TypeAlias = tuple[int | str, Operand] | None
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """scale: of scores. cap: 0 for none. empty_is_zero, nan_is_zero: a query without a key gets 0, and so does one whose powers are NaN.
-    lengths: the input with the tokens of each batch, of which the longest has `total`; first: they have no tokens before this step.
-    window: keys that a query sees at most, 0: any. sink: the input with a score for each head that stands for no key; smooth: such a
-    score of 0. before: without lengths, keys before the first query's own. least: a number of an added mask up to this one hides a key, as
-    minus infinity does; 0.0: no finite number does.
+    """scale: of scores. cap: 0 for none. empty_is_zero, nan_is_zero: a query without a key gets 0, and so does one
+    whose powers are NaN. lengths: the input with the tokens of each batch, of which the longest has `total`; first:
+    they have no tokens before this step. window: keys that a query sees at most, 0: any. sink: the input with a score
+    for each head that stands for no key; smooth: such a score of 0. before: without lengths, keys before the first
+    query's own. least: a number of an added mask up to this one hides a key, as minus infinity does; 0.0: no finite
+    number does.
     """
 
     scale: float
@@ -227,10 +266,19 @@ class Options:
 
     def consts(self) -> dict[str, Const]:
         sink = 1 if self.sink is not None else 2 if self.smooth else 0
-        return {"SCALE": float(self.scale), "CAUSAL": self.causal, "CAPPED": self.cap > 0, "CAP": float(self.cap),
-                "EMPTY_IS_ZERO": 2 if self.nan_is_zero else self.empty_is_zero, "LENGTHS": self.lengths is not None,
-                "TOTAL": self.total, "FIRST": self.first,
-                "BEFORE": self.before, "WINDOW": self.window, "SINK": sink}
+        return {
+            "SCALE": float(self.scale),
+            "CAUSAL": self.causal,
+            "CAPPED": self.cap > 0,
+            "CAP": float(self.cap),
+            "EMPTY_IS_ZERO": 2 if self.nan_is_zero else self.empty_is_zero,
+            "LENGTHS": self.lengths is not None,
+            "TOTAL": self.total,
+            "FIRST": self.first,
+            "BEFORE": self.before,
+            "WINDOW": self.window,
+            "SINK": sink,
+        }
 
     def reads(self) -> dict[str, int | str]:
         return {name: at for name, at in (("lengths", self.lengths), ("sink", self.sink)) if at is not None}
@@ -242,31 +290,62 @@ def least(dtype: DType) -> float:
 
 
 def factor_of(node: BoundNode, scale: float | None, width: int) -> float:
-    """Of scores: 1 / sqrt(elements of a head) where the node does not say. Raises UnsupportedNodeError for heads without elements."""
+    """Of scores: 1 / sqrt(elements of a head) where the node does not say. Raises UnsupportedNodeError for heads
+    without elements."""
     if width < 1:
         raise UnsupportedNodeError(Code.LIMIT, f"{node.op} of heads without elements, which ONNX Runtime refuses")
-    return width ** -0.5 if scale is None else float(scale)
+    return width**-0.5 if scale is None else float(scale)
 
 
 def attend(
-    node: BoundNode, q: Heads, k: Heads, v: Heads, mask: Mask, options: Options, out: TensorType, y_strides: tuple[int, int, int],
+    node: BoundNode,
+    q: Heads,
+    k: Heads,
+    v: Heads,
+    mask: Mask,
+    options: Options,
+    out: TensorType,
+    y_strides: tuple[int, int, int],
     target: int | str = 0,
 ) -> Kernel:
-    """The kernel. y_strides: of a batch, a head, a query, in elements. target: what it writes. Raises UnsupportedNodeError."""
+    """The kernel. y_strides: of a batch, a head, a query, in elements. target: what it writes. Raises
+    UnsupportedNodeError."""
     batch, heads, queries, width = q.shape
-    if k.shape[3] != width or k.shape[2] != v.shape[2] or width % 4 or v.shape[3] % 4 or max(width, v.shape[3]) > MAX_HEAD:
+    if (
+        k.shape[3] != width
+        or k.shape[2] != v.shape[2]
+        or width % 4
+        or v.shape[3] % 4
+        or max(width, v.shape[3]) > MAX_HEAD
+    ):
         raise UnsupportedNodeError(
-            Code.LIMIT, f"attention over heads of {width} and {v.shape[3]} elements; taken: multiples of 4 up to {MAX_HEAD}")
+            Code.LIMIT,
+            f"attention over heads of {width} and {v.shape[3]} elements; taken: multiples of 4 up to {MAX_HEAD}",
+        )
     if 0 in k.shape or 0 in out.shape:
-        raise UnsupportedNodeError(Code.LIMIT, f"attention of {list(q.shape)} over keys {list(k.shape)}: an empty tensor")
+        raise UnsupportedNodeError(
+            Code.LIMIT, f"attention of {list(q.shape)} over keys {list(k.shape)}: an empty tensor"
+        )
     if heads % int(k.shape[1]) or v.shape[1] != k.shape[1] or k.shape[0] != batch or v.shape[0] != batch:
-        raise UnsupportedNodeError(Code.RANK, f"attention of {list(q.shape)} over keys {list(k.shape)} and values {list(v.shape)}")
+        raise UnsupportedNodeError(
+            Code.RANK, f"attention of {list(q.shape)} over keys {list(k.shape)} and values {list(v.shape)}"
+        )
     problem = Problem(batch, heads, queries, k.shape[2], width // 4, v.shape[3] // 4)
     form, choice = choose(problem, node.target, node.input(0).dtype)
     consts: dict[str, Const] = {
-        "BATCH": batch, "HEADS": heads, "SQ": queries, "SK": problem.keys, "GROUP": heads // int(k.shape[1]),
-        **q.consts("Q"), **k.consts("K"), **v.consts("V"), **Heads(-1, (0, 0, 0, 0), y_strides).consts("Y"),
-        "SEQUENCE": queries, **options.consts(), **mask_consts(mask, (batch, heads, queries, problem.keys), options.least)}
+        "BATCH": batch,
+        "HEADS": heads,
+        "SQ": queries,
+        "SK": problem.keys,
+        "GROUP": heads // int(k.shape[1]),
+        **q.consts("Q"),
+        **k.consts("K"),
+        **v.consts("V"),
+        **Heads(-1, (0, 0, 0, 0), y_strides).consts("Y"),
+        "SEQUENCE": queries,
+        **options.consts(),
+        **mask_consts(mask, (batch, heads, queries, problem.keys), options.least),
+    }
     limits, features, words, rounded = node.target.limits, tuple[str, ...](), tuple[str, ...](), tuple[Rounded, ...]()
     if isinstance(form, UnitForm):
         shader, per_group, features = attention_units.SHADER, form.queries, attention_units.FEATURES
@@ -275,21 +354,41 @@ def attend(
         eights = tuple(name for name, heads in zip("qkv", (q, k, v), strict=True) if _by_eight(heads))
         consts |= {f"{name.upper()}_EIGHTS": name in eights and bool(consts["HALVES"]) for name in "qkv"}
         words = eights if consts["HALVES"] else ()
-        rounded = () if consts["SCALED"] or consts["HALVES"] else tuple(
-            Rounded(name, ((f"{name.upper()}_EIGHTS", True),) if name in eights else (), name in eights) for name in "qkv")
+        rounded = (
+            ()
+            if consts["SCALED"] or consts["HALVES"]
+            else tuple(
+                Rounded(name, ((f"{name.upper()}_EIGHTS", True),) if name in eights else (), name in eights)
+                for name in "qkv"
+            )
+        )
     else:
-        shader, per_group, features = "attention.wgsl", form.queries * form.per_lane, ("subgroup",) if form.parts > 1 else features
+        shader, per_group, features = (
+            "attention.wgsl",
+            form.queries * form.per_lane,
+            ("subgroup",) if form.parts > 1 else features,
+        )
         shared, memory = _shared(form, problem, limits.max_workgroup_nbytes)
         consts |= shared
     built = kernel(
-        shader, [out], consts=consts, grid=(-(-queries // per_group), heads, batch), workgroup_size=form.workgroup_size,
-        workgroup_nbytes=memory, writes={"y": target}, vectors=("q", "k", "v", "y"), features=features, choice=choice,
-        reads={"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {}), **options.reads()})
+        shader,
+        [out],
+        consts=consts,
+        grid=(-(-queries // per_group), heads, batch),
+        workgroup_size=form.workgroup_size,
+        workgroup_nbytes=memory,
+        writes={"y": target},
+        vectors=("q", "k", "v", "y"),
+        features=features,
+        choice=choice,
+        reads={"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {}), **options.reads()},
+    )
     return replace(built, words=words, rounded=rounded)
 
 
 def _by_eight(heads: Heads) -> bool:
-    """Whether each eight elements from the first one on lie together in a vector of 16 bytes, where they have 16 bits."""
+    """Whether each eight elements from the first one on lie together in a vector of 16 bytes, where they have 16
+    bits."""
     return all(same(n % 8, 0) for n in (*heads.strides, heads.first, heads.shape[3]))
 
 
@@ -297,8 +396,16 @@ def _shared(form: Form, problem: Problem, most: int) -> tuple[dict[str, Const], 
     """How attention.wgsl shares its work, and the bytes of workgroup memory."""
     dq, dv = problem.dq // form.parts, problem.dv // form.parts
     chunk, memory = _chunk(form, dv, most)
-    return {"DQ": dq, "DV": dv, "QL": form.queries, "RQ": form.per_lane, "RK": form.keys, "PARTS": form.parts, "SLICES": form.slices,
-            "CHUNK": chunk}, memory
+    return {
+        "DQ": dq,
+        "DV": dv,
+        "QL": form.queries,
+        "RQ": form.per_lane,
+        "RK": form.keys,
+        "PARTS": form.parts,
+        "SLICES": form.slices,
+        "CHUNK": chunk,
+    }, memory
 
 
 def _chunk(form: Form, dv: int, most: int) -> tuple[int, int]:
@@ -315,10 +422,12 @@ def mask_consts(mask: Mask, scores: Shape, least: float = 0.0) -> dict[str, Cons
     if mask is None:
         return {"MASK": 0}
     operand = mask[1]
-    if operand.rank == 4 and not same(operand.shape[3], 1):     # it may end with the last key that any query sees
+    if operand.rank == 4 and not same(operand.shape[3], 1):  # it may end with the last key that any query sees
         scores = (*scores[:3], operand.shape[3])
     if operand.dtype not in (*FLOATS, BOOL) or operand.rank > 4 or broadcast(operand.shape, scores) != scores:
-        raise UnsupportedNodeError(Code.RANK, f"attention with mask {operand.name!r} {operand.type} over scores {list(scores)}")
+        raise UnsupportedNodeError(
+            Code.RANK, f"attention with mask {operand.name!r} {operand.type} over scores {list(scores)}"
+        )
     strides = broadcast_strides(operand.shape, scores)
     places = {f"MASK_{axis}": stride for axis, stride in zip("BHQK", strides, strict=True)}
     if operand.dtype is BOOL or not least:
@@ -330,9 +439,9 @@ def mask_consts(mask: Mask, scores: Shape, least: float = 0.0) -> dict[str, Cons
 def fused_attention(node: BoundNode) -> Kernel:
     """softmax(scale q k^T + mask) v, through the transpositions around it, in one dispatch.
 
-    q, k, v: transposed by `q_perm`, `k_perm`, `v_perm` they are [B, heads, S, D] or [B, S, D]; mask: broadcasts to the scores;
-    y: transposed by `y_perm`. `causal`: a query sees keys up to its own place. `empty`: a query that sees no key gets NaN (0) or 0 (1);
-    with 2 one whose powers are NaN does, too.
+    q, k, v: transposed by `q_perm`, `k_perm`, `v_perm` they are [B, heads, S, D] or [B, S, D]; mask: broadcasts to the
+    scores; y: transposed by `y_perm`. `causal`: a query sees keys up to its own place. `empty`: a query that sees no
+    key gets NaN (0) or 0 (1); with 2 one whose powers are NaN does, too.
     """
     if any(node.input(i).dtype not in FLOATS for i in range(3)):
         raise UnsupportedNodeError(Code.DTYPE, f"attention of {node.input(0).type}; taken: {names(FLOATS)}")
@@ -353,6 +462,11 @@ def fused_attention(node: BoundNode) -> Kernel:
     y_strides = (strides[0], strides[1] if rank == 4 else 0, strides[rank - 2])
     mask: Mask = (3, node.input(3)) if node.has(3) else None
     empty, dtype = node.attr("empty"), node.input(0).dtype
-    options = Options(float(node.attr("scale")), bool(node.attr("causal")), empty_is_zero=empty > 0, nan_is_zero=empty > 1,
-                      least=least(dtype) if empty == 1 else 0.0)
+    options = Options(
+        float(node.attr("scale")),
+        bool(node.attr("causal")),
+        empty_is_zero=empty > 0,
+        nan_is_zero=empty > 1,
+        least=least(dtype) if empty == 1 else 0.0,
+    )
     return attend(node, q, k, v, mask, options, TensorType(dtype, shape), y_strides)

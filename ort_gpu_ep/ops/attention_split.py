@@ -1,4 +1,5 @@
-"""Attention of one query for each head over many keys: the keys are split among workgroups and read once for heads that share them."""
+"""Attention of one query for each head over many keys: the keys are split among workgroups and read once for heads that
+share them."""
 
 from __future__ import annotations
 
@@ -16,23 +17,29 @@ MAX_SHARE = 4
 """Heads of a workgroup: each takes registers and workgroup memory of its own."""
 
 LANES, MANY_KEYS = 128, 4096
-"""Invocations of a workgroup; caches of more tokens than that are split into parts of twice the keys, of which fewer are joined.
-Measured on an H200: 512 keys in parts of 64 and 128 take 4.8 and 5.5 us, 4096 keys 9.9 and 8.7."""
+"""Invocations of a workgroup; caches of more tokens than that are split into parts of twice the keys, of which fewer
+are joined. Measured on an H200: 512 keys in parts of 64 and 128 take 4.8 and 5.5 us, 4096 keys 9.9 and 8.7."""
 
 JOIN_LANES = 128
 
 record(
-    "attention_split.wgsl", "product",
-    loop_bound=lambda k: 2 * (k.workgroup_size // k["SHARE"]) + k["SHARE"] * (k["D4"] + 2 * k.workgroup_size) // k.workgroup_size + 8
-    + 2 * k.workgroup_size // k["D4"],
-    flops=lambda k: 16 * k["BATCH"] * k["HEADS"] * k["SK"] * k["D4"])
+    "attention_split.wgsl",
+    "product",
+    loop_bound=lambda k: (
+        2 * (k.workgroup_size // k["SHARE"])
+        + k["SHARE"] * (k["D4"] + 2 * k.workgroup_size) // k.workgroup_size
+        + 8
+        + 2 * k.workgroup_size // k["D4"]
+    ),
+    flops=lambda k: 16 * k["BATCH"] * k["HEADS"] * k["SK"] * k["D4"],
+)
 record("attention_join.wgsl", "reduction", loop_bound=lambda k: 2 * k["SPLITS"] + 3 * JOIN_LANES)
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The tokens of this step, one a batch, where the kernel turns them and stores their keys and values: constants, what is read, which of
-    that may be missing; and for each cache what is written, and its type.
+    """The tokens of this step, one a batch, where the kernel turns them and stores their keys and values: constants,
+    what is read, which of that may be missing; and for each cache what is written, and its type.
     """
 
     consts: Mapping[str, Const]
@@ -45,16 +52,28 @@ class Newest:
 def fits(node: BoundNode, q: Heads, k: Heads, v: Heads) -> bool:
     """Whether there is one query for each head, and a head that this form takes."""
     width, limits = q.shape[3], node.target.limits
-    is_alike = width == k.shape[3] == v.shape[3] and width % 4 == 0 and width // 4 <= LANES // 2 and limits.max_invocations >= LANES
+    is_alike = (
+        width == k.shape[3] == v.shape[3]
+        and width % 4 == 0
+        and width // 4 <= LANES // 2
+        and limits.max_invocations >= LANES
+    )
     return is_alike and same(q.shape[2], 1) and _memory(MAX_SHARE, 64, 2, width // 4) <= limits.max_workgroup_nbytes
 
 
 def split_attention(
-    by: Figures, q: Heads, k: Heads, v: Heads, mask: Mask, options: Options, out: TensorType,
-    y_strides: tuple[int, int, int], newest: Newest | None = None,
+    by: Figures,
+    q: Heads,
+    k: Heads,
+    v: Heads,
+    mask: Mask,
+    options: Options,
+    out: TensorType,
+    y_strides: tuple[int, int, int],
+    newest: Newest | None = None,
 ) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
-    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. by: the target's figures. newest: stands for q and the
-    last key and value. Raises UnsupportedNodeError for the mask's shape.
+    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. by: the target's figures. newest:
+    stands for q and the last key and value. Raises UnsupportedNodeError for the mask's shape.
     """
     batch, heads, _, width = q.shape
     tokens, d4, group = k.shape[2], width // 4, heads // int(k.shape[1])
@@ -63,29 +82,64 @@ def split_attention(
     keys = LANES // parts
     splits = ceil_div(tokens, keys)
     consts: dict[str, Const] = {
-        "BATCH": batch, "HEADS": heads, "SQ": 1, "SEQUENCE": 1, "SK": tokens, "D4": d4, "GROUP": group, "SHARE": share, "KEYS": keys,
-        "PARTS": parts, "SPLITS": splits, "LOADS": _loads(d4, parts), "ROUNDS": ceil_div(keys * share, LANES),
-        **q.consts("Q"), **k.consts("K"), **v.consts("V"), **options.consts(),
+        "BATCH": batch,
+        "HEADS": heads,
+        "SQ": 1,
+        "SEQUENCE": 1,
+        "SK": tokens,
+        "D4": d4,
+        "GROUP": group,
+        "SHARE": share,
+        "KEYS": keys,
+        "PARTS": parts,
+        "SPLITS": splits,
+        "LOADS": _loads(d4, parts),
+        "ROUNDS": ceil_div(keys * share, LANES),
+        **q.consts("Q"),
+        **k.consts("K"),
+        **v.consts("V"),
+        **options.consts(),
         **mask_consts(mask, (batch, heads, 1, tokens), options.least),
-        "APPEND": newest is not None, **(newest.consts if newest else {})}
+        "APPEND": newest is not None,
+        **(newest.consts if newest else {}),
+    }
     sums = TensorType(FLOAT32, (batch, heads, splits, width))
     tops = TensorType(FLOAT32, (batch, heads, splits, 2))
     reads = options.reads()
     sink = {"sink": reads.pop("sink")} if "sink" in reads else {}
     operands = newest.reads if newest else {"q": q.source, "k": k.source, "v": v.source}
     split = kernel(
-        "attention_split.wgsl", [sums, tops, *([newest.cache] * 2 if newest else [])], consts=consts, grid=(splits, heads // share, batch),
-        workgroup_size=LANES, workgroup_nbytes=_memory(share, keys, parts, d4) + (16 * d4 if newest else 0),
-        vectors=("keys", "values", "sums") if newest else ("q", "k", "v", "sums"), reports=options.lengths is not None,
+        "attention_split.wgsl",
+        [sums, tops, *([newest.cache] * 2 if newest else [])],
+        consts=consts,
+        grid=(splits, heads // share, batch),
+        workgroup_size=LANES,
+        workgroup_nbytes=_memory(share, keys, parts, d4) + (16 * d4 if newest else 0),
+        vectors=("keys", "values", "sums") if newest else ("q", "k", "v", "sums"),
+        reports=options.lengths is not None,
         reads={**operands, **({"mask": mask[0]} if mask else {}), **reads},
-        writes={"sums": "attention_sums", "tops": "attention_tops", **(newest.writes if newest else {})})
+        writes={"sums": "attention_sums", "tops": "attention_tops", **(newest.writes if newest else {})},
+    )
     split = replace(split, optionals=newest.optionals) if newest else split
     join = kernel(
-        "attention_join.wgsl", [out], grid=(heads, batch, 1), workgroup_size=JOIN_LANES,
+        "attention_join.wgsl",
+        [out],
+        grid=(heads, batch, 1),
+        workgroup_size=JOIN_LANES,
         workgroup_nbytes=20 * JOIN_LANES + 4 * (JOIN_LANES // d4),
-        consts={"D4": d4, "HEADS": heads, "SPLITS": splits, "Y_B": y_strides[0] // 4, "Y_H": y_strides[1] // 4,
-                "SINK": options.consts()["SINK"], "EMPTY_IS_ZERO": options.empty_is_zero},
-        reads={"sums": "attention_sums", "tops": "attention_tops", **sink}, writes={"y": 0}, vectors=("sums", "y"))
+        consts={
+            "D4": d4,
+            "HEADS": heads,
+            "SPLITS": splits,
+            "Y_B": y_strides[0] // 4,
+            "Y_H": y_strides[1] // 4,
+            "SINK": options.consts()["SINK"],
+            "EMPTY_IS_ZERO": options.empty_is_zero,
+        },
+        reads={"sums": "attention_sums", "tops": "attention_tops", **sink},
+        writes={"y": 0},
+        vectors=("sums", "y"),
+    )
     return [split, join], [("attention_sums", sums), ("attention_tops", tops)]
 
 
@@ -95,8 +149,13 @@ def _loads(d4: int, parts: int) -> int:
 
 
 def _parts(by: Figures, d4: int, parts: int) -> int:
-    """So many invocations for a key, or more where a compiler that loads ahead would not have registers for a key's part and the values."""
-    while by.loads_ahead and 4 * (d4 // parts + _loads(d4, parts)) + OTHER_REGISTERS > by.lane_registers and d4 % (2 * parts) == 0:
+    """So many invocations for a key, or more where a compiler that loads ahead would not have registers for a key's
+    part and the values."""
+    while (
+        by.loads_ahead
+        and 4 * (d4 // parts + _loads(d4, parts)) + OTHER_REGISTERS > by.lane_registers
+        and d4 % (2 * parts) == 0
+    ):
         parts *= 2
     return parts
 

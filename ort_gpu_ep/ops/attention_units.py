@@ -1,6 +1,8 @@
-"""Attention on an adapter's matrix units (attention_units.wgsl): a form beside those of attention.wgsl, for many queries and keys.
+"""Attention on an adapter's matrix units (attention_units.wgsl): a form beside those of attention.wgsl, for many
+queries and keys.
 
-Only where a probe saw right results (kernels/target.py MATRIX_ATTENTION), and only for float16 models, `precision=f16acc` and `tf32`.
+Only where a probe saw right results (kernels/target.py MATRIX_ATTENTION), and only for float16 models,
+`precision=f16acc` and `tf32`.
 """
 
 from __future__ import annotations
@@ -34,8 +36,11 @@ MOST_CHUNK = 64
 """Elements of a value that go through workgroup memory at a time."""
 
 record(
-    SHADER, "product", loop_bound=lambda k: ceil_div(k["SK"], k["BK"]) + 1,
-    flops=lambda k: 2 * k["BATCH"] * k["HEADS"] * k["SQ"] * k["SK"] * (k["D"] + k["DV"]))
+    SHADER,
+    "product",
+    loop_bound=lambda k: ceil_div(k["SK"], k["BK"]) + 1,
+    flops=lambda k: 2 * k["BATCH"] * k["HEADS"] * k["SQ"] * k["SK"] * (k["D"] + k["DV"]),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +66,37 @@ class UnitForm:
         """Whether each subgroup has whole fragments."""
         sharing = max(1, 2 * fragment.n // subgroup)
         rows = subgroup * sharing // 2
-        return (self.queries % rows == rows % fragment.n == self.keys % (sharing * fragment.m) == chunk % (sharing * fragment.m) == 0
-                and self.keys % fragment.k == 0)
+        return (
+            self.queries % rows
+            == rows % fragment.n
+            == self.keys % (sharing * fragment.m)
+            == chunk % (sharing * fragment.m)
+            == 0
+            and self.keys % fragment.k == 0
+        )
 
     def room(self, width: int, chunk: int) -> int:
-        """Vectors of 16 bytes: of queries, keys, scores, powers with values, sums, of which each takes the place of the one before."""
+        """Vectors of 16 bytes: of queries, keys, scores, powers with values, sums, of which each takes the place of the
+        one before."""
         powers = self.queries * (self.keys // 8 + 1) + self.keys * (chunk // 8 + 1)
         line = width // 8 + 1
-        return max(self.queries * line, self.keys * line, self.queries * (self.keys // 4 + 2), powers, self.queries * (chunk // 4 + 2))
+        return max(
+            self.queries * line,
+            self.keys * line,
+            self.queries * (self.keys // 4 + 2),
+            powers,
+            self.queries * (chunk // 4 + 2),
+        )
 
     def workgroup_nbytes(self, width: int, chunk: int) -> int:
         return 16 * self.room(width, chunk) + 12
 
     def loads_whole(self, width: int, chunk: int) -> bool:
         """Whether invocations have equally many vectors of what they bring in."""
-        return all(rows * elements % (8 * self.workgroup_size) == 0
-                   for rows, elements in ((self.queries, width), (self.keys, width), (self.keys, chunk)))
+        return all(
+            rows * elements % (8 * self.workgroup_size) == 0
+            for rows, elements in ((self.queries, width), (self.keys, width), (self.keys, chunk))
+        )
 
 
 FORMS = (UnitForm(4, 64),)
@@ -96,24 +116,41 @@ def forms_of(limits: Limits, dtype: DType, queries: int, keys: int, width: int, 
         return []
     chunk, fragment, subgroup = chunk_of(values), limits.fragment, limits.unit_subgroup(FRAGMENTS)
     assert fragment is not None, "no_attention_units says so"
-    return [form for form in FORMS if form.loads_whole(width, chunk) and form.divides(subgroup, fragment, chunk)
-            and form.workgroup_size <= limits.max_invocations and form.workgroup_nbytes(width, chunk) <= limits.max_workgroup_nbytes]
+    return [
+        form
+        for form in FORMS
+        if form.loads_whole(width, chunk)
+        and form.divides(subgroup, fragment, chunk)
+        and form.workgroup_size <= limits.max_invocations
+        and form.workgroup_nbytes(width, chunk) <= limits.max_workgroup_nbytes
+    ]
 
 
 def estimate_ns(form: UnitForm, target: Target, heads: int, queries: int, keys: int, elements: int) -> float:
-    """heads: of all batches. elements: of a query and a value. A step of a workgroup takes its clocks of a compute unit, or as long as its
-    barriers and loads.
+    """heads: of all batches. elements: of a query and a value. A step of a workgroup takes its clocks of a compute
+    unit, or as long as its barriers and loads.
     """
     by = target.figures
     groups, steps = heads * ceil_div(queries, form.queries), ceil_div(keys, form.keys)
     share = form.queries * form.keys * elements / (64 * 64 * 128)
     clocks = max(ceil_div(groups, by.units) * share * by.matrix_attention_clocks, by.matrix_attention_wait_clocks)
-    return float(by.dispatch_ns + by.matrix_launch_ns + (steps * clocks + by.matrix_attention_wait_clocks) / by.clocks_per_ns)
+    return float(
+        by.dispatch_ns + by.matrix_launch_ns + (steps * clocks + by.matrix_attention_wait_clocks) / by.clocks_per_ns
+    )
 
 
 def consts_of(form: UnitForm, limits: Limits, dtype: DType, width: int, values: int) -> dict[str, Const]:
     """What the shader has beside what attention.wgsl has."""
     chunk, subgroup = chunk_of(values), limits.unit_subgroup(FRAGMENTS)
     own: dict[str, Const] = {} if subgroup == USUAL_SUBGROUP else {"SUBGROUP": subgroup}
-    return {**fragment_consts(limits), **own, "D": width, "DV": values, "CHUNK": chunk, "BK": form.keys, "ROOM": form.room(width, chunk),
-            "SCALED": limits.precision == TF32 and dtype is not FLOAT16, "HALVES": dtype is FLOAT16}
+    return {
+        **fragment_consts(limits),
+        **own,
+        "D": width,
+        "DV": values,
+        "CHUNK": chunk,
+        "BK": form.keys,
+        "ROOM": form.room(width, chunk),
+        "SCALED": limits.precision == TF32 and dtype is not FLOAT16,
+        "HALVES": dtype is FLOAT16,
+    }

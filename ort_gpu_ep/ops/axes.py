@@ -11,7 +11,8 @@ from ort_gpu_ep.kernels.registry import BoundNode, Operand
 
 
 def axis_of(node: BoundNode, axis: int, rank: int) -> int:
-    """The axis counted from the front. Raises UnsupportedNodeError(ATTRIBUTE) where a tensor of `rank` has no such axis."""
+    """The axis counted from the front. Raises UnsupportedNodeError(ATTRIBUTE) where a tensor of `rank` has no such
+    axis."""
     if not -rank <= axis < rank:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} along axis {axis} of a tensor of rank {rank}")
     return axis % rank
@@ -37,28 +38,33 @@ def ints_of(node: BoundNode, name: str, index: int, or_scalar: bool = False) -> 
 def vector_of(node: BoundNode, operand: Operand) -> tuple[int, ...]:
     """What a steering input of one dimension holds; of another rank onnxruntime refuses it."""
     if operand.rank != 1:
-        raise UnsupportedNodeError(Code.RANK, f"{node.op} with {operand.name!r} of shape {list(operand.shape)}; taken: one dimension")
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op} with {operand.name!r} of shape {list(operand.shape)}; taken: one dimension"
+        )
     return operand.ints()
 
 
 def number_of(node: BoundNode, index: int) -> int:
-    """What a steering input of one element holds, a scalar or in one dimension; of another form onnxruntime refuses it."""
+    """What a steering input of one element holds, a scalar or in one dimension; of another form onnxruntime refuses
+    it."""
     operand = node.input(index)
     if operand.rank > 1 or operand.size != 1:
-        raise UnsupportedNodeError(Code.RANK, f"{node.op} with {operand.name!r} of shape {list(operand.shape)}; taken: one number")
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op} with {operand.name!r} of shape {list(operand.shape)}; taken: one number"
+        )
     return operand.ints()[0]
 
 
 def strides_of(shape: Shape) -> tuple[int, ...]:
     """Row-major strides in elements."""
-    return tuple(math.prod(shape[k + 1:]) for k in range(len(shape)))
+    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
 
 
 def around(shape: Shape, axis: int) -> tuple[int, int, int]:
     """The shape flattened to (outer, size of the axis, inner)."""
-    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1:])
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
 def replaced(shape: Shape, axis: int, size: int) -> Shape:
     """The shape with another size along one axis."""
-    return (*shape[:axis], size, *shape[axis + 1:])
+    return (*shape[:axis], size, *shape[axis + 1 :])

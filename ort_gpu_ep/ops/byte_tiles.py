@@ -1,8 +1,9 @@
-"""Products of bytes in register tiles (byte_product.wgsl): QLinearMatMul, QGemm, MatMulInteger, and QLinearConv over channels
-that lie together.
+"""Products of bytes in register tiles (byte_product.wgsl): QLinearMatMul, QGemm, MatMulInteger, and QLinearConv over
+channels that lie together.
 
-Tiles and estimates are those of `tiles.py`, over words of four bytes: a word is an element of K. The estimates' figures are its own.
-Weights are packed once; what the zero point of x adds to their sums is folded into the bias, so that it costs nothing in a run.
+Tiles and estimates are those of `tiles.py`, over words of four bytes: a word is an element of K. The estimates' figures
+are its own. Weights are packed once; what the zero point of x adds to their sums is folded into the bias, so that it
+costs nothing in a run.
 """
 
 from __future__ import annotations
@@ -27,11 +28,21 @@ from ort_gpu_ep.ops.tiles import Tile, TiledProduct, Weights
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window
 
 GATHERING_NS = 3500.0
-"""A step of integer_product.wgsl, 64 bytes of K: each byte of a window is loaded by itself. On an H200 ResNet-50 took 3 ms for 860."""
+"""A step of integer_product.wgsl, 64 bytes of K: each byte of a window is loaded by itself. On an H200 ResNet-50 took 3
+ms for 860."""
 
-record("byte_product.wgsl", "product", loop_bound=lambda k: k["PER"] + k["SPLIT"], flops=lambda k: 64 * k["ROWS"] * k["M4"] * k["KQ"])
-record("byte_depthwise.wgsl", "direct", loop_bound=lambda k: k.nested("WINDOW_Y", "WINDOW_X"),
-       flops=lambda k: 2 * k["ROWS"] * k["C4"] * 4 * k["WINDOW_Y"] * k["WINDOW_X"])
+record(
+    "byte_product.wgsl",
+    "product",
+    loop_bound=lambda k: k["PER"] + k["SPLIT"],
+    flops=lambda k: 64 * k["ROWS"] * k["M4"] * k["KQ"],
+)
+record(
+    "byte_depthwise.wgsl",
+    "direct",
+    loop_bound=lambda k: k.nested("WINDOW_Y", "WINDOW_X"),
+    flops=lambda k: 2 * k["ROWS"] * k["C4"] * 4 * k["WINDOW_Y"] * k["WINDOW_X"],
+)
 record("column_sums.wgsl", "reduction", loop_bound=lambda k: k["K"])
 record("pack_bytes.wgsl", "movement", loop_bound=lambda k: 4)
 record("unpack_bytes.wgsl", "movement")
@@ -43,7 +54,8 @@ MIN_ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What becomes of the sums. numbers: the kernel that writes once what that needs of weights. consts, reads, words: the product's."""
+    """What becomes of the sums. numbers: the kernel that writes once what that needs of weights. consts, reads, words:
+    the product's."""
 
     numbers: Kernel
     consts: Mapping[str, Const]
@@ -61,7 +73,12 @@ def _is_static(node: BoundNode, outputs: int) -> bool:
     if outputs % 4 or node.input(W_SCALE).size not in (1, outputs):
         return False
     ones = all(node.input(i).size == 1 for i in (X_SCALE, X_ZERO, *ends(node)[:2]) if node.has(i))
-    return ones and requantized.are_constant(node, folded=True) and not requantized.zero_counts(node, W, W_ZERO) and _may_run(node)
+    return (
+        ones
+        and requantized.are_constant(node, folded=True)
+        and not requantized.zero_counts(node, W, W_ZERO)
+        and _may_run(node)
+    )
 
 
 def _may_run(node: BoundNode) -> bool:
@@ -110,38 +127,63 @@ def matrices(node: BoundNode) -> Lowering:
 
 
 def takes_sums(node: BoundNode) -> bool:
-    """Whether a MatMulInteger is a product of rows with a constant matrix, and in words; a's zero point may be one of a run."""
+    """Whether a MatMulInteger is a product of rows with a constant matrix, and in words; a's zero point may be one of a
+    run."""
     a, b, zero = node.input(0), node.input(1), node.optional(2)
-    return (a.rank >= 2 and b.rank == 2 and b.is_constant and a.shape[-1] == b.shape[0] and b.shape[0] % 4 == 0 and b.shape[1] % 4 == 0
-            and _is_summed(node, b, b.shape[0])
-            and (zero is None or zero.size == 1) and not requantized.zero_counts(node, 1, 3) and _may_run(node)
-            and bool(hint(math.prod(a.shape[:-1])) >= MIN_ROWS))
+    return (
+        a.rank >= 2
+        and b.rank == 2
+        and b.is_constant
+        and a.shape[-1] == b.shape[0]
+        and b.shape[0] % 4 == 0
+        and b.shape[1] % 4 == 0
+        and _is_summed(node, b, b.shape[0])
+        and (zero is None or zero.size == 1)
+        and not requantized.zero_counts(node, 1, 3)
+        and _may_run(node)
+        and bool(hint(math.prod(a.shape[:-1])) >= MIN_ROWS)
+    )
 
 
 def sums(node: BoundNode) -> Lowering:
     """Of a MatMulInteger that `takes_sums`."""
     a, b, (k, m) = node.input(0), node.input(1), node.input(1).shape
-    product = TiledProduct(math.prod(a.shape[:-1]), m, Weights(1, k // 4, 1, 1, m, 0, constant=True), target=node.target, bytes=True)
+    product = TiledProduct(
+        math.prod(a.shape[:-1]), m, Weights(1, k // 4, 1, 1, m, 0, constant=True), target=node.target, bytes=True
+    )
     numbers = kernel(
-        "column_sums.wgsl", [TensorType(UINT32, (m,))], consts={"M": m, "K": k, "SHIFT": shift(b.dtype)}, reads={"w": 1},
-        writes={"y": "numbers"})
+        "column_sums.wgsl",
+        [TensorType(UINT32, (m,))],
+        consts={"M": m, "K": k, "SHIFT": shift(b.dtype)},
+        reads={"w": 1},
+        writes={"y": "numbers"},
+    )
     ending = Ending(numbers, {"REQUANTIZED": False, "X_SHIFT": shift(a.dtype)}, {"a_zp": 2} if node.has(2) else {})
     return _lowered(node, product, TensorType(INT32, (*a.shape[:-1], m)), k, Folded(k, 1, m), ending)
 
 
 def _as_bytes(node: BoundNode, out: TensorType, outputs: int, folded: Folded) -> Ending:
-    return Ending(requantized.numbers(node, outputs, folded), {"REQUANTIZED": True, **requantized.range_of(out.dtype)}, words=("y",))
+    return Ending(
+        requantized.numbers(node, outputs, folded),
+        {"REQUANTIZED": True, **requantized.range_of(out.dtype)},
+        words=("y",),
+    )
 
 
 def image(node: BoundNode) -> Lowering:
-    """Of a QLinearConv whose node is channels-last. x: [N, H, W, C], or [N, C, H, W] where `reads_planes`; y: [N, H', W', M]."""
+    """Of a QLinearConv whose node is channels-last. x: [N, H, W, C], or [N, C, H, W] where `reads_planes`; y: [N, H',
+    W', M]."""
     x, w = node.input(X), node.input(W)
     if not takes_image(node):
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"QLinearConv of {x.type} and {w.type} with group {node.attr('group')} is not taken channels-last")
+            Code.ATTRIBUTE,
+            f"QLinearConv of {x.type} and {w.type} with group {node.attr('group')} is not taken channels-last",
+        )
     planes = reads_planes(node)
     if (x.shape[1] if planes else x.shape[3]) != w.shape[1] * node.attr("group"):
-        raise UnsupportedNodeError(Code.RANK, f"QLinearConv of {x.type}, channels last, and {w.type}: channels do not fit")
+        raise UnsupportedNodeError(
+            Code.RANK, f"QLinearConv of {x.type}, channels last, and {w.type}: channels do not fit"
+        )
     window = conv_window(node, x.shape[2:] if planes else x.shape[1:3], w.shape[2:])
     out = TensorType(node.input(ends(node).y_zero).dtype, (x.shape[0], *window.small, w.shape[0]))
     depth = w.shape[1] * window.taps
@@ -154,7 +196,12 @@ def image(node: BoundNode) -> Lowering:
 def image_ns(node: BoundNode, window: Window) -> float:
     """What a QLinearConv of one group is estimated to take channels-last."""
     product = _of_image(node, window)
-    return min([best_ns(tiles.forms(product)), *(unit_bytes.estimate_ns(product, tile) for tile in unit_bytes.tiles_of(product).values())])
+    return min(
+        [
+            best_ns(tiles.forms(product)),
+            *(unit_bytes.estimate_ns(product, tile) for tile in unit_bytes.tiles_of(product).values()),
+        ]
+    )
 
 
 def _of_image(node: BoundNode, window: Window) -> TiledProduct:
@@ -162,71 +209,126 @@ def _of_image(node: BoundNode, window: Window) -> TiledProduct:
     w, planes = node.input(W), reads_planes(node)
     words, taps = (window.taps, 1) if planes else (w.shape[1] // 4, window.taps)
     return TiledProduct(
-        node.input(X).shape[0] * math.prod(window.small), w.shape[0], Weights(W, words, taps, 0, 0, 0, constant=True),
-        window=window.consts(INPUT_AXES, OUTPUT_AXES), pointwise=window.taps == 1 and not any(window.pads) and not planes,
-        strided=set(window.strides) != {1} or window.large != window.small, planes=w.shape[1] if planes else 0, target=node.target,
-        bytes=True)
+        node.input(X).shape[0] * math.prod(window.small),
+        w.shape[0],
+        Weights(W, words, taps, 0, 0, 0, constant=True),
+        window=window.consts(INPUT_AXES, OUTPUT_AXES),
+        pointwise=window.taps == 1 and not any(window.pads) and not planes,
+        strided=set(window.strides) != {1} or window.large != window.small,
+        planes=w.shape[1] if planes else 0,
+        target=node.target,
+        bytes=True,
+    )
 
 
-def _packing(node: BoundNode, source: int, words: int, m: int, folded: Folded, padded: int, taps: int) -> tuple[Kernel, Kernel]:
+def _packing(
+    node: BoundNode, source: int, words: int, m: int, folded: Folded, padded: int, taps: int
+) -> tuple[Kernel, Kernel]:
     """Weights to words, [words, m], and back. source: the input that has them. padded: words of a tap."""
     w, m_last = node.input(source), folded.output == 1
     channels = folded.k // taps
     consts: dict[str, Const] = {"M": m, "PADDED": padded, "TAPS": taps, "CHANNELS": channels, "SHIFT": shift(w.dtype)}
     places: dict[str, Const] = {"W_M": folded.output, "W_CHANNEL": folded.along if m_last else taps, "W_TAP": 1}
     packed = TensorType(UINT32, (words, m))
-    return (kernel("pack_bytes.wgsl", [packed], consts=consts | places, reads={"w": source}, writes={"y": "packed"}),
-            kernel("unpack_bytes.wgsl", [w.type], consts=consts | {"M_LAST": m_last}, reads={"packed": "packed"}, writes={"y": "restored"}))
+    return (
+        kernel("pack_bytes.wgsl", [packed], consts=consts | places, reads={"w": source}, writes={"y": "packed"}),
+        kernel(
+            "unpack_bytes.wgsl",
+            [w.type],
+            consts=consts | {"M_LAST": m_last},
+            reads={"packed": "packed"},
+            writes={"y": "restored"},
+        ),
+    )
 
 
 def _lowered(
-    node: BoundNode, product: TiledProduct, out: TensorType, channels: int, folded: Folded, ending: Ending,
+    node: BoundNode,
+    product: TiledProduct,
+    out: TensorType,
+    channels: int,
+    folded: Folded,
+    ending: Ending,
 ) -> Lowering:
     """In the best of its shares, or on matrix units. channels: of x, in bytes."""
     forms = {
-        name: Form(tiles.estimate_ns(product, *share), partial(_in_tiles, node, product, share, channels, folded, ending))
-        for name, share in tiles.shares(product).items() if share[1] == 1 or _may_arrive(product, out, *share)}
+        name: Form(
+            tiles.estimate_ns(product, *share), partial(_in_tiles, node, product, share, channels, folded, ending)
+        )
+        for name, share in tiles.shares(product).items()
+        if share[1] == 1 or _may_arrive(product, out, *share)
+    }
     forms |= {
-        name: Form(unit_bytes.estimate_ns(product, tile), partial(_on_units, node, product, tile, channels, folded, ending))
-        for name, tile in unit_bytes.tiles_of(product).items()}
+        name: Form(
+            unit_bytes.estimate_ns(product, tile), partial(_on_units, node, product, tile, channels, folded, ending)
+        )
+        for name, tile in unit_bytes.tiles_of(product).items()
+    }
     return lower(product.target, product.key, forms, out)
 
 
 def _on_units(
-    node: BoundNode, product: TiledProduct, tile: UnitTile, channels: int, folded: Folded, ending: Ending, choice: Choice, out: TensorType,
+    node: BoundNode,
+    product: TiledProduct,
+    tile: UnitTile,
+    channels: int,
+    folded: Folded,
+    ending: Ending,
+    choice: Choice,
+    out: TensorType,
 ) -> Lowering:
     """Weights lie along k, packed once; the model's own stay on the device, too."""
     words, source = 4 * unit_bytes.row_quads(product), int(product.weights.source)
-    pack, _ = _packing(node, source, words, product.m, folded, 1 if product.planes else product.weights.padded, folded.k // channels)
+    pack, _ = _packing(
+        node, source, words, product.m, folded, 1 if product.planes else product.weights.padded, folded.k // channels
+    )
     packed = TensorType(UINT32, (product.m, words))
     consts = tuple((name, value) for name, value in pack.consts if name != "M")
     rows = replace(pack, shader="pack_byte_rows.wgsl", outputs=(packed,), consts=(*consts, ("WORDS", words)))
-    built = unit_bytes.on_units(product, tile, _kernel(node, product, tiles.TILES[0], 1, choice, out, channels, ending), choice)
+    built = unit_bytes.on_units(
+        product, tile, _kernel(node, product, tiles.TILES[0], 1, choice, out, channels, ending), choice
+    )
     temps = (("packed", packed), ("numbers", ending.numbers.outputs[0]))
     return Lowering((out,), (rows, ending.numbers, built), temps, once=("packed", "numbers"))
 
 
 def _in_tiles(
-    node: BoundNode, product: TiledProduct, share: tuple[Tile, int], channels: int, folded: Folded, ending: Ending, choice: Choice,
+    node: BoundNode,
+    product: TiledProduct,
+    share: tuple[Tile, int],
+    channels: int,
+    folded: Folded,
+    ending: Ending,
+    choice: Choice,
     out: TensorType,
 ) -> Lowering:
     tile, split = share
     taps = folded.k // channels
     source = int(product.weights.source)
-    pack, unpack = _packing(node, source, product.packed_rows, product.m, folded, 1 if product.planes else product.weights.padded, taps)
+    pack, unpack = _packing(
+        node, source, product.packed_rows, product.m, folded, 1 if product.planes else product.weights.padded, taps
+    )
     built = _kernel(node, product, tile, split, choice, out, channels, ending)
     temps = [("packed", pack.outputs[0]), ("numbers", ending.numbers.outputs[0])]
     temps += zip(("parts", "arrived"), built.outputs[1:], strict=False)
     return Lowering(
-        (out,), (pack, ending.numbers, built), tuple(temps), once=("packed", "numbers"), inverses=((source, unpack),),
-        kept=("arrived",) if split > 1 else ())
+        (out,),
+        (pack, ending.numbers, built),
+        tuple(temps),
+        once=("packed", "numbers"),
+        inverses=((source, unpack),),
+        kept=("arrived",) if split > 1 else (),
+    )
 
 
 def _may_arrive(product: TiledProduct, out: TensorType, tile: Tile, split: int) -> bool:
     """Whether K may be cut: the workgroup that arrives last adds up."""
     limits = product.target.limits
-    return (limits.allow("byte_product.wgsl", LAST_ARRIVING) and not is_symbolic(out.size)
-            and _parts(product, tile, split).nbytes <= limits.max_binding_nbytes)
+    return (
+        limits.allow("byte_product.wgsl", LAST_ARRIVING)
+        and not is_symbolic(out.size)
+        and _parts(product, tile, split).nbytes <= limits.max_binding_nbytes
+    )
 
 
 def _parts(product: TiledProduct, tile: Tile, split: int) -> TensorType:
@@ -234,43 +336,88 @@ def _parts(product: TiledProduct, tile: Tile, split: int) -> TensorType:
 
 
 def _kernel(
-    node: BoundNode, product: TiledProduct, tile: Tile, split: int, choice: Choice, out: TensorType, channels: int, ending: Ending,
+    node: BoundNode,
+    product: TiledProduct,
+    tile: Tile,
+    split: int,
+    choice: Choice,
+    out: TensorType,
+    channels: int,
+    ending: Ending,
 ) -> Kernel:
     x, quads = node.input(X), product.weights.padded // 4
     wide = not product.planes and channels % 16 == 0
     consts: dict[str, Const] = {
-        "ROWS": product.rows, "M4": product.m // 4, "C4": quads, "CW": channels // 4, "KQ": product.fours, "LAST_WORD": x.size // 4 - 1,
-        "X_TURN": 0x80808080 if shift(x.dtype) else 0, "STEPS": ceil_div(product.fours, tile.fours),
-        "PER": ceil_div(ceil_div(product.fours, tile.fours), split), "SPLIT": split, "LAST": split > 1, "WIDE": wide,
-        "POINTWISE": product.pointwise, "STRIDED": product.strided, "PLANES": product.planes > 0, "CHANNELS": product.planes,
+        "ROWS": product.rows,
+        "M4": product.m // 4,
+        "C4": quads,
+        "CW": channels // 4,
+        "KQ": product.fours,
+        "LAST_WORD": x.size // 4 - 1,
+        "X_TURN": 0x80808080 if shift(x.dtype) else 0,
+        "STEPS": ceil_div(product.fours, tile.fours),
+        "PER": ceil_div(ceil_div(product.fours, tile.fours), split),
+        "SPLIT": split,
+        "LAST": split > 1,
+        "WIDE": wide,
+        "POINTWISE": product.pointwise,
+        "STRIDED": product.strided,
+        "PLANES": product.planes > 0,
+        "CHANNELS": product.planes,
         "TAPS": not product.pointwise and not product.planes and quads % tile.fours == 0,
-        **ending.consts, **tiles.consts_of(tile), **product.window}
+        **ending.consts,
+        **tiles.consts_of(tile),
+        **product.window,
+    }
     parts = (_parts(product, tile, split), TensorType(UINT32, (tiles.tiles_of(product, tile),))) if split > 1 else ()
     return kernel(
-        "byte_product.wgsl", [out, *parts], consts=consts, workgroup_size=tile.workgroup_size,
+        "byte_product.wgsl",
+        [out, *parts],
+        consts=consts,
+        workgroup_size=tile.workgroup_size,
         workgroup_nbytes=16 * tile.shared + (tiles.PLACE_NBYTES if parts else 0),
         grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split),
-        writes={"y": 0, **({"parts": "parts", "arrived": "arrived"} if parts else {})}, words=ending.words, choice=choice,
+        writes={"y": 0, **({"parts": "parts", "arrived": "arrived"} if parts else {})},
+        words=ending.words,
+        choice=choice,
         reads={"x": X, "w": "packed", "numbers": "numbers", **ending.reads},
-        vectors=("w", "numbers", *(("x",) if wide else ()), *(("parts",) if parts else ())), atomics=("arrived",) if parts else (),
-        features=(LAST_ARRIVING,) if parts else ())
+        vectors=("w", "numbers", *(("x",) if wide else ()), *(("parts",) if parts else ())),
+        atomics=("arrived",) if parts else (),
+        features=(LAST_ARRIVING,) if parts else (),
+    )
 
 
 def _depthwise(node: BoundNode, window: Window, out: TensorType, folded: Folded) -> Lowering:
     """A lane makes four channels of a pixel; neighbouring lanes have neighbouring channels."""
     filters, rows = out.shape[3], math.prod(out.shape[:3])
-    four = Folded(4 * window.taps, 4 * window.taps, 1)      # a word of weights has a tap of four filters: as one of four channels
+    # a word of weights has a tap of four filters: as one of four channels
+    four = Folded(4 * window.taps, 4 * window.taps, 1)
     pack, unpack = _packing(node, W, window.taps, filters // 4, four, 1, window.taps)
     numbers = requantized.numbers(node, filters, folded)
     built = kernel(
-        "byte_depthwise.wgsl", [out], workgroup_size=DEPTHWISE_WORKGROUP_SIZE,
-        consts={"ROWS": rows, "C4": filters // 4, "X_TURN": 0x80808080 if shift(node.input(X).dtype) else 0,
-                **requantized.range_of(out.dtype), **window.consts(INPUT_AXES, OUTPUT_AXES)},
-        grid=(ceil_div(rows * (filters // 4), DEPTHWISE_WORKGROUP_SIZE), 1, 1), vectors=("numbers",), words=("y",),
-        reads={"x": X, "w": "packed", "numbers": "numbers"}, writes={"y": 0})
+        "byte_depthwise.wgsl",
+        [out],
+        workgroup_size=DEPTHWISE_WORKGROUP_SIZE,
+        consts={
+            "ROWS": rows,
+            "C4": filters // 4,
+            "X_TURN": 0x80808080 if shift(node.input(X).dtype) else 0,
+            **requantized.range_of(out.dtype),
+            **window.consts(INPUT_AXES, OUTPUT_AXES),
+        },
+        grid=(ceil_div(rows * (filters // 4), DEPTHWISE_WORKGROUP_SIZE), 1, 1),
+        vectors=("numbers",),
+        words=("y",),
+        reads={"x": X, "w": "packed", "numbers": "numbers"},
+        writes={"y": 0},
+    )
     return Lowering(
-        (out,), (pack, numbers, built), (("packed", pack.outputs[0]), ("numbers", numbers.outputs[0])), once=("packed", "numbers"),
-        inverses=((W, unpack),))
+        (out,),
+        (pack, numbers, built),
+        (("packed", pack.outputs[0]), ("numbers", numbers.outputs[0])),
+        once=("packed", "numbers"),
+        inverses=((W, unpack),),
+    )
 
 
 def plain_ns(node: BoundNode, rows: int, columns: int, k: int) -> float:

@@ -12,22 +12,24 @@ from ort_gpu_ep.ops.elementwise import COMPUTABLE, FLOATING, REAL, Expression, e
 def converted(source: DType, target: DType) -> str:
     """WGSL that converts x as C does: towards zero, integers modulo 2^bits, to bool by `!= 0`.
 
-    A float beyond the target's range is undefined in ONNX: it saturates, except that negative ones wrap in unsigned types.
+    A float beyond the target's range is undefined in ONNX: it saturates, except that negative ones wrap in unsigned
+    types.
     """
     if source is target:
         return "x"
-    if target is BOOL:   # a driver may compare NaN != 0 as false
+    if target is BOOL:  # a driver may compare NaN != 0 as false
         if source is FLOAT64:
             return "x != 0.0lf || is_nan_f64(x)"
         return "(bitcast<u32>(x) & 0x7fffffffu) != 0u" if source in FLOATING else f"x != {source.value}(0)"
     if source is BOOL:
         return f"select({target.value}(0), {target.value}(1), x)"
-    if target is FLOAT16:   # a fused step after this one must see the rounding, which a store would do
+    if target is FLOAT16:  # a fused step after this one must see the rounding, which a store would do
         return f"unpack2x16float(pack2x16float(vec2({'x' if source in FLOATING else 'f32(x)'}, 0.0))).x"
     if source in REAL and target.value[0] == "u":
         signed = target.value.replace("u", "i")
         return f"select({target.value}(x), {target.value}({signed}(x)), x < 0.0)"
-    if (source.value, target.value) in (("i32", "u64"), ("u32", "i64")):   # naga extends by the sign of the target, not of x
+    # naga extends by the sign of the target, not of x
+    if (source.value, target.value) in (("i32", "u64"), ("u32", "i64")):
         return f"{target.value}({source.value[0]}64(x))"
     return f"{target.value}(x)"
 
@@ -59,7 +61,9 @@ def cast(node: BoundNode) -> Expression:
         raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of {source} to {target}; taken: {names(COMPUTABLE)}")
     if not node.target.limits.int64 and (source.is_wide_integer or target.is_wide_integer):
         if FLOAT64 in (source, target):
-            raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of {source} to {target} needs the adapter feature {INT64.feature}")
+            raise UnsupportedNodeError(
+                Code.DTYPE, f"{node.op} of {source} to {target} needs the adapter feature {INT64.feature}"
+            )
         return Expression(_converted_pairs(source, target), target, (0,))
     return Expression(converted(source, target), target, (0,))
 
@@ -83,7 +87,13 @@ def bit_cast(node: BoundNode) -> View:
     return View(TensorType(target, x.shape))
 
 
-@op("Dropout", since=7, dtypes={"T": ANY}, bindings="x _ratio? _training? -> y mask?", channels_last=channels_last.elementwise)
+@op(
+    "Dropout",
+    since=7,
+    dtypes={"T": ANY},
+    bindings="x _ratio? _training? -> y mask?",
+    channels_last=channels_last.elementwise,
+)
 def dropout(node: BoundNode) -> Lowering:
     """y = x, mask = true everywhere: inference, or a ratio of 0. Declined: training, and the mask before opset 12.
 
@@ -97,7 +107,9 @@ def dropout(node: BoundNode) -> Lowering:
     if not node.wants(1):
         return Lowering((x.type, *(None for _ in node.node.outputs[1:])), views=((0, 0),))
     if node.version < 12:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Dropout of opset {node.version} with its mask output; taken: without")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"Dropout of opset {node.version} with its mask output; taken: without"
+        )
     mask = TensorType(BOOL, x.shape)
     fill = kernel("fill.wgsl", [mask], consts={"LOW": 1, "HIGH": 0}, raw=True, reads={}, writes={"y": 1})
     return Lowering((x.type if node.wants(0) else None, mask), (fill,), views=((0, 0),) if node.wants(0) else ())

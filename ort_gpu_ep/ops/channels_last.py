@@ -1,4 +1,5 @@
-"""Rules of rows for values of rank 4 that are stored [N, H, W, C] (`op(..., channels_last=RULE)`); partitioner/layouts.py asks them."""
+"""Rules of rows for values of rank 4 that are stored [N, H, W, C] (`op(..., channels_last=RULE)`);
+partitioner/layouts.py asks them."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def along_axis(node: BoundNode) -> ChannelsLast | None:
 
 
 def permuted(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Numbers for the axes of [N, C, H, W], in the order of [N, H, W, C]. Raises UnsupportedNodeError for other than four of them."""
+    """Numbers for the axes of [N, C, H, W], in the order of [N, H, W, C]. Raises UnsupportedNodeError for other than
+    four of them."""
     items = tuple(values)
     if len(items) != len(TO_CHANNELS_LAST):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{len(items)} numbers for four axes")

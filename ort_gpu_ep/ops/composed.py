@@ -12,7 +12,18 @@ from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.ir.graph import Attribute, Node, Step
 from ort_gpu_ep.ir.types import DType, Shape, TensorType, dtype_of
 from ort_gpu_ep.kernels.records import completed
-from ort_gpu_ep.kernels.registry import OPS, BoundNode, InPlace, Kernel, Lowering, Operand, Strided, broadcast, broadcast_strides, kernel
+from ort_gpu_ep.kernels.registry import (
+    OPS,
+    BoundNode,
+    InPlace,
+    Kernel,
+    Lowering,
+    Operand,
+    Strided,
+    broadcast,
+    broadcast_strides,
+    kernel,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +51,18 @@ def known(values: Any, dtype: str = "int64") -> Part:
 
 
 def step_of(op: str, dtype: DType, version: int, attributes: Mapping[str, Attribute]) -> Step:
-    """An elementwise op of one input as a step behind what computes that. Raises UnsupportedNodeError where its row does not take it."""
+    """An elementwise op of one input as a step behind what computes that. Raises UnsupportedNodeError where its row
+    does not take it."""
     operand = Operand("x", TensorType(dtype, (1,)))
     built = OPS["", op].build(BoundNode(Node(op, ("x",), ("y",), version=version, attributes=attributes), (operand,)))
-    assert isinstance(built, Kernel)     # as all elementwise rows make it
+    assert isinstance(built, Kernel)  # as all elementwise rows make it
     return replace(built.step, arguments=("v",))
 
 
 @dataclass
 class Composed:
-    """The kernels of a node's parts, as they come together. in_place: of the last part that can change an input in place."""
+    """The kernels of a node's parts, as they come together. in_place: of the last part that can change an input in
+    place."""
 
     node: BoundNode
     kernels: list[Kernel] = field(default_factory=list)
@@ -70,31 +83,65 @@ class Composed:
         return self.given(index) if self.node.has(index) else None
 
     def add(
-        self, op: str, *inputs: Part | None, version: int = 13, domain: str = "", to: int | None = None, channels_last: bool = False,
-        steps: Sequence[Step] = (), **attributes: Attribute,
+        self,
+        op: str,
+        *inputs: Part | None,
+        version: int = 13,
+        domain: str = "",
+        to: int | None = None,
+        channels_last: bool = False,
+        steps: Sequence[Step] = (),
+        **attributes: Attribute,
     ) -> Part:
-        """Another op on such values. to: the output of the node that its first one is. steps: elementwise ones, as the op's row lets fusion
-        append them. Raises UnsupportedNodeError where its row does not take it.
+        """Another op on such values. to: the output of the node that its first one is. steps: elementwise ones, as the
+        op's row lets fusion append them. Raises UnsupportedNodeError where its row does not take it.
         """
         (first,) = self.add_all(
-            op, inputs, (to,), version=version, domain=domain, channels_last=channels_last, steps=steps, attributes=attributes)
+            op,
+            inputs,
+            (to,),
+            version=version,
+            domain=domain,
+            channels_last=channels_last,
+            steps=steps,
+            attributes=attributes,
+        )
         return first
 
     def add_all(
-        self, op: str, inputs: Sequence[Part | None], to: Sequence[int | None], *, version: int = 13, domain: str = "",
-        channels_last: bool = False, steps: Sequence[Step] = (), attributes: Mapping[str, Attribute] | None = None,
+        self,
+        op: str,
+        inputs: Sequence[Part | None],
+        to: Sequence[int | None],
+        *,
+        version: int = 13,
+        domain: str = "",
+        channels_last: bool = False,
+        steps: Sequence[Step] = (),
+        attributes: Mapping[str, Attribute] | None = None,
     ) -> tuple[Part, ...]:
         """Likewise of an op with several outputs."""
         self.count += 1
         spec, number = OPS[domain, op], self.count
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]
-        constant = all(part is None or part.operand.is_constant for part in inputs) and not any(at is not None for at in to)
+        constant = all(part is None or part.operand.is_constant for part in inputs) and not any(
+            at is not None for at in to
+        )
         names = tuple(f"{number}.x{i}" if part else "" for i, part in enumerate(inputs))
         part = Node(
-            op, names, tuple(f"{number}.y{i}" for i in range(len(to))), self.node.node.name, domain, version, attributes or {},
-            channels_last=channels_last)
-        operands = tuple(replace(p.operand, name=p.operand.name or n) if p else None for n, p in zip(names, inputs, strict=True))
+            op,
+            names,
+            tuple(f"{number}.y{i}" for i in range(len(to))),
+            self.node.node.name,
+            domain,
+            version,
+            attributes or {},
+            channels_last=channels_last,
+        )
+        operands = tuple(
+            replace(p.operand, name=p.operand.name or n) if p else None for n, p in zip(names, inputs, strict=True)
+        )
         built = completed(spec, BoundNode(part, operands, target=self.node.target))
         if steps:
             built = self._ending_in(built, steps)
@@ -108,10 +155,13 @@ class Composed:
     def part(self, op: str, operands: Sequence[Operand], attributes: Mapping[str, Attribute]) -> BoundNode:
         """An op on such operands, only to ask what may become of it."""
         names = tuple(operand.name for operand in operands)
-        return BoundNode(Node(op, names, ("y",), version=11, attributes=attributes), tuple(operands), target=self.node.target)
+        return BoundNode(
+            Node(op, names, ("y",), version=11, attributes=attributes), tuple(operands), target=self.node.target
+        )
 
     def computed(self, built: Kernel, to: int | None = None, steps: Sequence[Step] = ()) -> Part:
-        """What a kernel of the node itself makes: it reads inputs and temporaries, and writes `y`. steps: elementwise ones behind it."""
+        """What a kernel of the node itself makes: it reads inputs and temporaries, and writes `y`. steps: elementwise
+        ones behind it."""
         self.count += 1
         tensor, source = built.outputs[0], f"{self.count}.y" if to is None else to
         if steps:
@@ -124,16 +174,28 @@ class Composed:
         return Part(f"{self.count}.y", Operand(str(source), tensor))
 
     def elementwise(
-        self, expression: str, *inputs: Part, dtype: DType, to: int | None = None, steps: Sequence[Step] = (),
+        self,
+        expression: str,
+        *inputs: Part,
+        dtype: DType,
+        to: int | None = None,
+        steps: Sequence[Step] = (),
     ) -> Part:
-        """WGSL over x, y, z, w, which are the inputs, broadcast against each other. steps: behind it. Of constants it is computed once."""
+        """WGSL over x, y, z, w, which are the inputs, broadcast against each other. steps: behind it. Of constants it
+        is computed once."""
         shape = broadcast(*(part.shape for part in inputs))
         reads = {f"e{k}": part.source for k, part in enumerate(inputs) if part.source is not None}
         chain = [Step(self.node.op, expression, tuple(reads), dtype)]
         chain += [replace(step, arguments=(f"s{k}",)) for k, step in enumerate(steps)]
         built = kernel(
-            "elementwise.wgsl", [TensorType(chain[-1].dtype, shape)], reads=reads, epilogue=chain,
-            indices={f"e{k}_index": Strided(shape, broadcast_strides(part.shape, shape)) for k, part in enumerate(inputs)})
+            "elementwise.wgsl",
+            [TensorType(chain[-1].dtype, shape)],
+            reads=reads,
+            epilogue=chain,
+            indices={
+                f"e{k}_index": Strided(shape, broadcast_strides(part.shape, shape)) for k, part in enumerate(inputs)
+            },
+        )
         result = self.computed(built, to)
         if to is not None or not all(part.operand.is_constant for part in inputs):
             return result
@@ -148,11 +210,19 @@ class Composed:
     @staticmethod
     def _ending_in(built: Lowering, steps: Sequence[Step]) -> Lowering:
         """With steps behind what writes its first output; they read nothing else."""
-        return replace(built, kernels=tuple(
-            replace(k, plain=k.outputs[0], epilogue=tuple(steps)) if any(target == 0 for _, target in k.writes or ()) else k
-            for k in built.kernels))
+        return replace(
+            built,
+            kernels=tuple(
+                replace(k, plain=k.outputs[0], epilogue=tuple(steps))
+                if any(target == 0 for _, target in k.writes or ())
+                else k
+                for k in built.kernels
+            ),
+        )
 
-    def _merged(self, built: Lowering, sources: Sequence[int | str | None], to: Sequence[int | None], prefix: str) -> tuple[Part, ...]:
+    def _merged(
+        self, built: Lowering, sources: Sequence[int | str | None], to: Sequence[int | None], prefix: str
+    ) -> tuple[Part, ...]:
         """Takes over a part's kernels, under names of its own."""
         places: dict[int, int | str] = {k: f"{prefix}.y{k}" if at is None else at for k, at in enumerate(to)}
         views, stored_at = dict(built.views), {at: name for name, at in built.stored}
@@ -165,19 +235,25 @@ class Composed:
 
         def renamed(one: Kernel, forward: bool = True) -> Kernel:
             reads = tuple((name, source_of(at)) for name, at in one.reads or ())
-            writes = tuple((name, f"{prefix}.{at}" if isinstance(at, str) else places[at]) for name, at in one.writes or ()) if forward \
+            writes = (
+                tuple((name, f"{prefix}.{at}" if isinstance(at, str) else places[at]) for name, at in one.writes or ())
+                if forward
                 else one.writes
+            )
             return replace(one, reads=reads, writes=writes)
 
         if built.in_place is not None:
             pairs = [(places[output], sources[pair_input]) for output, pair_input in built.in_place.pairs]
             if all(isinstance(at, int) for pair in pairs for at in pair):
-                self.in_place = InPlace(tuple(pairs), (*self.kernels, *(renamed(one) for one in built.in_place.kernels)))    # type: ignore[arg-type]
+                before = (*self.kernels, *(renamed(one) for one in built.in_place.kernels))
+                self.in_place = InPlace(tuple(pairs), before)  # type: ignore[arg-type]
         self.kernels += [renamed(one) for one in built.kernels]
         self.temps |= {f"{prefix}.{name}": tensor for name, tensor in built.temps}
         self.once += [f"{prefix}.{name}" for name in built.once]
         self.kept += [f"{prefix}.{name}" for name in built.kept]
-        self.inverses += [(at, renamed(one, False)) for index, one in built.inverses if isinstance(at := sources[index], int)]
+        self.inverses += [
+            (at, renamed(one, False)) for index, one in built.inverses if isinstance(at := sources[index], int)
+        ]
         parts = []
         for k, at in enumerate(to):
             tensor = built.outputs[k]
@@ -187,7 +263,9 @@ class Composed:
             if k in views:
                 origin = sources[views[k]]
                 if at is not None or origin is None:
-                    raise InternalError(f"{self.node.op}: its part {prefix} is a view, which can't be an output of its own")
+                    raise InternalError(
+                        f"{self.node.op}: its part {prefix} is a view, which can't be an output of its own"
+                    )
                 source = origin
             elif at is not None:
                 self.outputs[at] = tensor
@@ -203,14 +281,26 @@ class Composed:
     def before(self, rest: Lowering) -> Lowering:
         """What reads the parts' temporaries, behind them."""
         return replace(
-            rest, kernels=(*self.kernels, *rest.kernels), temps=(*self.temps.items(), *rest.temps), once=(*self.once, *rest.once),
-            kept=(*self.kept, *rest.kept), inverses=(*self.inverses, *rest.inverses))
+            rest,
+            kernels=(*self.kernels, *rest.kernels),
+            temps=(*self.temps.items(), *rest.temps),
+            once=(*self.once, *rest.once),
+            kept=(*self.kept, *rest.kept),
+            inverses=(*self.inverses, *rest.inverses),
+        )
 
     def lowering(self, outputs: Sequence[TensorType | None] = ()) -> Lowering:
         """outputs: their types, where parts did not make them as the node has them."""
         parts = [self.outputs.get(k) for k in range(max(1, len(self.node.node.outputs)))]
-        for k, tensor in enumerate(outputs[:len(parts)]):
+        for k, tensor in enumerate(outputs[: len(parts)]):
             parts[k] = tensor
         return Lowering(
-            tuple(parts), tuple(self.kernels), tuple(self.temps.items()), once=tuple(self.once), kept=tuple(self.kept),
-            inverses=tuple(self.inverses), stored=tuple(self.stored), in_place=self.in_place)
+            tuple(parts),
+            tuple(self.kernels),
+            tuple(self.temps.items()),
+            once=tuple(self.once),
+            kept=tuple(self.kept),
+            inverses=tuple(self.inverses),
+            stored=tuple(self.stored),
+            in_place=self.in_place,
+        )

@@ -22,7 +22,8 @@ from ort_gpu_ep.ops.matvec import Matrix as Matrix
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A workgroup's share of the product, m x n, and how deep in K one step reaches. An invocation owns 4 x 4 elements."""
+    """A workgroup's share of the product, m x n, and how deep in K one step reaches. An invocation owns 4 x 4
+    elements."""
 
     m: int
     n: int
@@ -44,8 +45,11 @@ TILES = (Tile(64, 64, 16), Tile(32, 64, 16), Tile(64, 32, 16), Tile(32, 32, 16),
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 record(
-    "gemm.wgsl", "product", loop_bound=lambda k: k["STEPS"] * (1 + k["TK"] // 4) + 16,
-    flops=lambda k: 2 * k["BATCH"] * k["M"] * k["N"] * k["K"])
+    "gemm.wgsl",
+    "product",
+    loop_bound=lambda k: k["STEPS"] * (1 + k["TK"] // 4) + 16,
+    flops=lambda k: 2 * k["BATCH"] * k["M"] * k["N"] * k["K"],
+)
 record("sum_parts.wgsl", "elementwise", loop_bound=lambda k: k["SPLIT"])
 
 
@@ -53,9 +57,9 @@ record("sum_parts.wgsl", "elementwise", loop_bound=lambda k: k["SPLIT"])
 class Product:
     """y[batch, m, n] = alpha * sum_k a[m, k] b[k, n] + beta * c, c read through `bias` (input 2) where there is one.
 
-    window: constants of the implicit im2col of `b`; empty: `b` is stored as a matrix. images: elements between two images of a and of b
-    where k is (image, output pixel) and n (channel, tap): the gradient of a convolution's weights. target: what it is to run on.
-    fours: both operands are float32 and may be read by fours.
+    window: constants of the implicit im2col of `b`; empty: `b` is stored as a matrix. images: elements between two
+    images of a and of b where k is (image, output pixel) and n (channel, tap): the gradient of a convolution's weights.
+    target: what it is to run on. fours: both operands are float32 and may be read by fours.
     """
 
     batch: int
@@ -94,8 +98,12 @@ def forms(product: Product, target: int | str = 0) -> dict[str, Form]:
     if not product.window and 1 in (product.m, product.n):
         by_vector = matvec.kernels(_by_vector(product))
         return {name: Form(ns, partial(_lowered, product, make, target)) for name, (ns, make) in by_vector.items()}
-    return {f"gemm {tile.m}x{tile.n}x{tile.k}*{split}": Form(ns, partial(_lowered, product, partial(_gemm, product, tile, split), target))
-            for tile, split, ns in _tiled(product)}
+    return {
+        f"gemm {tile.m}x{tile.n}x{tile.k}*{split}": Form(
+            ns, partial(_lowered, product, partial(_gemm, product, tile, split), target)
+        )
+        for tile, split, ns in _tiled(product)
+    }
 
 
 def _lowered(product: Product, make: Make, target: int | str, choice: Choice, out: TensorType) -> Lowering:
@@ -107,8 +115,12 @@ def _lowered(product: Product, make: Make, target: int | str, choice: Choice, ou
         return Lowering((out,), (_finished(product, built, target),), temps)
     parts = TensorType(FLOAT32, (split, *out.shape))
     first = replace(
-        built, outputs=(parts,), consts=(*built.consts, ("ALPHA", 1.0), ("BETA", 0.0)), indices=(*built.indices, _NO_BIAS),
-        writes=(("y", "parts"),))
+        built,
+        outputs=(parts,),
+        consts=(*built.consts, ("ALPHA", 1.0), ("BETA", 0.0)),
+        indices=(*built.indices, _NO_BIAS),
+        writes=(("y", "parts"),),
+    )
     total = kernel("sum_parts.wgsl", [out], consts={"SPLIT": split, "SIZE": out.size}, reads={"part": "parts"})
     return Lowering((out,), (first, _finished(product, total, target)), (*temps, ("parts", parts)))
 
@@ -122,8 +134,12 @@ def _finished(product: Product, built: Kernel, target: int | str) -> Kernel:
     if product.bias is not None:
         reads, index = (*reads, ("c", 2)), ("c_index", product.bias)
     return replace(
-        built, consts=(*built.consts, ("ALPHA", float(product.alpha)), ("BETA", float(product.beta))), indices=(*built.indices, index),
-        reads=reads, writes=(("y", target),))
+        built,
+        consts=(*built.consts, ("ALPHA", float(product.alpha)), ("BETA", float(product.beta))),
+        indices=(*built.indices, index),
+        reads=reads,
+        writes=(("y", target),),
+    )
 
 
 def _by_vector(product: Product) -> VectorProduct:
@@ -137,7 +153,8 @@ def gemm_ns(product: Product) -> float:
 
 
 def _tiled(product: Product) -> Iterator[tuple[Tile, int, float]]:
-    """Tiles that the adapter's limits allow, numbers of parts of K, nanoseconds. Where limits allow none, the claim says so of the least.
+    """Tiles that the adapter's limits allow, numbers of parts of K, nanoseconds. Where limits allow none, the claim
+    says so of the least.
 
     Sizes that vary count as in the run that is planned.
     """
@@ -151,7 +168,8 @@ def _tiled(product: Product) -> Iterator[tuple[Tile, int, float]]:
 
 
 def _estimate_ns(product: Product, tile: Tile, split: int) -> float:
-    """Time by the target's figures: each step takes the longer of its latency and the work of the workgroups that share a unit."""
+    """Time by the target's figures: each step takes the longer of its latency and the work of the workgroups that share
+    a unit."""
     by = product.target.figures
     groups = product.batch * -(-product.m // tile.m) * -(-product.n // tile.n) * split
     steps = -(-product.k // (tile.k * split))
@@ -162,22 +180,49 @@ def _estimate_ns(product: Product, tile: Tile, split: int) -> float:
     return time
 
 
-_NO_WINDOW = {
-    f"{name}_{axis}": 1 for name in ("WINDOW", "STRIDE", "DILATION", "PAD") for axis in "ZYX"
-} | {"DEPTH": 1, "HEIGHT": 1, "WIDTH": 1, "OUT_DEPTH": 1, "OUT_HEIGHT": 1, "OUT_WIDTH": 1}
+_NO_WINDOW = {f"{name}_{axis}": 1 for name in ("WINDOW", "STRIDE", "DILATION", "PAD") for axis in "ZYX"} | {
+    "DEPTH": 1,
+    "HEIGHT": 1,
+    "WIDTH": 1,
+    "OUT_DEPTH": 1,
+    "OUT_HEIGHT": 1,
+    "OUT_WIDTH": 1,
+}
 
 
 def _gemm(product: Product, tile: Tile, split: int, out: TensorType) -> Kernel:
     """A workgroup for each tile and part of K."""
     tiles_m, tiles_n = -(-product.m // tile.m), -(-product.n // tile.n)
     sizes: dict[str, Const] = {
-        "M": product.m, "N": product.n, "K": product.k, "BATCH": product.batch, "TM": tile.m, "TN": tile.n, "TK": tile.k,
-        "TILES_M": tiles_m, "TILES_N": tiles_n, "SPLIT": split, "STEPS": -(-product.k // (tile.k * split)),
-        "A_ROW": product.a.outer, "A_K": product.a.k, "B_K": product.b.k, "B_COL": product.b.outer,
-        "A_K_FAST": product.a.k == 1, "B_K_FAST": product.b.k == 1 and product.b.outer != 1 and not product.window,
-        "IM2COL": bool(product.window), "GRADIENT": product.images is not None, **(product.window or _NO_WINDOW)}
+        "M": product.m,
+        "N": product.n,
+        "K": product.k,
+        "BATCH": product.batch,
+        "TM": tile.m,
+        "TN": tile.n,
+        "TK": tile.k,
+        "TILES_M": tiles_m,
+        "TILES_N": tiles_n,
+        "SPLIT": split,
+        "STEPS": -(-product.k // (tile.k * split)),
+        "A_ROW": product.a.outer,
+        "A_K": product.a.k,
+        "B_K": product.b.k,
+        "B_COL": product.b.outer,
+        "A_K_FAST": product.a.k == 1,
+        "B_K_FAST": product.b.k == 1 and product.b.outer != 1 and not product.window,
+        "IM2COL": bool(product.window),
+        "GRADIENT": product.images is not None,
+        **(product.window or _NO_WINDOW),
+    }
     sizes |= dict(zip(("A_IMAGE", "B_IMAGE"), product.images or (1, 1), strict=True))
     return kernel(
-        "gemm.wgsl", [out], consts=sizes, indices={"a_base": product.a.base, "b_base": product.b.base},
-        groups=product.batch * tiles_m * tiles_n * split, workgroup_size=tile.workgroup_size, workgroup_nbytes=tile.nbytes,
-        reads={"a": product.a.source, "b": product.b.source})
+        "gemm.wgsl",
+        [out],
+        consts=sizes,
+        indices={"a_base": product.a.base, "b_base": product.b.base},
+        groups=product.batch * tiles_m * tiles_n * split,
+        workgroup_size=tile.workgroup_size,
+        workgroup_nbytes=tile.nbytes,
+        reads={"a": product.a.source, "b": product.b.source},
+    )

@@ -16,7 +16,8 @@ from ort_gpu_ep.ops.contraction import Matrix, Product
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window, transpose_window
 
 GEMM_MIN_FILTERS = 8
-"""With fewer filters in a group most rows of the smallest matrix tile would be padding: the direct kernel reads less."""
+"""With fewer filters in a group most rows of the smallest matrix tile would be padding: the direct kernel reads
+less."""
 
 GEMM_MIN_CHANNELS = 8
 """Likewise for K of ConvTranspose's product: with fewer channels in a group most of a step would be padding."""
@@ -27,6 +28,7 @@ DIRECT_WORKGROUP_SIZE = 64
 DIRECT_OUTPUTS = 4
 """conv_direct.wgsl: invocations of a workgroup, and the most outputs of one invocation (they share each weight)."""
 
+
 def _transposed_flops(k: KernelCall) -> int:
     """Each position of x meets each tap of a filter once, for each channel unless these are summed already."""
     taps, positions = k["WINDOW_Z"] * k["WINDOW_Y"] * k["WINDOW_X"], k["DEPTH"] * k["HEIGHT"] * k["WIDTH"]
@@ -35,7 +37,8 @@ def _transposed_flops(k: KernelCall) -> int:
 
 
 def _transposed_loops(k: KernelCall) -> int:
-    """Of each axis the taps of an output that can hit x, which may be far smaller than the window; of an open size all of them."""
+    """Of each axis the taps of an output that can hit x, which may be far smaller than the window; of an open size all
+    of them."""
     total = 1 if k["COLUMNS"] else k["CHANNELS"]
     for axis, size in zip("XYZ", reversed(INPUT_AXES), strict=True):
         taps = k[f"WINDOW_{axis}"]
@@ -46,33 +49,46 @@ def _transposed_loops(k: KernelCall) -> int:
 
 
 record(
-    "conv_direct.wgsl", "direct", loop_bound=lambda k: k.nested("CHANNELS", "WINDOW_Z", "WINDOW_Y", "WINDOW_X") + k["OUTPUTS"],
+    "conv_direct.wgsl",
+    "direct",
+    loop_bound=lambda k: k.nested("CHANNELS", "WINDOW_Z", "WINDOW_Y", "WINDOW_X") + k["OUTPUTS"],
     flops=lambda k: 2 * k.size("y") * k["CHANNELS"] * k["WINDOW_Z"] * k["WINDOW_Y"] * k["WINDOW_X"],
     cases=[
         case("Conv", 11, normal(2, 13, 7, 5), normal(13, 1, 3, 3), normal(13), group=13, pads=(1, 1, 1, 1)),
         case("Conv", 11, normal(1, 6, 17, 19), normal(6, 2, 3, 3), group=3, strides=(1, 1)),
-        case("Conv", 11, normal(1, 4, 129), normal(4, 1, 5), group=4, strides=(2,))])
+        case("Conv", 11, normal(1, 4, 129), normal(4, 1, 5), group=4, strides=(2,)),
+    ],
+)
 record(
-    "conv_transpose.wgsl", "direct", loop_bound=_transposed_loops, flops=_transposed_flops,
+    "conv_transpose.wgsl",
+    "direct",
+    loop_bound=_transposed_loops,
+    flops=_transposed_flops,
     cases=[
         case("ConvTranspose", 11, normal(1, 3, 5, 7), normal(3, 4, 3, 3), normal(4), strides=(2, 2)),
-        case("ConvTranspose", 11, normal(1, 17, 5, 4), normal(17, 3, 2, 2), strides=(2, 2))])
+        case("ConvTranspose", 11, normal(1, 17, 5, 4), normal(17, 3, 2, 2), strides=(2, 2)),
+    ],
+)
 
 
 def _layout(node: BoundNode) -> ChannelsLast | None:
     gain_ns = channels_last_gain_ns(node)
     if math.isinf(gain_ns):
         return None
-    return ChannelsLast(() if conv_last.reads_planes(node) else (0,), not conv_last.writes_planes(node), gain_ns=gain_ns)
+    return ChannelsLast(
+        () if conv_last.reads_planes(node) else (0,), not conv_last.writes_planes(node), gain_ns=gain_ns
+    )
 
 
-@op("Conv", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="x w c? -> y", epilogue=True, channels_last=_layout, weights=(1,))
+@op(
+    "Conv", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="x w c? -> y", epilogue=True, channels_last=_layout, weights=(1,)
+)
 def conv(node: BoundNode) -> Lowering | Kernel:
     """y[n, m, p] = sum over c, t of w[m, c, t] * x[n, group(m) + c, p * stride + t * dilation - pad] + bias[m].
 
     x: [n, groups * c, spatial...]; w: [groups * m, c, window...]; bias: [groups * m]. One to three spatial dimensions.
-    A group is a matrix product of its filters and the windows (read in place), or with few filters a sum by each invocation. Filters that
-    are mostly zeros are read without these.
+    A group is a matrix product of its filters and the windows (read in place), or with few filters a sum by each
+    invocation. Filters that are mostly zeros are read without these.
     """
     if node.node.channels_last:
         return conv_last.build(node)
@@ -89,7 +105,9 @@ def conv(node: BoundNode) -> Lowering | Kernel:
 def _forms(node: BoundNode, window: Window, bias: Strided | None) -> tuple[str, Forms]:
     """What a choice is made for, and the forms of a Conv over planes with many filters in a group."""
     sparse, product = _sparse(node, window), _product(node, window, bias)
-    dense = {name: replace(form, ns=_over_planes_ns(node, form.ns)) for name, form in contraction.forms(product).items()}
+    dense = {
+        name: replace(form, ns=_over_planes_ns(node, form.ns)) for name, form in contraction.forms(product).items()
+    }
     return (product.key, dense) if sparse is None else (sparse.key, sparse_products.forms(sparse) | dense)
 
 
@@ -115,7 +133,8 @@ def _product(node: BoundNode, window: Window, bias: Strided | None) -> Product:
 
 
 def channels_last_gain_ns(node: BoundNode) -> float:
-    """What a Conv (its types as the model has them) is estimated to save where its channels lie together; negative where it loses.
+    """What a Conv (its types as the model has them) is estimated to save where its channels lie together; negative
+    where it loses.
 
     Minus infinity where it can't.
     """
@@ -155,7 +174,8 @@ def _over_planes_ns(node: BoundNode, ns: float) -> float:
 
 
 def written_out_ns(node: BoundNode) -> float:
-    """What a Conv of many filters is estimated to take with filters that are written out in each run, in its better layout."""
+    """What a Conv of many filters is estimated to take with filters that are written out in each run, in its better
+    layout."""
     node, by = at_hand(node), node.target.figures
     if not conv_last.takes(node) or node.attr("group") > 1:
         return _plain_ns(node)
@@ -170,10 +190,21 @@ def _direct(node: BoundNode, window: Window, out: TensorType) -> Kernel:
     blocks = -(-pixels // (DIRECT_WORKGROUP_SIZE * outputs))
     groups, (filters, channels) = node.attr("group"), node.input(1).shape[:2]
     return kernel(
-        "conv_direct.wgsl", [out],
-        consts={"PIXELS": pixels, "BLOCKS": blocks, "OUTPUTS": outputs, "FILTERS": filters, "GROUP_FILTERS": filters // groups,
-                "CHANNELS": channels, "GROUP_COUNT": groups, **window.consts(INPUT_AXES, OUTPUT_AXES)},
-        groups=out.shape[0] * filters * blocks, workgroup_size=DIRECT_WORKGROUP_SIZE)
+        "conv_direct.wgsl",
+        [out],
+        consts={
+            "PIXELS": pixels,
+            "BLOCKS": blocks,
+            "OUTPUTS": outputs,
+            "FILTERS": filters,
+            "GROUP_FILTERS": filters // groups,
+            "CHANNELS": channels,
+            "GROUP_COUNT": groups,
+            **window.consts(INPUT_AXES, OUTPUT_AXES),
+        },
+        groups=out.shape[0] * filters * blocks,
+        workgroup_size=DIRECT_WORKGROUP_SIZE,
+    )
 
 
 def _transposed_layout(node: BoundNode) -> ChannelsLast | None:
@@ -194,13 +225,20 @@ def _gathered_ns(node: BoundNode, window: Window) -> float:
     return float(_over_planes_ns(node, contraction.gemm_ns(product)) + by.dispatch_ns + moved * by.byte_ns)
 
 
-@op("ConvTranspose", dtypes={"T": (FLOAT32, FLOAT16)}, bindings="x w c? -> y", epilogue=True, channels_last=_transposed_layout,
-    weights=(1,))
+@op(
+    "ConvTranspose",
+    dtypes={"T": (FLOAT32, FLOAT16)},
+    bindings="x w c? -> y",
+    epilogue=True,
+    channels_last=_transposed_layout,
+    weights=(1,),
+)
 def conv_transpose(node: BoundNode) -> Lowering:
     """y[n, m, q] = sum over c, t, p with p * stride + t * dilation - pad = q of w[c, m, t] * x[n, c, p] + bias[m].
 
     x: [n, groups * c, spatial...]; w: [groups * c, m, window...]; bias: [groups * m]. One to three spatial dimensions.
-    With enough channels the sum over c is a matrix product for all (m, t) and p, and each output gathers its few of them.
+    With enough channels the sum over c is a matrix product for all (m, t) and p, and each output gathers its few of
+    them.
     """
     if node.node.channels_last:
         return conv_last.build_transposed(node)
@@ -213,13 +251,24 @@ def conv_transpose(node: BoundNode) -> Lowering:
     columns = TensorType(FLOAT32, (x.shape[0] * groups, rows, positions))
     by_columns = channels >= GEMM_MIN_CHANNELS and columns.nbytes <= COLUMNS_MAX_NBYTES
     gather = kernel(
-        "conv_transpose.wgsl", [out],
-        consts={"FILTERS": out.shape[1], "GROUP_FILTERS": w.shape[1], "CHANNELS": channels, "GROUP_COUNT": groups, "COLUMNS": by_columns,
-                **window.consts(OUTPUT_AXES, INPUT_AXES)},
-        reads={"x": "columns" if by_columns else 0, "w": 1, **({"c": 2} if node.has(2) else {})}, writes={"y": 0})
+        "conv_transpose.wgsl",
+        [out],
+        consts={
+            "FILTERS": out.shape[1],
+            "GROUP_FILTERS": w.shape[1],
+            "CHANNELS": channels,
+            "GROUP_COUNT": groups,
+            "COLUMNS": by_columns,
+            **window.consts(OUTPUT_AXES, INPUT_AXES),
+        },
+        reads={"x": "columns" if by_columns else 0, "w": 1, **({"c": 2} if node.has(2) else {})},
+        writes={"y": 0},
+    )
     if not by_columns:
         return Lowering((out,), (gather,))
-    product = contraction.lower_product(_columns_product(x.shape[0], groups, rows, positions, channels, node), columns, "columns")
+    product = contraction.lower_product(
+        _columns_product(x.shape[0], groups, rows, positions, channels, node), columns, "columns"
+    )
     return Lowering((out,), (*product.kernels, gather), product.temps)
 
 
@@ -239,4 +288,6 @@ def _check(node: BoundNode, channels: int, filters: int) -> None:
     window = tuple(node.attr("kernel_shape") or w.shape[2:])
     fits = w.rank == x.rank and x.shape[1] == channels and filters % node.attr("group") == 0 and window == w.shape[2:]
     if not fits or (bias and bias.shape != (filters,)):
-        raise UnsupportedNodeError(Code.RANK, f"{node.op} of {x.type} and {w.type} with group {node.attr('group')}: shapes do not fit")
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op} of {x.type} and {w.type} with group {node.attr('group')}: shapes do not fit"
+        )

@@ -1,5 +1,5 @@
-"""Convolutions over channels that lie together: x [N, H, W, C], y [N, H, W, M]. What Conv and ConvTranspose become where the layout
-pass says so.
+"""Convolutions over channels that lie together: x [N, H, W, C], y [N, H, W, M]. What Conv and ConvTranspose become
+where the layout pass says so.
 """
 
 from __future__ import annotations
@@ -27,10 +27,18 @@ GROUPED_WORKGROUP_SIZE = 128
 GROUPED_FORMS = tuple((pixels, slices) for pixels in (1, 2, 4) for slices in (1, 2, 4, 8))
 """grouped_last.wgsl: invocations of a workgroup; pixels of a lane, and lanes that share their sums."""
 
-record("grouped_last.wgsl", "direct", loop_bound=lambda k: ceil_div(k["WINDOW_Y"] * k["WINDOW_X"] * k["C4"], k["SLICES"]),
-       flops=lambda k: 32 * k["LINES"] * k["OUT_WIDTH"] * k["M4"] * k["C4"] * k["WINDOW_Y"] * k["WINDOW_X"])
-record("depthwise_last.wgsl", "direct", loop_bound=lambda k: k.nested("WINDOW_Y", "WINDOW_X"),
-       flops=lambda k: 2 * k["ROWS"] * k["C4"] * 4 * k["WINDOW_Y"] * k["WINDOW_X"])
+record(
+    "grouped_last.wgsl",
+    "direct",
+    loop_bound=lambda k: ceil_div(k["WINDOW_Y"] * k["WINDOW_X"] * k["C4"], k["SLICES"]),
+    flops=lambda k: 32 * k["LINES"] * k["OUT_WIDTH"] * k["M4"] * k["C4"] * k["WINDOW_Y"] * k["WINDOW_X"],
+)
+record(
+    "depthwise_last.wgsl",
+    "direct",
+    loop_bound=lambda k: k.nested("WINDOW_Y", "WINDOW_X"),
+    flops=lambda k: 2 * k["ROWS"] * k["C4"] * 4 * k["WINDOW_Y"] * k["WINDOW_X"],
+)
 
 
 def reads_planes(node: BoundNode) -> bool:
@@ -39,7 +47,8 @@ def reads_planes(node: BoundNode) -> bool:
 
 
 def writes_planes(node: BoundNode) -> bool:
-    """Whether the y of a channels-last Conv or ConvTranspose is stored [N, M, H, W] all the same: its filters are no fours."""
+    """Whether the y of a channels-last Conv or ConvTranspose is stored [N, M, H, W] all the same: its filters are no
+    fours."""
     return bool(_filters(node) % 4)
 
 
@@ -77,7 +86,8 @@ def build(node: BoundNode) -> Lowering:
     x, w = node.input(0), node.input(1)
     if not takes(node):
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"Conv of {x.type} and {w.type} with group {node.attr('group')} is not taken channels-last")
+            Code.ATTRIBUTE, f"Conv of {x.type} and {w.type} with group {node.attr('group')} is not taken channels-last"
+        )
     planes = reads_planes(node)
     if (x.shape[1] if planes else x.shape[3]) != w.shape[1] * node.attr("group"):
         raise UnsupportedNodeError(Code.RANK, f"Conv of {x.type}, channels last, and {w.type}: channels do not fit")
@@ -91,8 +101,9 @@ def build(node: BoundNode) -> Lowering:
 def build_transposed(node: BoundNode) -> Lowering:
     """y[n, q, m] = sum over c, t, p with p * stride + t - pad = q of w[c, m, t] * x[n, p, c] + bias[m].
 
-    x: [N, H, W, C]; y: [N, H', W', M], or [N, M, H', W'] where `writes_planes`. With q + pad = a * stride + phase, all phases of a see the
-    same few p: one product, of the windows at a and (phase, m), whose sums are spread over y. Raises UnsupportedNodeError.
+    x: [N, H, W, C]; y: [N, H', W', M], or [N, M, H', W'] where `writes_planes`. With q + pad = a * stride + phase, all
+    phases of a see the same few p: one product, of the windows at a and (phase, m), whose sums are spread over y.
+    Raises UnsupportedNodeError.
     """
     x, w = node.input(0), node.input(1)
     if not takes_transposed(node) or x.shape[3] != w.shape[0]:
@@ -103,7 +114,9 @@ def build_transposed(node: BoundNode) -> Lowering:
 
 def _output(node: BoundNode, spatial: Shape) -> TensorType:
     images, filters = node.input(0).shape[0], _filters(node)
-    return TensorType(node.input(0).dtype, (images, filters, *spatial) if writes_planes(node) else (images, *spatial, filters))
+    return TensorType(
+        node.input(0).dtype, (images, filters, *spatial) if writes_planes(node) else (images, *spatial, filters)
+    )
 
 
 def transposed_ns(node: BoundNode, window: Window) -> float:
@@ -122,10 +135,17 @@ def _phases(node: BoundNode, window: Window) -> tiles.TiledProduct:
     weights = tiles.Weights(1, w.shape[0], seen.taps, 0, 0, 0, w.is_constant, phases=phases)
     columns = ceil_div(math.prod(steps) * phases.filters, 4) * 4
     return tiles.TiledProduct(
-        node.input(0).shape[0] * math.prod(reach), columns, weights, 2 if node.has(2) else None,
-        window=seen.consts(INPUT_AXES, OUTPUT_AXES), pointwise=seen.taps == 1 and not any(pads), strided=seen.large != seen.small,
-        spread=tiles.Spread(phases.filters, steps, crop, window.large, writes_planes(node)), target=node.target,
-        wide=tiles.are_wide(node))
+        node.input(0).shape[0] * math.prod(reach),
+        columns,
+        weights,
+        2 if node.has(2) else None,
+        window=seen.consts(INPUT_AXES, OUTPUT_AXES),
+        pointwise=seen.taps == 1 and not any(pads),
+        strided=seen.large != seen.small,
+        spread=tiles.Spread(phases.filters, steps, crop, window.large, writes_planes(node)),
+        target=node.target,
+        wide=tiles.are_wide(node),
+    )
 
 
 def estimate_ns(node: BoundNode, window: Window) -> float:
@@ -136,7 +156,8 @@ def estimate_ns(node: BoundNode, window: Window) -> float:
 def _forms(node: BoundNode, window: Window) -> tuple[str, Forms]:
     """What a choice is made for, and all forms of a Conv that is no depthwise one.
 
-    Where a run brings sizes, of one product and Winograd's those that win on its side of a number of tiles: a plan holds there.
+    Where a run brings sizes, of one product and Winograd's those that win on its side of a number of tiles: a plan
+    holds there.
     """
     product = _product(node, window)
     direct = tiles.forms(product)
@@ -152,21 +173,39 @@ def _forms(node: BoundNode, window: Window) -> tuple[str, Forms]:
     if not is_symbolic(tiled.product.rows):
         return product.key + tiled.key, direct | winograd.forms(tiled) | units
     fewest = winograd.fewest_tiles(tiled, product)
-    return product.key + tiled.key, (winograd.forms(tiled) if fewest and tiled.product.rows >= fewest else direct) | units
+    return product.key + tiled.key, (
+        winograd.forms(tiled) if fewest and tiled.product.rows >= fewest else direct
+    ) | units
 
 
 def _product(node: BoundNode, window: Window) -> tiles.TiledProduct:
     w, planes = node.input(1), reads_planes(node)
     groups, by_planes = node.attr("group"), writes_planes(node)
     weights = tiles.Weights(
-        1, w.shape[1], window.taps, math.prod(w.shape[1:]), window.taps, 1, w.is_constant, filters=w.shape[0] if by_planes else 0,
-        dtype=w.dtype)
+        1,
+        w.shape[1],
+        window.taps,
+        math.prod(w.shape[1:]),
+        window.taps,
+        1,
+        w.is_constant,
+        filters=w.shape[0] if by_planes else 0,
+        dtype=w.dtype,
+    )
     return tiles.TiledProduct(
-        node.input(0).shape[0] * math.prod(window.small), ceil_div(w.shape[0] // groups, 4) * 4, weights, 2 if node.has(2) else None,
-        window=window.consts(INPUT_AXES, OUTPUT_AXES), pointwise=window.taps == 1 and not any(window.pads) and not planes,
-        strided=set(window.strides) != {1} or window.large != window.small, planes=w.shape[1] if planes else 0, groups=groups,
-        spread=tiles.Spread(w.shape[0], (1, 1), (0, 0), window.small, True) if by_planes else None, target=node.target,
-        wide=tiles.are_wide(node))
+        node.input(0).shape[0] * math.prod(window.small),
+        ceil_div(w.shape[0] // groups, 4) * 4,
+        weights,
+        2 if node.has(2) else None,
+        window=window.consts(INPUT_AXES, OUTPUT_AXES),
+        pointwise=window.taps == 1 and not any(window.pads) and not planes,
+        strided=set(window.strides) != {1} or window.large != window.small,
+        planes=w.shape[1] if planes else 0,
+        groups=groups,
+        spread=tiles.Spread(w.shape[0], (1, 1), (0, 0), window.small, True) if by_planes else None,
+        target=node.target,
+        wide=tiles.are_wide(node),
+    )
 
 
 def _grouped_forms(node: BoundNode, window: Window) -> dict[str, Form]:
@@ -198,24 +237,45 @@ def _ahead(pixels: int) -> int:
 def _grouped(node: BoundNode, window: Window, pixels: int, slices: int, choice: Choice, out: TensorType) -> Lowering:
     w, groups = node.input(1), node.attr("group")
     packed = TensorType(FLOAT32, (math.prod(w.shape[1:]), w.shape[0]))
-    weights = tiles.Weights(1, w.shape[1], window.taps, math.prod(w.shape[1:]), window.taps, 1, w.is_constant, dtype=w.dtype)
+    weights = tiles.Weights(
+        1, w.shape[1], window.taps, math.prod(w.shape[1:]), window.taps, 1, w.is_constant, dtype=w.dtype
+    )
     bias = {"c": 2} if node.has(2) else {}
     blocks, team, fours = ceil_div(window.small[1], pixels), GROUPED_WORKGROUP_SIZE // slices, w.shape[0] // 4
     lines = out.shape[0] * window.small[0]
     ahead = min(_ahead(pixels), ceil_div(math.prod(w.shape[1:]) // 4, slices))
     built = kernel(
-        "grouped_last.wgsl", [out],
-        consts={"LINES": lines, "BLOCKS": blocks, "PIXELS": pixels, "SLICES": slices, "TEAM": team, "AHEAD": ahead, "M4": fours,
-                "G4": fours // groups, "C4": w.shape[1] // 4, "ROW4": w.shape[1] // 4 * groups, **window.consts(INPUT_AXES, OUTPUT_AXES)},
-        grid=(ceil_div(lines * blocks * fours, team), 1, 1), workgroup_size=GROUPED_WORKGROUP_SIZE,
+        "grouped_last.wgsl",
+        [out],
+        consts={
+            "LINES": lines,
+            "BLOCKS": blocks,
+            "PIXELS": pixels,
+            "SLICES": slices,
+            "TEAM": team,
+            "AHEAD": ahead,
+            "M4": fours,
+            "G4": fours // groups,
+            "C4": w.shape[1] // 4,
+            "ROW4": w.shape[1] // 4 * groups,
+            **window.consts(INPUT_AXES, OUTPUT_AXES),
+        },
+        grid=(ceil_div(lines * blocks * fours, team), 1, 1),
+        workgroup_size=GROUPED_WORKGROUP_SIZE,
         workgroup_nbytes=_parts_nbytes(pixels, slices),
-        vectors=("x", "w", "y", *bias), reads={"x": 0, "w": "packed", **bias}, writes={"y": 0}, choice=choice)
+        vectors=("x", "w", "y", *bias),
+        reads={"x": 0, "w": "packed", **bias},
+        writes={"y": 0},
+        choice=choice,
+    )
     return _of_packed(built, weights, packed)
 
 
 def _of_packed(built: Kernel, weights: tiles.Weights, packed: TensorType) -> Lowering:
     """A kernel behind the one that packs its weights, once where they are constant."""
-    once: dict[str, Any] = {"once": ("packed",), "inverses": ((1, tiles.unpacking(weights, packed.shape[1])),)} if weights.constant else {}
+    once: dict[str, Any] = (
+        {"once": ("packed",), "inverses": ((1, tiles.unpacking(weights, packed.shape[1])),)} if weights.constant else {}
+    )
     return Lowering(built.outputs, (tiles.packing(weights, packed), built), (("packed", packed),), **once)
 
 
@@ -223,10 +283,18 @@ def _depthwise(node: BoundNode, window: Window, out: TensorType) -> Lowering:
     """A lane makes four channels of a pixel; neighbouring lanes have neighbouring channels."""
     channels, rows = out.shape[3], math.prod(out.shape[:3])
     packed = TensorType(FLOAT32, (window.taps, channels))
-    weights = tiles.Weights(1, 1, window.taps, window.taps, 0, 1, node.input(1).is_constant, multiple=1, dtype=node.input(1).dtype)
+    weights = tiles.Weights(
+        1, 1, window.taps, window.taps, 0, 1, node.input(1).is_constant, multiple=1, dtype=node.input(1).dtype
+    )
     bias = {"c": 2} if node.has(2) else {}
     built: Kernel = kernel(
-        "depthwise_last.wgsl", [out], consts={"ROWS": rows, "C4": channels // 4, **window.consts(INPUT_AXES, OUTPUT_AXES)},
-        grid=(ceil_div(rows * (channels // 4), DEPTHWISE_WORKGROUP_SIZE), 1, 1), workgroup_size=DEPTHWISE_WORKGROUP_SIZE,
-        vectors=("x", "w", "y", *bias), reads={"x": 0, "w": "packed", **bias}, writes={"y": 0})
+        "depthwise_last.wgsl",
+        [out],
+        consts={"ROWS": rows, "C4": channels // 4, **window.consts(INPUT_AXES, OUTPUT_AXES)},
+        grid=(ceil_div(rows * (channels // 4), DEPTHWISE_WORKGROUP_SIZE), 1, 1),
+        workgroup_size=DEPTHWISE_WORKGROUP_SIZE,
+        vectors=("x", "w", "y", *bias),
+        reads={"x": 0, "w": "packed", **bias},
+        writes={"y": 0},
+    )
     return _of_packed(built, weights, packed)

@@ -1,4 +1,5 @@
-"""Rows of the functions that decode compressed weights: where no product absorbs one, a kernel writes the weight, in each run."""
+"""Rows of the functions that decode compressed weights: where no product absorbs one, a kernel writes the weight, in
+each run."""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ DAMAGE = "damage"
 
 record("unpack_codebook.wgsl", "gather")
 record(
-    "unpack_sparse.wgsl", "gather",
-    loop_bound=lambda k: 2 * ceil_div(k["K"], k.workgroup_size) + 2 * ceil_div(k["K"], k.workgroup_size) + 8, data_indices=True)
+    "unpack_sparse.wgsl",
+    "gather",
+    loop_bound=lambda k: 2 * ceil_div(k["K"], k.workgroup_size) + 2 * ceil_div(k["K"], k.workgroup_size) + 8,
+    data_indices=True,
+)
 
 
 def decoded_shape(stored: Shape, perm: Shape) -> Shape:
@@ -32,19 +36,31 @@ def decoded_shape(stored: Shape, perm: Shape) -> Shape:
 
 def check_codebook(node: BoundNode, codes: int, table: int, bits: int, count: int) -> None:
     """Raises UnsupportedNodeError, where the codes are not as formats.py has them. codes, table: inputs."""
-    if node.input(codes).shape != (ceil_div(count, 8), bits) or node.input(codes).dtype is not UINT8 or not (
-            node.input(table).rank == 1 and 0 < node.input(table).size <= 1 << bits):
+    if (
+        node.input(codes).shape != (ceil_div(count, 8), bits)
+        or node.input(codes).dtype is not UINT8
+        or not (node.input(table).rank == 1 and 0 < node.input(table).size <= 1 << bits)
+    ):
         raise UnsupportedNodeError(
-            Code.RANK, f"{node.op}: codes {node.input(codes).type} and values {node.input(table).type} for {count} elements of {bits} bits")
+            Code.RANK,
+            f"{node.op}: codes {node.input(codes).type} and values {node.input(table).type} for {count} elements of "
+            f"{bits} bits",
+        )
 
 
 def check_sparse(node: BoundNode, entries: int, starts: int, table: int, stored: Shape) -> None:
     """Likewise of sparse entries."""
-    fits = len(stored) == 2 and node.input(starts).type == TensorType(INT32, (stored[0] + 1,)) and node.input(table).shape == (VALUES,)
+    fits = (
+        len(stored) == 2
+        and node.input(starts).type == TensorType(INT32, (stored[0] + 1,))
+        and node.input(table).shape == (VALUES,)
+    )
     if not fits or node.input(entries).dtype is not UINT8 or node.input(entries).rank != 1:
         raise UnsupportedNodeError(
-            Code.RANK, f"{node.op}: entries {node.input(entries).type}, starts {node.input(starts).type}, "
-            f"values {node.input(table).type} for rows {list(stored)}")
+            Code.RANK,
+            f"{node.op}: entries {node.input(entries).type}, starts {node.input(starts).type}, "
+            f"values {node.input(table).type} for rows {list(stored)}",
+        )
 
 
 def _check_damage(node: BoundNode) -> None:
@@ -53,16 +69,20 @@ def _check_damage(node: BoundNode) -> None:
 
 
 def codebook(node: BoundNode) -> Kernel:
-    """weight = the values that codes choose from a codebook, eight codes in as many bytes as a code has bits; axes permuted by `perm`."""
+    """weight = the values that codes choose from a codebook, eight codes in as many bytes as a code has bits; axes
+    permuted by `perm`."""
     _check_damage(node)
     stored, bits = tuple(node.attr("shape")), CODEBOOK[node.op]
     out, count = decoded_shape(stored, tuple(node.attr("perm"))), math.prod(stored)
     check_codebook(node, 0, 1, bits, count)
-    strides = [math.prod(stored[axis + 1:]) for axis in range(len(stored))]
+    strides = [math.prod(stored[axis + 1 :]) for axis in range(len(stored))]
     index = Strided(out, tuple(strides[axis] for axis in node.attr("perm")))
     return kernel(
-        "unpack_codebook.wgsl", [TensorType(FLOAT32, out)], consts={"BITS": bits, "TABLE_SIZE": node.input(1).size},
-        indices={"code_index": index})
+        "unpack_codebook.wgsl",
+        [TensorType(FLOAT32, out)],
+        consts={"BITS": bits, "TABLE_SIZE": node.input(1).size},
+        indices={"code_index": index},
+    )
 
 
 for _name in CODEBOOK:
@@ -80,9 +100,13 @@ def sparse(node: BoundNode) -> Kernel:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of {list(stored)} permuted by {list(perm)}")
     strides = (1, rows[0]) if perm == (1, 0) else (rows[1], 1)
     return kernel(
-        "unpack_sparse.wgsl", [TensorType(FLOAT32, out)],
+        "unpack_sparse.wgsl",
+        [TensorType(FLOAT32, out)],
         consts={"K": rows[1], "ENTRIES": node.input(0).size, "OUT_ROW": strides[0], "OUT_K": strides[1]},
-        groups=rows[0], workgroup_size=WORKGROUP_SIZE, workgroup_nbytes=4 * WORKGROUP_SIZE)
+        groups=rows[0],
+        workgroup_size=WORKGROUP_SIZE,
+        workgroup_nbytes=4 * WORKGROUP_SIZE,
+    )
 
 
 def unpack_sparse_ns(target: Target, size: int) -> float:

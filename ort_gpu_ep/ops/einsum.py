@@ -1,5 +1,5 @@
-"""Einsum: of one or two operands a reading in another order, a batched matrix product where the strides allow it, else an output element an
-invocation; of more, two at a time.
+"""Einsum: of one or two operands a reading in another order, a batched matrix product where the strides allow it, else
+an output element an invocation; of more, two at a time.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ ELLIPSIS = "0123456789"
 """Labels that stand for the dimensions of `...`, which broadcast; the last one is the innermost."""
 
 record(
-    "einsum.wgsl", "direct", loop_bound=lambda k: k["K"] // 4 + 3, flops=lambda k: 2 * k.size("y") * k["K"],
+    "einsum.wgsl",
+    "direct",
+    loop_bound=lambda k: k["K"] // 4 + 3,
+    flops=lambda k: 2 * k.size("y") * k["K"],
     cases=[
         case("Einsum", 12, normal(5, 5, 7), equation="iij->j"),
-        case("Einsum", 12, normal(5, 5, 7), normal(13, 11), equation="iij,kl->kj")])
+        case("Einsum", 12, normal(5, 5, 7), normal(13, 11), equation="iij,kl->kj"),
+    ],
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ class Terms:
         return "".join(label for label in self.sizes if label not in self.output)
 
     def strides(self, operand: int, labels: str) -> tuple[int, ...]:
-        """How far a step along each label moves in an operand: 0 where it broadcasts or lacks it, the sum along a diagonal."""
+        """How far a step along each label moves in an operand: 0 where it broadcasts or lacks it, the sum along a
+        diagonal."""
         steps, step = dict.fromkeys(labels, 0), 1
         for label, size in zip(reversed(self.inputs[operand]), reversed(self.shapes[operand]), strict=True):
             if label in steps and size > 1:
@@ -82,16 +88,21 @@ def einsum(node: BoundNode) -> Kernel | View | Lowering:
 
 
 def _by_pairs(node: BoundNode) -> Lowering:
-    """Of three operands and more: always the two whose product is the smallest, over the labels that are needed further on."""
+    """Of three operands and more: always the two whose product is the smallest, over the labels that are needed further
+    on."""
     terms, composed = parse(node.attr("equation"), [o.shape for o in node.given()]), Composed(node)
     half = node.input(0).dtype is FLOAT16
     if len(terms.sizes) > len(ascii_letters):
-        raise UnsupportedNodeError(Code.RANK, f"Einsum {node.attr('equation')} over {len(terms.sizes)} labels; taken: {len(ascii_letters)}")
-    if half and node.has_steps:     # the last kernel is a step itself
-        raise UnsupportedNodeError(Code.DTYPE, f"Einsum of {len(node.inputs)} operands in float16, with steps behind it")
+        raise UnsupportedNodeError(
+            Code.RANK, f"Einsum {node.attr('equation')} over {len(terms.sizes)} labels; taken: {len(ascii_letters)}"
+        )
+    if half and node.has_steps:  # the last kernel is a step itself
+        raise UnsupportedNodeError(
+            Code.DTYPE, f"Einsum of {len(node.inputs)} operands in float16, with steps behind it"
+        )
     letters = dict(zip(terms.sizes, ascii_letters, strict=False))
     parts = [composed.given(i) for i in range(len(node.inputs))]
-    if half:        # what is between two products would be rounded, or beyond float16
+    if half:  # what is between two products would be rounded, or beyond float16
         parts = [composed.add_all("Cast", (part,), (None,), attributes={"to": FLOAT32.onnx})[0] for part in parts]
     left = list(zip(terms.inputs, parts, strict=True))
     while len(left) > 2:
@@ -117,21 +128,26 @@ def _kept(terms: Terms, left: Sequence[tuple[str, Part]], i: int, j: int) -> str
 
 def _written(letters: Mapping[str, str], inputs: Sequence[str], output: str) -> str:
     """An equation in letters alone: what `...` stands for has one each."""
-    return ",".join("".join(letters[c] for c in labels) for labels in inputs) + "->" + "".join(letters[c] for c in output)
+    return (
+        ",".join("".join(letters[c] for c in labels) for labels in inputs) + "->" + "".join(letters[c] for c in output)
+    )
 
 
 def parse(equation: str, shapes: Sequence[Shape]) -> Terms:
-    """The labels of an equation, the output's derived where it is left out. Raises UnsupportedNodeError on what does not fit."""
+    """The labels of an equation, the output's derived where it is left out. Raises UnsupportedNodeError on what does
+    not fit."""
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
     operands = left.split(",")
-    if len(operands) != len(shapes) or not all(re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", part) for part in (*operands, right)):
+    if len(operands) != len(shapes) or not all(
+        re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", part) for part in (*operands, right)
+    ):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Einsum {equation} of {len(shapes)} operand(s) is malformed")
     extra = [len(s) - len(t.replace("...", "")) if "..." in t else 0 for t, s in zip(operands, shapes, strict=True)]
     if min(extra) < 0 or max(extra) > len(ELLIPSIS):
         raise UnsupportedNodeError(Code.RANK, f"Einsum {equation} of shapes {[list(s) for s in shapes]}")
-    inputs = tuple(t.replace("...", ELLIPSIS[len(ELLIPSIS) - e:]) for t, e in zip(operands, extra, strict=True))
-    common = ELLIPSIS[len(ELLIPSIS) - max(extra):]
+    inputs = tuple(t.replace("...", ELLIPSIS[len(ELLIPSIS) - e :]) for t, e in zip(operands, extra, strict=True))
+    common = ELLIPSIS[len(ELLIPSIS) - max(extra) :]
     letters = left.replace(",", "").replace("...", "")
     once = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     output = right.replace("...", common) if arrow else common + once
@@ -148,25 +164,36 @@ def _sizes(equation: str, inputs: Sequence[str], shapes: Sequence[Shape]) -> dic
             raise UnsupportedNodeError(Code.RANK, f"Einsum {equation} of shapes {[list(s) for s in shapes]}")
         for label, size in zip(labels, shape, strict=True):
             if sizes.get(label, 1) != 1 and size not in (1, sizes[label]):
-                raise UnsupportedNodeError(Code.RANK, f"Einsum {equation} of shapes {[list(s) for s in shapes]}: sizes of {label} differ")
+                raise UnsupportedNodeError(
+                    Code.RANK, f"Einsum {equation} of shapes {[list(s) for s in shapes]}: sizes of {label} differ"
+                )
             sizes[label] = size if sizes.get(label, 1) == 1 else sizes[label]
     return sizes
 
 
 def as_product(terms: Terms) -> Product | None:
-    """The equation as y[batch, m, n] = sum a[batch, m, k] b[batch, k, n], where its output has that order and m, n, k have one stride."""
+    """The equation as y[batch, m, n] = sum a[batch, m, k] b[batch, k, n], where its output has that order and m, n, k
+    have one stride."""
     a, b = (set(labels) for labels in terms.inputs)
     batch = "".join(c for c in terms.output if c in a and c in b)
     for first, second in ((0, 1), (1, 0)):
         own, other = (a, b) if first == 0 else (b, a)
         m = "".join(c for c in terms.output if c in own and c not in other)
         n = "".join(c for c in terms.output if c in other and c not in own)
-        steps = [_one_stride(terms, *group) for group in ((first, m), (first, terms.summed), (second, n), (second, terms.summed))]
+        steps = [
+            _one_stride(terms, *group)
+            for group in ((first, m), (first, terms.summed), (second, n), (second, terms.summed))
+        ]
         if terms.output == batch + m + n and 0 not in terms.sizes.values() and None not in steps:
             outer, k, column, row = (0 if s is None else s for s in steps)
             return Product(
-                terms.size(batch), terms.size(m), terms.size(n), terms.size(terms.summed),
-                Matrix(first, terms.strided(first, batch), outer, k), Matrix(second, terms.strided(second, batch), column, row))
+                terms.size(batch),
+                terms.size(m),
+                terms.size(n),
+                terms.size(terms.summed),
+                Matrix(first, terms.strided(first, batch), outer, k),
+                Matrix(second, terms.strided(second, batch), column, row),
+            )
     return None
 
 

@@ -18,7 +18,8 @@ from ort_gpu_ep.ops.quantize import limits_of
 WORKGROUP_SIZE = 128
 
 MOST = 15
-"""Tensors that one dispatch joins or splits, where the adapter binds as many: each element looks for its own among them."""
+"""Tensors that one dispatch joins or splits, where the adapter binds as many: each element looks for its own among
+them."""
 
 IN_PLACE = "in_place"
 """Attribute of a Concat whose inputs have been written where they belong (partitioner/parts.py)."""
@@ -33,19 +34,31 @@ def _moved(names: str | tuple[str, ...]) -> Callable[[KernelCall], int]:
 
 
 record(
-    "concat.wgsl", "movement", nbytes=_moved("x"),
+    "concat.wgsl",
+    "movement",
+    nbytes=_moved("x"),
     cases=[
-        case("Concat", 13, *(normal(n, 7) for n in range(3, 8)), axis=0), case("Concat", 13, *(normal(7, n) for n in range(3, 8)), axis=1),
-        case("Concat", 13, *(normal(7, 4 * n) for n in range(3, 6)), axis=1)])
+        case("Concat", 13, *(normal(n, 7) for n in range(3, 8)), axis=0),
+        case("Concat", 13, *(normal(7, n) for n in range(3, 8)), axis=1),
+        case("Concat", 13, *(normal(7, 4 * n) for n in range(3, 6)), axis=1),
+    ],
+)
 record(
-    "concat_packed.wgsl", "movement", nbytes=_moved(("x", "s", "z")),
-    cases=[case("Concat", 13, *(integers(0, 200, 7, n, dtype="uint8") for n in (3, 4, 6)), axis=1)])
+    "concat_packed.wgsl",
+    "movement",
+    nbytes=_moved(("x", "s", "z")),
+    cases=[case("Concat", 13, *(integers(0, 200, 7, n, dtype="uint8") for n in (3, 4, 6)), axis=1)],
+)
 record(
-    "split.wgsl", "movement", nbytes=_moved("y"),
+    "split.wgsl",
+    "movement",
+    nbytes=_moved("y"),
     cases=[
         case("Split", 13, normal(7, 18), Known((3, 4, 5, 6)), outputs=4, axis=1),
         case("Split", 13, normal(7, 24), Known((8, 16)), outputs=2, axis=1),
-        case("Split", 13, integers(0, 200, 7, 24, dtype="uint8"), Known((8, 16)), outputs=2, axis=1)])
+        case("Split", 13, integers(0, 200, 7, 24, dtype="uint8"), Known((8, 16)), outputs=2, axis=1),
+    ],
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +73,8 @@ class _Part:
 def concat(node: BoundNode) -> Lowering:
     """y = the inputs one after another along `axis`.
 
-    One kernel for as many inputs as the adapter binds at once, each kernel writing its places in y; where elements are packed into
-    words, and so two parts may share one, into a whole of its own.
+    One kernel for as many inputs as the adapter binds at once, each kernel writing its places in y; where elements are
+    packed into words, and so two parts may share one, into a whole of its own.
     """
     operands = node.given()
     out = joined_type(node, operands, operands[0].dtype)
@@ -79,9 +92,19 @@ def concat(node: BoundNode) -> Lowering:
         consts, groups = _rows(out, axis, parts, first, last)
         vectors = [*(f"x{k}" for k in range(last - first)), "y"] if consts["VECTORS"] else []
         reads = {f"x{k}": part.source for k, part in enumerate(parts[first:last])}
-        kernels.append(kernel(
-            "concat.wgsl", [out], consts={**consts, "OUT_ROW": consts.pop("WHOLE_ROW")}, groups=groups, workgroup_size=WORKGROUP_SIZE,
-            vectors=vectors, raw=moves_bits(node) and not vectors, reads=reads, writes={"y": 0}))
+        kernels.append(
+            kernel(
+                "concat.wgsl",
+                [out],
+                consts={**consts, "OUT_ROW": consts.pop("WHOLE_ROW")},
+                groups=groups,
+                workgroup_size=WORKGROUP_SIZE,
+                vectors=vectors,
+                raw=moves_bits(node) and not vectors,
+                reads=reads,
+                writes={"y": 0},
+            )
+        )
     return Lowering((out,), tuple(kernels))
 
 
@@ -90,14 +113,20 @@ def joined_type(node: BoundNode, given: Sequence[Operand], dtype: DType) -> Tens
     axis = axis_of(node, int(node.attr("axis")), given[0].rank)
     rest = replaced(given[0].shape, axis, 0)
     if any(o.rank != given[0].rank or replaced(o.shape, axis, 0) != rest for o in given):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} along axis {axis} of {', '.join(str(o.type) for o in given)}")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"{node.op} along axis {axis} of {', '.join(str(o.type) for o in given)}"
+        )
     return TensorType(dtype, replaced(given[0].shape, axis, sum(o.shape[axis] for o in given)))
 
 
 def _batches(node: BoundNode, whole: TensorType, parts: Sequence[TensorType]) -> Iterator[tuple[int, int]]:
     """From which to which part a dispatch goes: as many as there are bindings for."""
     limits = node.target.limits
-    free = limits.max_buffers_per_stage - part_count(whole, limits.max_binding_nbytes) - (FOR_STEPS if node.has_steps else 0)
+    free = (
+        limits.max_buffers_per_stage
+        - part_count(whole, limits.max_binding_nbytes)
+        - (FOR_STEPS if node.has_steps else 0)
+    )
     first, taken = 0, 0
     for k, tensor in enumerate(parts):
         count = part_count(tensor, limits.max_binding_nbytes)
@@ -108,8 +137,11 @@ def _batches(node: BoundNode, whole: TensorType, parts: Sequence[TensorType]) ->
     yield first, len(parts)
 
 
-def _rows(whole: TensorType, axis: int, parts: Sequence[_Part], first: int, last: int, unit: int = 1) -> tuple[dict[str, Const], int]:
-    """Constants of concat.wgsl and split.wgsl for parts `first` to `last`, and workgroups. unit: elements that are counted as one."""
+def _rows(
+    whole: TensorType, axis: int, parts: Sequence[_Part], first: int, last: int, unit: int = 1
+) -> tuple[dict[str, Const], int]:
+    """Constants of concat.wgsl and split.wgsl for parts `first` to `last`, and workgroups. unit: elements that are
+    counted as one."""
     outer, size, inner = around(whole.shape, axis)
     sizes = [part.size * inner for part in parts]
     before, row, whole_row = sum(sizes[:first]), sum(sizes[first:last]), size * inner
@@ -117,8 +149,13 @@ def _rows(whole: TensorType, axis: int, parts: Sequence[_Part], first: int, last
     unit = 4 if fours else unit
     total = outer * row // unit
     consts: dict[str, Const] = {
-        "VECTORS": fours, "COUNT": last - first, "TOTAL": total, "ROW": row // unit, "WHOLE_ROW": whole_row // unit,
-        "START": before // unit}
+        "VECTORS": fours,
+        "COUNT": last - first,
+        "TOTAL": total,
+        "ROW": row // unit,
+        "WHOLE_ROW": whole_row // unit,
+        "START": before // unit,
+    }
     end = 0
     for k, n in enumerate(sizes[first:last]):
         end += n
@@ -133,7 +170,7 @@ def _joined(node: BoundNode, out: TensorType, axis: int, parts: list[_Part]) -> 
     while len(parts) > 1:
         joined = []
         for first in range(0, len(parts), most):
-            its = parts[first:first + most]
+            its = parts[first : first + most]
             if len(its) == 1:
                 joined += its
                 continue
@@ -148,9 +185,11 @@ def _joined(node: BoundNode, out: TensorType, axis: int, parts: list[_Part]) -> 
     return Lowering((out,), tuple(kernels), tuple(temps))
 
 
-def packed_concat(out: TensorType, axis: int, sizes: Sequence[int], reads: Mapping[str, int | str], target: int | str) -> Kernel:
-    """A kernel that joins tensors of packed elements, these sizes along the axis. reads: of x0, x1, ...; of bytes that are brought to
-    another scale s0, z0, y_scale and so on, too.
+def packed_concat(
+    out: TensorType, axis: int, sizes: Sequence[int], reads: Mapping[str, int | str], target: int | str
+) -> Kernel:
+    """A kernel that joins tensors of packed elements, these sizes along the axis. reads: of x0, x1, ...; of bytes that
+    are brought to another scale s0, z0, y_scale and so on, too.
     """
     _, size, inner = around(out.shape, axis)
     low, high = limits_of(out.dtype)
@@ -162,12 +201,14 @@ def packed_concat(out: TensorType, axis: int, sizes: Sequence[int], reads: Mappi
     scales = [f"{name}{k}" for k in range(len(sizes)) for name in "sz"]
     return replace(
         kernel("concat_packed.wgsl", [out], consts=consts, reads=reads, writes={"y": target}),
-        optionals=tuple((name, name in reads) for name in (*scales, "y_scale", "y_zp")))
+        optionals=tuple((name, name in reads) for name in (*scales, "y_scale", "y_zp")),
+    )
 
 
 @op("Split", since=2, dtypes={"T": ANY}, bindings="x _split? -> y", channels_last=along_axis)
 def split(node: BoundNode) -> Lowering:
-    """y_k = the k-th part of x along `axis`: a kernel for as many parts as the adapter binds at once; for each where they share words."""
+    """y_k = the k-th part of x along `axis`: a kernel for as many parts as the adapter binds at once; for each where
+    they share words."""
     x = node.input(0)
     axis = axis_of(node, int(node.attr("axis")), x.rank)
     sizes = _sizes(node, x.shape[axis])
@@ -184,10 +225,20 @@ def split(node: BoundNode) -> Lowering:
         consts, groups = _rows(whole, axis, parts, first, last, per_word)
         names = [f"y{k}" for k in range(last - first)]
         vectors = ["x", *names] if consts["VECTORS"] else []
-        kernels.append(kernel(
-            "split.wgsl", outputs[first:last], consts={**consts, "IN_ROW": consts.pop("WHOLE_ROW")}, groups=groups,
-            workgroup_size=WORKGROUP_SIZE, raw=not vectors, vectors=vectors, words=names if per_word > 1 else (), reads={"x": 0},
-            writes={name: first + k for k, name in enumerate(names)}))
+        kernels.append(
+            kernel(
+                "split.wgsl",
+                outputs[first:last],
+                consts={**consts, "IN_ROW": consts.pop("WHOLE_ROW")},
+                groups=groups,
+                workgroup_size=WORKGROUP_SIZE,
+                raw=not vectors,
+                vectors=vectors,
+                words=names if per_word > 1 else (),
+                reads={"x": 0},
+                writes={name: first + k for k, name in enumerate(names)},
+            )
+        )
     return Lowering(outputs, tuple(kernels), equal=equal)
 
 
@@ -207,7 +258,9 @@ def _sizes(node: BoundNode, size: int) -> tuple[int, ...]:
         chunk = -(-size // count)
         sizes = tuple(max(0, min(chunk, size - k * chunk)) for k in range(count))
         if node.attr("num_outputs") not in (None, count):
-            raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split with {count} outputs and num_outputs {node.attr('num_outputs')}")
+            raise UnsupportedNodeError(
+                Code.ATTRIBUTE, f"Split with {count} outputs and num_outputs {node.attr('num_outputs')}"
+            )
         if node.attr("num_outputs") is not None and count > size:
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"Split of {size} into {count} parts, more than there are")
         if node.attr("num_outputs") is None and any(s != sizes[0] for s in sizes):

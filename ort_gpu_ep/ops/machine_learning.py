@@ -1,4 +1,5 @@
-"""Ops of ai.onnx.ml that scikit-learn's pipelines begin or end with: Scaler, Normalizer, Imputer, LinearRegressor, LinearClassifier.
+"""Ops of ai.onnx.ml that scikit-learn's pipelines begin or end with: Scaler, Normalizer, Imputer, LinearRegressor,
+LinearClassifier.
 
 Their parameters are attributes; partitioner/standard.py makes constants of them, behind the input.
 """
@@ -22,7 +23,8 @@ PARAMETERS: Mapping[str, Mapping[str, type[np.generic]]] = {
     "Scaler": {"offset": np.float32, "scale": np.float32},
     "Imputer": {"imputed_value_floats": np.float32, "imputed_value_int64s": np.int64},
     "LinearRegressor": {"coefficients": np.float32, "intercepts": np.float32},
-    "LinearClassifier": {"coefficients": np.float32, "intercepts": np.float32, "classlabels_ints": np.int64}}
+    "LinearClassifier": {"coefficients": np.float32, "intercepts": np.float32, "classlabels_ints": np.int64},
+}
 """By op, the attributes that become its inputs from the second on, in this order, and their element types."""
 
 NUMBERS = (FLOAT32, FLOAT64, INT64, INT32)
@@ -40,10 +42,15 @@ def _parameter(node: BoundNode, position: int, *sizes: int) -> None:
     """Raises UnsupportedNodeError where a parameter is not there, or has another size than these."""
     name = list(PARAMETERS[node.op])[position - 1]
     if not node.has(position):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} without {name}, or with option fusion=0, which leaves it an attribute")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"{node.op} without {name}, or with option fusion=0, which leaves it an attribute"
+        )
     if node.input(position).size not in sizes:
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"{node.op} with {node.input(position).size} {name}; expected {' or '.join(map(str, dict.fromkeys(sizes)))}")
+            Code.ATTRIBUTE,
+            f"{node.op} with {node.input(position).size} {name}; expected "
+            f"{' or '.join(map(str, dict.fromkeys(sizes)))}",
+        )
 
 
 def _floats(made: Composed) -> Part:
@@ -59,11 +66,15 @@ def scaler(node: BoundNode) -> Kernel | Lowering:
     for position in (1, 2):
         _parameter(node, position, 1, features)
     if node.input(1).size != node.input(2).size:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Scaler with {node.input(1).size} offset and {node.input(2).size} scale")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"Scaler with {node.input(1).size} offset and {node.input(2).size} scale"
+        )
     wide = {FLOAT64: "f32((x - f64(y)) * f64(z))", INT32: "(f32(x) - y) * z"}
     if dtype is INT64:
         composed = Composed(node)
-        composed.elementwise("(x - y) * z", _floats(composed), composed.given(1), composed.given(2), dtype=FLOAT32, to=0)
+        composed.elementwise(
+            "(x - y) * z", _floats(composed), composed.given(1), composed.given(2), dtype=FLOAT32, to=0
+        )
         return composed.lowering()
     return _step(node, wide.get(dtype, "(x - y) * z"), TensorType(FLOAT32, node.input(0).shape), 0, 1, 2)
 
@@ -72,12 +83,18 @@ def _step(node: BoundNode, expression: str, out: TensorType, *inputs: int) -> Ke
     """An elementwise kernel, which fusion takes along."""
     operands = {f"e{k}": i for k, i in enumerate(inputs)}
     return kernel(
-        "elementwise.wgsl", [out], reads=operands, writes={"y": 0}, epilogue=[Step(node.op, expression, tuple(operands), out.dtype)])
+        "elementwise.wgsl",
+        [out],
+        reads=operands,
+        writes={"y": 0},
+        epilogue=[Step(node.op, expression, tuple(operands), out.dtype)],
+    )
 
 
 @op("Imputer", domain=DOMAIN, dtypes={"T": (FLOAT32, INT64)}, bindings="x floats? integers? -> y")
 def imputer(node: BoundNode) -> Kernel:
-    """y = x, but for what is `replaced_value`: there the imputed value, one for all or one a feature. Shapes as Scaler's."""
+    """y = x, but for what is `replaced_value`: there the imputed value, one for all or one a feature. Shapes as
+    Scaler's."""
     x, features = node.input(0), _features(node)
     floating = x.dtype is FLOAT32
     at = 1 if floating else 2
@@ -91,7 +108,8 @@ def imputer(node: BoundNode) -> Kernel:
 
 @op("Normalizer", domain=DOMAIN, dtypes={"T": NUMBERS}, bindings="x -> y")
 def normalizer(node: BoundNode) -> Lowering:
-    """y = x / norm of its sample, x where that is 0; norm: the sum of absolute values, the root of squares, or the largest number."""
+    """y = x / norm of its sample, x where that is 0; norm: the sum of absolute values, the root of squares, or the
+    largest number."""
     norm, composed = node.attr("norm"), Composed(node)
     _features(node)
     if norm not in ("MAX", "L1", "L2"):
@@ -112,7 +130,9 @@ def _sums(node: BoundNode, made: Composed, count: int) -> Part:
     if node.has(2):
         _parameter(node, 2, count)
     samples = 1 if len(x.shape) == 1 else x.shape[0]
-    return made.add("Gemm", x.seen((samples, features)), made.given(1).seen((count, features)), made.optional(2), transB=1)
+    return made.add(
+        "Gemm", x.seen((samples, features)), made.given(1).seen((count, features)), made.optional(2), transB=1
+    )
 
 
 def _transformed(made: Composed, sums: Part, to: int) -> None:
@@ -125,27 +145,38 @@ def _transformed(made: Composed, sums: Part, to: int) -> None:
     elif name == "SOFTMAX":
         made.add("Softmax", sums, axis=-1, to=to)
     else:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{made.node.op} with post_transform {name!r}; taken: NONE, LOGISTIC, SOFTMAX")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"{made.node.op} with post_transform {name!r}; taken: NONE, LOGISTIC, SOFTMAX"
+        )
 
 
 @op("LinearRegressor", domain=DOMAIN, dtypes={"T": (FLOAT32,)}, bindings="x coefficients? intercepts? -> y")
 def linear_regressor(node: BoundNode) -> Lowering:
-    """y = x coefficients' + intercepts, and `post_transform`. x: [samples, features]; coefficients: [targets, features]."""
+    """y = x coefficients' + intercepts, and `post_transform`. x: [samples, features]; coefficients: [targets,
+    features]."""
     targets, composed = int(node.attr("targets")), Composed(node)
     if targets == 1 and node.attr("post_transform") != "NONE":
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"LinearRegressor of one target with post_transform {node.attr('post_transform')!r}, which ONNX Runtime's CPU "
-            "leaves out; taken: NONE")
+            Code.ATTRIBUTE,
+            f"LinearRegressor of one target with post_transform {node.attr('post_transform')!r}, which ONNX "
+            f"Runtime's CPU "
+            "leaves out; taken: NONE",
+        )
     _transformed(composed, _sums(node, composed, targets), 0)
     return composed.lowering()
 
 
-@op("LinearClassifier", domain=DOMAIN, dtypes={"T1": NUMBERS}, bindings="x coefficients? intercepts? labels? -> y scores")
+@op(
+    "LinearClassifier",
+    domain=DOMAIN,
+    dtypes={"T1": NUMBERS},
+    bindings="x coefficients? intercepts? labels? -> y scores",
+)
 def linear_classifier(node: BoundNode) -> Lowering:
     """The label of the class with the largest of x coefficients' + intercepts, and these after `post_transform`.
 
-    x: [samples, features]; coefficients: [classes, features], or of the second of two classes alone; labels: [classes]; scores:
-    [samples, classes].
+    x: [samples, features]; coefficients: [classes, features], or of the second of two classes alone; labels: [classes];
+    scores: [samples, classes].
     """
     if node.attr("classlabels_strings"):
         raise UnsupportedNodeError(Code.DTYPE, "LinearClassifier whose labels are strings; taken: classlabels_ints")
@@ -169,7 +200,10 @@ def _two_classes(made: Composed, sums: Part) -> None:
     node, name = made.node, made.node.attr("post_transform")
     if name not in ("NONE", "LOGISTIC"):
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"LinearClassifier with coefficients of one of two classes and post_transform {name!r}; taken: NONE, LOGISTIC")
+            Code.ATTRIBUTE,
+            f"LinearClassifier with coefficients of one of two classes and post_transform {name!r}; taken: "
+            f"NONE, LOGISTIC",
+        )
     if node.wants(1):
         second = sums if name == "NONE" else made.elementwise("sigmoid_f32(x)", sums, dtype=FLOAT32)
         made.add("Concat", made.elementwise("1.0 - x", second, dtype=FLOAT32), second, axis=1, to=1)

@@ -23,14 +23,16 @@ TAKEN = (*FLOATS, FLOAT64)
 def matmul(node: BoundNode) -> Lowering:
     """y = a b over the last two dimensions, as numpy.matmul.
 
-    a: [..., m, k] or [k]; b: [..., k, n] or [k]; leading dimensions broadcast. A rank-2 `b` takes a's batches as more rows.
+    a: [..., m, k] or [k]; b: [..., k, n] or [k]; leading dimensions broadcast. A rank-2 `b` takes a's batches as more
+    rows.
     """
     return _matmul(node)
 
 
 @op("FusedMatMul", domain=DOMAIN, dtypes={"T": TAKEN}, bindings="a b c? -> y", epilogue=True, weights=(0, 1))
 def fused_matmul(node: BoundNode) -> Lowering:
-    """y = alpha a' b', a' and b' with their last two axes exchanged where transA and transB say so. Shapes as MatMul's."""
+    """y = alpha a' b', a' and b' with their last two axes exchanged where transA and transB say so. Shapes as
+    MatMul's."""
     if node.attr("transBatchA") or node.attr("transBatchB"):
         raise UnsupportedNodeError(Code.ATTRIBUTE, "FusedMatMul with transBatchA or transBatchB")
     turned = [bool(node.attr(name)) and node.input(i).rank > 1 for i, name in enumerate(("transA", "transB"))]
@@ -58,11 +60,22 @@ def _matmul(node: BoundNode, turns_a: bool = False, turns_b: bool = False, alpha
         batches, m = (), m if turns_a else math.prod(left[:-1])
         left, right = (m, k), (k, n)
     product = Product(
-        math.prod(batches), m, n, k, Matrix(0, _batches(left, batches), *((1, m) if turns_a else (k, 1))),
-        Matrix(1, _batches(right, batches), *((k, 1) if turns_b else (1, n))), None, alpha, target=node.target, fours=a.dtype in FLOATS)
+        math.prod(batches),
+        m,
+        n,
+        k,
+        Matrix(0, _batches(left, batches), *((1, m) if turns_a else (k, 1))),
+        Matrix(1, _batches(right, batches), *((k, 1) if turns_b else (1, n))),
+        None,
+        alpha,
+        target=node.target,
+        fours=a.dtype in FLOATS,
+    )
     if batches or turns_a:
         return lower(node.target, *_dense_forms(node, product, None), TensorType(a.dtype, shape))
-    return _by_zeros(node, product, tiles.of_matrices(node, m, n, k, turns_b, None, alpha), turns_b, TensorType(a.dtype, shape))
+    return _by_zeros(
+        node, product, tiles.of_matrices(node, m, n, k, turns_b, None, alpha), turns_b, TensorType(a.dtype, shape)
+    )
 
 
 def _of_doubles(node: BoundNode, equation: str, alpha: float, beta: float = 0.0) -> Lowering:
@@ -71,19 +84,26 @@ def _of_doubles(node: BoundNode, equation: str, alpha: float, beta: float = 0.0)
     if alpha == 1 and not node.has(2):
         composed.add("Einsum", composed.given(0), composed.given(1), version=12, to=0, equation=equation)
         return composed.lowering()
-    if node.has_steps:      # the last kernel is a step itself
-        raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of float64 with a factor or a third input, and steps behind it")
+    if node.has_steps:  # the last kernel is a step itself
+        raise UnsupportedNodeError(
+            Code.DTYPE, f"{node.op} of float64 with a factor or a third input, and steps behind it"
+        )
     product = composed.add("Einsum", composed.given(0), composed.given(1), version=12, equation=equation)
     scaled = f"x * {literal_f64(float(alpha))}"
     if not node.has(2):
         composed.elementwise(scaled, product, dtype=FLOAT64, to=0)
     else:
-        composed.elementwise(f"{scaled} + y * {literal_f64(float(beta))}", product, composed.given(2), dtype=FLOAT64, to=0)
+        composed.elementwise(
+            f"{scaled} + y * {literal_f64(float(beta))}", product, composed.given(2), dtype=FLOAT64, to=0
+        )
     return composed.lowering()
 
 
-def _by_zeros(node: BoundNode, product: Product, tiled: tiles.TiledProduct | None, transposed: bool, out: TensorType) -> Lowering:
-    """One product of two matrices, in the ways that are open to it: without its zeros where that is faster than the dense one.
+def _by_zeros(
+    node: BoundNode, product: Product, tiled: tiles.TiledProduct | None, transposed: bool, out: TensorType
+) -> Lowering:
+    """One product of two matrices, in the ways that are open to it: without its zeros where that is faster than the
+    dense one.
 
     transposed: the weights are stored [n, k].
     """
@@ -101,7 +121,8 @@ def _by_zeros(node: BoundNode, product: Product, tiled: tiles.TiledProduct | Non
 
 
 def _dense_forms(node: BoundNode, product: Product, tiled: tiles.TiledProduct | None) -> tuple[str, Forms]:
-    """What a choice is made for, and the forms of a product with its zeros: on matrix units, in register tiles (`tiled`), or in general."""
+    """What a choice is made for, and the forms of a product with its zeros: on matrix units, in register tiles
+    (`tiled`), or in general."""
     units = matrix_units.forms(matrix_units.of_product(node, product))
     if tiled is not None:
         return tiled.key, tiles.forms(tiled) | units
@@ -136,10 +157,15 @@ def gemm(node: BoundNode) -> Lowering:
         return _of_doubles(node, equation, node.attr("alpha"), node.attr("beta"))
     if c:
         bias = Strided((m, n), broadcast_strides(c.shape, (m, n)))
-    out, factors, transposed = TensorType(a.dtype, node.attr("output_shape") or (m, n)), (node.attr("alpha"), node.attr("beta")), bool(
-        node.attr("transB"))
+    out, factors, transposed = (
+        TensorType(a.dtype, node.attr("output_shape") or (m, n)),
+        (node.attr("alpha"), node.attr("beta")),
+        bool(node.attr("transB")),
+    )
     tiled: tiles.TiledProduct | None = None
-    if not node.attr("transA") and (c is None or (c.shape in ((n,), (1, n)) and node.attr("beta") == 1 and c.dtype is a.dtype)):
+    if not node.attr("transA") and (
+        c is None or (c.shape in ((n,), (1, n)) and node.attr("beta") == 1 and c.dtype is a.dtype)
+    ):
         tiled = tiles.of_matrices(node, m, n, k, transposed, 2 if c else None, node.attr("alpha"))
     left = Matrix(0, Strided((1,), (0,)), *((1, m) if node.attr("transA") else (k, 1)))
     right = Matrix(1, Strided((1,), (0,)), *((k, 1) if transposed else (1, n)))

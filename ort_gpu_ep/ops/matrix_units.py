@@ -1,7 +1,8 @@
-"""Matrix products on an adapter's matrix units (matrix_product.wgsl): float16 operands, sums in float32. A form beside those without.
+"""Matrix products on an adapter's matrix units (matrix_product.wgsl): float16 operands, sums in float32. A form beside
+those without.
 
-Only where a probe saw right results (kernels/target.py MATRIX_UNITS), and only for float16 models, `precision=f16acc` and `tf32`.
-Tiles and the figures of the estimate were measured on an H200 (docs/decisions/0021-matrix-units.md).
+Only where a probe saw right results (kernels/target.py MATRIX_UNITS), and only for float16 models, `precision=f16acc`
+and `tf32`. Tiles and the figures of the estimate were measured on an H200 (docs/decisions/0021-matrix-units.md).
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from ort_gpu_ep.ops.tile_weights import Weights
 class UnitTile:
     """A workgroup's share: m columns of n rows, k of them a step, over gn x gm subgroups of 32 invocations.
 
-    efficiency: of figures.matrix_fma_per_ns.
-    resident: workgroups that a compute unit has at once. step, end: the least that a step takes, and what workgroups that are there
-    together take behind their last one, in figures.matrix_step_ns.
+    efficiency: of figures.matrix_fma_per_ns. resident: workgroups that a compute unit has at once. step, end: the least
+    that a step takes, and what workgroups that are there together take behind their last one, in
+    figures.matrix_step_ns.
     """
 
     name: str
@@ -56,7 +57,8 @@ class UnitTile:
     end: float = 0.0
 
     def teams(self, subgroup: int) -> tuple[int, int]:
-        """Subgroups of so many invocations across columns and rows: more of small ones, so that a workgroup has no fewer invocations."""
+        """Subgroups of so many invocations across columns and rows: more of small ones, so that a workgroup has no
+        fewer invocations."""
         return self.gm * (2 if subgroup <= 16 else 1), self.gn * (2 if subgroup <= 8 else 1)
 
     def workgroup_size(self, subgroup: int) -> int:
@@ -77,13 +79,20 @@ class UnitTile:
 
     def fits(self, limits: Limits, w_rows: bool) -> bool:
         subgroup, fragment = limits.unit_subgroup(FRAGMENTS), limits.fragment
-        return (fragment is not None and self.divides(subgroup, fragment) and self.workgroup_size(subgroup) <= limits.max_invocations
-                and self.workgroup_nbytes(w_rows, limits) <= limits.max_workgroup_nbytes)
+        return (
+            fragment is not None
+            and self.divides(subgroup, fragment)
+            and self.workgroup_size(subgroup) <= limits.max_invocations
+            and self.workgroup_nbytes(w_rows, limits) <= limits.max_workgroup_nbytes
+        )
 
 
 TILES: tuple[UnitTile, ...] = (
-    UnitTile("units 128x128", 128, 128, 32, 2, 2, 1.06, 2, 1.33, 8.8), UnitTile("units 64x128", 64, 128, 32, 2, 2, 0.91, 5, 0.82, 7.0),
-    UnitTile("units 64x64x32", 64, 64, 32, 2, 2, 0.62, 4, 0.90, 0.3), UnitTile("units 64x64", 64, 64, 64, 2, 2, 0.51, 8, 0.58, 3.5))
+    UnitTile("units 128x128", 128, 128, 32, 2, 2, 1.06, 2, 1.33, 8.8),
+    UnitTile("units 64x128", 64, 128, 32, 2, 2, 0.91, 5, 0.82, 7.0),
+    UnitTile("units 64x64x32", 64, 64, 32, 2, 2, 0.62, 4, 0.90, 0.3),
+    UnitTile("units 64x64", 64, 64, 64, 2, 2, 0.51, 8, 0.58, 3.5),
+)
 """The smaller ones are for stores and sums that many workgroups at once hide; the larger ones read less."""
 
 LEAST = 16
@@ -96,16 +105,19 @@ SCALES_TEAM = {True: 8, False: 64}
 """line_scales.wgsl: lanes that go along a line, where neighbours are other lines and where they are not."""
 
 record(
-    "matrix_product.wgsl", "product", loop_bound=lambda k: ceil_div(k["K"], k["TK"]) + 16 * k["TM"],
-    flops=lambda k: 2 * k["BATCH"] * k["N"] * k["M"] * k["K"])
+    "matrix_product.wgsl",
+    "product",
+    loop_bound=lambda k: ceil_div(k["K"], k["TK"]) + 16 * k["TM"],
+    flops=lambda k: 2 * k["BATCH"] * k["N"] * k["M"] * k["K"],
+)
 record("scaled_rows.wgsl", "movement")
 record("line_scales.wgsl", "reduction", loop_bound=lambda k: ceil_div(k["LENGTH"], k["TEAM"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """How the shader reads a matrix. outer: its lines (rows of x, columns of w). fours: as vectors. eights: by eight where it has 16
-    bits. along_k: what is next to each other.
+    """How the shader reads a matrix. outer: its lines (rows of x, columns of w). fours: as vectors. eights: by eight
+    where it has 16 bits. along_k: what is next to each other.
     """
 
     matrix: Matrix
@@ -123,9 +135,9 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class UnitProduct:
-    """A product that matrix units may do. scaled: its operands are brought into float16's range by lines. plain: the model's float16.
-    stored: w as the model has it, where it is constant, and scaled and stored in float16 once. halves: w is in float16, and scaled, whether
-    x is or not.
+    """A product that matrix units may do. scaled: its operands are brought into float16's range by lines. plain: the
+    model's float16. stored: w as the model has it, where it is constant, and scaled and stored in float16 once. halves:
+    w is in float16, and scaled, whether x is or not.
     """
 
     product: Product
@@ -143,7 +155,13 @@ def of_product(node: BoundNode, product: Product) -> UnitProduct | None:
     limits, plain = product.target.limits, a.dtype is FLOAT16
     if not (plain or limits.precision in (TF32, "f16acc")) or no_matrix_units(limits):
         return None
-    if a.decoded or b.decoded or product.window or product.images or min(map(hint, (product.m, product.n, product.k))) < LEAST:
+    if (
+        a.decoded
+        or b.decoded
+        or product.window
+        or product.images
+        or min(map(hint, (product.m, product.n, product.k))) < LEAST
+    ):
         return None
     if tiles.are_wide(node):
         return None
@@ -162,7 +180,9 @@ def operand(matrix: Matrix, outer: int, k: int, constant: bool, fours: bool) -> 
     beside, inner, other = (k, matrix.k, matrix.outer) if along_k else (outer, matrix.outer, matrix.k)
     numbers = (beside, other, *matrix.base.strides, matrix.base.offset)
     whole = not any(map(is_symbolic, (*numbers, inner))) and inner == 1 and all(n % 4 == 0 for n in numbers)
-    return Operand(matrix, outer, fours and whole, fours and whole and all(n % 8 == 0 for n in numbers), along_k, constant)
+    return Operand(
+        matrix, outer, fours and whole, fours and whole and all(n % 8 == 0 for n in numbers), along_k, constant
+    )
 
 
 def forms(units: UnitProduct | None) -> dict[str, Form]:
@@ -176,7 +196,11 @@ def tiles_of(units: UnitProduct) -> Iterator[UnitTile]:
     """Those that may be taken."""
     limits, product = units.product.target.limits, units.product
     for tile in TILES:
-        groups = ceil_div(int(hint(product.m)), tile.n), ceil_div(int(hint(product.n)), tile.m), int(hint(product.batch))
+        groups = (
+            ceil_div(int(hint(product.m)), tile.n),
+            ceil_div(int(hint(product.n)), tile.m),
+            int(hint(product.batch)),
+        )
         if tile.fits(limits, not units.w.along_k) and max(groups) <= limits.max_groups_per_dimension:
             yield tile
 
@@ -202,11 +226,18 @@ def estimate_ns(units: UnitProduct, tile: UnitTile, of_codes: float = 0.0, split
 
 
 def tile_ns(
-    by: Figures, tile: UnitTile, rows: int, columns: int, k: int, batch: int, factor: float, split: int = 1,
+    by: Figures,
+    tile: UnitTile,
+    rows: int,
+    columns: int,
+    k: int,
+    batch: int,
+    factor: float,
+    split: int = 1,
     widths: tuple[float, float] = (0.0, 0.0),
 ) -> float:
-    """Of matrix_product.wgsl: waves of workgroups, a step as long as its latency, or its work or its loads at `factor` of the rate; their
-    ends; the stores.
+    """Of matrix_product.wgsl: waves of workgroups, a step as long as its latency, or its work or its loads at `factor`
+    of the rate; their ends; the stores.
 
     split: parts of k. widths: bytes that an element of x and of w counts for.
     """
@@ -218,11 +249,14 @@ def tile_ns(
     step_ns = max(by.matrix_step_ns * tile.step, max(work_ns, load_ns) / factor)
     wave_ns = ceil_div(ceil_div(k, tile.k), split) * step_ns + by.matrix_step_ns * tile.end
     time = by.matrix_launch_ns + waves / resident * wave_ns + 4 * groups * tile.m * tile.n * by.byte_ns
-    return float(time + (by.matrix_arrival_ns + by.matrix_arrival_element_ns * split * tile.m * tile.n if split > 1 else 0.0))
+    return float(
+        time + (by.matrix_arrival_ns + by.matrix_arrival_element_ns * split * tile.m * tile.n if split > 1 else 0.0)
+    )
 
 
 def fragment_consts(limits: Limits) -> dict[str, Const]:
-    """What a shader has of its fragments where they are not of 16 x 16 x 16, and of its subgroups where their size has to be asked for."""
+    """What a shader has of its fragments where they are not of 16 x 16 x 16, and of its subgroups where their size has
+    to be asked for."""
     fragment, pinned = limits.fragment, limits.pinned_subgroup(FRAGMENTS)
     assert fragment is not None, "no_matrix_units says so"
     sizes = {"FN": fragment.n, "FM": fragment.m, "FK": fragment.k}
@@ -244,7 +278,11 @@ def _by_fours(units: UnitProduct, operand: Operand) -> bool:
 def _lowered(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType) -> Lowering:
     product = units.product
     kernels, temps, once = list[Kernel](), list[tuple[str, TensorType]](), list[str]()
-    reads: dict[str, int | str] = {"x": product.a.source, "w": product.b.source, **({} if product.bias is None else {"c": 2})}
+    reads: dict[str, int | str] = {
+        "x": product.a.source,
+        "w": product.b.source,
+        **({} if product.bias is None else {"c": 2}),
+    }
     for name, operand in (("x", units.x), ("w", units.stored or units.w)) if units.scaled else ():
         built = scales(product, operand, f"{name}_scales")
         kernels.append(built)
@@ -254,8 +292,21 @@ def _lowered(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType
             once.append(f"{name}_scales")
     if units.stored is not None:
         packed = TensorType(HALF, (product.k, product.n))
-        kernels.append(ready_weights(packed, Weights(
-            product.b.source, product.k, 1, units.stored.matrix.outer, units.stored.matrix.k, 0, True, multiple=1)))
+        kernels.append(
+            ready_weights(
+                packed,
+                Weights(
+                    product.b.source,
+                    product.k,
+                    1,
+                    units.stored.matrix.outer,
+                    units.stored.matrix.k,
+                    0,
+                    True,
+                    multiple=1,
+                ),
+            )
+        )
         temps.append(("packed", packed))
         once.append("packed")
         reads["w"] = "packed"
@@ -269,19 +320,46 @@ def _lowered(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType
 def ready_weights(packed: TensorType, weights: Weights, target: str = "packed") -> Kernel:
     """Weights [K, M] times `w_scales`."""
     return kernel(
-        "scaled_rows.wgsl", [packed],
-        consts={"M": packed.shape[1], "PADDED": weights.padded, "CHANNELS": weights.channels, "TAPS": weights.taps,
-                "W_M": weights.m_stride, "W_CHANNEL": weights.channel_stride, "W_TAP": weights.tap_stride},
-        reads={"w": weights.source, "scales": "w_scales"}, writes={"y": target})
+        "scaled_rows.wgsl",
+        [packed],
+        consts={
+            "M": packed.shape[1],
+            "PADDED": weights.padded,
+            "CHANNELS": weights.channels,
+            "TAPS": weights.taps,
+            "W_M": weights.m_stride,
+            "W_CHANNEL": weights.channel_stride,
+            "W_TAP": weights.tap_stride,
+        },
+        reads={"w": weights.source, "scales": "w_scales"},
+        writes={"y": target},
+    )
 
 
 def weight_scales(source: int | str, lines: int, length: int, line: int, step: int, less: int = 0) -> Kernel:
-    """`w_scales` of a constant whose lines begin so far apart. less: how many powers of two below float16's largest they stay."""
+    """`w_scales` of a constant whose lines begin so far apart. less: how many powers of two below float16's largest
+    they stay."""
     team = SCALES_TEAM[False]
     return kernel(
-        "line_scales.wgsl", [TensorType(FLOAT32, (lines,))], workgroup_size=256, workgroup_nbytes=4 * (256 // team),
-        consts={"BATCH": 1, "LINES": lines, "LENGTH": length, "LINE": line, "STEP": step, "TEAM": team, "ACROSS": False, "LESS": less},
-        indices={"x_base": Strided((1,), (0,))}, groups=ceil_div(lines, 256 // team), reads={"x": source}, writes={"scales": "w_scales"})
+        "line_scales.wgsl",
+        [TensorType(FLOAT32, (lines,))],
+        workgroup_size=256,
+        workgroup_nbytes=4 * (256 // team),
+        consts={
+            "BATCH": 1,
+            "LINES": lines,
+            "LENGTH": length,
+            "LINE": line,
+            "STEP": step,
+            "TEAM": team,
+            "ACROSS": False,
+            "LESS": less,
+        },
+        indices={"x_base": Strided((1,), (0,))},
+        groups=ceil_div(lines, 256 // team),
+        reads={"x": source},
+        writes={"scales": "w_scales"},
+    )
 
 
 def scales(product: Product, of: Operand, name: str) -> Kernel:
@@ -289,15 +367,33 @@ def scales(product: Product, of: Operand, name: str) -> Kernel:
     across = not of.along_k
     team = SCALES_TEAM[across]
     return kernel(
-        "line_scales.wgsl", [TensorType(FLOAT32, (batch, of.outer))], workgroup_size=256, workgroup_nbytes=4 * (256 // team),
-        consts={"BATCH": batch, "LINES": of.outer, "LENGTH": product.k, "LINE": of.matrix.outer, "STEP": of.matrix.k,
-                "TEAM": team, "ACROSS": across, "LESS": 0},
-        indices={"x_base": of.matrix.base}, groups=ceil_div(batch * of.outer, 256 // team),
-        reads={"x": of.matrix.source}, writes={"scales": name})
+        "line_scales.wgsl",
+        [TensorType(FLOAT32, (batch, of.outer))],
+        workgroup_size=256,
+        workgroup_nbytes=4 * (256 // team),
+        consts={
+            "BATCH": batch,
+            "LINES": of.outer,
+            "LENGTH": product.k,
+            "LINE": of.matrix.outer,
+            "STEP": of.matrix.k,
+            "TEAM": team,
+            "ACROSS": across,
+            "LESS": 0,
+        },
+        indices={"x_base": of.matrix.base},
+        groups=ceil_div(batch * of.outer, 256 // team),
+        reads={"x": of.matrix.source},
+        writes={"scales": name},
+    )
 
 
 def product_kernel(
-    units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType, reads: dict[str, int | str],
+    units: UnitProduct,
+    tile: UnitTile,
+    choice: Choice,
+    out: TensorType,
+    reads: dict[str, int | str],
     codes: Mapping[str, Const] | None = None,
 ) -> Kernel:
     """codes: constants of packed codes that w is, in place of numbers."""
@@ -307,24 +403,54 @@ def product_kernel(
     bias = product.bias
     c_fours = y_fours and bias is not None and bias.strides == (0, 1) and bias.offset == 0
     consts: dict[str, Const] = {
-        **consts_of(tile, product.target.limits), "IM2COL": False, "GIVES": 0, "GROUP_COUNT": 1,
-        "BATCH": product.batch, "N": product.m, "M": product.n, "K": product.k,
-        "X_N": x.matrix.outer, "X_K": x.matrix.k, "W_M": w.matrix.outer, "W_K": w.matrix.k,
-        "X_FOURS": x_fours, "W_FOURS": w_fours, "X_EIGHTS": x_fours and x.eights, "W_EIGHTS": w_fours and w.eights,
-        "X_ROWS": x.along_k, "W_ROWS": not w.along_k,
-        "K_WHOLE": not is_symbolic(product.k) and product.k % tile.k == 0, "X_PLAIN": units.plain, "W_PLAIN": units.plain,
+        **consts_of(tile, product.target.limits),
+        "IM2COL": False,
+        "GIVES": 0,
+        "GROUP_COUNT": 1,
+        "BATCH": product.batch,
+        "N": product.m,
+        "M": product.n,
+        "K": product.k,
+        "X_N": x.matrix.outer,
+        "X_K": x.matrix.k,
+        "W_M": w.matrix.outer,
+        "W_K": w.matrix.k,
+        "X_FOURS": x_fours,
+        "W_FOURS": w_fours,
+        "X_EIGHTS": x_fours and x.eights,
+        "W_EIGHTS": w_fours and w.eights,
+        "X_ROWS": x.along_k,
+        "W_ROWS": not w.along_k,
+        "K_WHOLE": not is_symbolic(product.k) and product.k % tile.k == 0,
+        "X_PLAIN": units.plain,
+        "W_PLAIN": units.plain,
         "X_SCALED": units.scaled,
-        "W_SCALED": units.scaled or units.halves, "X_BATCHES": x.batches, "W_BATCHES": w.batches, "Y_FOURS": y_fours, "C_FOURS": c_fours,
-        "ALPHA": float(product.alpha), "BETA": float(product.beta), **(codes or {})}
+        "W_SCALED": units.scaled or units.halves,
+        "X_BATCHES": x.batches,
+        "W_BATCHES": w.batches,
+        "Y_FOURS": y_fours,
+        "C_FOURS": c_fours,
+        "ALPHA": float(product.alpha),
+        "BETA": float(product.beta),
+        **(codes or {}),
+    }
     names = (("x", x_fours), ("w", w_fours or consts["CODE_FOURS"]), ("y", y_fours), ("c", c_fours))
     words = tuple(name for name, eighths in (("x", consts["X_EIGHTS"]), ("w", consts["W_EIGHTS"])) if eighths)
     built = kernel(
-        "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size(product.target.limits.unit_subgroup(FRAGMENTS)),
+        "matrix_product.wgsl",
+        [out],
+        consts=consts,
+        workgroup_size=tile.workgroup_size(product.target.limits.unit_subgroup(FRAGMENTS)),
         workgroup_nbytes=tile.workgroup_nbytes(not w.along_k, product.target.limits),
         indices={"x_base": x.matrix.base, "w_base": w.matrix.base, "c_index": bias or Strided((1,), (0,))},
         grid=(ceil_div(product.n, tile.m), ceil_div(product.m, tile.n), product.batch),
-        reads=reads, writes={"y": 0}, vectors=tuple(name for name, fours in names if fours),
-        words=words, choice=choice, features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS))
+        reads=reads,
+        writes={"y": 0},
+        vectors=tuple(name for name, fours in names if fours),
+        words=words,
+        choice=choice,
+        features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS),
+    )
     return built if units.scaled or units.plain or not x_fours else replace(built, rounded=(rounded(x.eights),))
 
 
@@ -334,11 +460,13 @@ def rounded(by_eight: bool) -> Rounded:
 
 
 MOST_SPLIT, LEAST_STEPS, MOST_WAVES, CUT_FACTOR = 8, 4, 4, 1.1
-"""Parts of k, and steps of each; k is cut where each compute unit has fewer workgroups than that, and where that wins clearly."""
+"""Parts of k, and steps of each; k is cut where each compute unit has fewer workgroups than that, and where that wins
+clearly."""
 
 
 def splits(target: Target, tile: UnitTile, rows: int, columns: int, k: int) -> Iterator[int]:
-    """Parts that k may be cut into, each of enough steps; none where the whole keeps the compute units busy, or rows are the run's."""
+    """Parts that k may be cut into, each of enough steps; none where the whole keeps the compute units busy, or rows
+    are the run's."""
     if is_symbolic(rows) or not target.limits.allow("matrix_product.wgsl", LAST_ARRIVING):
         return
     steps, there = ceil_div(k, tile.k), ceil_div(rows, tile.n) * ceil_div(columns, tile.m)
@@ -349,7 +477,8 @@ def splits(target: Target, tile: UnitTile, rows: int, columns: int, k: int) -> I
 
 
 def in_parts(whole: Lowering, tile: UnitTile, rows: int, columns: int, k: int, split: int) -> Lowering:
-    """The same, whose last kernel is matrix_product.wgsl, in so many parts: the workgroup of a tile that arrives last adds them up."""
+    """The same, whose last kernel is matrix_product.wgsl, in so many parts: the workgroup of a tile that arrives last
+    adds them up."""
     if split == 1:
         return whole
     built, there = whole.kernels[-1], ceil_div(rows, tile.n) * ceil_div(columns, tile.m)
@@ -357,8 +486,16 @@ def in_parts(whole: Lowering, tile: UnitTile, rows: int, columns: int, k: int, s
     own: dict[str, Const] = {**dict(built.consts), "SPLIT": split, "PER": ceil_div(ceil_div(k, tile.k), split) * tile.k}
     grid = (ceil_div(columns, tile.m), ceil_div(rows, tile.n), split)
     cut = replace(
-        built, outputs=(*built.outputs, parts, arrived), writes=(("y", 0), ("parts", "parts"), ("arrived", "arrived")),
-        atomics=("arrived",), vectors=(*built.vectors, "parts"), features=(*built.features, LAST_ARRIVING), consts=tuple(own.items()),
-        grid=grid, groups=math.prod(grid), workgroup_nbytes=built.workgroup_nbytes + 4)
+        built,
+        outputs=(*built.outputs, parts, arrived),
+        writes=(("y", 0), ("parts", "parts"), ("arrived", "arrived")),
+        atomics=("arrived",),
+        vectors=(*built.vectors, "parts"),
+        features=(*built.features, LAST_ARRIVING),
+        consts=tuple(own.items()),
+        grid=grid,
+        groups=math.prod(grid),
+        workgroup_nbytes=built.workgroup_nbytes + 4,
+    )
     temps = (*whole.temps, ("parts", parts), ("arrived", arrived))
     return replace(whole, kernels=(*whole.kernels[:-1], cut), temps=temps, kept=("arrived",))

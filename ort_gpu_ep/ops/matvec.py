@@ -31,14 +31,23 @@ LANES = 32
 """matvec_rows.wgsl: invocations of a workgroup for each of its outputs."""
 
 record(
-    "matvec.wgsl", "matvec", loop_bound=lambda k: ceil_div(k["PART"] * k["SIDE"], k.workgroup_size) + k.workgroup_size,
-    flops=lambda k: 2 * k["BATCH"] * k["COUNT"] * k["K"])
+    "matvec.wgsl",
+    "matvec",
+    loop_bound=lambda k: ceil_div(k["PART"] * k["SIDE"], k.workgroup_size) + k.workgroup_size,
+    flops=lambda k: 2 * k["BATCH"] * k["COUNT"] * k["K"],
+)
 record(
-    "matvec_rows.wgsl", "matvec", loop_bound=lambda k: ceil_div(k["K4"] * k["ROWS"], k.workgroup_size) + k["ROWS"] + 12,
-    flops=lambda k: 8 * k["BATCH"] * k["COUNT"] * k["K4"])
+    "matvec_rows.wgsl",
+    "matvec",
+    loop_bound=lambda k: ceil_div(k["K4"] * k["ROWS"], k.workgroup_size) + k["ROWS"] + 12,
+    flops=lambda k: 8 * k["BATCH"] * k["COUNT"] * k["K4"],
+)
 record(
-    "matvec_columns.wgsl", "matvec", loop_bound=lambda k: ceil_div(k["PART"] * k["SIDE"], k.workgroup_size) + k.workgroup_size,
-    flops=lambda k: 8 * k["BATCH"] * k["COUNT4"] * k["K"])
+    "matvec_columns.wgsl",
+    "matvec",
+    loop_bound=lambda k: ceil_div(k["PART"] * k["SIDE"], k.workgroup_size) + k.workgroup_size,
+    flops=lambda k: 8 * k["BATCH"] * k["COUNT4"] * k["K"],
+)
 
 
 Make: TypeAlias = Callable[[TensorType], Kernel]
@@ -47,8 +56,8 @@ Make: TypeAlias = Callable[[TensorType], Kernel]
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """An operand of a product: an input or a temporary, where each batch begins, and the strides of its outer (row or column) and its K
-    index.
+    """An operand of a product: an input or a temporary, where each batch begins, and the strides of its outer (row or
+    column) and its K index.
     """
 
     source: int | str
@@ -77,7 +86,9 @@ class VectorProduct:
     def vectors(self, *sizes: int) -> bool:
         """Whether elements can be read by fours: all sizes of the model, and multiples of four."""
         strides = (*self.wide.base.strides, *self.vector.base.strides, self.wide.base.offset, self.vector.base.offset)
-        return self.fours and not any(map(is_symbolic, (*sizes, *strides))) and all(s % 4 == 0 for s in (*sizes, *strides))
+        return (
+            self.fours and not any(map(is_symbolic, (*sizes, *strides))) and all(s % 4 == 0 for s in (*sizes, *strides))
+        )
 
     def split(self, blocks: int, lanes_a_column: int) -> int:
         """Into how many parts K is cut so that the workgroups fill the adapter."""
@@ -87,12 +98,17 @@ class VectorProduct:
 
 
 def kernels(given: VectorProduct) -> dict[str, tuple[float, Make]]:
-    """By the name of each form its estimated nanoseconds, and what makes its kernel, without what happens to the sums; SPLIT parts of K."""
+    """By the name of each form its estimated nanoseconds, and what makes its kernel, without what happens to the sums;
+    SPLIT parts of K."""
     forms: dict[str, tuple[float, Make]] = {"any": (_any_ns(given), partial(_any, given))}
     if given.wide.k == 1 and given.vector.k == 1 and given.vectors(given.k, given.wide.outer):
         if given.target.limits.allow("matvec_rows.wgsl"):
             forms |= {f"rows {rows}": (_rows_ns(given, rows), partial(_rows, given, rows=rows)) for rows in ROWS}
-    elif given.wide.outer == 1 and given.vectors(given.count, given.wide.k) and given.target.limits.allow("matvec_columns.wgsl"):
+    elif (
+        given.wide.outer == 1
+        and given.vectors(given.count, given.wide.k)
+        and given.target.limits.allow("matvec_columns.wgsl")
+    ):
         forms |= {f"columns {side}": (_columns_ns(given, side), partial(_columns, given, side=side)) for side in SIDES}
     return forms
 
@@ -102,12 +118,26 @@ def _any(given: VectorProduct, out: TensorType) -> Kernel:
     blocks = -(-given.count // (4 * side))
     split = given.split(blocks, WORKGROUP_SIZE // side)
     return kernel(
-        "matvec.wgsl", [out],
-        consts={"COUNT": given.count, "K": given.k, "BATCH": given.batch, "BLOCKS": blocks, "SIDE": side, "SPLIT": split,
-                "PART": -(-given.k // split), "W_OUTER": given.wide.outer, "W_K": given.wide.k, "V_K": given.vector.k},
+        "matvec.wgsl",
+        [out],
+        consts={
+            "COUNT": given.count,
+            "K": given.k,
+            "BATCH": given.batch,
+            "BLOCKS": blocks,
+            "SIDE": side,
+            "SPLIT": split,
+            "PART": -(-given.k // split),
+            "W_OUTER": given.wide.outer,
+            "W_K": given.wide.k,
+            "V_K": given.vector.k,
+        },
         indices={"w_base": given.wide.base, "v_base": given.vector.base},
-        groups=given.batch * blocks * split, workgroup_size=WORKGROUP_SIZE, workgroup_nbytes=16 * WORKGROUP_SIZE,
-        reads={"w": given.wide.source, "v": given.vector.source})
+        groups=given.batch * blocks * split,
+        workgroup_size=WORKGROUP_SIZE,
+        workgroup_nbytes=16 * WORKGROUP_SIZE,
+        reads={"w": given.wide.source, "v": given.vector.source},
+    )
 
 
 def _any_ns(given: VectorProduct) -> float:
@@ -123,18 +153,36 @@ def _rows(given: VectorProduct, out: TensorType, rows: int) -> Kernel:
     subgroups = given.target.limits.allow("matvec_rows.wgsl", "subgroup")
     workgroup_size = LANES * rows
     return kernel(
-        "matvec_rows.wgsl", [out],
-        consts={"COUNT": given.count, "K4": given.k // 4, "BATCH": given.batch, "BLOCKS": blocks, "ROWS": rows, "SPLIT": 1,
-                "W_OUTER4": given.wide.outer // 4, "SUBGROUPS": subgroups},
-        indices={"w_base": given.wide.base, "v_base": given.vector.base}, groups=given.batch * blocks, workgroup_size=workgroup_size,
-        workgroup_nbytes=0 if subgroups else 4 * workgroup_size, reads={"w": given.wide.source, "v": given.vector.source},
-        vectors=("w", "v"), features=("subgroup",) if subgroups else ())
+        "matvec_rows.wgsl",
+        [out],
+        consts={
+            "COUNT": given.count,
+            "K4": given.k // 4,
+            "BATCH": given.batch,
+            "BLOCKS": blocks,
+            "ROWS": rows,
+            "SPLIT": 1,
+            "W_OUTER4": given.wide.outer // 4,
+            "SUBGROUPS": subgroups,
+        },
+        indices={"w_base": given.wide.base, "v_base": given.vector.base},
+        groups=given.batch * blocks,
+        workgroup_size=workgroup_size,
+        workgroup_nbytes=0 if subgroups else 4 * workgroup_size,
+        reads={"w": given.wide.source, "v": given.vector.source},
+        vectors=("w", "v"),
+        features=("subgroup",) if subgroups else (),
+    )
 
 
 def _rows_ns(given: VectorProduct, rows: int) -> float:
     """Memory, or what a subgroup waits for: 128 vectors at a time, as many subgroups at once as a unit holds."""
     by = given.target.figures
-    waits = by.rows_wait_ns * -(-hint(given.k) // 512) * -(-hint(given.batch * given.count) // (by.unit_subgroups * by.units))
+    waits = (
+        by.rows_wait_ns
+        * -(-hint(given.k) // 512)
+        * -(-hint(given.batch * given.count) // (by.unit_subgroups * by.units))
+    )
     uneven = by.rows_uneven_ns * rows if hint(given.batch * given.count) < 8 * rows * by.units else by.rows_even_ns
     return float(by.rows_launch_ns + max(given.nbytes / by.rows_bytes_per_ns, waits) + uneven)
 
@@ -143,12 +191,26 @@ def _columns(given: VectorProduct, out: TensorType, side: int) -> Kernel:
     workgroup_size = min(256, given.target.limits.max_invocations)
     blocks, split = _columns_grid(given, side)
     return kernel(
-        "matvec_columns.wgsl", [out],
-        consts={"COUNT4": given.count // 4, "K": given.k, "BATCH": given.batch, "BLOCKS": blocks, "SIDE": side, "SPLIT": split,
-                "PART": -(-given.k // split), "W_K4": given.wide.k // 4, "V_K": given.vector.k},
-        indices={"w_base": given.wide.base, "v_base": given.vector.base}, groups=given.batch * blocks * split,
-        workgroup_size=workgroup_size, workgroup_nbytes=16 * workgroup_size, reads={"w": given.wide.source, "v": given.vector.source},
-        vectors=("w", "y"))
+        "matvec_columns.wgsl",
+        [out],
+        consts={
+            "COUNT4": given.count // 4,
+            "K": given.k,
+            "BATCH": given.batch,
+            "BLOCKS": blocks,
+            "SIDE": side,
+            "SPLIT": split,
+            "PART": -(-given.k // split),
+            "W_K4": given.wide.k // 4,
+            "V_K": given.vector.k,
+        },
+        indices={"w_base": given.wide.base, "v_base": given.vector.base},
+        groups=given.batch * blocks * split,
+        workgroup_size=workgroup_size,
+        workgroup_nbytes=16 * workgroup_size,
+        reads={"w": given.wide.source, "v": given.vector.source},
+        vectors=("w", "y"),
+    )
 
 
 def _columns_grid(given: VectorProduct, side: int) -> tuple[int, int]:

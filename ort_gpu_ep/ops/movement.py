@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import greater, hint, lesser, same
 from ort_gpu_ep.ir.types import ANY, Shape, TensorType
-from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Kernel, Strided, View, broadcast, broadcast_strides, kernel, op
+from ort_gpu_ep.kernels.registry import (
+    BoundNode,
+    ChannelsLast,
+    Kernel,
+    Strided,
+    View,
+    broadcast,
+    broadcast_strides,
+    kernel,
+    op,
+)
 from ort_gpu_ep.ops.axes import axes_of, ints_of, strides_of
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, TO_PLAIN, ints, own, stored
 from ort_gpu_ep.ops.transposition import moving_ns, swap_of, swapping, transposed
@@ -23,7 +33,11 @@ def moves_bits(node: BoundNode) -> bool:
 def _is_copy(index: Strided, size: int) -> bool:
     """Whether an index map onto a tensor of `size` elements is the identity."""
     shape, strides = merged(index.shape, index.strides)
-    return same(index.offset, 0) and (not strides or (len(strides) == 1 and same(strides[0], 1))) and same(math.prod(shape), size)
+    return (
+        same(index.offset, 0)
+        and (not strides or (len(strides) == 1 and same(strides[0], 1)))
+        and same(math.prod(shape), size)
+    )
 
 
 def moved(node: BoundNode, shape: Shape, index: Strided) -> Kernel | View:
@@ -42,7 +56,14 @@ def reading(node: BoundNode, out: TensorType, index: Strided, target: int = 0) -
     if isinstance(lowering, Kernel):
         return lowering
     return kernel(
-        "strided.wgsl", [out], indices={"x_index": index}, raw=moves_bits(node), reads={"x": 0}, writes={"y": target}, choice=lowering)
+        "strided.wgsl",
+        [out],
+        indices={"x_index": index},
+        raw=moves_bits(node),
+        reads={"x": 0},
+        writes={"y": target},
+        choice=lowering,
+    )
 
 
 def _transposed(node: BoundNode, shape: Shape, order: tuple[int, ...], out: Shape) -> Kernel | View:
@@ -57,7 +78,8 @@ def _is_view(shape: Shape, perm: Sequence[int]) -> bool:
 
 
 def _transpose_layout(node: BoundNode) -> ChannelsLast | None:
-    """From channel-last, it is a Transpose by another perm; to [N, C, H, W] from [N, H, W, C], one that makes a channel-last value."""
+    """From channel-last, it is a Transpose by another perm; to [N, C, H, W] from [N, H, W, C], one that makes a
+    channel-last value."""
     x, perm = node.input(0), tuple(node.attr("perm") or (3, 2, 1, 0))
     if x.rank != 4:
         return None
@@ -65,8 +87,12 @@ def _transpose_layout(node: BoundNode) -> ChannelsLast | None:
     writes = perm == TO_PLAIN
     other = (0, 1, 2, 3) if writes else tuple(TO_CHANNELS_LAST.index(axis) for axis in perm)
     shape = x.shape if writes else tuple(x.shape[k] for k in TO_CHANNELS_LAST)
-    costs = [0.0 if _is_view(its, order) and not node.has_steps else moving_ns(transposed(its, order), x.dtype, node.target.figures)
-             for its, order in ((x.shape, perm), (shape, other))]
+    costs = [
+        0.0
+        if _is_view(its, order) and not node.has_steps
+        else moving_ns(transposed(its, order), x.dtype, node.target.figures)
+        for its, order in ((x.shape, perm), (shape, other))
+    ]
     return ChannelsLast(() if writes else (0,), writes, {"perm": other}, gain_ns=costs[0] - costs[1])
 
 
@@ -83,19 +109,32 @@ def transpose(node: BoundNode) -> Kernel | View:
 def _slice_layout(node: BoundNode) -> ChannelsLast | None:
     starts, scales_given = ints_of(node, "starts", 1) or (), ints_of(node, "axes", 3)
     axes = tuple(stored(axis) for axis in (range(len(starts)) if scales_given is None else scales_given))
-    return ChannelsLast((0,), attributes={"axes": axes}) if node.version < 10 else ChannelsLast((0,), constants={3: ints(axes)})
+    return (
+        ChannelsLast((0,), attributes={"axes": axes})
+        if node.version < 10
+        else ChannelsLast((0,), constants={3: ints(axes)})
+    )
 
 
-@op("Slice", dtypes={"T": ANY}, bindings="x _starts? _ends? _axes? _steps? -> y", epilogue=True, channels_last=_slice_layout)
+@op(
+    "Slice",
+    dtypes={"T": ANY},
+    bindings="x _starts? _ends? _axes? _steps? -> y",
+    epilogue=True,
+    channels_last=_slice_layout,
+)
 def slice_(node: BoundNode) -> Kernel | View:
-    """y[c] = x[start + c * step] along each of `axes`; starts and ends count from the end where negative, and are clamped."""
+    """y[c] = x[start + c * step] along each of `axes`; starts and ends count from the end where negative, and are
+    clamped."""
     x = node.input(0)
     starts, ends = ints_of(node, "starts", 1) or (), ints_of(node, "ends", 2) or ()
     numbers = ints_of(node, "axes", 3)
     axes = axes_of(node, range(len(starts)) if numbers is None else numbers, x.rank)
     steps = node.input(4).ints() if node.has(4) else (1,) * len(axes)
     if not len(starts) == len(ends) == len(set(axes)) == len(axes) == len(steps) or 0 in steps:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Slice with starts {starts}, ends {ends}, axes {axes}, steps {steps}")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"Slice with starts {starts}, ends {ends}, axes {axes}, steps {steps}"
+        )
     shape, strides, offset = list(x.shape), list(strides_of(x.shape)), 0
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         start, shape[axis] = _clamped(start, end, step, x.shape[axis])
@@ -158,8 +197,11 @@ def depth_to_space(node: BoundNode) -> Kernel | View:
     n, c, h, w, b = _blocks(node, node.input(0).shape, channels=True)
     depth = c // (b * b)
     if node.node.channels_last:
-        shape, order = ((n, h, w, depth, b, b), (0, 1, 4, 2, 5, 3)) if node.attr("mode") == "CRD" else (
-            (n, h, w, b, b, depth), (0, 1, 3, 2, 4, 5))
+        shape, order = (
+            ((n, h, w, depth, b, b), (0, 1, 4, 2, 5, 3))
+            if node.attr("mode") == "CRD"
+            else ((n, h, w, b, b, depth), (0, 1, 3, 2, 4, 5))
+        )
         return _transposed(node, shape, order, (n, h * b, w * b, depth))
     out = (n, depth, h * b, w * b)
     if node.attr("mode") == "CRD":

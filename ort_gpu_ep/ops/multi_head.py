@@ -11,20 +11,37 @@ from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Operand, op
 from ort_gpu_ep.ops import shared_cache
 from ort_gpu_ep.ops.attention import Heads, Options, factor_of, least
 from ort_gpu_ep.ops.composed import Composed, Part
-from ort_gpu_ep.ops.heads import BY_KEY, COUNTS, ENDS, ENDS_AND_STARTS, SCORES, Assembly, Padding, assembled, contiguous, split
+from ort_gpu_ep.ops.heads import (
+    BY_KEY,
+    COUNTS,
+    ENDS,
+    ENDS_AND_STARTS,
+    SCORES,
+    Assembly,
+    Padding,
+    assembled,
+    contiguous,
+    split,
+)
 
 BYTES = (UINT8, INT8)
 BIAS, MASK = 3, 5
-"""Of MultiHeadAttention: the input of the bias; of it and of ONNX Runtime's Attention: that of the mask which is added."""
+"""Of MultiHeadAttention: the input of the bias; of it and of ONNX Runtime's Attention: that of the mask which is
+added."""
 
 PADDING = {(DOMAIN, "MultiHeadAttention"): 4, (DOMAIN, "Attention"): 3}
 """The input that says which keys are padding."""
 
 
-@op("Attention", since=23, dtypes={"T1": FLOATS, "T2": FLOATS, "U": (*FLOATS, BOOL), "tensor(int64)": (INT64,)},
-    bindings="q k v mask? past_key? past_value? lengths? -> y present_key present_value scores")
+@op(
+    "Attention",
+    since=23,
+    dtypes={"T1": FLOATS, "T2": FLOATS, "U": (*FLOATS, BOOL), "tensor(int64)": (INT64,)},
+    bindings="q k v mask? past_key? past_value? lengths? -> y present_key present_value scores",
+)
 def attention(node: BoundNode) -> Lowering:
-    """y = softmax(scale q k^T + mask) v for each head; causal, in a window, behind a cache's keys, of fewer heads of keys.
+    """y = softmax(scale q k^T + mask) v for each head; causal, in a window, behind a cache's keys, of fewer heads of
+    keys.
 
     q, y: [B, heads, S, D] or [B, S, heads D]; k, v likewise; mask: broadcasts to [B, heads, S, keys]; past and present:
     [B, heads, keys, D]; lengths: [B], keys that are there; scores: [B, heads, S, keys].
@@ -35,23 +52,39 @@ def attention(node: BoundNode) -> Lowering:
     if scale is not None and scale <= 0:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Attention with scale {scale:g}, which ONNX Runtime's CPU refuses")
     if mode not in range(4):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Attention with qk_matmul_output_mode {mode}; expected 0, 1, 2 or 3")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"Attention with qk_matmul_output_mode {mode}; expected 0, 1, 2 or 3"
+        )
     if any(o.dtype is not dtype for i in (1, 2, 4, 5) if (o := node.optional(i))):
         raise UnsupportedNodeError(Code.DTYPE, f"Attention of {dtype} with keys or values of another type")
     past = [_past(node, i, heads) for i, heads in ((4, k), (5, v))]
     if (past[0] is None) != (past[1] is None) or (past[0] and node.has(6)):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, "Attention with past keys alone, past values alone, or lengths beside them")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, "Attention with past keys alone, past values alone, or lengths beside them"
+        )
     if k.shape[3] != q.shape[3] or v.shape[2] != k.shape[2]:
-        raise UnsupportedNodeError(Code.RANK, f"Attention of queries {list(q.shape)} with keys {list(k.shape)} and values {list(v.shape)}")
+        raise UnsupportedNodeError(
+            Code.RANK, f"Attention of queries {list(q.shape)} with keys {list(k.shape)} and values {list(v.shape)}"
+        )
     if past[0] and node.attr("is_causal") and k.shape[2] != q.shape[2] and q.shape[2] == 1:
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"Attention with is_causal of one query behind a cache, and {k.shape[2]} keys: ONNX lets it see one of them, "
-            "ONNX Runtime's CPU all")
+            Code.ATTRIBUTE,
+            f"Attention with is_causal of one query behind a cache, and {k.shape[2]} keys: ONNX lets it see "
+            f"one of them, "
+            "ONNX Runtime's CPU all",
+        )
     assembly, before = Assembly(node, dtype), past[0].shape[2] if past[0] else 0
     options = Options(
-        factor_of(node, scale, q.shape[3]), bool(node.attr("is_causal")), float(node.attr("softcap") or 0.0), True,
-        before=before, least=least(dtype))
-    window = tuple(-1 if (w := node.attr(name)) is None else int(w) for name in ("left_window_size", "right_window_size"))
+        factor_of(node, scale, q.shape[3]),
+        bool(node.attr("is_causal")),
+        float(node.attr("softcap") or 0.0),
+        True,
+        before=before,
+        least=least(dtype),
+    )
+    window = tuple(
+        -1 if (w := node.attr(name)) is None else int(w) for name in ("left_window_size", "right_window_size")
+    )
     width = v.shape[3]
     queries = assembly.rows("queries", q)
     keys = assembly.rows("present_key", k, past[0], present=1 if node.wants(1) else None)
@@ -60,7 +93,9 @@ def attention(node: BoundNode) -> Lowering:
     padding = None
     if node.has(6):
         if node.input(6).shape != (q.shape[0],):
-            raise UnsupportedNodeError(Code.RANK, f"Attention with lengths {node.input(6).type}; expected [{q.shape[0]}]")
+            raise UnsupportedNodeError(
+                Code.RANK, f"Attention with lengths {node.input(6).type}; expected [{q.shape[0]}]"
+            )
         padding = Padding(COUNTS, 6)
     bias = (3, node.input(3)) if node.has(3) else None
     mask, options = assembly.mask(scores, bias, padding, 0.0, options, (window[0], window[1]))
@@ -77,18 +112,26 @@ def _past(node: BoundNode, index: int, new: Heads) -> Heads | None:
         return None
     batch, heads, _, width = new.shape
     if operand.rank != 4 or (*operand.shape[:2], operand.shape[3]) != (batch, heads, width):
-        raise UnsupportedNodeError(Code.RANK, f"{node.op} with a cache {operand.type}; expected [{batch}, {heads}, tokens, {width}]")
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op} with a cache {operand.type}; expected [{batch}, {heads}, tokens, {width}]"
+        )
     return contiguous(index, (batch, heads, operand.shape[2], width))
 
 
-@op("MultiHeadAttention", domain=DOMAIN, dtypes={"T": FLOATS, "M": (INT32,), "QK": FLOATS},
-    bindings="q k? v? bias? padding? mask? past_key? past_value? _past_length? _cache_indirection? -> y present_key present_value scores")
+@op(
+    "MultiHeadAttention",
+    domain=DOMAIN,
+    dtypes={"T": FLOATS, "M": (INT32,), "QK": FLOATS},
+    bindings="q k? v? bias? padding? mask? past_key? past_value? _past_length? _cache_indirection? -> y present_key "
+    "present_value scores",
+)
 def multi_head_attention(node: BoundNode) -> Lowering:
     """Attention of heads side by side, with a bias on q, k and v, and keys that are padding.
 
-    q: [B, S, heads D], or with keys and values [B, S, heads, 3, D]; k: [B, L, heads D], or with values [B, L, heads, 2, D], or both as
-    [B, heads, L, D]; bias: [all of a token]; padding: [B], [3 B + 2], [B, L] or [B, S, L]; mask: broadcasts to [B, heads, S, L]; past and
-    present: [B, heads, tokens, D]; past_length: [1], where both are one cache with room behind its tokens; y: [B, S, heads D].
+    q: [B, S, heads D], or with keys and values [B, S, heads, 3, D]; k: [B, L, heads D], or with values [B, L, heads, 2,
+    D], or both as [B, heads, L, D]; bias: [all of a token]; padding: [B], [3 B + 2], [B, L] or [B, S, L]; mask:
+    broadcasts to [B, heads, S, L]; past and present: [B, heads, tokens, D]; past_length: [1], where both are one cache
+    with room behind its tokens; y: [B, S, heads D].
     """
     if node.has(9):
         raise UnsupportedNodeError(Code.ATTRIBUTE, "MultiHeadAttention with cache_indirection")
@@ -98,7 +141,9 @@ def multi_head_attention(node: BoundNode) -> Lowering:
     dtype, stands = node.input(0).dtype, node.has(1) and node.input(1).rank == 4
     past = [_past(node, i, heads) for i, heads in ((6, k), (7, v))]
     if (past[0] is None) != (past[1] is None) or (past[0] and stands):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, "MultiHeadAttention with past keys or past values alone, or beside keys of all tokens")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, "MultiHeadAttention with past keys or past values alone, or beside keys of all tokens"
+        )
     hidden = [int(heads.shape[1] * heads.shape[3]) for heads in (q, k, v)]
     offered = node.optional(3)
     if offered is not None and offered.shape != (sum(hidden),):
@@ -112,8 +157,11 @@ def multi_head_attention(node: BoundNode) -> Lowering:
     options = Options(factor_of(node, scale or None, q.shape[3]), bool(node.attr("unidirectional")), before=before)
     padding = _padding(node, node.input(4), 4, scores, before) if node.has(4) else None
     bias = (5, node.input(5)) if node.has(5) else None
-    more_keys = options.causal and bool(k.shape[2] > q.shape[2])     # of which ONNX Runtime's CPU lets the last query see all
-    mask, options = assembly.mask(scores, bias, padding, float(node.attr("mask_filter_value")), options, last_sees_all=more_keys)
+    # of which ONNX Runtime's CPU lets the last query see all
+    more_keys = options.causal and bool(k.shape[2] > q.shape[2])
+    mask, options = assembly.mask(
+        scores, bias, padding, float(node.attr("mask_filter_value")), options, last_sees_all=more_keys
+    )
     out = assembly.attend((queries, keys, values), v.shape[3], mask, options, True)
     raw = assembly.scores(queries, keys, mask, options, 2, True) if node.wants(SCORES) else None
     return assembly.lowering((out, *(TensorType(dtype, (*h.shape[:2], scores[3], h.shape[3])) for h in (k, v)), raw))
@@ -126,12 +174,16 @@ def _three(node: BoundNode) -> tuple[Heads, Heads, Heads]:
     if k is None and v is None and q.rank == 5 and q.shape[2] == heads and q.shape[3] == 3:
         return _interleaved(q, 0, 0, 3), _interleaved(q, 0, 1, 3), _interleaved(q, 0, 2, 3)
     if q.rank != 3 or k is None:
-        raise UnsupportedNodeError(Code.RANK, f"MultiHeadAttention of {q.type} and keys {k and k.type}, with {heads} heads")
+        raise UnsupportedNodeError(
+            Code.RANK, f"MultiHeadAttention of {q.type} and keys {k and k.type}, with {heads} heads"
+        )
     queries = split(q, 0, heads, node.op)
     if v is None and k.rank == 5 and k.shape[2] == heads and k.shape[3] == 2:
         return queries, _interleaved(k, 1, 0, 2), _interleaved(k, 1, 1, 2)
     if v is None or k.rank != v.rank:
-        raise UnsupportedNodeError(Code.RANK, f"MultiHeadAttention of {q.type}, keys {k.type} and values {v and v.type}")
+        raise UnsupportedNodeError(
+            Code.RANK, f"MultiHeadAttention of {q.type}, keys {k.type} and values {v and v.type}"
+        )
     return queries, split(k, 1, heads, node.op), split(v, 2, heads, node.op)
 
 
@@ -153,15 +205,25 @@ def _padding(node: BoundNode, mask: Operand, source: int, scores: tuple[int, ...
         return Padding(BY_KEY, source, (keys, 0))
     if mask.rank == 3 and mask.shape == (batch, queries, keys):
         return Padding(BY_KEY, source, (queries * keys, keys))
-    if mask.rank == 4 and mask.shape[0] == batch and mask.shape[1] == 1 and mask.shape[2] == mask.shape[3] and mask.shape[3] >= keys:
+    if (
+        mask.rank == 4
+        and mask.shape[0] == batch
+        and mask.shape[1] == 1
+        and mask.shape[2] == mask.shape[3]
+        and mask.shape[3] >= keys
+    ):
         return Padding(BY_KEY, source, (mask.shape[2] * mask.shape[3], mask.shape[3]), before)
     raise UnsupportedNodeError(
-        Code.RANK, f"{node.op} with mask {mask.name!r} {mask.type}; expected of {batch} batches, {queries} queries and {keys} keys "
-        "[B], [2 B], [3 B + 2], [B, keys], [B, queries, keys] or [B, 1, most keys, most keys]")
+        Code.RANK,
+        f"{node.op} with mask {mask.name!r} {mask.type}; expected of {batch} batches, {queries} queries and "
+        f"{keys} keys "
+        "[B], [2 B], [3 B + 2], [B, keys], [B, queries, keys] or [B, 1, most keys, most keys]",
+    )
 
 
 def masked_scores(node: BoundNode) -> tuple[Shape, int, float]:
-    """Of a node of PADDING that its row takes: scores [B, heads, S, keys], how many keys its cache has, and what padding adds."""
+    """Of a node of PADDING that its row takes: scores [B, heads, S, keys], how many keys its cache has, and what
+    padding adds."""
     heads, past = int(node.attr("num_heads")), node.optional(4 if node.op == "Attention" else 6)
     if node.op == "Attention":
         batch, rows, keys = node.input(0).shape[0], node.input(0).shape[1], node.input(0).shape[1]
@@ -174,9 +236,11 @@ def masked_scores(node: BoundNode) -> tuple[Shape, int, float]:
 
 @op("AttentionMask", domain="ort_gpu_ep", dtypes={}, bindings="padding -> y")
 def attention_mask(node: BoundNode) -> Lowering:
-    """What is added to scores [B, heads, S, keys] where keys are padding: made once for all attention with the same padding.
+    """What is added to scores [B, heads, S, keys] where keys are padding: made once for all attention with the same
+    padding.
 
-    padding: as that of MultiHeadAttention; y: [B, 1, S or 1, keys]. Made by the partitioner (partitioner/attention_inputs.py).
+    padding: as that of MultiHeadAttention; y: [B, 1, S or 1, keys]. Made by the partitioner
+    (partitioner/attention_inputs.py).
     """
     scores, before, assembly = node.attr("scores"), node.attr("before"), Assembly(node, BY_ONNX[node.attr("to")])
     padding = _padding(node, node.input(0), 0, scores, before)
@@ -185,33 +249,50 @@ def attention_mask(node: BoundNode) -> Lowering:
     return Lowering((out,), (replace(assembly.kernels[0], outputs=(out,), writes=(("y", 0),)),))
 
 
-@op("Attention", domain=DOMAIN, dtypes={"T": FLOATS, "M": (INT32,)},
-    bindings="x w bias? padding? past? mask? _past_length? -> y present", weights=(1,))
+@op(
+    "Attention",
+    domain=DOMAIN,
+    dtypes={"T": FLOATS, "M": (INT32,)},
+    bindings="x w bias? padding? past? mask? _past_length? -> y present",
+    weights=(1,),
+)
 def packed_attention(node: BoundNode) -> Lowering:
-    """Attention of heads side by side over q, k and v = x w + bias, with keys that are padding, behind those of a cache.
+    """Attention of heads side by side over q, k and v = x w + bias, with keys that are padding, behind those of a
+    cache.
 
-    x: [B, S, D]; w: [D, of q, k and v]; padding: [B], [2 B], [B, L], [B, S, L] or [B, 1, M, M]; past: [2, B, heads, P, H]; present:
-    [2, B, heads, P + S, H]; mask: broadcasts to [B, heads, S, L]; y: [B, S, of v].
+    x: [B, S, D]; w: [D, of q, k and v]; padding: [B], [2 B], [B, L], [B, S, L] or [B, 1, M, M]; past: [2, B, heads, P,
+    H]; present: [2, B, heads, P + S, H]; mask: broadcasts to [B, heads, S, L]; y: [B, S, of v].
     """
     if node.has(6) or node.attr("do_rotary") or node.attr("past_present_share_buffer"):
         raise UnsupportedNodeError(Code.ATTRIBUTE, "Attention with a shared cache or do_rotary")
     x, w, count = node.input(0), node.input(1), int(node.attr("num_heads"))
     if x.rank != 3 or w.rank != 2 or w.shape[0] != x.shape[2] or count < 1:
         raise UnsupportedNodeError(
-            Code.RANK, f"Attention of {x.type} by {w.type} with {count} heads; expected [B, S, D] and [D, of q, k and v]")
+            Code.RANK,
+            f"Attention of {x.type} by {w.type} with {count} heads; expected [B, S, D] and [D, of q, k and v]",
+        )
     (batch, rows, _), width = x.shape, int(w.shape[1])
     sizes = tuple(int(size) for size in node.attr("qkv_hidden_sizes") or ()) or (width // 3,) * 3
     if sum(sizes) != width or len(sizes) != 3 or any(size % count for size in sizes) or sizes[0] != sizes[1]:
-        raise UnsupportedNodeError(Code.RANK, f"Attention of {width} columns as q, k and v of {sizes}, with {count} heads")
+        raise UnsupportedNodeError(
+            Code.RANK, f"Attention of {width} columns as q, k and v of {sizes}, with {count} heads"
+        )
     product = Composed(node)
-    projected = product.add("Gemm", product.given(0).seen((batch * rows, x.shape[2])), product.given(1), product.optional(2))
+    projected = product.add(
+        "Gemm", product.given(0).seen((batch * rows, x.shape[2])), product.given(1), product.optional(2)
+    )
     return _attend(product, projected, (batch, rows), sizes, x.dtype, padding=3, past=4, added=5)
 
 
-@op("QAttention", domain=DOMAIN, dtypes={"T1": BYTES, "T2": BYTES, "T3": FLOATS, "T4": (INT32,)},
-    bindings="x w bias x_scale w_scale padding? x_zp? w_zp? past? -> y present")
+@op(
+    "QAttention",
+    domain=DOMAIN,
+    dtypes={"T1": BYTES, "T2": BYTES, "T3": FLOATS, "T4": (INT32,)},
+    bindings="x w bias x_scale w_scale padding? x_zp? w_zp? past? -> y present",
+)
 def quantized_attention(node: BoundNode) -> Lowering:
-    """Attention of ONNX Runtime over q, k and v = (x - x's zero point) (w - w's zero point) x_scale w_scale + bias, of bytes.
+    """Attention of ONNX Runtime over q, k and v = (x - x's zero point) (w - w's zero point) x_scale w_scale + bias, of
+    bytes.
 
     Of w scale and zero point are scalars, or one a column; else as Attention.
     """
@@ -220,23 +301,44 @@ def quantized_attention(node: BoundNode) -> Lowering:
     x, w, count = node.input(0), node.input(1), int(node.attr("num_heads"))
     if x.rank != 3 or w.rank != 2 or w.shape[0] != x.shape[2] or count < 1 or int(w.shape[1]) % (3 * count):
         raise UnsupportedNodeError(
-            Code.RANK, f"QAttention of {x.type} by {w.type} with {count} heads; expected [B, S, D] and [D, of q, k and v]")
+            Code.RANK,
+            f"QAttention of {x.type} by {w.type} with {count} heads; expected [B, S, D] and [D, of q, k and v]",
+        )
     product = Composed(node)
-    sums = product.add("MatMulIntegerToFloat", product.given(0), product.given(1), product.given(3), product.given(4), product.optional(6),
-                       product.optional(7), product.given(2), version=1, domain=DOMAIN)
+    sums = product.add(
+        "MatMulIntegerToFloat",
+        product.given(0),
+        product.given(1),
+        product.given(3),
+        product.given(4),
+        product.optional(6),
+        product.optional(7),
+        product.given(2),
+        version=1,
+        domain=DOMAIN,
+    )
     return _attend(product, sums, x.shape[:2], (int(w.shape[1]) // 3,) * 3, node.input(2).dtype, padding=5, past=8)
 
 
 def _attend(
-    product: Composed, made: Part, tokens: Shape, sizes: tuple[int, ...], dtype: DType, padding: int, past: int, added: int | None = None,
+    product: Composed,
+    made: Part,
+    tokens: Shape,
+    sizes: tuple[int, ...],
+    dtype: DType,
+    padding: int,
+    past: int,
+    added: int | None = None,
 ) -> Lowering:
-    """Attention over `made`, the rows of q, k and v, which are so wide. tokens: [B, S]. padding, past, added: the inputs of these, the last
-    one a mask that is added.
+    """Attention over `made`, the rows of q, k and v, which are so wide. tokens: [B, S]. padding, past, added: the
+    inputs of these, the last one a mask that is added.
     """
     node, count, width, (batch, rows) = product.node, int(product.node.attr("num_heads")), sum(sizes), tokens
     firsts = (0, sizes[0], sizes[0] + sizes[1])
-    q, k, v = (Heads(made.source or 0, (batch, count, rows, size // count), (rows * width, size // count, width), first)
-               for size, first in zip(sizes, firsts, strict=True))
+    q, k, v = (
+        Heads(made.source or 0, (batch, count, rows, size // count), (rows * width, size // count, width), first)
+        for size, first in zip(sizes, firsts, strict=True)
+    )
     around, scale = Assembly(node, dtype), node.attr("scale")
     keys, values, before, present = _cached(node, around, (k, v), past)
     scores = (batch, count, rows, before + rows)
@@ -249,10 +351,13 @@ def _attend(
 
 
 def _cached(
-    node: BoundNode, around: Assembly, new: tuple[Heads, Heads], at: int,
+    node: BoundNode,
+    around: Assembly,
+    new: tuple[Heads, Heads],
+    at: int,
 ) -> tuple[Heads, Heads, int, TensorType | None]:
-    """Keys and values behind those of `past`, input `at`; how many tokens that has, and what `present` is: both one tensor
-    [2, B, heads, tokens, H].
+    """Keys and values behind those of `past`, input `at`; how many tokens that has, and what `present` is: both one
+    tensor [2, B, heads, tokens, H].
     """
     k, v = new
     past = node.optional(at)
@@ -262,7 +367,10 @@ def _cached(
     before = past.shape[3] if past and past.rank == 5 else 0
     if v.shape != k.shape or (past and past.shape != (2, batch, count, before, width)):
         raise UnsupportedNodeError(
-            Code.RANK, f"{node.op} with past {past and past.type}; expected [2, {batch}, {count}, tokens, {width}], values like keys")
+            Code.RANK,
+            f"{node.op} with past {past and past.type}; expected [2, {batch}, {count}, tokens, {width}], "
+            f"values like keys",
+        )
     tokens = before + rows
     present = TensorType(around.dtype, (2, batch, count, tokens, width))
     old = contiguous(at, (2 * batch, count, before, width)) if past else None

@@ -1,7 +1,8 @@
-"""The operands of packed products, in which order their kernels want the codes, and what brings them into it once, in a program's prologue.
+"""The operands of packed products, in which order their kernels want the codes, and what brings them into it once, in a
+program's prologue.
 
-Tiles read rows of whole words along K (`rows_of`), products of few vectors words of neighbouring rows (`interleaved`). Where a weight meets
-both, tiles take the words of neighbouring rows, too: it is on the device once.
+Tiles read rows of whole words along K (`rows_of`), products of few vectors words of neighbouring rows (`interleaved`).
+Where a weight meets both, tiles take the words of neighbouring rows, too: it is on the device once.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ record("restore_scales.wgsl", "movement")
 class Weights:
     """A matrix of `rows` x `k` codes in input `source`: code (row, k) is the (row * outer + k * inner)th.
 
-    bits: of a code. signed: codes are two's complement. table, zp: inputs with scales (or the codebook) and zero points. block: codes of a
-    row that share a scale, 0: the whole row. table_strides, zp_strides: of a row and of a block. zp_bits: zero points are codes of so many
-    bits in a tensor of bytes; 0: elements. zero: where there are no zero points. levels: the numbers that a codebook of scaled codes has,
-    where `table` has the scales. swapped: of two codes in a byte the first is the high one. groups: of rows, each with its own columns.
+    bits: of a code. signed: codes are two's complement. table, zp: inputs with scales (or the codebook) and zero
+    points. block: codes of a row that share a scale, 0: the whole row. table_strides, zp_strides: of a row and of a
+    block. zp_bits: zero points are codes of so many bits in a tensor of bytes; 0: elements. zero: where there are no
+    zero points. levels: the numbers that a codebook of scaled codes has, where `table` has the scales. swapped: of two
+    codes in a byte the first is the high one. groups: of rows, each with its own columns.
     """
 
     rows: int
@@ -65,7 +67,8 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What the weights meet: x[k, j] of input `source`, and where its product goes; `outer` is a batch and a group of rows.
+    """What the weights meet: x[k, j] of input `source`, and where its product goes; `outer` is a batch and a group of
+    rows.
 
     window: constants of an implicit im2col, where k is (channel, tap) and j an output position.
     """
@@ -83,15 +86,16 @@ class Columns:
     window: Mapping[str, Const] = field(default_factory=dict)
 
 
-NO_WINDOW: Mapping[str, Const] = {f"{name}_{axis}": 1 for name in ("WINDOW", "STRIDE", "DILATION", "PAD") for axis in "ZYX"} | {
-    "DEPTH": 1, "HEIGHT": 1, "WIDTH": 1, "OUT_HEIGHT": 1, "OUT_WIDTH": 1}
+NO_WINDOW: Mapping[str, Const] = {
+    f"{name}_{axis}": 1 for name in ("WINDOW", "STRIDE", "DILATION", "PAD") for axis in "ZYX"
+} | {"DEPTH": 1, "HEIGHT": 1, "WIDTH": 1, "OUT_HEIGHT": 1, "OUT_WIDTH": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Codes in words, as kernels read them. words: of a row, or of the rows that share words, in the first plane. bits, high: of a code, in
-    either plane. sources: WGSL name -> input or temporary. kernels, temps, inverses: as a Lowering has them, for its prologue.
-    together: rows share words, see `interleaved`.
+    """Codes in words, as kernels read them. words: of a row, or of the rows that share words, in the first plane. bits,
+    high: of a code, in either plane. sources: WGSL name -> input or temporary. kernels, temps, inverses: as a Lowering
+    has them, for its prologue. together: rows share words, see `interleaved`.
     """
 
     words: int
@@ -106,39 +110,50 @@ class Layout:
 
 
 def _ordering(shader: str, outputs: Sequence[TensorType], **given: Any) -> Kernel:
-    """A kernel that knows none of its node's optional inputs, so that it is one kernel for all nodes, and what it writes is shared."""
+    """A kernel that knows none of its node's optional inputs, so that it is one kernel for all nodes, and what it
+    writes is shared."""
     return replace(kernel(shader, outputs, **given), optionals=(("c", False),))
 
 
 def rows_of(weights: Weights, stored: TensorType) -> Layout:
-    """The codes where they are, if rows begin at words; else the planes that repack.wgsl makes of them, which then stand for them."""
+    """The codes where they are, if rows begin at words; else the planes that repack.wgsl makes of them, which then
+    stand for them."""
     bits, high = PLANES[weights.bits]
     per = 32 // bits
     if weights.inner == 1 and not weights.swapped and bits == weights.bits and weights.outer * bits % 32 == 0:
         flip = weights.flip * sum(1 << bits * k for k in range(per))
         return Layout(weights.outer // per, bits, 0, flip, {"w": weights.source})
     words = ceil_div(weights.k, per)
-    words = -(-words // 4) * 4 if high else words       # so that a row of the second plane begins at a word, too
+    words = -(-words // 4) * 4 if high else words  # so that a row of the second plane begins at a word, too
     kernels, temps, total = [], [], weights.rows * weights.groups
     for name, shift, width in (("rows", 0, bits), ("upper", bits, high)):
         if not width:
             continue
         count = words * width // bits
         layout = TensorType(UINT32, (total, count))
-        kernels.append(_ordering(
-            "repack.wgsl", [layout], consts={**_places(weights, count, False), "SHIFT": shift, "BITS": width},
-            reads={"w": weights.source}, writes={"y": name}))
+        kernels.append(
+            _ordering(
+                "repack.wgsl",
+                [layout],
+                consts={**_places(weights, count, False), "SHIFT": shift, "BITS": width},
+                reads={"w": weights.source},
+                writes={"y": name},
+            )
+        )
         temps.append((name, layout))
     sources: dict[str, int | str] = {"w": "rows", "high": "upper"} if high else {"w": "rows"}
     reads = {"rows": "rows", "upper": "upper"} if high else {"rows": "rows"}
-    return Layout(words, bits, high, 0, sources, tuple(kernels), tuple(temps), _inverse(weights, stored, reads, words, bits, high))
+    return Layout(
+        words, bits, high, 0, sources, tuple(kernels), tuple(temps), _inverse(weights, stored, reads, words, bits, high)
+    )
 
 
 def interleaved(node: BoundNode, weights: Weights, number: str = "") -> Layout:
-    """Codes of neighbouring rows together in a word, those of one k, as packed_matvec.wgsl reads them: K whole vectors of four words.
+    """Codes of neighbouring rows together in a word, those of one k, as packed_matvec.wgsl reads them: K whole vectors
+    of four words.
 
-    Scales of blocks are brought into the same order, and zero points that are codes of as many bits: `scales`, `zeros` of its sources.
-    number: behind these names, and behind `w`.
+    Scales of blocks are brought into the same order, and zero points that are codes of as many bits: `scales`, `zeros`
+    of its sources. number: behind these names, and behind `w`.
     """
     layout, scaled = _interleaved(node, weights, f"w{number}", ceil_div(weights.k, 4) * 4), f"scales{number}"
     if not 0 < weights.block < weights.k:
@@ -147,11 +162,19 @@ def interleaved(node: BoundNode, weights: Weights, number: str = "") -> Layout:
     ordered = TensorType(FLOAT32, (ceil_div(weights.rows, per), blocks, per))
     places = {"N": weights.rows, "PER": per, "BLOCKS": blocks}
     scales = _ordering(
-        "interleave_scales.wgsl", [ordered], reads={"table": weights.table}, writes={"y": scaled},
-        consts={**places, "TABLE_ROW": weights.table_strides[0], "TABLE_BLOCK": weights.table_strides[1]})
+        "interleave_scales.wgsl",
+        [ordered],
+        reads={"table": weights.table},
+        writes={"y": scaled},
+        consts={**places, "TABLE_ROW": weights.table_strides[0], "TABLE_BLOCK": weights.table_strides[1]},
+    )
     back = _ordering(
-        "restore_scales.wgsl", [node.input(weights.table).type], reads={"scales": scaled}, writes={"y": weights.table},
-        consts={**places, "BLOCK_FIRST": weights.table_strides[1] == 1})
+        "restore_scales.wgsl",
+        [node.input(weights.table).type],
+        reads={"scales": scaled},
+        writes={"y": weights.table},
+        consts={**places, "BLOCK_FIRST": weights.table_strides[1] == 1},
+    )
     parts = [layout, Layout(0, 0, 0, 0, {scaled: scaled}, (scales,), ((scaled, ordered),), ((weights.table, back),))]
     if weights.zp is not None:
         zp = node.input(weights.zp).dtype
@@ -160,33 +183,58 @@ def interleaved(node: BoundNode, weights: Weights, number: str = "") -> Layout:
             points = replace(weights, source=weights.zp, k=blocks, outer=outer, inner=inner)
             parts.append(_interleaved(node, points, f"zeros{number}", blocks))
     return replace(
-        layout, sources={name: source for p in parts for name, source in p.sources.items()},
-        kernels=tuple(k for p in parts for k in p.kernels), temps=tuple(t for p in parts for t in p.temps),
-        inverses=tuple(i for p in parts for i in p.inverses))
+        layout,
+        sources={name: source for p in parts for name, source in p.sources.items()},
+        kernels=tuple(k for p in parts for k in p.kernels),
+        temps=tuple(t for p in parts for t in p.temps),
+        inverses=tuple(i for p in parts for i in p.inverses),
+    )
 
 
 def _interleaved(node: BoundNode, weights: Weights, name: str, words: int) -> Layout:
     """Codes alone, which the kernel knows by that name."""
     layout, temp = TensorType(UINT32, (ceil_div(weights.rows, 32 // weights.bits), words)), f"interleaved_{name}"
     repacked = _ordering(
-        "repack.wgsl", [layout], consts={**_places(weights, words, True), "SHIFT": 0, "BITS": weights.bits},
-        reads={"w": weights.source}, writes={"y": temp})
+        "repack.wgsl",
+        [layout],
+        consts={**_places(weights, words, True), "SHIFT": 0, "BITS": weights.bits},
+        reads={"w": weights.source},
+        writes={"y": temp},
+    )
     inverses = _inverse(weights, node.input(weights.source).type, {"rows": temp}, words, weights.bits, 0, True)
     return Layout(words, weights.bits, 0, 0, {name: temp}, (repacked,), ((temp, layout),), inverses, together=True)
 
 
 def _places(weights: Weights, words: int, interleaves: bool) -> dict[str, int]:
     """The constants of repack.wgsl and of its inverse."""
-    return {"FROM": weights.bits, "FLIP": weights.flip, "ROW": weights.outer, "STEP": weights.inner, "ROWS": weights.rows * weights.groups,
-            "K": weights.k, "WORDS": words, "INTERLEAVED": interleaves, **({"SWAPPED": True} if weights.swapped else {})}
+    return {
+        "FROM": weights.bits,
+        "FLIP": weights.flip,
+        "ROW": weights.outer,
+        "STEP": weights.inner,
+        "ROWS": weights.rows * weights.groups,
+        "K": weights.k,
+        "WORDS": words,
+        "INTERLEAVED": interleaves,
+        **({"SWAPPED": True} if weights.swapped else {}),
+    }
 
 
 def _inverse(
-    weights: Weights, stored: TensorType, reads: Mapping[str, str], words: int, bits: int, high: int, interleaves: bool = False,
+    weights: Weights,
+    stored: TensorType,
+    reads: Mapping[str, str],
+    words: int,
+    bits: int,
+    high: int,
+    interleaves: bool = False,
 ) -> tuple[tuple[int, Kernel], ...]:
     """From the words back to the model's own codes, where these are rows or columns."""
     inverse = _ordering(
-        "restore_codes.wgsl", [stored], consts={
-            **_places(weights, words, interleaves), "BITS": bits, "HIGH": high, "ELEMENT": stored.dtype.bits},
-        reads=reads, writes={"y": weights.source})
+        "restore_codes.wgsl",
+        [stored],
+        consts={**_places(weights, words, interleaves), "BITS": bits, "HIGH": high, "ELEMENT": stored.dtype.bits},
+        reads=reads,
+        writes={"y": weights.source},
+    )
     return ((weights.source, inverse),) if 1 in (weights.outer, weights.inner) else ()

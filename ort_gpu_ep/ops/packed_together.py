@@ -1,4 +1,5 @@
-"""Products of the same few vectors with several packed weights in one dispatch, an RMS normalization in front of them in it, too."""
+"""Products of the same few vectors with several packed weights in one dispatch, an RMS normalization in front of them
+in it, too."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice
 from ort_gpu_ep.ops.packed import check_weights
 from ort_gpu_ep.ops.packed_operands import Layout, Weights, interleaved
 from ort_gpu_ep.ops.packed_products import nbits_weights
-from ort_gpu_ep.ops.packed_vectors import HALVES, MAX_VECTORS, closing_loops, decoding_ns, sums_of_workgroup, under_way, workgroup_size
+from ort_gpu_ep.ops.packed_vectors import (
+    HALVES,
+    MAX_VECTORS,
+    closing_loops,
+    decoding_ns,
+    sums_of_workgroup,
+    under_way,
+    workgroup_size,
+)
 
 SHADER = "packed_matvecs.wgsl"
 MOST = 3
@@ -24,17 +33,29 @@ GAMMA, FIRST, EACH = 1, 2, 4
 """Input of the norm's weight, of the first matrix, and inputs of a matrix: codes, scales, zero points, bias."""
 
 record(
-    SHADER, "matvec", flops=lambda k: 2 * (k["N_0"] + k["N_1"] + k["N_2"]) * k["K"] * k["COLS"],
-    loop_bound=lambda k: (1 + k["HALVES"]) * ceil_div(k["WORDS"], 4 * k.workgroup_size) + closing_loops(
-        (k["WIDE"] * k["PER"] + 1) * k["COLS"], k.workgroup_size))
+    SHADER,
+    "matvec",
+    flops=lambda k: 2 * (k["N_0"] + k["N_1"] + k["N_2"]) * k["K"] * k["COLS"],
+    loop_bound=lambda k: (
+        (1 + k["HALVES"]) * ceil_div(k["WORDS"], 4 * k.workgroup_size)
+        + closing_loops((k["WIDE"] * k["PER"] + 1) * k["COLS"], k.workgroup_size)
+    ),
+)
 
 
-@op("PackedProducts", domain="ort_gpu_ep", dtypes={"T": (FLOAT32, FLOAT16, UINT8)}, epilogue=True,
-    bindings="x gamma? w table zp? c? w1? table1? zp1? c1? w2? table2? zp2? c2? -> y y1 y2")
+@op(
+    "PackedProducts",
+    domain="ort_gpu_ep",
+    dtypes={"T": (FLOAT32, FLOAT16, UINT8)},
+    epilogue=True,
+    bindings="x gamma? w table zp? c? w1? table1? zp1? c1? w2? table2? zp2? c2? -> y y1 y2",
+)
 def packed_products(node: BoundNode) -> Lowering:
-    """The MatMulNBits of up to three weights with at most four vectors x; gamma: of x / sqrt(mean x^2 + epsilon) * gamma.
+    """The MatMulNBits of up to three weights with at most four vectors x; gamma: of x / sqrt(mean x^2 + epsilon) *
+    gamma.
 
-    Each gives an output; with the attribute `beside` the second one is an argument of the fused steps instead. x: [..., K].
+    Each gives an output; with the attribute `beside` the second one is an argument of the fused steps instead. x: [...,
+    K].
     """
     rows, x, beside = tuple(node.attr("N")), node.input(0), bool(node.attr("beside"))
     count = math.prod(x.shape[:-1])
@@ -51,14 +72,30 @@ def packed_products(node: BoundNode) -> Lowering:
     reads: dict[str, int | str] = {"x": 0, **norm, **sources, **biases}
     consts, size, numbers, features, choice = _form(node, matrices, layouts[0], int(count), beside)
     built = kernel(
-        SHADER, outs, consts=consts, groups=sum(ceil_div(n, 32 // matrices[0].bits) for n in (rows[:1] if beside else rows)),
-        workgroup_size=size, workgroup_nbytes=4 * numbers, reads=reads, writes={f"y{i or ''}": i for i in range(len(outs))},
-        vectors=[n for n in reads if n.startswith(("w", "scales")) or n in ("x", "gamma")], features=features, choice=choice)
-    built = replace(built, optionals=(("zp", False), *((name, name in biases) for name in (f"c{i or ''}" for i in range(len(rows))))))
+        SHADER,
+        outs,
+        consts=consts,
+        groups=sum(ceil_div(n, 32 // matrices[0].bits) for n in (rows[:1] if beside else rows)),
+        workgroup_size=size,
+        workgroup_nbytes=4 * numbers,
+        reads=reads,
+        writes={f"y{i or ''}": i for i in range(len(outs))},
+        vectors=[n for n in reads if n.startswith(("w", "scales")) or n in ("x", "gamma")],
+        features=features,
+        choice=choice,
+    )
+    built = replace(
+        built,
+        optionals=(("zp", False), *((name, name in biases) for name in (f"c{i or ''}" for i in range(len(rows))))),
+    )
     temps = tuple(temp for layout in layouts for temp in layout.temps)
     return Lowering(
-        tuple(outs), (*(step for layout in layouts for step in layout.kernels), built), temps, once=tuple(name for name, _ in temps),
-        inverses=tuple(inverse for layout in layouts for inverse in layout.inverses))
+        tuple(outs),
+        (*(step for layout in layouts for step in layout.kernels), built),
+        temps,
+        once=tuple(name for name, _ in temps),
+        inverses=tuple(inverse for layout in layouts for inverse in layout.inverses),
+    )
 
 
 def _check(node: BoundNode, matrices: list[Weights], beside: bool) -> None:
@@ -69,31 +106,66 @@ def _check(node: BoundNode, matrices: list[Weights], beside: bool) -> None:
     zeros = {w.zp is None or node.input(w.zp).dtype for w in matrices}
     if k % 4 or node.attr("block_size") >= k or len(zeros) > 1 or not zeros <= {True, UINT8}:
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"{node.op} with K {k}, blocks of {node.attr('block_size')}; taken: a multiple of 4, several blocks, all zero "
-            "points alike")
+            Code.ATTRIBUTE,
+            f"{node.op} with K {k}, blocks of {node.attr('block_size')}; taken: a multiple of 4, several "
+            f"blocks, all zero "
+            "points alike",
+        )
     if beside and (len(matrices) != 2 or matrices[0].rows != matrices[1].rows):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of {node.attr('N')} rows, one beside the other; taken: two of as many")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"{node.op} of {node.attr('N')} rows, one beside the other; taken: two of as many"
+        )
     if node.has(GAMMA) and (node.input(GAMMA).shape != (k,) or node.input(GAMMA).dtype is not x.dtype):
-        raise UnsupportedNodeError(Code.RANK, f"{node.op} of {x.type} with a norm's weight {node.input(GAMMA).type}; expected [{k}]")
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op} of {x.type} with a norm's weight {node.input(GAMMA).type}; expected [{k}]"
+        )
     if any(node.has(at := FIRST + EACH * i + 3) and node.input(at).shape != (w.rows,) for i, w in enumerate(matrices)):
         raise UnsupportedNodeError(Code.RANK, f"{node.op} with a bias that is no vector of its rows")
 
 
 def _form(
-    node: BoundNode, matrices: Sequence[Weights], layout: Layout, count: int, beside: bool,
+    node: BoundNode,
+    matrices: Sequence[Weights],
+    layout: Layout,
+    count: int,
+    beside: bool,
 ) -> tuple[dict[str, Const], int, int, list[str], Choice]:
     """The constants, invocations of a workgroup, numbers in its memory, features, and the choice between forms."""
     target, first, rows = node.target, matrices[0], [w.rows for w in matrices]
     per, wide, norm = 32 // first.bits, 2 if beside else 1, int(node.has(GAMMA))
     subgroups, registers = target.limits.allow(SHADER, "subgroup"), (per * wide + norm) * count
-    choice = target.choose(f"vectors {first.rows} x {first.k}, {first.bits} bits", decoding_ns(target, first.rows * first.k, SHADER))
+    choice = target.choose(
+        f"vectors {first.rows} x {first.k}, {first.bits} bits", decoding_ns(target, first.rows * first.k, SHADER)
+    )
     halves = choice.form == HALVES
-    size = workgroup_size(target, sum(ceil_div(n, per) for n in rows[:1 if beside else None]), layout.words, registers, subgroups)
+    size = workgroup_size(
+        target, sum(ceil_div(n, per) for n in rows[: 1 if beside else None]), layout.words, registers, subgroups
+    )
     consts: dict[str, Const] = {
-        "BITS": first.bits, "WORDS": layout.words, "K": first.k, "COLS": count, "PER": per, "CODEBOOK": False,
-        "VEC": under_way(layout.words // 4, size, count * wide), "BLOCK": first.block, "BLOCKS": ceil_div(first.k, first.block),
-        "HAS_ZEROS": first.zp is not None, "ZP_BITS": 0, "ZERO": first.zero if first.zp is None else 0.0, "WHOLE": True, "X4": True,
-        "X_COL": first.k, "X_K": 1, "N": first.rows, "SUBGROUPS": subgroups, "HALVES": halves, "MATRICES": len(rows), "WIDE": wide,
-        "NORM": norm, "EPSILON": float(node.attr("epsilon") or 0.0), **{f"N_{i}": n for i, n in enumerate([*rows, 0, 0][:MOST])}}
+        "BITS": first.bits,
+        "WORDS": layout.words,
+        "K": first.k,
+        "COLS": count,
+        "PER": per,
+        "CODEBOOK": False,
+        "VEC": under_way(layout.words // 4, size, count * wide),
+        "BLOCK": first.block,
+        "BLOCKS": ceil_div(first.k, first.block),
+        "HAS_ZEROS": first.zp is not None,
+        "ZP_BITS": 0,
+        "ZERO": first.zero if first.zp is None else 0.0,
+        "WHOLE": True,
+        "X4": True,
+        "X_COL": first.k,
+        "X_K": 1,
+        "N": first.rows,
+        "SUBGROUPS": subgroups,
+        "HALVES": halves,
+        "MATRICES": len(rows),
+        "WIDE": wide,
+        "NORM": norm,
+        "EPSILON": float(node.attr("epsilon") or 0.0),
+        **{f"N_{i}": n for i, n in enumerate([*rows, 0, 0][:MOST])},
+    }
     features = [name for name, used in (("subgroup", subgroups), (SUBNORMAL_HALVES, halves)) if used]
     return consts, size, sums_of_workgroup(size, subgroups) * registers, features, choice

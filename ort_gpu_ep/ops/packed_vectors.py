@@ -1,4 +1,5 @@
-"""Products of up to four vectors with packed weights, bound by reading these: the kernels and how their invocations share the work."""
+"""Products of up to four vectors with packed weights, bound by reading these: the kernels and how their invocations
+share the work."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ MAX_WORKGROUP_SIZE, MIN_WORKGROUP_SIZE = 512, 32
 UNDER_WAY = 4
 """Reads of weights that an invocation has under way, at most."""
 WORDS, HALVES = "codes in words", "codes in halves"
-"""Forms of packed_matvec.wgsl: how codes become floats, one by one, or two by two where the adapter has SUBNORMAL_HALVES."""
+"""Forms of packed_matvec.wgsl: how codes become floats, one by one, or two by two where the adapter has
+SUBNORMAL_HALVES."""
 BOOK_ENTRIES, MAX_COPIES = 2048, 32
 """Of codebooks in workgroup memory, together: a copy for each bank, or as many as fit."""
 HELD, HOLDING = "x held", "sparse_matvec_held.wgsl"
@@ -31,38 +33,71 @@ HELD_LANES = 32
 BOOK_NBYTES = 2048
 """The values of a sparse matrix in workgroup memory, a copy for each bank."""
 SPARSE_TEAMS = {32: 128, 8: 64, 1: 64}
-"""sparse_matvec.wgsl: invocations of a row -> of a workgroup. A row alone needs no barriers, but many rows to fill a GPU."""
+"""sparse_matvec.wgsl: invocations of a row -> of a workgroup. A row alone needs no barriers, but many rows to fill a
+GPU."""
 
 record(
-    "packed_matvec.wgsl", "matvec", flops=lambda k: 2 * k["N"] * k["K"] * k["COLS"],
-    loop_bound=lambda k: (1 + k["HALVES"]) * ceil_div(k["WORDS"], 4 * k.workgroup_size) + closing_loops(
-        k["PER"] * k["COLS"], k.workgroup_size))
+    "packed_matvec.wgsl",
+    "matvec",
+    flops=lambda k: 2 * k["N"] * k["K"] * k["COLS"],
+    loop_bound=lambda k: (
+        (1 + k["HALVES"]) * ceil_div(k["WORDS"], 4 * k.workgroup_size)
+        + closing_loops(k["PER"] * k["COLS"], k.workgroup_size)
+    ),
+)
 record(
-    "sparse_matvec.wgsl", "matvec", flops=lambda k: 2 * k.size("entries") * k["COLS"],
-    loop_bound=lambda k: _sparse_loops(k["K"], k["TEAM"]), data_indices=True)
+    "sparse_matvec.wgsl",
+    "matvec",
+    flops=lambda k: 2 * k.size("entries") * k["COLS"],
+    loop_bound=lambda k: _sparse_loops(k["K"], k["TEAM"]),
+    data_indices=True,
+)
 record(
-    HOLDING, "matvec", flops=lambda k: 2 * k.size("entries") * k["COLS"],
-    loop_bound=lambda k: (k["COLS"] * k["K"] + 512) // k.workgroup_size + k["ROWS"] * (1 + ceil_div(k["K"], 64)) + 8)
+    HOLDING,
+    "matvec",
+    flops=lambda k: 2 * k.size("entries") * k["COLS"],
+    loop_bound=lambda k: (k["COLS"] * k["K"] + 512) // k.workgroup_size + k["ROWS"] * (1 + ceil_div(k["K"], 64)) + 8,
+)
 
 
 def lower_vectors(
-    node: BoundNode, weights: Weights, columns: Columns, out: TensorType, bias: tuple[int, Strided] | None, alpha: float, beta: float,
+    node: BoundNode,
+    weights: Weights,
+    columns: Columns,
+    out: TensorType,
+    bias: tuple[int, Strided] | None,
+    alpha: float,
+    beta: float,
 ) -> Lowering:
     """The kernels of a product of at most MAX_VECTORS vectors with one group of rows."""
     decoding = decoding_ns(node.target, weights.rows * weights.k)
-    forms = {name: Form(ns, partial(_vectors, node, weights, columns, bias, alpha, beta, name == HALVES)) for name, ns in decoding.items()
-             if name == WORDS or not weights.codebook}
+    forms = {
+        name: Form(ns, partial(_vectors, node, weights, columns, bias, alpha, beta, name == HALVES))
+        for name, ns in decoding.items()
+        if name == WORDS or not weights.codebook
+    }
     return lower(node.target, f"vectors {weights.rows} x {weights.k}, {weights.bits} bits", forms, out)
 
 
 def _vectors(
-    node: BoundNode, weights: Weights, columns: Columns, bias: tuple[int, Strided] | None, alpha: float, beta: float, halves: bool,
-    choice: Choice, out: TensorType,
+    node: BoundNode,
+    weights: Weights,
+    columns: Columns,
+    bias: tuple[int, Strided] | None,
+    alpha: float,
+    beta: float,
+    halves: bool,
+    choice: Choice,
+    out: TensorType,
 ) -> Lowering:
     """The weights interleaved, once, and the product. halves: codes become floats two by two."""
     layout, count, of_x = interleaved(node, weights), int(columns.count), node.input(columns.source)
     x4 = of_x.dtype in FLOATS and columns.k == 1 and weights.k % 4 == 0 and (count == 1 or columns.column % 4 == 0)
-    by_blocks, per, entries = "scales" in layout.sources, 32 // weights.bits, 1 << weights.bits if weights.codebook else 0
+    by_blocks, per, entries = (
+        "scales" in layout.sources,
+        32 // weights.bits,
+        1 << weights.bits if weights.codebook else 0,
+    )
     copies = min(MAX_COPIES, BOOK_ENTRIES // entries) if entries else 1
     subgroups = node.target.limits.allow("packed_matvec.wgsl", "subgroup")
     size = workgroup_size(node.target, ceil_div(weights.rows, per), layout.words, per * count, subgroups)
@@ -71,24 +106,59 @@ def _vectors(
     reads |= {} if by_blocks else {"table": weights.table}
     reads |= {"zp": weights.zp} if weights.zp is not None and "zeros" not in layout.sources else {}
     built = kernel(
-        "packed_matvec.wgsl", [out], consts={
-            "BITS": weights.bits, "WORDS": layout.words, "N": weights.rows, "K": weights.k, "COLS": count, "PER": per,
-            "VEC": under_way(layout.words // 4, size, count), "CODEBOOK": weights.codebook, "ENTRIES": entries or 1,
-            "COPY_BITS": copies.bit_length() - 1, "TABLE_SIZE": node.input(weights.table).size, "BLOCK": weights.block if by_blocks else 0,
-            "BLOCKS": ceil_div(weights.k, weights.block) if by_blocks else 1, "HAS_ZEROS": "zeros" in layout.sources,
-            "TABLE_ROW": weights.table_strides[0], "TABLE_BLOCK": weights.table_strides[1], "ZP_BITS": weights.zp_bits,
-            "ZP_ROW": weights.zp_strides[0], "ZP_BLOCK": weights.zp_strides[1],
+        "packed_matvec.wgsl",
+        [out],
+        consts={
+            "BITS": weights.bits,
+            "WORDS": layout.words,
+            "N": weights.rows,
+            "K": weights.k,
+            "COLS": count,
+            "PER": per,
+            "VEC": under_way(layout.words // 4, size, count),
+            "CODEBOOK": weights.codebook,
+            "ENTRIES": entries or 1,
+            "COPY_BITS": copies.bit_length() - 1,
+            "TABLE_SIZE": node.input(weights.table).size,
+            "BLOCK": weights.block if by_blocks else 0,
+            "BLOCKS": ceil_div(weights.k, weights.block) if by_blocks else 1,
+            "HAS_ZEROS": "zeros" in layout.sources,
+            "TABLE_ROW": weights.table_strides[0],
+            "TABLE_BLOCK": weights.table_strides[1],
+            "ZP_BITS": weights.zp_bits,
+            "ZP_ROW": weights.zp_strides[0],
+            "ZP_BLOCK": weights.zp_strides[1],
             "ZERO": float(weights.flip + (weights.zero if zp is None else 0.0)),
-            "WHOLE": (zp is None and float(weights.zero).is_integer()) or (zp is not None and zp.dtype.value in ("u32", "i32")),
-            **weights.known_levels, "X4": x4, "X_COL": columns.column, "X_K": columns.k, "Y_COL": columns.y_column, "Y_ROW": columns.y_row,
-            "ALPHA": float(alpha), "BETA": float(beta), "SUBGROUPS": subgroups, "HALVES": halves},
-        indices={"c_index": bias[1] if bias else Strided((1,), (0,))}, groups=ceil_div(weights.rows, per), workgroup_size=size,
-        workgroup_nbytes=4 * (sums_of_workgroup(size, subgroups) * per * count + (entries * copies if entries else 0)), reads=reads,
+            "WHOLE": (zp is None and float(weights.zero).is_integer())
+            or (zp is not None and zp.dtype.value in ("u32", "i32")),
+            **weights.known_levels,
+            "X4": x4,
+            "X_COL": columns.column,
+            "X_K": columns.k,
+            "Y_COL": columns.y_column,
+            "Y_ROW": columns.y_row,
+            "ALPHA": float(alpha),
+            "BETA": float(beta),
+            "SUBGROUPS": subgroups,
+            "HALVES": halves,
+        },
+        indices={"c_index": bias[1] if bias else Strided((1,), (0,))},
+        groups=ceil_div(weights.rows, per),
+        workgroup_size=size,
+        workgroup_nbytes=4 * (sums_of_workgroup(size, subgroups) * per * count + (entries * copies if entries else 0)),
+        reads=reads,
         writes={"y": 0},
         vectors=[n for n in ("w", "scales", "x") if n in reads and (n != "x" or x4)],
-        features=[name for name, used in (("subgroup", subgroups), (SUBNORMAL_HALVES, halves)) if used], choice=choice)
+        features=[name for name, used in (("subgroup", subgroups), (SUBNORMAL_HALVES, halves)) if used],
+        choice=choice,
+    )
     return Lowering(
-        (out,), (*layout.kernels, built), layout.temps, once=tuple(name for name, _ in layout.temps), inverses=layout.inverses)
+        (out,),
+        (*layout.kernels, built),
+        layout.temps,
+        once=tuple(name for name, _ in layout.temps),
+        inverses=layout.inverses,
+    )
 
 
 def decoding_ns(target: Target, codes: int, shader: str = "packed_matvec.wgsl") -> dict[str, float]:
@@ -100,23 +170,33 @@ def decoding_ns(target: Target, codes: int, shader: str = "packed_matvec.wgsl") 
 
 
 def workgroup_size(target: Target, groups: int, words: int, outputs: int, subgroups: bool) -> int:
-    """Invocations that share K: as many as the adapter has for each of the groups of rows, while each has a vector of words, and the sums
-    of their outputs fit.
+    """Invocations that share K: as many as the adapter has for each of the groups of rows, while each has a vector of
+    words, and the sums of their outputs fit.
     """
-    threads = min(target.figures.units * UNIT_LANES // max(groups, 1), words // 4, MAX_WORKGROUP_SIZE, target.limits.max_invocations)
+    threads = min(
+        target.figures.units * UNIT_LANES // max(groups, 1),
+        words // 4,
+        MAX_WORKGROUP_SIZE,
+        target.limits.max_invocations,
+    )
     size = MIN_WORKGROUP_SIZE
-    while 2 * size <= threads and 8 * sums_of_workgroup(size, subgroups) * outputs <= target.limits.max_workgroup_nbytes - 4 * BOOK_ENTRIES:
+    while (
+        2 * size <= threads
+        and 8 * sums_of_workgroup(size, subgroups) * outputs <= target.limits.max_workgroup_nbytes - 4 * BOOK_ENTRIES
+    ):
         size *= 2
     return size
 
 
 def sums_of_workgroup(size: int, subgroups: bool) -> int:
-    """Sums of each output that a workgroup adds up: of each subgroup, whose size nobody knows before, or of each invocation."""
+    """Sums of each output that a workgroup adds up: of each subgroup, whose size nobody knows before, or of each
+    invocation."""
     return size // 4 if subgroups else size
 
 
 def under_way(vectors: int, size: int, count: int) -> int:
-    """Reads under way of an invocation: so many that it waits for the fewest rounds, where what is left goes one by one."""
+    """Reads under way of an invocation: so many that it waits for the fewest rounds, where what is left goes one by
+    one."""
     share, most = max(1, vectors // size), max(1, UNDER_WAY // max(1, count))
     return min(range(1, most + 1), key=lambda n: (share // n + share % n, n))
 
@@ -128,31 +208,81 @@ def closing_loops(outputs: int, size: int) -> int:
 
 
 def lower_sparse(
-    node: BoundNode, rows: int, k: int, columns: Columns, out: TensorType, bias: tuple[int, Strided] | None = None,
-    alpha: float = 1.0, beta: float = 1.0,
+    node: BoundNode,
+    rows: int,
+    k: int,
+    columns: Columns,
+    out: TensorType,
+    bias: tuple[int, Strided] | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
 ) -> Lowering:
     """The kernel of a product of few vectors with sparse rows: entries, values and starts are inputs 1, 2 and 3."""
     limits, count, entries = node.target.limits, int(columns.count), node.input(1).size
     build = partial(_sparse, node, rows, k, columns, bias, alpha, beta)
-    forms = {f"team {team}": Form(_sparse_ns(node, rows, team), partial(build, _in_teams(rows, count, team))) for team in SPARSE_TEAMS
-             if team == max(SPARSE_TEAMS) or (team >= count and _sparse_loops(k, team) <= limits.max_loop_iterations)}
-    if entries and 4 * (k + 1) * count + BOOK_NBYTES <= limits.max_workgroup_nbytes and limits.allow(HOLDING, "subgroup"):
+    forms = {
+        f"team {team}": Form(_sparse_ns(node, rows, team), partial(build, _in_teams(rows, count, team)))
+        for team in SPARSE_TEAMS
+        if team == max(SPARSE_TEAMS) or (team >= count and _sparse_loops(k, team) <= limits.max_loop_iterations)
+    }
+    if (
+        entries
+        and 4 * (k + 1) * count + BOOK_NBYTES <= limits.max_workgroup_nbytes
+        and limits.allow(HOLDING, "subgroup")
+    ):
         forms[HELD] = Form(_held_ns(node, rows, k, count), partial(build, _held(node, rows, k, count)))
     return lower(node.target, f"sparse {rows} x {k}, {entries} entries", forms, out)
 
 
 def _sparse(
-    node: BoundNode, rows: int, k: int, columns: Columns, bias: tuple[int, Strided] | None, alpha: float, beta: float, shape: _Shape,
-    choice: Choice, out: TensorType,
+    node: BoundNode,
+    rows: int,
+    k: int,
+    columns: Columns,
+    bias: tuple[int, Strided] | None,
+    alpha: float,
+    beta: float,
+    shape: _Shape,
+    choice: Choice,
+    out: TensorType,
 ) -> Lowering:
-    reads: dict[str, int | str] = {"entries": 1, "starts": 3, "x": columns.source, "table": 2, **({"c": bias[0]} if bias else {})}
+    reads: dict[str, int | str] = {
+        "entries": 1,
+        "starts": 3,
+        "x": columns.source,
+        "table": 2,
+        **({"c": bias[0]} if bias else {}),
+    }
     consts: dict[str, Const] = {
-        "N": rows, "K": k, "ENTRIES": node.input(1).size, "COLS": int(columns.count), "X_COL": columns.column, "X_K": columns.k,
-        "Y_COL": columns.y_column, "Y_ROW": columns.y_row, "ALPHA": float(alpha), "BETA": float(beta)}
-    return Lowering((out,), (kernel(
-        shape.shader, [out], consts={**consts, **shape.consts}, indices={"c_index": bias[1] if bias else Strided((1,), (0,))},
-        groups=shape.groups, workgroup_size=shape.size, workgroup_nbytes=shape.nbytes, reads=reads, writes={"y": 0}, choice=choice,
-        features=shape.features),))
+        "N": rows,
+        "K": k,
+        "ENTRIES": node.input(1).size,
+        "COLS": int(columns.count),
+        "X_COL": columns.column,
+        "X_K": columns.k,
+        "Y_COL": columns.y_column,
+        "Y_ROW": columns.y_row,
+        "ALPHA": float(alpha),
+        "BETA": float(beta),
+    }
+    return Lowering(
+        (out,),
+        (
+            kernel(
+                shape.shader,
+                [out],
+                consts={**consts, **shape.consts},
+                indices={"c_index": bias[1] if bias else Strided((1,), (0,))},
+                groups=shape.groups,
+                workgroup_size=shape.size,
+                workgroup_nbytes=shape.nbytes,
+                reads=reads,
+                writes={"y": 0},
+                choice=choice,
+                features=shape.features,
+            ),
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +299,9 @@ class _Shape:
 
 def _in_teams(rows: int, count: int, team: int) -> _Shape:
     size = SPARSE_TEAMS[team]
-    return _Shape("sparse_matvec.wgsl", {"TEAM": team}, ceil_div(rows, size // team), size, 4 * size * (1 + count) + BOOK_NBYTES)
+    return _Shape(
+        "sparse_matvec.wgsl", {"TEAM": team}, ceil_div(rows, size // team), size, 4 * size * (1 + count) + BOOK_NBYTES
+    )
 
 
 def _held(node: BoundNode, rows: int, k: int, count: int) -> _Shape:
@@ -177,19 +309,34 @@ def _held(node: BoundNode, rows: int, k: int, count: int) -> _Shape:
     limits, each = node.target.limits, 2
     while 2 * each * HELD_LANES <= limits.max_invocations and each * limits.figures.units < rows:
         each *= 2
-    return _Shape(HOLDING, {"ROWS": each}, ceil_div(rows, each), each * HELD_LANES, 4 * (k + 1) * count + BOOK_NBYTES, ("subgroup",))
+    return _Shape(
+        HOLDING,
+        {"ROWS": each},
+        ceil_div(rows, each),
+        each * HELD_LANES,
+        4 * (k + 1) * count + BOOK_NBYTES,
+        ("subgroup",),
+    )
 
 
 def _sparse_ns(node: BoundNode, rows: int, team: int) -> float:
-    """Teams of all rows in turn, as many at a time as the units hold; and what reads at places that the data names take."""
+    """Teams of all rows in turn, as many at a time as the units hold; and what reads at places that the data names
+    take."""
     figures, entries = node.target.figures, node.input(1).size
     turns = max(1.0, rows * team / (figures.units * figures.unit_lanes))
-    clocks = turns * (figures.sparse_entry_clocks * entries / max(rows, 1) / team + figures.sparse_halving_clocks * (team.bit_length() - 1))
-    return float(figures.matvec_launch_ns + (clocks + figures.sparse_gather_clocks * entries / figures.units) / figures.clocks_per_ns)
+    clocks = turns * (
+        figures.sparse_entry_clocks * entries / max(rows, 1) / team
+        + figures.sparse_halving_clocks * (team.bit_length() - 1)
+    )
+    return float(
+        figures.matvec_launch_ns
+        + (clocks + figures.sparse_gather_clocks * entries / figures.units) / figures.clocks_per_ns
+    )
 
 
 def _held_ns(node: BoundNode, rows: int, k: int, count: int) -> float:
-    """x and the entries are waited for in turn; a workgroup brings x into its memory, and its subgroups add up twice for 512 entries."""
+    """x and the entries are waited for in turn; a workgroup brings x into its memory, and its subgroups add up twice
+    for 512 entries."""
     figures, entries = node.target.figures, node.input(1).size
     turns = max(1.0, _held(node, rows, k, count).groups / figures.units)
     rounds = ceil_div(ceil_div(entries, max(rows, 1)), 512)

@@ -21,8 +21,15 @@ MAX_RANK = 8
 _MODES = {"constant": 0, "reflect": 1, "edge": 2, "wrap": 3}
 
 record(
-    "pad.wgsl", "movement", loop_bound=lambda k: k["RANK"], nbytes=lambda k: 2 * k.nbytes("y"),
-    cases=[case("Pad", 13, normal(5, 7, 9), Known((1, 2, 0, 0, 3, 1)), mode=mode) for mode in ("constant", "reflect", "edge")])
+    "pad.wgsl",
+    "movement",
+    loop_bound=lambda k: k["RANK"],
+    nbytes=lambda k: 2 * k.nbytes("y"),
+    cases=[
+        case("Pad", 13, normal(5, 7, 9), Known((1, 2, 0, 0, 3, 1)), mode=mode)
+        for mode in ("constant", "reflect", "edge")
+    ],
+)
 record("trilu.wgsl", "movement", cases=[case("Trilu", 14, normal(3, 9, 11), upper=0)])
 
 
@@ -31,7 +38,11 @@ def _pad_layout(node: BoundNode) -> ChannelsLast | None:
         return ChannelsLast((0,), constants={3: ints(stored(axis) for axis in node.input(3).ints())})
     pads = ints_of(node, "pads", 1) or ()
     places = (*permuted(pads[:4]), *permuted(pads[4:]))
-    return ChannelsLast((0,), attributes={"pads": places}) if node.version < 11 else ChannelsLast((0,), constants={1: ints(places)})
+    return (
+        ChannelsLast((0,), attributes={"pads": places})
+        if node.version < 11
+        else ChannelsLast((0,), constants={1: ints(places)})
+    )
 
 
 @op("Pad", since=2, dtypes={"T": ANY}, bindings="x _pads? value? _axes? -> y", channels_last=_pad_layout)
@@ -45,14 +56,15 @@ def pad(node: BoundNode) -> Kernel | View:
     if len(pads) != 2 * len(axes):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Pad of {x.type} along {axes} by {len(pads)} numbers")
     begins, ends = [0] * x.rank, [0] * x.rank
-    for axis, begin, end in zip(axes, pads, pads[len(axes):], strict=False):
+    for axis, begin, end in zip(axes, pads, pads[len(axes) :], strict=False):
         begins[axis], ends[axis] = begin, end
     return _padded(node, begins, ends, node.attr("mode"))
 
 
 @op("CenterCropPad", since=18, dtypes={"T": ANY}, bindings="x _shape -> y")
 def center_crop_pad(node: BoundNode) -> Kernel | View:
-    """y = the middle of x, or x in the middle of zeros, so that `axes` get the given sizes. Odd remainders go to the end."""
+    """y = the middle of x, or x in the middle of zeros, so that `axes` get the given sizes. Odd remainders go to the
+    end."""
     x, sizes, numbers = node.input(0), node.input(1).ints(), node.attr("axes")
     axes = axes_of(node, range(x.rank) if numbers is None else numbers, x.rank)
     if len(sizes) != len(axes):
@@ -72,9 +84,13 @@ def _padded(node: BoundNode, begins: Sequence[int], ends: Sequence[int], mode: s
     if mode not in _MODES or any(d < 0 for d in out.shape):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Pad of {x.type} by {begins} and {ends}, mode {mode}")
     if mode != "constant" and any(min(b, e) < 0 < max(b, e) or (d == 0 and b + e > 0) for b, d, e in sides):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Pad in mode {mode} of {x.type} by {begins} and {ends}: crops what it should repeat")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"Pad in mode {mode} of {x.type} by {begins} and {ends}: crops what it should repeat"
+        )
     if mode == "reflect" and any(d == 1 and max(b, e) > 0 for b, d, e in sides):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Pad in mode reflect of {x.type} by {begins} and {ends}: an edge has no neighbour")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"Pad in mode reflect of {x.type} by {begins} and {ends}: an edge has no neighbour"
+        )
     if not any(begins) and not any(ends):
         return View(out)
     dims = _merged(begins, x.shape, out.shape)
@@ -99,10 +115,11 @@ def _merged(begins: Sequence[int], shape: Sequence[int], out: Sequence[int]) -> 
 
 
 def _fill(node: BoundNode, dtype: DType) -> tuple[int, int]:
-    """The constant: its bits if the host knows them and they fit a word, else the input that the kernel reads it from (0: none)."""
+    """The constant: its bits if the host knows them and they fit a word, else the input that the kernel reads it from
+    (0: none)."""
     value = node.optional(2)
     if value is None:
-        number = np.asarray(node.attr("value") or 0, dtype.numpy)     # the attribute of opset 2; no other form has it
+        number = np.asarray(node.attr("value") or 0, dtype.numpy)  # the attribute of opset 2; no other form has it
     elif value.value is not None and dtype.nbytes <= 4:
         number = value.value
     else:
@@ -122,6 +139,9 @@ def trilu(node: BoundNode) -> Kernel:
     rows, columns = x.shape[-2:]
     k = number_of(node, 1) if node.has(1) else 0
     consts = {
-        "ROWS": rows, "COLUMNS": columns, "UPPER": bool(node.attr("upper")),
-        "DIAGONAL": min(max(k, -rows), columns)}         # all or nothing is kept beyond
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "UPPER": bool(node.attr("upper")),
+        "DIAGONAL": min(max(k, -rows), columns),
+    }  # all or nothing is kept beyond
     return kernel("trilu.wgsl", [x.type], consts=consts, raw=moves_bits(node))

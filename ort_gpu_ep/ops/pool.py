@@ -16,19 +16,35 @@ MAX_SPATIAL = 3
 WORKGROUP_SIZE = 128
 
 record(
-    "pool.wgsl", "pool", loop_bound=lambda k: k.nested("K0", "K1", "K2") * k["P"],
+    "pool.wgsl",
+    "pool",
+    loop_bound=lambda k: k.nested("K0", "K1", "K2") * k["P"],
     flops=lambda k: 2 * k.size("y") * k["K0"] * k["K1"] * k["K2"] * k["P"],
     cases=[
         case("MaxPool", 12, normal(2, 3, 9, 11), kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1)),
-        case("AveragePool", 11, normal(2, 3, 9, 11), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))])
+        case("AveragePool", 11, normal(2, 3, 9, 11), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+    ],
+)
 record(
-    "pool_last.wgsl", "pool", loop_bound=lambda k: k.nested("K1", "K2"), flops=lambda k: 2 * k.size("y") * k["K1"] * k["K2"])
+    "pool_last.wgsl",
+    "pool",
+    loop_bound=lambda k: k.nested("K1", "K2"),
+    flops=lambda k: 2 * k.size("y") * k["K1"] * k["K2"],
+)
 record(
-    "pool_last_bytes.wgsl", "pool", loop_bound=lambda k: k.nested("K1", "K2"), flops=lambda k: 2 * k.size("y") * k["K1"] * k["K2"])
+    "pool_last_bytes.wgsl",
+    "pool",
+    loop_bound=lambda k: k.nested("K1", "K2"),
+    flops=lambda k: 2 * k.size("y") * k["K1"] * k["K2"],
+)
 record(
-    "max_pool_indices.wgsl", "pool", pairs=True, loop_bound=lambda k: k.nested("K0", "K1", "K2"),
+    "max_pool_indices.wgsl",
+    "pool",
+    pairs=True,
+    loop_bound=lambda k: k.nested("K0", "K1", "K2"),
     flops=lambda k: 2 * k.size("indices") * k["K0"] * k["K1"] * k["K2"],
-    cases=[case("MaxPool", 12, normal(1, 2, 7, 9), outputs=2, kernel_shape=(3, 2), strides=(2, 2))])
+    cases=[case("MaxPool", 12, normal(1, 2, 7, 9), outputs=2, kernel_shape=(3, 2), strides=(2, 2))],
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +66,35 @@ def window_axes(node: BoundNode) -> list[Axis]:
     taps = node.attr("kernel_shape")
     if not 1 <= len(sizes) <= MAX_SPATIAL or len(taps) != len(sizes):
         raise UnsupportedNodeError(
-            Code.RANK, f"{node.op} over {len(sizes)} spatial axes with kernel_shape {tuple(taps)}; taken: 1 to {MAX_SPATIAL} axes")
+            Code.RANK,
+            f"{node.op} over {len(sizes)} spatial axes with kernel_shape {tuple(taps)}; taken: 1 to {MAX_SPATIAL} axes",
+        )
     ones, n = (1,) * len(sizes), len(sizes)
     strides, dilations = node.attr("strides") or ones, node.attr("dilations") or ones
     pads = node.attr("pads") or (0,) * (2 * n)
     if any(p >= k for p, k in zip(pads, (*taps, *taps), strict=True)):
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"{node.op} with pads {tuple(pads)} and kernel_shape {tuple(taps)}: ONNX Runtime refuses windows of padding")
+            Code.ATTRIBUTE,
+            f"{node.op} with pads {tuple(pads)} and kernel_shape {tuple(taps)}: ONNX Runtime refuses "
+            f"windows of padding",
+        )
     mode, up = node.attr("auto_pad") or "NOTSET", bool(node.attr("ceil_mode"))
     if mode not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with auto_pad {mode!r}")
     if mode.startswith("SAME") and any(d != 1 for d in dilations):
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"{node.op}: {mode} with dilations {tuple(dilations)}, where ONNX and ONNX Runtime give different sizes")
-    return [_axis(size, k, s, d, head, tail, mode, up)
-            for size, k, s, d, head, tail in zip(sizes, taps, strides, dilations, pads[:n], pads[n:], strict=True)]
+            Code.ATTRIBUTE,
+            f"{node.op}: {mode} with dilations {tuple(dilations)}, where ONNX and ONNX Runtime give different sizes",
+        )
+    return [
+        _axis(size, k, s, d, head, tail, mode, up)
+        for size, k, s, d, head, tail in zip(sizes, taps, strides, dilations, pads[:n], pads[n:], strict=True)
+    ]
 
 
 def _axis(size: int, taps: int, stride: int, dilation: int, head: int, tail: int, mode: str, up: bool) -> Axis:
-    """Resolves auto_pad and ceil_mode. A window of ceil_mode must start inside the input or the padding before it. One that is larger
-    than the padded input has the places that ONNX Runtime's division towards zero gives it.
+    """Resolves auto_pad and ceil_mode. A window of ceil_mode must start inside the input or the padding before it. One
+    that is larger than the padded input has the places that ONNX Runtime's division towards zero gives it.
     """
     span = dilation * (taps - 1) + 1
     if mode in ("SAME_UPPER", "SAME_LOWER"):
@@ -83,7 +108,9 @@ def _axis(size: int, taps: int, stride: int, dilation: int, head: int, tail: int
     out = (-(-room // stride) if up or room < 0 else room // stride) + 1
     if out < 0:
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"a window of {span} over {size} elements, padded by {head} and {tail}, which ONNX Runtime refuses")
+            Code.ATTRIBUTE,
+            f"a window of {span} over {size} elements, padded by {head} and {tail}, which ONNX Runtime refuses",
+        )
     if up and (out - 1) * stride >= size + head:
         out -= 1
     return Axis(size, out, taps, stride, dilation, head, tail)
@@ -92,8 +119,15 @@ def _axis(size: int, taps: int, stride: int, dilation: int, head: int, tail: int
 def _consts(axes: list[Axis]) -> dict[str, Const]:
     consts: dict[str, Const] = {}
     for a, axis in enumerate([Axis(1, 1, 1, 1, 1, 0, 0)] * (MAX_SPATIAL - len(axes)) + axes):
-        consts |= {f"IN{a}": axis.size, f"OUT{a}": axis.out, f"K{a}": axis.taps, f"S{a}": axis.stride, f"D{a}": axis.dilation,
-                   f"H{a}": axis.head, f"T{a}": axis.tail}
+        consts |= {
+            f"IN{a}": axis.size,
+            f"OUT{a}": axis.out,
+            f"K{a}": axis.taps,
+            f"S{a}": axis.stride,
+            f"D{a}": axis.dilation,
+            f"H{a}": axis.head,
+            f"T{a}": axis.tail,
+        }
     return consts
 
 
@@ -107,10 +141,22 @@ def _fours(node: BoundNode, *, highest: bool, count_pad: bool) -> Kernel:
     axes = window_axes(node)
     out = _output(node, axes)
     consts: dict[str, Const] = {
-        "TOTAL": out.size // 4, "INNER": out.shape[-1] // 4, "MAX": highest, "COUNT_PAD": count_pad, **_consts(axes)}
+        "TOTAL": out.size // 4,
+        "INNER": out.shape[-1] // 4,
+        "MAX": highest,
+        "COUNT_PAD": count_pad,
+        **_consts(axes),
+    }
     built = kernel(
-        "pool_last.wgsl", [out], consts=consts, groups=ceil_div(out.size, 4 * WORKGROUP_SIZE), workgroup_size=WORKGROUP_SIZE,
-        vectors=("x", "y"), reads={"x": 0}, writes={"y": 0})
+        "pool_last.wgsl",
+        [out],
+        consts=consts,
+        groups=ceil_div(out.size, 4 * WORKGROUP_SIZE),
+        workgroup_size=WORKGROUP_SIZE,
+        vectors=("x", "y"),
+        reads={"x": 0},
+        writes={"y": 0},
+    )
     return replace(built, rounded=(Rounded("x", passes=True),)) if highest else built
 
 
@@ -125,15 +171,34 @@ def word_pool(node: BoundNode, *, highest: bool, count_pad: bool, reads: Mapping
     out = _output(node, axes)
     words = out.size // 4
     values: dict[str, Const] = {
-        "TOTAL": words, "INNER": out.shape[-1] // 4, "MAX": highest, "SIGNED": out.dtype is INT8, "COUNT_PAD": count_pad, **consts,
-        **_consts(axes)}
+        "TOTAL": words,
+        "INNER": out.shape[-1] // 4,
+        "MAX": highest,
+        "SIGNED": out.dtype is INT8,
+        "COUNT_PAD": count_pad,
+        **consts,
+        **_consts(axes),
+    }
     return kernel(
-        "pool_last_bytes.wgsl", [out], consts=values, groups=ceil_div(words, WORKGROUP_SIZE), workgroup_size=WORKGROUP_SIZE, words=("y",),
-        reads=reads, writes={"y": 0})
+        "pool_last_bytes.wgsl",
+        [out],
+        consts=values,
+        groups=ceil_div(words, WORKGROUP_SIZE),
+        workgroup_size=WORKGROUP_SIZE,
+        words=("y",),
+        reads=reads,
+        writes={"y": 0},
+    )
 
 
 def pool(
-    node: BoundNode, *, highest: bool = False, mean: bool = False, count_pad: bool = False, p: int = 1, fours: bool = True,
+    node: BoundNode,
+    *,
+    highest: bool = False,
+    mean: bool = False,
+    count_pad: bool = False,
+    p: int = 1,
+    fours: bool = True,
 ) -> Kernel:
     """The kernel of a window. fours: four channels at a time where they are neighbours."""
     axes, dtype = window_axes(node), node.input(0).dtype
@@ -143,8 +208,15 @@ def pool(
         return word_pool(node, highest=True, count_pad=False, reads={"x": 0})
     lowest: Const = {INT8: -128, UINT8: 0}.get(dtype, float("-3.4028234663852886e38"))
     consts: dict[str, Const] = {
-        "MAX": highest, "MEAN": mean, "COUNT_PAD": count_pad, "P": p, "LOWEST": lowest, "FLOAT": dtype in FLOATS, **_consts(axes),
-        "INNER": node.input(0).shape[-1] if node.node.channels_last else 1}
+        "MAX": highest,
+        "MEAN": mean,
+        "COUNT_PAD": count_pad,
+        "P": p,
+        "LOWEST": lowest,
+        "FLOAT": dtype in FLOATS,
+        **_consts(axes),
+        "INNER": node.input(0).shape[-1] if node.node.channels_last else 1,
+    }
     return kernel("pool.wgsl", [_output(node, axes)], consts=consts, reads={"x": 0}, writes={"y": 0})
 
 

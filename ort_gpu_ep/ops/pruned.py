@@ -1,7 +1,8 @@
 """Products of few vectors with a matrix that is mostly zeros, as a pruned model stores it: only the others are read.
 
-The matrix is packed once (pack_pruned.wgsl): for each output the columns and values of what is not zero, as many places as the fullest one
-needs. Values stay what they are. It is taken where it is estimated to be faster than the dense product.
+The matrix is packed once (pack_pruned.wgsl): for each output the columns and values of what is not zero, as many places
+as the fullest one needs. Values stay what they are. It is taken where it is estimated to be faster than the dense
+product.
 """
 
 from __future__ import annotations
@@ -22,22 +23,32 @@ MAX_VECTORS = 4
 """More are worth the tile of a dense product."""
 MAX_DENSITY = 0.25
 """A value with its column takes 6 bytes instead of 4, and is read at a place that the data names."""
-NOWHERE = 0xffff
+NOWHERE = 0xFFFF
 """Column of a place without a value: K is at most that."""
 TEAMS = {32: 128, 8: 64, 1: 64}
 """Invocations of an output -> of a workgroup."""
 PACKING_SIZE = 64
 
-record(PACKING, "movement", loop_bound=lambda k: 2 * ceil_div(k["K"], PACKING_SIZE) + k["K"] + k["WIDTH"] + 8, data_indices=True)
+record(
+    PACKING,
+    "movement",
+    loop_bound=lambda k: 2 * ceil_div(k["K"], PACKING_SIZE) + k["K"] + k["WIDTH"] + 8,
+    data_indices=True,
+)
 record(RESTORING, "movement", loop_bound=lambda k: k["WIDTH"].bit_length() + 1)
 record(
-    SHADER, "matvec", flops=lambda k: 2 * k["N"] * k["WIDTH"] * k["COLS"],
-    loop_bound=lambda k: ceil_div(k["WIDTH"], 4 * k["TEAM"]) + k["TEAM"].bit_length(), data_indices=True)
+    SHADER,
+    "matvec",
+    flops=lambda k: 2 * k["N"] * k["WIDTH"] * k["COLS"],
+    loop_bound=lambda k: ceil_div(k["WIDTH"], 4 * k["TEAM"]) + k["TEAM"].bit_length(),
+    data_indices=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PrunedProduct:
-    """y[c, n] = alpha * sum_k x[c, k] w[n, k] + beta * bias, where output n has `width` weights at most that are not zero.
+    """y[c, n] = alpha * sum_k x[c, k] w[n, k] + beta * bias, where output n has `width` weights at most that are not
+    zero.
 
     Strides: of x in vectors and k, of w (input 1) in outputs and k. bias: the place of an element of y in input 2.
     """
@@ -64,31 +75,51 @@ class PrunedProduct:
 
 
 def of_matrices(
-    node: BoundNode, vectors: int, n: int, k: int, x_strides: tuple[int, int], transposed: bool = False, bias: Strided | None = None,
-    alpha: float = 1.0, beta: float = 1.0,
+    node: BoundNode,
+    vectors: int,
+    n: int,
+    k: int,
+    x_strides: tuple[int, int],
+    transposed: bool = False,
+    bias: Strided | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
 ) -> PrunedProduct | None:
-    """The product of input 0 and the matrix in input 1, [k, n] (transposed: [n, k]); None where it has too few zeros or can't be packed."""
+    """The product of input 0 and the matrix in input 1, [k, n] (transposed: [n, k]); None where it has too few zeros or
+    can't be packed."""
     w, limits = node.input(1), node.target.limits
-    if any(map(is_symbolic, (vectors, n, k))) or not 0 < vectors <= MAX_VECTORS or not 0 < k <= NOWHERE or not w.is_constant or w.rank != 2:
+    if (
+        any(map(is_symbolic, (vectors, n, k)))
+        or not 0 < vectors <= MAX_VECTORS
+        or not 0 < k <= NOWHERE
+        or not w.is_constant
+        or w.rank != 2
+    ):
         return None
     nonzeros = w.nonzeros
     if nonzeros is None or nonzeros.total > MAX_DENSITY * n * k or not node.input(0).dtype is w.dtype is FLOAT32:
         return None
     width = width_of(nonzeros.row if transposed else nonzeros.column)
-    product = PrunedProduct(vectors, n, k, width, x_strides, (k, 1) if transposed else (1, n), bias, float(alpha), float(beta), node.target)
+    product = PrunedProduct(
+        vectors, n, k, width, x_strides, (k, 1) if transposed else (1, n), bias, float(alpha), float(beta), node.target
+    )
     packs = all(limits.allow(shader) for shader in (SHADER, PACKING, RESTORING))
     return product if packs and 2 * k + width + 8 <= limits.max_loop_iterations else None
 
 
 def forms(product: PrunedProduct) -> dict[str, Form]:
     """By so many invocations for an output."""
-    return {f"team {team}": Form(_estimate_ns(product, team), partial(_lowered, product, team)) for team in TEAMS if team == max(TEAMS) or (
-        team >= product.vectors and product.width // 4 // team <= product.target.limits.max_loop_iterations)}
+    return {
+        f"team {team}": Form(_estimate_ns(product, team), partial(_lowered, product, team))
+        for team in TEAMS
+        if team == max(TEAMS)
+        or (team >= product.vectors and product.width // 4 // team <= product.target.limits.max_loop_iterations)
+    }
 
 
 def _estimate_ns(product: PrunedProduct, team: int) -> float:
-    """Memory as fast as single elements are read, and a team's shares, four places at once, and halvings. Before, a column and what it
-    names are waited for.
+    """Memory as fast as single elements are read, and a team's shares, four places at once, and halvings. Before, a
+    column and what it names are waited for.
     """
     by = product.target.figures
     turns = max(1.0, product.n * team / (by.units * by.unit_lanes))
@@ -102,13 +133,30 @@ def _lowered(product: PrunedProduct, team: int, choice: Choice, out: TensorType)
     workgroup_size, (columns, values) = TEAMS[team], places(product.n, product.width)
     packing, inverse = packed(product.n, product.k, product.width, product.w_strides)
     built = kernel(
-        SHADER, [out], consts={
-            "N": product.n, "K": product.k, "WIDTH": product.width, "COLS": product.vectors, "TEAM": team,
-            "X_COL": product.x_strides[0], "X_K": product.x_strides[1], "Y_COL": product.n, "Y_ROW": 1, "ALPHA": product.alpha,
-            "BETA": product.beta},
-        indices={"c_index": product.bias or Strided((1,), (0,))}, groups=ceil_div(product.n, workgroup_size // team),
-        workgroup_size=workgroup_size, workgroup_nbytes=4 * workgroup_size * product.vectors, choice=choice, vectors=["values"],
-        reads={"columns": "columns", "values": "values", "x": 0, **({"c": 2} if product.bias else {})}, writes={"y": 0})
+        SHADER,
+        [out],
+        consts={
+            "N": product.n,
+            "K": product.k,
+            "WIDTH": product.width,
+            "COLS": product.vectors,
+            "TEAM": team,
+            "X_COL": product.x_strides[0],
+            "X_K": product.x_strides[1],
+            "Y_COL": product.n,
+            "Y_ROW": 1,
+            "ALPHA": product.alpha,
+            "BETA": product.beta,
+        },
+        indices={"c_index": product.bias or Strided((1,), (0,))},
+        groups=ceil_div(product.n, workgroup_size // team),
+        workgroup_size=workgroup_size,
+        workgroup_nbytes=4 * workgroup_size * product.vectors,
+        choice=choice,
+        vectors=["values"],
+        reads={"columns": "columns", "values": "values", "x": 0, **({"c": 2} if product.bias else {})},
+        writes={"y": 0},
+    )
     return Lowering((out,), (packing, built), (columns, values), once=("columns", "values"), inverses=((1, inverse),))
 
 
@@ -128,14 +176,24 @@ def packed(n: int, k: int, width: int, strides: tuple[int, int]) -> tuple[Kernel
     consts = {"N": n, "K": k, "WIDTH": width, "W_N": strides[0], "W_K": strides[1]}
     there = {"columns": "columns", "values": "values"}
     packing = kernel(
-        PACKING, [columns, values], consts=consts, groups=n, workgroup_size=PACKING_SIZE, workgroup_nbytes=4 * PACKING_SIZE,
-        reads={"w": 1}, writes=there)
+        PACKING,
+        [columns, values],
+        consts=consts,
+        groups=n,
+        workgroup_size=PACKING_SIZE,
+        workgroup_nbytes=4 * PACKING_SIZE,
+        reads={"w": 1},
+        writes=there,
+    )
     stored = (n, k) if strides[1] == 1 else (k, n)
-    return packing, kernel(RESTORING, [TensorType(FLOAT32, stored)], consts=consts, reads=there, writes={"y": "restored"})
+    return packing, kernel(
+        RESTORING, [TensorType(FLOAT32, stored)], consts=consts, reads=there, writes={"y": "restored"}
+    )
 
 
 def packed_nbytes(lowering: Lowering) -> tuple[int, int]:
-    """Of the weight that a lowering packs into columns and values, and as it was dense; 0 for the latter where the model has entries."""
+    """Of the weight that a lowering packs into columns and values, and as it was dense; 0 for the latter where the
+    model has entries."""
     packing = next((k for k in lowering.kernels if dict(k.writes or ()).keys() == {"columns", "values"}), None)
     if packing is None:
         return 0, 0

@@ -44,8 +44,10 @@ record("quantize.wgsl", "elementwise")
 record("quantize_halves.wgsl", "elementwise")
 record("dequantize.wgsl", "elementwise")
 record(
-    "quantize_range.wgsl", "reduction",
-    loop_bound=lambda k: ceil_div(k["SIZE"], k.kernel.groups * k.workgroup_size) + k.workgroup_size.bit_length())
+    "quantize_range.wgsl",
+    "reduction",
+    loop_bound=lambda k: ceil_div(k["SIZE"], k.kernel.groups * k.workgroup_size) + k.workgroup_size.bit_length(),
+)
 record("quantize_parameter.wgsl", "elementwise", loop_bound=lambda k: k["PARTS"])
 
 
@@ -54,8 +56,8 @@ record("quantize_parameter.wgsl", "elementwise", loop_bound=lambda k: k["PARTS"]
 def quantize_linear(node: BoundNode) -> Kernel:
     """y = saturate(round(x / scale) + zero point), halves to even.
 
-    scale, zero point: a scalar, one per index of `axis`, or (opset 21) one per `block_size` of them. The quotient is float32, or float16
-    (from opset 23 on) with `precision` or a scale of that type.
+    scale, zero point: a scalar, one per index of `axis`, or (opset 21) one per `block_size` of them. The quotient is
+    float32, or float16 (from opset 23 on) with `precision` or a scale of that type.
     """
     _only(node, "scale", node.input(1).dtype, FLOATS)
     asked = node.attr("output_dtype")
@@ -64,19 +66,38 @@ def quantize_linear(node: BoundNode) -> Kernel:
     _only(node, "output", dtype, (*BYTES, *SHORTS))
     precision = BY_ONNX.get(node.attr("precision") or (node.input(1).dtype if node.version >= 23 else FLOAT32).onnx)
     if precision not in FLOATS:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"QuantizeLinear with precision {node.attr('precision')}; taken: {names(FLOATS)}")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"QuantizeLinear with precision {node.attr('precision')}; taken: {names(FLOATS)}"
+        )
     index = _scale_index(node)
     if _is_one_step(node):
         halves = node.input(0).dtype is FLOAT16, precision is FLOAT16
         return stepwise(node.input(0).shape, [quantizing("e0", node, 1, 2, dtype, halves=halves)])
     low, high = limits_of(dtype)
     return kernel(
-        "quantize_halves.wgsl" if precision is FLOAT16 else "quantize.wgsl", [TensorType(dtype, node.input(0).shape)],
-        consts={"LOW": low, "HIGH": high, **_blocks(node)}, indices={"scale_index": index})
+        "quantize_halves.wgsl" if precision is FLOAT16 else "quantize.wgsl",
+        [TensorType(dtype, node.input(0).shape)],
+        consts={"LOW": low, "HIGH": high, **_blocks(node)},
+        indices={"scale_index": index},
+    )
 
 
-@op("DequantizeLinear", domain=DOMAIN, dtypes={"T1": CODES}, bindings="x scale zp? -> y", epilogue=True, channels_last=one_scale)
-@op("DequantizeLinear", since=10, dtypes={"T": CODES, "T1": CODES}, bindings="x scale zp? -> y", epilogue=True, channels_last=one_scale)
+@op(
+    "DequantizeLinear",
+    domain=DOMAIN,
+    dtypes={"T1": CODES},
+    bindings="x scale zp? -> y",
+    epilogue=True,
+    channels_last=one_scale,
+)
+@op(
+    "DequantizeLinear",
+    since=10,
+    dtypes={"T": CODES, "T1": CODES},
+    bindings="x scale zp? -> y",
+    epilogue=True,
+    channels_last=one_scale,
+)
 def dequantize_linear(node: BoundNode) -> Kernel:
     """y = (x - zero point) * scale; scale and zero point as QuantizeLinear.
 
@@ -91,13 +112,24 @@ def dequantize_linear(node: BoundNode) -> Kernel:
     index = _scale_index(node)
     if _is_one_step(node) and not node.input(0).is_constant:
         return stepwise(node.input(0).shape, [dequantizing(node, 0, dtype)])
-    return kernel("dequantize.wgsl", [TensorType(dtype, node.input(0).shape)], consts=_blocks(node), indices={"scale_index": index})
+    return kernel(
+        "dequantize.wgsl",
+        [TensorType(dtype, node.input(0).shape)],
+        consts=_blocks(node),
+        indices={"scale_index": index},
+    )
 
 
 def _is_one_step(node: BoundNode) -> bool:
-    """Whether all elements have the same scale and zero point: the node is an elementwise step then, which fusion takes along."""
+    """Whether all elements have the same scale and zero point: the node is an elementwise step then, which fusion takes
+    along."""
     rank, zp = node.input(0).rank, node.optional(2)
-    return not node.attr("block_size") and same(node.input(1).size, 1) and node.input(1).rank <= rank and (zp is None or zp.rank <= rank)
+    return (
+        not node.attr("block_size")
+        and same(node.input(1).size, 1)
+        and node.input(1).rank <= rank
+        and (zp is None or zp.rank <= rank)
+    )
 
 
 def stepwise(shape: Shape, steps: Sequence[Step]) -> Kernel:
@@ -105,8 +137,12 @@ def stepwise(shape: Shape, steps: Sequence[Step]) -> Kernel:
     read = sorted({int(a[1:]) for step in steps for a in step.arguments if a[0] == "e"})
     places = {f"e{k}": f"e{place}" for place, k in enumerate(read)}
     return kernel(
-        "elementwise.wgsl", [TensorType(steps[-1].dtype, shape)], reads={places[f"e{k}"]: k for k in read}, writes={"y": 0},
-        epilogue=[replace(step, arguments=tuple(places.get(a, a) for a in step.arguments)) for step in steps])
+        "elementwise.wgsl",
+        [TensorType(steps[-1].dtype, shape)],
+        reads={places[f"e{k}"]: k for k in read},
+        writes={"y": 0},
+        epilogue=[replace(step, arguments=tuple(places.get(a, a) for a in step.arguments)) for step in steps],
+    )
 
 
 def dequantizing(node: BoundNode, x: int, dtype: DType = FLOAT32) -> Step:
@@ -121,24 +157,38 @@ def dequantizing(node: BoundNode, x: int, dtype: DType = FLOAT32) -> Step:
 
 
 def byte_decoder(node: BoundNode, x: int, dtype: DType = FLOAT32) -> Kernel:
-    """The kernel of one scale for inputs x, x + 1 (scale) and x + 2 (zero point, may be left out), to stand in another's shader.
+    """The kernel of one scale for inputs x, x + 1 (scale) and x + 2 (zero point, may be left out), to stand in
+    another's shader.
 
     dtype: of what it makes.
     """
     decoder = kernel(
-        "dequantize.wgsl", [TensorType(dtype, node.input(x).shape)], consts=NO_BLOCKS, indices={"scale_index": Strided((1,), (0,))},
-        reads={name: x + k for k, name in enumerate(("x", "scale", "zp")) if node.has(x + k)}, writes={"y": 0})
+        "dequantize.wgsl",
+        [TensorType(dtype, node.input(x).shape)],
+        consts=NO_BLOCKS,
+        indices={"scale_index": Strided((1,), (0,))},
+        reads={name: x + k for k, name in enumerate(("x", "scale", "zp")) if node.has(x + k)},
+        writes={"y": 0},
+    )
     return replace(decoder, optionals=(("zp", node.has(x + 2)),))
 
 
 def quantizing(
-    value: str, node: BoundNode, scale: int, zp: int, dtype: DType, *, inside: bool = False, halves: tuple[bool, bool] = (False, False),
+    value: str,
+    node: BoundNode,
+    scale: int,
+    zp: int,
+    dtype: DType,
+    *,
+    inside: bool = False,
+    halves: tuple[bool, bool] = (False, False),
 ) -> Step:
-    """saturate(round(value / scale) + zero point), halves to even; scale and zero point (may be left out) are inputs of the node.
+    """saturate(round(value / scale) + zero point), halves to even; scale and zero point (may be left out) are inputs of
+    the node.
 
-    inside: round(value / scale + zero point), which differs where a half meets an odd zero point: so do ONNX Runtime's kernels of QLinear
-    ops, but for those that look a byte up in a table. A driver's own division may be off by an ulp, which would turn halves the other way.
-    halves: whether value, and whether the quotient, is rounded to float16.
+    inside: round(value / scale + zero point), which differs where a half meets an odd zero point: so do ONNX Runtime's
+    kernels of QLinear ops, but for those that look a byte up in a table. A driver's own division may be off by an ulp,
+    which would turn halves the other way. halves: whether value, and whether the quotient, is rounded to float16.
     """
     arguments = [value]
     number = "half_f32(x)" if any(halves) else "x"
@@ -156,7 +206,8 @@ def saturated(rounded: str, dtype: DType) -> str:
 
 
 def _scalar(node: BoundNode, position: int, arguments: list[str]) -> str:
-    """WGSL of an input of one element: its number, where the host knows it (each input is a binding); else a further argument."""
+    """WGSL of an input of one element: its number, where the host knows it (each input is a binding); else a further
+    argument."""
     if not node.has(position):
         return "0"
     value = number(node, position)
@@ -190,7 +241,9 @@ def _scale_index(node: BoundNode) -> Strided:
     x, scale = node.input(0), node.input(1)
     zp = node.optional(2)
     if zp is not None and zp.size != scale.size:
-        raise UnsupportedNodeError(Code.RANK, f"{node.op} with scale {list(scale.shape)} and zero point {list(zp.shape)}")
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op} with scale {list(scale.shape)} and zero point {list(zp.shape)}"
+        )
     block = node.attr("block_size") or 0
     if scale.size == 1 and not block:
         return Strided((x.size,), (0,))
@@ -198,22 +251,29 @@ def _scale_index(node: BoundNode) -> Strided:
     axis += x.rank if axis < 0 else 0
     if not 0 <= axis < x.rank:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} along axis {axis} of {list(x.shape)}")
-    outer, size, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1:])
+    outer, size, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     if not block and scale.shape == (size,):
         return Strided((outer, size, inner), (0, 1, 0))
-    if block and scale.shape == (*x.shape[:axis], ceil_div(size, block), *x.shape[axis + 1:]):
-        return Strided((1,), (0,))      # _blocks says where
+    if block and scale.shape == (*x.shape[:axis], ceil_div(size, block), *x.shape[axis + 1 :]):
+        return Strided((1,), (0,))  # _blocks says where
     raise UnsupportedNodeError(
-        Code.RANK, f"{node.op} of {list(x.shape)} with scale {list(scale.shape)} along axis {axis}, block_size {block}")
+        Code.RANK, f"{node.op} of {list(x.shape)} with scale {list(scale.shape)} along axis {axis}, block_size {block}"
+    )
 
 
 def _blocks(node: BoundNode) -> dict[str, Const]:
-    """What the shader finds the scale of an element by where there is one for each block: sizes along the axis; BLOCK 0 without blocks."""
+    """What the shader finds the scale of an element by where there is one for each block: sizes along the axis; BLOCK 0
+    without blocks."""
     block, x = node.attr("block_size") or 0, node.input(0)
     if not block or not x.rank:
         return NO_BLOCKS
     axis = node.attr("axis") % x.rank
-    return {"BLOCK": block, "SIZE": x.shape[axis], "BLOCKS": ceil_div(x.shape[axis], block), "INNER": prod(x.shape[axis + 1:])}
+    return {
+        "BLOCK": block,
+        "SIZE": x.shape[axis],
+        "BLOCKS": ceil_div(x.shape[axis], block),
+        "INNER": prod(x.shape[axis + 1 :]),
+    }
 
 
 @op("DynamicQuantizeLinear", since=11, dtypes={"T1": (FLOAT32,)}, bindings="x -> y y_scale y_zp")
@@ -223,16 +283,38 @@ def dynamic_quantize_linear(node: BoundNode) -> Lowering:
     parts = max(1, min(MAX_PARTS, -(-hint(x.size) // WORKGROUP_SIZE)))
     ranges = TensorType(FLOAT32, (parts, 2))
     types = (TensorType(UINT8, x.shape), TensorType(FLOAT32, ()), TensorType(UINT8, ()))
-    kernels = [kernel(
-        "quantize_range.wgsl", [ranges], consts={"SIZE": x.size}, groups=parts, workgroup_size=WORKGROUP_SIZE,
-        workgroup_nbytes=8 * WORKGROUP_SIZE, reads={"x": 0}, writes={"range": "range"})]
+    kernels = [
+        kernel(
+            "quantize_range.wgsl",
+            [ranges],
+            consts={"SIZE": x.size},
+            groups=parts,
+            workgroup_size=WORKGROUP_SIZE,
+            workgroup_nbytes=8 * WORKGROUP_SIZE,
+            reads={"x": 0},
+            writes={"range": "range"},
+        )
+    ]
     targets = [("scale", types[1]), ("zp", types[2]), *((i, types[i]) for i in (1, 2) if node.wants(i))]
-    for target, tensor in targets:   # the temporaries again as outputs: a kernel can't read an output
-        kernels.append(kernel(
-            "quantize_parameter.wgsl", [tensor], consts={"PARTS": parts, "ZERO_POINT": tensor.dtype is UINT8}, reads={"range": "range"},
-            writes={"y": target}))
-    kernels.append(kernel(
-        "quantize.wgsl", [types[0]], consts={"LOW": 0.0, "HIGH": 255.0, **NO_BLOCKS}, indices={"scale_index": Strided((x.size,), (0,))},
-        reads={"x": 0, "scale": "scale", "zp": "zp"}, writes={"y": 0}))
+    for target, tensor in targets:  # the temporaries again as outputs: a kernel can't read an output
+        kernels.append(
+            kernel(
+                "quantize_parameter.wgsl",
+                [tensor],
+                consts={"PARTS": parts, "ZERO_POINT": tensor.dtype is UINT8},
+                reads={"range": "range"},
+                writes={"y": target},
+            )
+        )
+    kernels.append(
+        kernel(
+            "quantize.wgsl",
+            [types[0]],
+            consts={"LOW": 0.0, "HIGH": 255.0, **NO_BLOCKS},
+            indices={"scale_index": Strided((x.size,), (0,))},
+            reads={"x": 0, "scale": "scale", "zp": "zp"},
+            writes={"y": 0},
+        )
+    )
     outputs = tuple(t if node.wants(i) else None for i, t in enumerate(types[: len(node.node.outputs)]))
     return Lowering(outputs, tuple(kernels), (("range", ranges), ("scale", types[1]), ("zp", types[2])))

@@ -1,4 +1,5 @@
-"""LSTM, GRU, RNN: the input's share of the gates for all steps as one matrix product, then the steps, in one dispatch or one each."""
+"""LSTM, GRU, RNN: the input's share of the gates for all steps as one matrix product, then the steps, in one dispatch
+or one each."""
 
 from __future__ import annotations
 
@@ -35,20 +36,28 @@ ACTIVATIONS = {
     "elu": (9, (1.0,)),
     "softplus": (10, ()),
 }
-"""Lower-case name -> the shader's code, and the defaults of the parameters it takes (alpha, beta): ONNX Runtime's, which has 0 where ONNX
-names no operator, and for ThresholdedRelu."""
+"""Lower-case name -> the shader's code, and the defaults of the parameters it takes (alpha, beta): ONNX Runtime's,
+which has 0 where ONNX names no operator, and for ThresholdedRelu."""
+
 
 def _loop_bound(k: KernelCall) -> int:
-    """Each step: the units of a lane, for each of them its slice of the state and the slices' sums, twice where the reset comes first."""
+    """Each step: the units of a lane, for each of them its slice of the state and the slices' sums, twice where the
+    reset comes first."""
     units, span = ceil_div(k["H"], k["WIDTH"]), ceil_div(k["H"], k["SLICES"])
     sums = units * (span // 4 + 3 + k["SLICES"] + 1)
     rounding = k["H"] + units if dict(k.kernel.consts).get("ROUNDED") else 0
-    return k["T"] * (1 + units + rounding + sums * (2 if k["GATES"] == 3 and not k["LINEAR"] else 1)) + k["T"] + 6 * units
+    return (
+        k["T"] * (1 + units + rounding + sums * (2 if k["GATES"] == 3 and not k["LINEAR"] else 1)) + k["T"] + 6 * units
+    )
 
 
 record(
-    "recurrent.wgsl", "recurrent", loop_bound=_loop_bound,
-    flops=lambda k: 2 * k["T"] * k["B"] * k["DIRECTIONS"] * k["GATES"] * k["H"] * k["H"], steps=lambda k: k["T"])
+    "recurrent.wgsl",
+    "recurrent",
+    loop_bound=_loop_bound,
+    flops=lambda k: 2 * k["T"] * k["B"] * k["DIRECTIONS"] * k["GATES"] * k["H"] * k["H"],
+    steps=lambda k: k["T"],
+)
 record("recurrent_weights.wgsl", "movement")
 
 
@@ -66,17 +75,24 @@ def gru(node: BoundNode) -> Lowering:
 
 @op("LSTM", since=7, dtypes={"T": (FLOAT32, FLOAT16), "T1": (INT32,)}, bindings=BINDINGS)
 def lstm(node: BoundNode) -> Lowering:
-    """c = f c + i g(W x + Wb + R h + Rb), h = o h(c), with gates i, o, f = f(...) over time; shapes as RNN, yc as yh."""
+    """c = f c + i g(W x + Wb + R h + Rb), h = o h(c), with gates i, o, f = f(...) over time; shapes as RNN, yc as
+    yh."""
     return layer(node, LSTM)
 
 
-@op("DynamicQuantizeLSTM", domain=DOMAIN, dtypes={"T": (FLOAT32,), "T1": (INT32,), "T2": (UINT8, INT8)},
-    bindings="x w r b? seq? h0? c? p? w_scale w_zp r_scale r_zp -> y yh yc")
+@op(
+    "DynamicQuantizeLSTM",
+    domain=DOMAIN,
+    dtypes={"T": (FLOAT32,), "T1": (INT32,), "T2": (UINT8, INT8)},
+    bindings="x w r b? seq? h0? c? p? w_scale w_zp r_scale r_zp -> y yh yc",
+)
 def dynamic_quantize_lstm(node: BoundNode) -> Lowering:
-    """LSTM of an x and states h that are rounded to 256 steps between their least and their most number, with weights of bytes.
+    """LSTM of an x and states h that are rounded to 256 steps between their least and their most number, with weights
+    of bytes.
 
-    w: [directions, I, 4 H]; r: [directions, H, 4 H]; scales, zero points: [directions] or [directions, 4 H]. x is rounded as a whole, h
-    in each step, a row of the batch at a time (ONNX Runtime's CPU: all the rows that a thread has).
+    w: [directions, I, 4 H]; r: [directions, H, 4 H]; scales, zero points: [directions] or [directions, 4 H]. x is
+    rounded as a whole, h in each step, a row of the batch at a time (ONNX Runtime's CPU: all the rows that a thread
+    has).
     """
     composed = Composed(node)
     codes, scale, zero = composed.add_all("DynamicQuantizeLinear", (composed.given(0),), (None, None, None), version=11)
@@ -84,8 +100,12 @@ def dynamic_quantize_lstm(node: BoundNode) -> Lowering:
     weights = [_dequantized(composed, i, at) for i, at in ((1, 8), (2, 10))]
     outputs = [i if node.wants(i) else None for i in range(len(node.node.outputs))]
     composed.add_all(
-        "LSTM", (x, *weights, *(composed.optional(i) for i in range(3, 8))), outputs, version=14,
-        attributes={**node.node.attributes, ROUNDED: 1})
+        "LSTM",
+        (x, *weights, *(composed.optional(i) for i in range(3, 8))),
+        outputs,
+        version=14,
+        attributes={**node.node.attributes, ROUNDED: 1},
+    )
     return composed.lowering()
 
 
@@ -94,19 +114,25 @@ def _dequantized(made: Composed, weight: int, scale: int) -> Part:
     w, parts = made.given(weight), [made.given(scale), made.given(scale + 1)]
     if len(w.shape) != 3 or any(part.shape not in (w.shape[:1], (w.shape[0], w.shape[2])) for part in parts):
         raise UnsupportedNodeError(
-            Code.RANK, f"{made.node.op} of {w.operand.type} with scales {parts[0].operand.type} and zero points {parts[1].operand.type}; "
-            "expected [directions, inputs, 4 H], and [directions] or [directions, 4 H]")
+            Code.RANK,
+            f"{made.node.op} of {w.operand.type} with scales {parts[0].operand.type} and zero points "
+            f"{parts[1].operand.type}; "
+            "expected [directions, inputs, 4 H], and [directions] or [directions, 4 H]",
+        )
     scales, zeros = (part.seen((w.shape[0], 1, part.shape[-1] if len(part.shape) == 2 else 1)) for part in parts)
-    return made.add("Transpose", made.elementwise("(f32(x) - f32(z)) * y", w, scales, zeros, dtype=FLOAT32), perm=(0, 2, 1))
+    return made.add(
+        "Transpose", made.elementwise("(f32(x) - f32(z)) * y", w, scales, zeros, dtype=FLOAT32), perm=(0, 2, 1)
+    )
 
 
 def layer(node: BoundNode, cell: Cell) -> Lowering:
-    """In the form that is estimated to be the fastest. The general one: R with the hidden unit innermost, the input product, the steps.
+    """In the form that is estimated to be the fastest. The general one: R with the hidden unit innermost, the input
+    product, the steps.
 
     R that a decoder makes is read where it is, in each step.
     """
     sizes = sizes_of(node, cell)
-    activations_of(node, cell, sizes)       # may decline
+    activations_of(node, cell, sizes)  # may decline
     steps, unwanted = steps_of(node, cell, sizes)
     choice = recurrent_held.form_of(node, cell, sizes, general=_fits(node, steps))
     if choice.form in (recurrent_held.WHOLE, recurrent_held.PRODUCT):
@@ -117,7 +143,9 @@ def layer(node: BoundNode, cell: Cell) -> Lowering:
         weights = replace(weights, indices=(("r_index", packing_index(sizes)),))
         return stepwise(node, cell, sizes, choice, weights, product, consts_of(node, cell, sizes))
     steps = replace(steps, choice=choice)
-    outputs = tuple(t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)]))
+    outputs = tuple(
+        t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)])
+    )
     temps = (*((("packed", weights.outputs[0]),) if weights.reads else ()), *product.temps, *unwanted)
     constant = all(node.input(int(i)).is_constant for _, i in weights.reads or ())
     kernels = (*((weights,) if weights.reads else ()), *product.kernels, steps)
@@ -127,7 +155,9 @@ def layer(node: BoundNode, cell: Cell) -> Lowering:
 def _fits(node: BoundNode, steps: Kernel) -> bool:
     """Whether the adapter has workgroup memory for the states of a layer, and lets a loop go on to its end."""
     limits = node.target.limits
-    return steps.workgroup_nbytes <= limits.max_workgroup_nbytes and hint(loop_bound(steps)) <= limits.max_loop_iterations
+    return (
+        steps.workgroup_nbytes <= limits.max_workgroup_nbytes and hint(loop_bound(steps)) <= limits.max_loop_iterations
+    )
 
 
 def layout_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
@@ -139,7 +169,8 @@ def layout_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
 
 
 def weights_of(node: BoundNode, cell: Cell, sizes: Sizes) -> Kernel:
-    """packed: R as [directions, gates, k, unit], biases, peepholes: neighbouring lanes read neighbouring units, one buffer holds all.
+    """packed: R as [directions, gates, k, unit], biases, peepholes: neighbouring lanes read neighbouring units, one
+    buffer holds all.
 
     Reads nothing where there is nothing of these, for R is decoded.
     """
@@ -147,7 +178,14 @@ def weights_of(node: BoundNode, cell: Cell, sizes: Sizes) -> Kernel:
     reads = {name: i for name, i in (("r", 2), ("b", 3), ("p", 7)) if node.has(i) and not node.input(i).decoded}
     packed = TensorType(FLOAT32, (int(layout["P_AT"]) + (node.input(7).size if node.has(7) else 0),))
     index = Strided((sizes.directions * sizes.gates, h, h), (h * h, 1, h))
-    pack = kernel("recurrent_weights.wgsl", [packed], consts=layout, indices={"r_index": index}, reads=reads, writes={"packed": "packed"})
+    pack = kernel(
+        "recurrent_weights.wgsl",
+        [packed],
+        consts=layout,
+        indices={"r_index": index},
+        reads=reads,
+        writes={"packed": "packed"},
+    )
     return replace(pack, optionals=tuple((name, name in reads) for name in "rbp"))
 
 
@@ -156,61 +194,100 @@ def steps_of(node: BoundNode, cell: Cell, sizes: Sizes) -> tuple[Kernel, tuple[t
     wanted_outputs = {name: node.wants(i) for i, name in enumerate(OUTPUTS)}
     nothing = TensorType(FLOAT32, (1,))
     decoded, has_rest = bool(node.input(2).decoded), node.has(3) or node.has(7)
-    reads: dict[str, int | str] = {"pre": "pre", "r": 2 if decoded else "packed", **({"rest": "packed"} if decoded and has_rest else {})}
+    reads: dict[str, int | str] = {
+        "pre": "pre",
+        "r": 2 if decoded else "packed",
+        **({"rest": "packed"} if decoded and has_rest else {}),
+    }
     reads.update({name: i for name, i in (("seq", 4), ("h0", 5), ("c", 6)) if node.has(i)})
     writes: dict[str, int | str] = {name: i if wanted_outputs[name] else f"no_{name}" for i, name in enumerate(OUTPUTS)}
     types = [t if w else nothing for t, w in zip(output_types(node, sizes), wanted_outputs.values(), strict=True)]
     work = work_of(node, cell, sizes.hidden)
     parts, state_size = int(work["PARTS"]), int(work["STATE_SIZE"])
     consts: dict[str, Const] = {
-        **work, **consts_of(node, cell, sizes), "R_UNIT": sizes.hidden if decoded else 1, "R_K": 1 if decoded else sizes.hidden,
+        **work,
+        **consts_of(node, cell, sizes),
+        "R_UNIT": sizes.hidden if decoded else 1,
+        "R_K": 1 if decoded else sizes.hidden,
         "HAS_REST": "rest" in reads,
-        **{f"WANT_{name.upper()}": w for name, w in wanted_outputs.items()}}
+        **{f"WANT_{name.upper()}": w for name, w in wanted_outputs.items()},
+    }
     consts |= {"ROUNDED": True} if node.attr(ROUNDED) else {}
     steps = kernel(
-        "recurrent.wgsl", types, consts=consts, groups=sizes.directions * sizes.batch,
-        workgroup_size=int(work["WIDTH"]) * int(work["SLICES"]), workgroup_nbytes=4 * state_size + 16 * parts, reads=reads, writes=writes,
-        reports=node.has(4) and not are_lengths(node.input(4), sizes.steps))
+        "recurrent.wgsl",
+        types,
+        consts=consts,
+        groups=sizes.directions * sizes.batch,
+        workgroup_size=int(work["WIDTH"]) * int(work["SLICES"]),
+        workgroup_nbytes=4 * state_size + 16 * parts,
+        reads=reads,
+        writes=writes,
+        reports=node.has(4) and not are_lengths(node.input(4), sizes.steps),
+    )
     return steps, tuple((f"no_{name}", nothing) for name, w in wanted_outputs.items() if not w)
 
 
 def consts_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
     """What any form takes whose steps read the weights from memory."""
-    return {**layout_of(node, cell, sizes), **options_of(node, cell, sizes), **strides_of(node, sizes), **activations_of(node, cell, sizes)}
+    return {
+        **layout_of(node, cell, sizes),
+        **options_of(node, cell, sizes),
+        **strides_of(node, sizes),
+        **activations_of(node, cell, sizes),
+    }
 
 
 def work_of(node: BoundNode, cell: Cell, hidden: int) -> dict[str, Const]:
-    """How a workgroup shares the hidden units, and each unit's sum, among its lanes; sizes of its memory in elements."""
+    """How a workgroup shares the hidden units, and each unit's sum, among its lanes; sizes of its memory in
+    elements."""
     width = min(hidden, LANES)
     span = -(-hidden // max(1, min(LANES // width, MAX_SLICES, hidden // 4)))
     slices = -(-hidden // span)
     vectors = 3 if (cell is GRU and not node.attr("linear_before_reset")) or node.attr(ROUNDED) else 2
-    return {"WIDTH": width, "SLICES": slices, "STATE_SIZE": vectors * hidden, "PARTS": width * slices if slices > 1 else 1}
+    return {
+        "WIDTH": width,
+        "SLICES": slices,
+        "STATE_SIZE": vectors * hidden,
+        "PARTS": width * slices if slices > 1 else 1,
+    }
 
 
 def options_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
     """What the attributes and optional inputs choose."""
     clip = node.attr("clip")
     return {
-        "T": sizes.steps, "B": sizes.batch, "DIRECTIONS": sizes.directions, "CELL": cell.code, "HAS_BIAS": node.has(3),
-        "PEEPHOLES": node.has(7), "COUPLED": bool(cell is LSTM and node.attr("input_forget")),
-        "BACKWARD": node.attr("direction") == "reverse", "CLIPPED": clip is not None, "CLIP": float(clip or 0.0)}
+        "T": sizes.steps,
+        "B": sizes.batch,
+        "DIRECTIONS": sizes.directions,
+        "CELL": cell.code,
+        "HAS_BIAS": node.has(3),
+        "PEEPHOLES": node.has(7),
+        "COUPLED": bool(cell is LSTM and node.attr("input_forget")),
+        "BACKWARD": node.attr("direction") == "reverse",
+        "CLIPPED": clip is not None,
+        "CLIP": float(clip or 0.0),
+    }
 
 
 def activations_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const]:
-    """F_CODE_0, F_ALPHA_0, ...: code and parameters of the functions f, g, h of either direction (h is called A: H is a size)."""
+    """F_CODE_0, F_ALPHA_0, ...: code and parameters of the functions f, g, h of either direction (h is called A: H is a
+    size)."""
     chosen = node.node.attributes.get("activations") or cell.activations * sizes.directions
     count = len(cell.activations) * sizes.directions
     assert isinstance(chosen, tuple)
     if cell is RNN:
-        chosen = chosen[:count]          # ONNX's default names two, for either number of directions
+        chosen = chosen[:count]  # ONNX's default names two, for either number of directions
     if len(chosen) != count:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with activations {list(chosen)} for {sizes.directions} direction(s)")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"{node.op} with activations {list(chosen)} for {sizes.directions} direction(s)"
+        )
     alphas, betas = iter(node.attr("activation_alpha") or ()), iter(node.attr("activation_beta") or ())
     consts: dict[str, Const] = {}
     for k in range(2 * 3):
         direction, letter = divmod(k, 3)
-        consts.update({f"{'FGA'[letter]}_{part}_{direction}": 0 if part == "CODE" else 0.0 for part in ("CODE", "ALPHA", "BETA")})
+        consts.update(
+            {f"{'FGA'[letter]}_{part}_{direction}": 0 if part == "CODE" else 0.0 for part in ("CODE", "ALPHA", "BETA")}
+        )
     for k, name in enumerate(chosen):
         direction, letter = divmod(k, len(cell.activations))
         for part, value in _activation(node, str(name), alphas, betas):
@@ -218,8 +295,11 @@ def activations_of(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, Const
     return consts
 
 
-def _activation(node: BoundNode, name: str, alphas: Iterator[float], betas: Iterator[float]) -> Iterator[tuple[str, Const]]:
-    """Code, alpha, beta of a function. It takes the next of the lists where it has that parameter, as ONNX Runtime does."""
+def _activation(
+    node: BoundNode, name: str, alphas: Iterator[float], betas: Iterator[float]
+) -> Iterator[tuple[str, Const]]:
+    """Code, alpha, beta of a function. It takes the next of the lists where it has that parameter, as ONNX Runtime
+    does."""
     if name.lower() not in ACTIVATIONS:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with activation {name}; taken: {', '.join(ACTIVATIONS)}")
     code, defaults = ACTIVATIONS[name.lower()]

@@ -1,4 +1,5 @@
-"""LSTM and GRU layers whose weights fit into the registers of a workgroup: all steps, and layers on top of each other, in one dispatch."""
+"""LSTM and GRU layers whose weights fit into the registers of a workgroup: all steps, and layers on top of each other,
+in one dispatch."""
 
 from __future__ import annotations
 
@@ -15,7 +16,17 @@ from ort_gpu_ep.ops import recurrent_steps
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
 from ort_gpu_ep.ops.indexing import are_lengths
 from ort_gpu_ep.ops.packed import UNPACKED_GAIN
-from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, ROUNDED, Cell, Sizes, check_given, output_types, sizes_of, strides_of
+from ort_gpu_ep.ops.recurrent_layer import (
+    GRU,
+    LSTM,
+    ROUNDED,
+    Cell,
+    Sizes,
+    check_given,
+    output_types,
+    sizes_of,
+    strides_of,
+)
 from ort_gpu_ep.shaders.inlining import inner_name
 
 SHADER, PACKING = "recurrent_held.wgsl", "recurrent_held_weights.wgsl"
@@ -24,10 +35,12 @@ OTHER_REGISTERS = 56
 """Registers of a lane besides its weights."""
 
 WHOLE, PRODUCT, GENERAL = "held", "held, after a product", "general"
-"""Forms of a layer: weights in registers, with the input's or beside a matrix product of it; recurrent.wgsl, which takes any."""
+"""Forms of a layer: weights in registers, with the input's or beside a matrix product of it; recurrent.wgsl, which
+takes any."""
 
 LANES, MAX_SLICES = 256, 8
-"""Of a workgroup of the general form: WebGPU's guaranteed size. More parts of one sum cost more in adding them up than they save."""
+"""Of a workgroup of the general form: WebGPU's guaranteed size. More parts of one sum cost more in adding them up than
+they save."""
 
 DECODING_OPS = 16
 """Instructions of a lane for a weight that it decodes: its place, its word, its scale."""
@@ -36,10 +49,20 @@ PER_LAYER = 5
 """Inputs of a stack for each layer, after x: W, R, B, initial h, initial c."""
 
 record(
-    SHADER, "recurrent_held", loop_bound=lambda k: 2 * k["T"] + k["LAYERS"],
-    flops=lambda k: 2 * k["T"] * k["B"] * k["DIRECTIONS"] * k["GATES"] * k["H"] * (
-        (2 * k["LAYERS"] - 1) * k["H"] + (0 if k["PRE"] else k["I"])),
-    steps=lambda k: k["T"])
+    SHADER,
+    "recurrent_held",
+    loop_bound=lambda k: 2 * k["T"] + k["LAYERS"],
+    flops=lambda k: (
+        2
+        * k["T"]
+        * k["B"]
+        * k["DIRECTIONS"]
+        * k["GATES"]
+        * k["H"]
+        * ((2 * k["LAYERS"] - 1) * k["H"] + (0 if k["PRE"] else k["I"]))
+    ),
+    steps=lambda k: k["T"],
+)
 record(PACKING, "movement")
 
 
@@ -56,7 +79,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Shares:
-    """How the lanes share what layers read, in vectors of four elements. inputs: of a row of x, 0 where a product takes it."""
+    """How the lanes share what layers read, in vectors of four elements. inputs: of a row of x, 0 where a product takes
+    it."""
 
     inputs: int
     state: int
@@ -78,8 +102,13 @@ class Shares:
 
 
 def form_of(node: BoundNode, cell: Cell, sizes: Sizes, layers: int = 1, general: bool = True) -> Choice:
-    """The form of a layer, or of a stack of them, with the smallest estimated time. general: whether that form fits the adapter."""
-    times = {form: _estimate_ns(node.target, sizes, layers, form) for form in (WHOLE, PRODUCT) if _fits(node, cell, sizes, layers, form)}
+    """The form of a layer, or of a stack of them, with the smallest estimated time. general: whether that form fits the
+    adapter."""
+    times = {
+        form: _estimate_ns(node.target, sizes, layers, form)
+        for form in (WHOLE, PRODUCT)
+        if _fits(node, cell, sizes, layers, form)
+    }
     bits = node.input(2).decoded if layers == 1 else 0
     stepwise = recurrent_steps.estimates(node, cell, sizes) if layers == 1 else {}
     turns = reads_of_a_lane(sizes.hidden, sizes.hidden) * (2 if recurrent_steps.resets_first(node, cell) else 1)
@@ -90,10 +119,15 @@ def form_of(node: BoundNode, cell: Cell, sizes: Sizes, layers: int = 1, general:
         raise UnsupportedNodeError(Code.LIMIT, f"{layers} layers of {sizes} do not fit into a workgroup together")
     steps, packed = 1 << hint(sizes.steps).bit_length(), f", {bits} bits" if bits else ""
     choice = node.target.choose(
-        f"recurrent {cell.code} {sizes.inputs} {sizes.hidden} x {layers}, {sizes.directions} directions, {steps} steps{packed}", times)
+        f"recurrent {cell.code} {sizes.inputs} {sizes.hidden} x {layers}, {sizes.directions} directions, {steps} "
+        f"steps{packed}",
+        times,
+    )
     is_general = bits and choice.form == GENERAL and choice.because != "forced"
     if is_general and _written_out_ns(node.target, sizes, bits, turns, stepwise) < UNPACKED_GAIN * times[GENERAL]:
-        raise UnsupportedNodeError(Code.COST, f"{node.op}: for {hint(sizes.steps)} steps, weights of {bits} bits are decoded first")
+        raise UnsupportedNodeError(
+            Code.COST, f"{node.op}: for {hint(sizes.steps)} steps, weights of {bits} bits are decoded first"
+        )
     return choice
 
 
@@ -101,22 +135,30 @@ def _fits(node: BoundNode, cell: Cell, sizes: Sizes, layers: int, form: str) -> 
     limits, figures, shares = node.target.limits, node.target.figures, _shares(sizes, layers, form)
     registers = 16 * shares.vectors + OTHER_REGISTERS
     return (
-        limits.allow(SHADER) and limits.allow(PACKING) and _is_plain(node, cell)
-        and registers <= figures.lane_registers and registers * shares.workgroup_size <= figures.registers
+        limits.allow(SHADER)
+        and limits.allow(PACKING)
+        and _is_plain(node, cell)
+        and registers <= figures.lane_registers
+        and registers * shares.workgroup_size <= figures.registers
         and shares.inputs <= shares.workgroup_size <= limits.max_invocations
-        and shares.nbytes(_quads(node.target)) <= limits.max_workgroup_nbytes)
+        and shares.nbytes(_quads(node.target)) <= limits.max_workgroup_nbytes
+    )
 
 
 def _is_plain(node: BoundNode, cell: Cell) -> bool:
     """Whether the cell is the textbook's; a GRU: with the reset after the product."""
     attributes = node.node.attributes
     usual = tuple(name.lower() for name in cell.activations)
-    activations = tuple(str(name).lower() for name in attributes.get("activations") or ())    # type: ignore[union-attr]
+    activations = tuple(str(name).lower() for name in attributes.get("activations") or ())  # type: ignore[union-attr]
     return (
-        (cell is LSTM or (cell is GRU and bool(node.attr("linear_before_reset")))) and activations in ((), usual, 2 * usual)
-        and any(map(node.wants, range(3))) and node.attr("clip") is None and not node.attr("input_forget")
+        (cell is LSTM or (cell is GRU and bool(node.attr("linear_before_reset"))))
+        and activations in ((), usual, 2 * usual)
+        and any(map(node.wants, range(3)))
+        and node.attr("clip") is None
+        and not node.attr("input_forget")
         and not node.attr(ROUNDED)
-        and (node.node.domain != "" or not node.has(7)))
+        and (node.node.domain != "" or not node.has(7))
+    )
 
 
 def _quads(target: Target) -> bool:
@@ -136,24 +178,29 @@ def _estimate_ns(target: Target, sizes: Sizes, layers: int, form: str) -> float:
 
 
 def reads_of_a_lane(hidden: int, count: int) -> int:
-    """Of each gate's weights in a step: a lane has a sum of `count` products for a hidden unit, or shares it with others."""
+    """Of each gate's weights in a step: a lane has a sum of `count` products for a hidden unit, or shares it with
+    others."""
     width = min(hidden, LANES)
     return -(-hidden // width) * -(-count // max(1, min(LANES // width, MAX_SLICES, count // 4)))
 
 
 def general_ns(target: Target, sizes: Sizes, turns: int, bits: int = 0) -> float:
-    """Two barriers a step, and the recurrent weights, or what they are decoded from; the input's product before. turns: reads_of_a_lane."""
+    """Two barriers a step, and the recurrent weights, or what they are decoded from; the input's product before. turns:
+    reads_of_a_lane."""
     by, weights = target.figures, sizes.gates * sizes.hidden * sizes.hidden
     nbytes = weights * (bits or 32) / 8
     weights_ns = max(turns * by.general_turn_ns, nbytes * by.general_byte_ns)
     weights_ns += 0 if nbytes <= by.cache_nbytes else nbytes / by.uncached_bytes_per_ns
     if bits:
         weights_ns = max(weights_ns, weights * DECODING_OPS / by.fma_per_ns)
-    return float(_rounds(target, sizes) * hint(sizes.steps) * (by.general_step_ns + weights_ns) + by.dispatch_ns + by.input_ns)
+    return float(
+        _rounds(target, sizes) * hint(sizes.steps) * (by.general_step_ns + weights_ns) + by.dispatch_ns + by.input_ns
+    )
 
 
 def _written_out_ns(target: Target, sizes: Sizes, bits: int, turns: int, stepwise: Mapping[str, float]) -> float:
-    """A dispatch that decodes the recurrent weights and one that brings them into the order of the steps, if not once; and the steps."""
+    """A dispatch that decodes the recurrent weights and one that brings them into the order of the steps, if not once;
+    and the steps."""
     steps_ns = min(general_ns(target, sizes, turns), *stepwise.values())
     if target.limits.keeps_dense:
         return steps_ns
@@ -166,20 +213,29 @@ def _rounds(target: Target, sizes: Sizes) -> int:
 
 
 def held(node: BoundNode, cell: Cell, sizes: Sizes, layers: tuple[Layer, ...], choice: Choice) -> Lowering:
-    """The weights of each layer as lanes read them, the product of the first layer's input if it is asked for, all steps.
+    """The weights of each layer as lanes read them, the product of the first layer's input if it is asked for, all
+    steps.
 
-    Lanes read each of their weights once: what a decoder makes of codes goes from there into registers, without a kernel between.
+    Lanes read each of their weights once: what a decoder makes of codes goes from there into registers, without a
+    kernel between.
     """
     form = choice.form
     shares = _shares(sizes, len(layers), form)
     product = product_of(node, sizes) if form == PRODUCT else Lowering(())
     packing = {f"packed{k}": _packed(node, cell, sizes, shares, layer, k) for k, layer in enumerate(layers)}
-    inlined = tuple((name, packing.pop(name)) for k, layer in enumerate(layers)
-                    if any(node.input(i).decoded for i in (layer.w, layer.r)) and (name := f"packed{k}"))
+    inlined = tuple(
+        (name, packing.pop(name))
+        for k, layer in enumerate(layers)
+        if any(node.input(i).decoded for i in (layer.w, layer.r)) and (name := f"packed{k}")
+    )
     temps = tuple((name, packed.outputs[0]) for name, packed in packing.items())
-    once = tuple(name for name, packed in packing.items() if all(node.input(int(i)).is_constant for _, i in packed.reads or ()))
+    once = tuple(
+        name for name, packed in packing.items() if all(node.input(int(i)).is_constant for _, i in packed.reads or ())
+    )
     steps = replace(_steps(node, cell, sizes, shares, layers, dict(inlined)), choice=choice, inlined=inlined)
-    outputs = tuple(t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)]))
+    outputs = tuple(
+        t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)])
+    )
     return Lowering(outputs, (*packing.values(), *product.kernels, steps), (*temps, *product.temps), once=once)
 
 
@@ -194,16 +250,30 @@ def product_of(node: BoundNode, sizes: Sizes) -> Lowering:
 def _packed(node: BoundNode, cell: Cell, sizes: Sizes, shares: Shares, layer: Layer, index: int) -> Kernel:
     inputs, vectors = int(node.input(layer.w).shape[2]), shares.state if index else shares.inputs
     consts: dict[str, Const] = {
-        "H": sizes.hidden, "HV": shares.state, "VECS": shares.vectors, "GATES": sizes.gates, "CELL": cell.code, "INPUTS": inputs,
-        "IN_VECS": vectors, "DIRECTIONS": sizes.directions}
-    reads = {name: i for name, i in (("w", layer.w if vectors else None), ("r", layer.r), ("b", layer.b)) if i is not None}
+        "H": sizes.hidden,
+        "HV": shares.state,
+        "VECS": shares.vectors,
+        "GATES": sizes.gates,
+        "CELL": cell.code,
+        "INPUTS": inputs,
+        "IN_VECS": vectors,
+        "DIRECTIONS": sizes.directions,
+    }
+    reads = {
+        name: i for name, i in (("w", layer.w if vectors else None), ("r", layer.r), ("b", layer.b)) if i is not None
+    }
     packed = TensorType(FLOAT32, (sizes.directions * sizes.hidden * (64 * shares.vectors + 4),))
     packing = kernel(PACKING, [packed], consts=consts, reads=reads, writes={"packed": f"packed{index}"})
     return replace(packing, optionals=(("w", "w" in reads), ("b", "b" in reads)))
 
 
 def _steps(
-    node: BoundNode, cell: Cell, sizes: Sizes, shares: Shares, layers: tuple[Layer, ...], inlined: Mapping[str, Kernel],
+    node: BoundNode,
+    cell: Cell,
+    sizes: Sizes,
+    shares: Shares,
+    layers: tuple[Layer, ...],
+    inlined: Mapping[str, Kernel],
 ) -> Kernel:
     quads, outputs = _quads(node.target), {name: i for i, name in enumerate(("y", "yh", "yc")) if node.wants(i)}
     reads: dict[str, int | str] = {"x": 0} if shares.inputs else {"pre": "pre"}
@@ -216,25 +286,48 @@ def _steps(
     if is_single and node.has(4):
         reads["seq"] = 4
     consts: dict[str, Const] = {
-        "H": sizes.hidden, "T": sizes.steps, "B": sizes.batch, "I": int(sizes.inputs), "DIRECTIONS": sizes.directions,
-        "LAYERS": len(layers), "GATES": sizes.gates, "CELL": cell.code, "VECS": shares.vectors, "IV": shares.inputs, "HV": shares.state,
-        "PRE": not shares.inputs, "QUADS": quads, "SEQ": "seq" in reads, "STATES": layers[0].h is not None,
-        "CELLS": layers[0].c is not None, "BACKWARD": node.attr("direction") == "reverse",
+        "H": sizes.hidden,
+        "T": sizes.steps,
+        "B": sizes.batch,
+        "I": int(sizes.inputs),
+        "DIRECTIONS": sizes.directions,
+        "LAYERS": len(layers),
+        "GATES": sizes.gates,
+        "CELL": cell.code,
+        "VECS": shares.vectors,
+        "IV": shares.inputs,
+        "HV": shares.state,
+        "PRE": not shares.inputs,
+        "QUADS": quads,
+        "SEQ": "seq" in reads,
+        "STATES": layers[0].h is not None,
+        "CELLS": layers[0].c is not None,
+        "BACKWARD": node.attr("direction") == "reverse",
         **{f"WANT_{n.upper()}": n in outputs for n in ("y", "yh", "yc")},
-        **strides_of(node, sizes)}
+        **strides_of(node, sizes),
+    }
     types = output_types(node, sizes)
     return kernel(
-        SHADER, [types[i] for i in outputs.values()], consts=consts, groups=sizes.directions * sizes.batch,
-        workgroup_size=shares.workgroup_size, workgroup_nbytes=shares.nbytes(quads), reads=reads, writes=outputs,
-        vectors=[f"packed{k}" for k in range(len(layers))], features=["subgroup"] if quads else [],
-        reports="seq" in reads and not are_lengths(node.input(4), sizes.steps))
+        SHADER,
+        [types[i] for i in outputs.values()],
+        consts=consts,
+        groups=sizes.directions * sizes.batch,
+        workgroup_size=shares.workgroup_size,
+        workgroup_nbytes=shares.nbytes(quads),
+        reads=reads,
+        writes=outputs,
+        vectors=[f"packed{k}" for k in range(len(layers))],
+        features=["subgroup"] if quads else [],
+        reports="seq" in reads and not are_lengths(node.input(4), sizes.steps),
+    )
 
 
 @op("RecurrentStack", domain="ort_gpu_ep", dtypes={"T": (FLOAT32,)}, bindings="x w r b? h? c? more... -> y yh yc")
 def recurrent_stack(node: BoundNode) -> Lowering:
     """LSTM or GRU layers on top of each other, each a step behind the one below, in one dispatch.
 
-    x: [T, B, I], then for each layer W, R, B, initial h, initial c; y: [T, 1, B, H] of the last layer, yh, yc: [1, B, H].
+    x: [T, B, I], then for each layer W, R, B, initial h, initial c; y: [T, 1, B, H] of the last layer, yh, yc: [1, B,
+    H].
     """
     cell = LSTM if node.attr("cell") == "LSTM" else GRU
     layers = tuple(_layer(node, k) for k in range(1, len(node.inputs), PER_LAYER))
@@ -242,7 +335,9 @@ def recurrent_stack(node: BoundNode) -> Lowering:
     for layer in layers[1:]:
         shapes = node.input(layer.w).shape, node.input(layer.r).shape
         if shapes != ((1, cell.gates * sizes.hidden, sizes.hidden), (1, cell.gates * sizes.hidden, sizes.hidden)):
-            raise UnsupportedNodeError(Code.ATTRIBUTE, f"a layer of W and R {shapes} on top of one of {sizes.hidden} units")
+            raise UnsupportedNodeError(
+                Code.ATTRIBUTE, f"a layer of W and R {shapes} on top of one of {sizes.hidden} units"
+            )
     if any((a.h is None, a.c is None) != (layers[0].h is None, layers[0].c is None) for a in layers):
         raise UnsupportedNodeError(Code.ATTRIBUTE, "layers with and without initial states")
     state = output_types(node, sizes)[1].shape

@@ -42,17 +42,29 @@ def sizes_of(node: BoundNode, cell: Cell) -> Sizes:
     """The layer's dimensions. Raises UnsupportedNodeError where a dimension is 0, or inputs have others."""
     x, w, r = (node.input(i).shape for i in range(3))
     if node.attr("direction") not in ("forward", "reverse", "bidirectional"):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} {node.attr('direction')!r}; taken: forward, reverse, bidirectional")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"{node.op} {node.attr('direction')!r}; taken: forward, reverse, bidirectional"
+        )
     if len(x) != 3 or len(w) != 3 or len(r) != 3:
-        raise UnsupportedNodeError(Code.RANK, f"{node.op} of x {list(x)}, W {list(w)}, R {list(r)}; each has three dimensions")
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op} of x {list(x)}, W {list(w)}, R {list(r)}; each has three dimensions"
+        )
     batch, steps = (x[0], x[1]) if node.attr("layout") else (x[1], x[0])
-    sizes = Sizes(steps, batch, x[2], int(r[0]), int(r[2]), cell.gates)     # the shader has arrays of the hidden size
+    sizes = Sizes(steps, batch, x[2], int(r[0]), int(r[2]), cell.gates)  # the shader has arrays of the hidden size
     if 0 in (steps, batch, x[2], sizes.hidden):
         raise UnsupportedNodeError(Code.LIMIT, f"{node.op} of an empty tensor: {sizes}")
-    if node.attr("hidden_size") != sizes.hidden:        # ONNX lets it be left out, onnxruntime's CPU does not
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with hidden_size {node.attr('hidden_size')} and R {list(r)}")
-    if w != (r[0], cell.gates * sizes.hidden, x[2]) or r[1] != cell.gates * r[2] or r[0] != 1 + (node.attr("direction") == "bidirectional"):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} {node.attr('direction')} of W {list(w)} and R {list(r)} with {x[2]} inputs")
+    if node.attr("hidden_size") != sizes.hidden:  # ONNX lets it be left out, onnxruntime's CPU does not
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"{node.op} with hidden_size {node.attr('hidden_size')} and R {list(r)}"
+        )
+    if (
+        w != (r[0], cell.gates * sizes.hidden, x[2])
+        or r[1] != cell.gates * r[2]
+        or r[0] != 1 + (node.attr("direction") == "bidirectional")
+    ):
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"{node.op} {node.attr('direction')} of W {list(w)} and R {list(r)} with {x[2]} inputs"
+        )
     check_given(node, {3: (r[0], 2 * cell.gates * r[2])})
     if node.node.domain == "":
         state = output_types(node, sizes)[1].shape
@@ -64,7 +76,9 @@ def check_given(node: BoundNode, given: Mapping[int, Shape]) -> None:
     """Raises UnsupportedNodeError where an optional input, by position, has another shape than this."""
     for position, shape in given.items():
         if node.has(position) and node.input(position).shape != shape:
-            raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with {node.input(position).type} as input {position}, not {list(shape)}")
+            raise UnsupportedNodeError(
+                Code.ATTRIBUTE, f"{node.op} with {node.input(position).type} as input {position}, not {list(shape)}"
+            )
 
 
 def output_types(node: BoundNode, sizes: Sizes) -> tuple[TensorType, TensorType, TensorType]:

@@ -1,4 +1,5 @@
-"""Recurrent layers whose weights are too many for the registers of a workgroup: a dispatch a step, over all of the GPU."""
+"""Recurrent layers whose weights are too many for the registers of a workgroup: a dispatch a step, over all of the
+GPU."""
 
 from __future__ import annotations
 
@@ -32,8 +33,12 @@ def _loop_bound(k: KernelCall) -> int:
 
 
 record(
-    SHADER, "recurrent_steps", loop_bound=_loop_bound,
-    flops=lambda k: 2 * k["T"] * k["B"] * k["DIRECTIONS"] * k["GATES"] * k["H"] * k["H"], steps=lambda k: k["T"])
+    SHADER,
+    "recurrent_steps",
+    loop_bound=_loop_bound,
+    flops=lambda k: 2 * k["T"] * k["B"] * k["DIRECTIONS"] * k["GATES"] * k["H"] * k["H"],
+    steps=lambda k: k["T"],
+)
 
 
 def estimates(node: BoundNode, cell: Cell, sizes: Sizes) -> dict[str, float]:
@@ -57,16 +62,25 @@ def estimates_of(target: Target, sizes: Sizes, dispatches: int) -> dict[str, flo
 
 
 def _estimate_ns(target: Target, sizes: Sizes, units: int, dispatches: int) -> float:
-    """A step: a dispatch or two, what waits in it for memory, the recurrent weights from the cache, as often as rows of the batch ask."""
+    """A step: a dispatch or two, what waits in it for memory, the recurrent weights from the cache, as often as rows of
+    the batch ask."""
     by, batch = target.figures, hint(sizes.batch)
     weights = sizes.directions * sizes.gates * sizes.hidden * sizes.hidden
     in_cache = 4 * weights <= by.cache_nbytes
-    more = 4 * weights * (-(-batch // MAX_ROWS) - 1) * (0.9 + 0.5 / units)      # the state's elements serve the units of a team
-    reads_ns = 4 * weights / (by.cache_bytes_per_ns if in_cache else by.uncached_bytes_per_ns) + more / by.uncached_bytes_per_ns
+    # the state's elements serve the units of a team
+    more = 4 * weights * (-(-batch // MAX_ROWS) - 1) * (0.9 + 0.5 / units)
+    reads_ns = (
+        4 * weights / (by.cache_bytes_per_ns if in_cache else by.uncached_bytes_per_ns)
+        + more / by.uncached_bytes_per_ns
+    )
     groups = sizes.directions * -(-sizes.hidden // (_share(sizes) * units))
     work_ns = max(reads_ns, weights * batch / (by.units * by.fma_per_ns)) + by.stepwise_group_ns * groups / by.units
     work_ns += by.stepwise_unit_ns * units * (1 + ceil_div(sizes.hidden, 4 * TEAM))
-    return float(hint(sizes.steps) * (dispatches * (by.dispatch_ns + by.stepwise_wait_ns) + work_ns) + by.dispatch_ns + by.input_ns)
+    return float(
+        hint(sizes.steps) * (dispatches * (by.dispatch_ns + by.stepwise_wait_ns) + work_ns)
+        + by.dispatch_ns
+        + by.input_ns
+    )
 
 
 def _share(sizes: Sizes) -> int:
@@ -80,8 +94,8 @@ def _teams_are_subgroups(target: Target) -> bool:
 
 @dataclass(frozen=True)
 class Shares:
-    """How workgroups share a step: each has `share` times `units` hidden units and in each of its turns so many rows of the batch, and the
-    rows are `runs` workgroups'. subgroups: whether a team is a subgroup.
+    """How workgroups share a step: each has `share` times `units` hidden units and in each of its turns so many rows of
+    the batch, and the rows are `runs` workgroups'. subgroups: whether a team is a subgroup.
     """
 
     gates: int
@@ -104,8 +118,14 @@ class Shares:
 
     @property
     def consts(self) -> dict[str, Const]:
-        return {"ROWS": self.rows, "UNITS": self.units, "SHARE": self.share, "RUNS": self.runs, "SUBGROUPS": self.subgroups,
-                "VECTORS": bool(self.vectors)}
+        return {
+            "ROWS": self.rows,
+            "UNITS": self.units,
+            "SHARE": self.share,
+            "RUNS": self.runs,
+            "SUBGROUPS": self.subgroups,
+            "VECTORS": bool(self.vectors),
+        }
 
     @property
     def vectors(self) -> list[str]:
@@ -132,23 +152,47 @@ def packing_index(sizes: Sizes) -> Strided:
 
 
 def stepwise(
-    node: BoundNode, cell: Cell, sizes: Sizes, choice: Choice, weights: Kernel, product: Lowering, consts: Mapping[str, Const],
+    node: BoundNode,
+    cell: Cell,
+    sizes: Sizes,
+    choice: Choice,
+    weights: Kernel,
+    product: Lowering,
+    consts: Mapping[str, Const],
 ) -> Lowering:
-    """The weights in one buffer, the product of the input, the steps. weights: packs them. consts: what every form takes."""
+    """The weights in one buffer, the product of the input, the steps. weights: packs them. consts: what every form
+    takes."""
     h, shares = sizes.hidden, shares_of(node.target, sizes, STEPWISE[choice.form])
     outputs = {name: i for i, name in enumerate(("y", "yh", "yc")) if node.wants(i)}
     types = output_types(node, sizes)
     halves = 2 + (2 if resets_first(node, cell) else cell is LSTM)
-    ticks, state = TensorType(UINT32, (shares.groups,)), TensorType(FLOAT32, (halves * sizes.directions * sizes.batch * h,))
-    reads: dict[str, int | str] = {"pre": "pre", "packed": "packed", **{n: i for n, i in (("seq", 4), ("h0", 5), ("c", 6)) if node.has(i)}}
+    ticks, state = (
+        TensorType(UINT32, (shares.groups,)),
+        TensorType(FLOAT32, (halves * sizes.directions * sizes.batch * h,)),
+    )
+    reads: dict[str, int | str] = {
+        "pre": "pre",
+        "packed": "packed",
+        **{n: i for n, i in (("seq", 4), ("h0", 5), ("c", 6)) if node.has(i)},
+    }
     steps = kernel(
-        SHADER, [*(types[i] for i in outputs.values()), ticks, state],
+        SHADER,
+        [*(types[i] for i in outputs.values()), ticks, state],
         consts={**consts, **shares.consts, **{f"WANT_{name.upper()}": name in outputs for name in ("y", "yh", "yc")}},
-        groups=shares.groups, workgroup_size=shares.workgroup_size, workgroup_nbytes=shares.workgroup_nbytes,
-        reads=reads, writes={**outputs, "ticks": "ticks", "state": "state"}, vectors=shares.vectors, choice=choice,
-        features=shares.features, repeats=sizes.steps * (2 if resets_first(node, cell) else 1),
-        reports=node.has(4) and not are_lengths(node.input(4), sizes.steps))
+        groups=shares.groups,
+        workgroup_size=shares.workgroup_size,
+        workgroup_nbytes=shares.workgroup_nbytes,
+        reads=reads,
+        writes={**outputs, "ticks": "ticks", "state": "state"},
+        vectors=shares.vectors,
+        choice=choice,
+        features=shares.features,
+        repeats=sizes.steps * (2 if resets_first(node, cell) else 1),
+        reports=node.has(4) and not are_lengths(node.input(4), sizes.steps),
+    )
     temps = (("packed", weights.outputs[0]), *product.temps, ("ticks", ticks), ("state", state))
     constant = all(node.input(int(i)).is_constant for _, i in weights.reads or ())
     results = tuple(t if node.wants(i) else None for i, t in enumerate(types[: len(node.node.outputs)]))
-    return Lowering(results, (weights, *product.kernels, steps), temps, once=("packed",) if constant else (), kept=("ticks",))
+    return Lowering(
+        results, (weights, *product.kernels, steps), temps, once=("packed",) if constant else (), kept=("ticks",)
+    )

@@ -24,7 +24,17 @@ from ort_gpu_ep.ir.types import (
     summed,
 )
 from ort_gpu_ep.kernels.records import Known, Random, case, integers, record
-from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Const, Kernel, Lowering, Strided, UnknownValueError, kernel, op
+from ort_gpu_ep.kernels.registry import (
+    BoundNode,
+    ChannelsLast,
+    Const,
+    Kernel,
+    Lowering,
+    Strided,
+    UnknownValueError,
+    kernel,
+    op,
+)
 from ort_gpu_ep.ops.axes import vector_of
 from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, ints, own, stored
 
@@ -43,14 +53,23 @@ LONG = 1 << 14
 record("reduce.wgsl", "reduction", pairs=True, loop_bound=lambda k: k.rows(1) * k["P"])
 record("reduce_empty.wgsl", "elementwise")
 record(
-    "log_sum_exp_f64.wgsl", "reduction", loop_bound=lambda k: 40 * k["N"] + 300,     # an exponential has loops, too
-    cases=[case("ReduceLogSumExp", 18, Random((5, 19), "float64"), Known([1]))])
+    "log_sum_exp_f64.wgsl",
+    "reduction",
+    loop_bound=lambda k: 40 * k["N"] + 300,  # an exponential has loops, too
+    cases=[case("ReduceLogSumExp", 18, Random((5, 19), "float64"), Known([1]))],
+)
 record("convert.wgsl", "elementwise", cases=[case("ReduceMax", 20, integers(-100, 100, 33, 67, dtype="int8"))])
 record(
-    "arg_reduce.wgsl", "reduction", pairs=True, loop_bound=lambda k: k.rows(1),
+    "arg_reduce.wgsl",
+    "reduction",
+    pairs=True,
+    loop_bound=lambda k: k.rows(1),
     cases=[
         case(op, 13, integers(-20, 20, *shape, dtype="int32"), axis=1, select_last_index=last, keepdims=1)
-        for shape in ((5, 1), (3, 31), (7, 257), (300, 9), (2, 1025), (1, 40_001)) for op, last in (("ArgMax", 0), ("ArgMin", 1))])
+        for shape in ((5, 1), (3, 31), (7, 257), (300, 9), (2, 1025), (1, 40_001))
+        for op, last in (("ArgMax", 0), ("ArgMin", 1))
+    ],
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +101,9 @@ class Rows:
 
 
 def rows_of(shape: Shape, axes: Sequence[int]) -> Rows:
-    """Rows along `axes` (non-negative). Where the innermost axis is kept, neighbouring invocations take neighbouring rows."""
-    strides = tuple(prod(shape[a + 1:]) for a in range(len(shape)))
+    """Rows along `axes` (non-negative). Where the innermost axis is kept, neighbouring invocations take neighbouring
+    rows."""
+    strides = tuple(prod(shape[a + 1 :]) for a in range(len(shape)))
     kept = [a for a in range(len(shape)) if a not in axes]
     start = Strided(tuple(shape[a] for a in kept), tuple(strides[a] for a in kept))
     step = Strided(tuple(shape[a] for a in axes), tuple(strides[a] for a in axes))
@@ -98,7 +118,8 @@ def team_of(count: int, length: int, adjacent: bool) -> int:
     team = 1
     while team < WORKGROUP_SIZE and 4 * team < hint(length) and (not adjacent or hint(count) * team < BUSY):
         team *= 2
-    if team > SHORT // 4 and at_most(length) <= SHORT:       # a guard: many short rows with a workgroup each take a hundred times as long
+    # a guard: many short rows with a workgroup each take a hundred times as long
+    if team > SHORT // 4 and at_most(length) <= SHORT:
         raise InternalError(f"{team} invocations for a row of {length}")
     return team
 
@@ -117,7 +138,8 @@ def normal_axes(node: BoundNode, axes: Sequence[int], rank: int) -> tuple[int, .
 
 
 def _axes(node: BoundNode) -> tuple[int, ...]:
-    """The axes to reduce: an attribute or (ReduceSum from 13, the others from 18) an input; none given means all or none."""
+    """The axes to reduce: an attribute or (ReduceSum from 13, the others from 18) an input; none given means all or
+    none."""
     rank, operand = node.input(0).rank, node.optional(1)
     if operand is not None and operand.value is None and operand.later:
         shape = node.input(0).shape if node.attr("keepdims") else node.input(0).shape[: max(rank - operand.size, 0)]
@@ -145,7 +167,8 @@ class Fold:
 
 
 NARROW = {INT8: INT32, UINT8: UINT32, BOOL: UINT32}
-"""Packed element types, and the type that workgroups reduce them in: only a kernel with an invocation for each element packs."""
+"""Packed element types, and the type that workgroups reduce them in: only a kernel with an invocation for each element
+packs."""
 
 FOLDS = {
     "ReduceSum": Fold("sum x"),
@@ -164,7 +187,7 @@ def reduction(node: BoundNode, fold: Fold, axes: Sequence[int], out: TensorType,
     """y = fold of x over `axes`; elements of less than 16 bits in 32, and back."""
     x = node.input(0)
     rows = rows_of(x.shape, axes)
-    is_sum = fold.empty < 2 and fold.finish not in (1, 3)       # of none it comes out right, also by the other kernel
+    is_sum = fold.empty < 2 and fold.finish not in (1, 3)  # of none it comes out right, also by the other kernel
     if rows.length == 0 if is_sum else is_zero(rows.length):
         return _empty(node, fold, out)
     if out.dtype not in NARROW:
@@ -202,19 +225,43 @@ def _cut(rows: Rows) -> Rows | None:
 
 
 def _fold(
-    rows: Rows, fold: Fold, out: TensorType, p: int, length: int, source: int | str = 0, target: int | str = 0, mean_of: int = 0,
+    rows: Rows,
+    fold: Fold,
+    out: TensorType,
+    p: int,
+    length: int,
+    source: int | str = 0,
+    target: int | str = 0,
+    mean_of: int = 0,
 ) -> Kernel:
     consts: dict[str, Const] = {
-        **rows.consts, "PARTS": max(1, -(-length // rows.length)), "LENGTH": length, "COUNT": mean_of or length, "P": p,
-        "FOLD": fold.fold, "PREPARE": fold.prepare, "FINISH": fold.finish, "FLOAT": out.dtype in REALS}
+        **rows.consts,
+        "PARTS": max(1, -(-length // rows.length)),
+        "LENGTH": length,
+        "COUNT": mean_of or length,
+        "P": p,
+        "FOLD": fold.fold,
+        "PREPARE": fold.prepare,
+        "FINISH": fold.finish,
+        "FLOAT": out.dtype in REALS,
+    }
     return kernel(
-        "reduce.wgsl", [out], consts=consts, indices=rows.indices, groups=rows.groups, workgroup_size=rows.workgroup_size,
-        workgroup_nbytes=rows.workgroup_size * 8, reads={"x": source}, writes={"y": target})
+        "reduce.wgsl",
+        [out],
+        consts=consts,
+        indices=rows.indices,
+        groups=rows.groups,
+        workgroup_size=rows.workgroup_size,
+        workgroup_nbytes=rows.workgroup_size * 8,
+        reads={"x": source},
+        writes={"y": target},
+    )
 
 
 def _empty(node: BoundNode, fold: Fold, out: TensorType) -> Kernel:
     if out.dtype is BOOL:
-        return kernel("reduce_empty.wgsl", [out], consts={"KIND": fold.empty - 2}, reads={}, writes={"y": 0})   # false, true
+        # false, true
+        return kernel("reduce_empty.wgsl", [out], consts={"KIND": fold.empty - 2}, reads={}, writes={"y": 0})
     if fold.empty > 1 and out.dtype not in REALS:
         raise UnsupportedNodeError(Code.DTYPE, f"{node.op} of {out.dtype} over no elements has no value")
     return kernel("reduce_empty.wgsl", [out], consts={"KIND": fold.empty}, reads={}, writes={"y": 0})
@@ -236,13 +283,18 @@ def _reduction_layout(node: BoundNode) -> ChannelsLast | None:
 
 def _reduce(name: str, fold: Fold) -> None:
     """Adds the row of a reduction."""
+
     def build(node: BoundNode) -> Kernel | Lowering:
         x, axes = node.input(0), _axes(node)
         if fold.finish and x.dtype.is_wide_integer and not node.target.limits.int64:
             raise UnsupportedNodeError(Code.DTYPE, f"{name} of {x.dtype} needs the adapter feature {x.dtype.feature}")
-        return reduction(node, fold, axes, TensorType(x.dtype, reduced_shape(x.shape, axes, bool(node.attr("keepdims")))))
+        return reduction(
+            node, fold, axes, TensorType(x.dtype, reduced_shape(x.shape, axes, bool(node.attr("keepdims"))))
+        )
 
-    build.__doc__ = f"y = {fold.formula} over `axes`.\n\nx: any shape; y: without the reduced axes, or 1 there (keepdims)."
+    build.__doc__ = (
+        f"y = {fold.formula} over `axes`.\n\nx: any shape; y: without the reduced axes, or 1 there (keepdims)."
+    )
     op(name, dtypes={"T": fold.dtypes}, bindings="x _axes? -> y", epilogue=True, channels_last=_reduction_layout)(build)
 
 
@@ -264,8 +316,14 @@ def reduce_log_sum_exp(node: BoundNode) -> Kernel:
     if x.dtype is FLOAT64:
         return kernel("log_sum_exp_f64.wgsl", [out], consts={"N": rows.length}, indices=rows.indices)
     return kernel(
-        "softmax.wgsl", [out], consts={"KIND": 2, **rows.consts}, indices=rows.indices, groups=rows.groups,
-        workgroup_size=rows.workgroup_size, workgroup_nbytes=4 * rows.workgroup_size)
+        "softmax.wgsl",
+        [out],
+        consts={"KIND": 2, **rows.consts},
+        indices=rows.indices,
+        groups=rows.groups,
+        workgroup_size=rows.workgroup_size,
+        workgroup_nbytes=4 * rows.workgroup_size,
+    )
 
 
 def _global(node: BoundNode, fold: Fold, p: int = 1) -> Kernel | Lowering:
@@ -311,7 +369,11 @@ def arg(node: BoundNode) -> Lowering:
     if is_zero(rows.length):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} over axis {axis} of {x.type}, which is empty")
     out = TensorType(INT64, reduced_shape(x.shape, (axis,), bool(node.attr("keepdims"))))
-    rule: dict[str, Const] = {"LARGEST": node.op == "ArgMax", "LAST": bool(node.attr("select_last_index")), "LENGTH": rows.length}
+    rule: dict[str, Const] = {
+        "LARGEST": node.op == "ArgMax",
+        "LAST": bool(node.attr("select_last_index")),
+        "LENGTH": rows.length,
+    }
     cut = _cut(rows)
     if cut is None:
         return Lowering((out,), (_best(rows, out, {**rule, "PIECES": 1, "GIVEN": False}, {"x": 0}, 0),))
@@ -322,7 +384,17 @@ def arg(node: BoundNode) -> Lowering:
     return Lowering((out,), (first, last), temps=(("found", indices),))
 
 
-def _best(rows: Rows, out: TensorType, consts: dict[str, Const], reads: dict[str, int | str], target: int | str) -> Kernel:
+def _best(
+    rows: Rows, out: TensorType, consts: dict[str, Const], reads: dict[str, int | str], target: int | str
+) -> Kernel:
     return kernel(
-        "arg_reduce.wgsl", [out], consts={**rows.consts, **consts}, indices=rows.indices, groups=rows.groups,
-        workgroup_size=rows.workgroup_size, workgroup_nbytes=12 * rows.workgroup_size, reads=reads, writes={"y": target})
+        "arg_reduce.wgsl",
+        [out],
+        consts={**rows.consts, **consts},
+        indices=rows.indices,
+        groups=rows.groups,
+        workgroup_size=rows.workgroup_size,
+        workgroup_nbytes=12 * rows.workgroup_size,
+        reads=reads,
+        writes={"y": target},
+    )

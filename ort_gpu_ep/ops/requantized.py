@@ -1,7 +1,8 @@
-"""What makes bytes of the sums of an integer product: zero points, scales and ranges of QLinearConv, QLinearMatMul and QGemm.
+"""What makes bytes of the sums of an integer product: zero points, scales and ranges of QLinearConv, QLinearMatMul and
+QGemm.
 
-Inputs of each: x, its scale and zero point, w, its scale and zero point, y's scale and zero point, and a bias; of QGemm the bias is in
-front of y's.
+Inputs of each: x, its scale and zero point, w, its scale and zero point, y's scale and zero point, and a bias; of QGemm
+the bias is in front of y's.
 """
 
 from __future__ import annotations
@@ -32,9 +33,18 @@ def ends(node: BoundNode) -> Ends:
 def probe_case(columns: int) -> Case:
     """Its scales let no sum lie in the middle between two bytes, where either is right."""
     return case(
-        "QLinearMatMul", 21, integers(0, 255, 17, 33, dtype="uint8"), Known(0.02, "float32"), Known(113, "uint8"),
-        integers(0, 255, 33, columns, dtype="uint8"), Known(0.03, "float32"), Known(120, "uint8"), Known(0.493, "float32"),
-        Known(118, "uint8"), tolerance=0.005)
+        "QLinearMatMul",
+        21,
+        integers(0, 255, 17, 33, dtype="uint8"),
+        Known(0.02, "float32"),
+        Known(113, "uint8"),
+        integers(0, 255, 33, columns, dtype="uint8"),
+        Known(0.03, "float32"),
+        Known(120, "uint8"),
+        Known(0.493, "float32"),
+        Known(118, "uint8"),
+        tolerance=0.005,
+    )
 
 
 record("quantized_outputs.wgsl", "elementwise", loop_bound=lambda k: k["K"], cases=[probe_case(20)])
@@ -42,7 +52,8 @@ record("quantized_outputs.wgsl", "elementwise", loop_bound=lambda k: k["K"], cas
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Weights whose sums are folded into the bias. k: how many an output has. output, along: strides between outputs, and along k."""
+    """Weights whose sums are folded into the bias. k: how many an output has. output, along: strides between outputs,
+    and along k."""
 
     k: int
     output: int
@@ -76,16 +87,36 @@ def alpha_of(node: BoundNode) -> float:
 def numbers(node: BoundNode, outputs: int, folded: Folded | None = None) -> Kernel:
     """The kernel that writes them to the temporary `numbers`; x has one scale. outputs: filters, or columns."""
     last = ends(node)
-    reads = [("a_scale", X_SCALE), ("b_scale", W_SCALE), ("y_scale", last.y_scale), ("y_zp", last.y_zero), ("c", last.bias)]
+    reads = [
+        ("a_scale", X_SCALE),
+        ("b_scale", W_SCALE),
+        ("y_scale", last.y_scale),
+        ("y_zp", last.y_zero),
+        ("c", last.bias),
+    ]
     consts: dict[str, Const] = {
-        "ALPHA": alpha_of(node), "OUTPUTS": outputs, "K": 0, "B_STRIDE": int(node.input(W_SCALE).size != 1)}
+        "ALPHA": alpha_of(node),
+        "OUTPUTS": outputs,
+        "K": 0,
+        "B_STRIDE": int(node.input(W_SCALE).size != 1),
+    }
     if folded is not None:
         reads += [("w", W), ("x_zp", X_ZERO)]
-        consts |= {"K": folded.k, "W_M": folded.output, "W_K": folded.along, "X_ZP": node.has(X_ZERO),
-                   "X_SHIFT": shift(node.input(X).dtype), "W_SHIFT": shift(node.input(W).dtype)}
+        consts |= {
+            "K": folded.k,
+            "W_M": folded.output,
+            "W_K": folded.along,
+            "X_ZP": node.has(X_ZERO),
+            "X_SHIFT": shift(node.input(X).dtype),
+            "W_SHIFT": shift(node.input(W).dtype),
+        }
     return kernel(
-        "quantized_outputs.wgsl", [TensorType(UINT32, (2 * outputs + (1 if folded is None else 4),))], consts=consts,
-        reads={name: i for name, i in reads if node.has(i)}, writes={"y": "numbers"})
+        "quantized_outputs.wgsl",
+        [TensorType(UINT32, (2 * outputs + (1 if folded is None else 4),))],
+        consts=consts,
+        reads={name: i for name, i in reads if node.has(i)},
+        writes={"y": "numbers"},
+    )
 
 
 def are_constant(node: BoundNode, folded: bool = False) -> bool:

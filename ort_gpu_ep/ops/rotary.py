@@ -10,17 +10,32 @@ from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Operand, Strided, ker
 FLOATING = (FLOAT32, FLOAT16)
 
 record(
-    "rotary_embedding.wgsl", "gather", data_indices=True, pairs=True, nbytes=lambda k: 3 * k.nbytes("x") + 2 * k.nbytes("y"),
+    "rotary_embedding.wgsl",
+    "gather",
+    data_indices=True,
+    pairs=True,
+    nbytes=lambda k: 3 * k.nbytes("x") + 2 * k.nbytes("y"),
     cases=[
-        case("RotaryEmbedding", 23, normal(2, 3, 5, 14), normal(11, 5), normal(11, 5), integers(0, 11, 2, 5), rotary_embedding_dim=10),
-        case("RotaryEmbedding", 23, normal(2, 5, 24), normal(2, 5, 4), normal(2, 5, 4), num_heads=3, interleaved=1)])
+        case(
+            "RotaryEmbedding",
+            23,
+            normal(2, 3, 5, 14),
+            normal(11, 5),
+            normal(11, 5),
+            integers(0, 11, 2, 5),
+            rotary_embedding_dim=10,
+        ),
+        case("RotaryEmbedding", 23, normal(2, 5, 24), normal(2, 5, 4), normal(2, 5, 4), num_heads=3, interleaved=1),
+    ],
+)
 
 
 @op("RotaryEmbedding", dtypes={"T": FLOATING, "M": (INT64,)}, bindings="x cosines sines positions? -> y", epilogue=True)
 def rotary_embedding(node: BoundNode) -> Kernel:
     """y = x with pairs of a head's elements turned by the angles of the token's position.
 
-    x, y: [N, heads, L, head] or [N, L, hidden]; cosines, sines: [positions, pairs], or without positions [N, L, pairs]; positions: [N, L].
+    x, y: [N, heads, L, head] or [N, L, hidden]; cosines, sines: [positions, pairs], or without positions [N, L, pairs];
+    positions: [N, L].
     """
     x, cos, sin, positions = node.input(0), node.input(1), node.input(2), node.optional(3)
     batch, length, head = _layout(node, x)
@@ -28,13 +43,20 @@ def rotary_embedding(node: BoundNode) -> Kernel:
     width = int(node.attr("rotary_embedding_dim")) or head
     _check(node, (x, cos, sin), head, width, rows)
     if positions and positions.shape != (batch, length):
-        raise UnsupportedNodeError(Code.RANK, f"RotaryEmbedding of {x.type} with positions {positions.type}; taken: [{batch}, {length}]")
+        raise UnsupportedNodeError(
+            Code.RANK, f"RotaryEmbedding of {x.type} with positions {positions.type}; taken: [{batch}, {length}]"
+        )
     token, nowhere = _token(x, length), Strided((x.size,), (0,))
     return _turned(node, head, (nowhere, token) if positions else (token, nowhere))
 
 
-@op("RotaryEmbedding", domain="com.microsoft", dtypes={"T": FLOATING, "M": (INT64,)}, bindings="x positions cosines sines -> y",
-    epilogue=True)
+@op(
+    "RotaryEmbedding",
+    domain="com.microsoft",
+    dtypes={"T": FLOATING, "M": (INT64,)},
+    bindings="x positions cosines sines -> y",
+    epilogue=True,
+)
 def rotary_embedding_contrib(node: BoundNode) -> Kernel:
     """As ONNX's; positions: [N, L], or the first one's as [1].
 
@@ -48,20 +70,24 @@ def rotary_embedding_contrib(node: BoundNode) -> Kernel:
     _check(node, (x, cos, sin), head, width or head, cos.shape[:1])
     if positions.shape not in ((1,), (batch, length)):
         raise UnsupportedNodeError(
-            Code.RANK, f"{node.op} of {x.type} with positions {positions.type}; taken: [1] or [{batch}, {length}]")
+            Code.RANK, f"{node.op} of {x.type} with positions {positions.type}; taken: [1] or [{batch}, {length}]"
+        )
     if positions.rank == 1:
         return _turned(node, head, (_token(x, 0), Strided((x.size,), (0,))))
     return _turned(node, head, (Strided((x.size,), (0,)), _token(x, length)))
 
 
 def _layout(node: BoundNode, x: Operand, head: int = 0) -> tuple[int, int, int]:
-    """(N, L, elements of a head). head: what it is where x has no axis of heads and the node doesn't say how many there are."""
+    """(N, L, elements of a head). head: what it is where x has no axis of heads and the node doesn't say how many there
+    are."""
     if x.rank == 4:
         return x.shape[0], x.shape[2], x.shape[3]
     heads = int(node.attr("num_heads") or 0)
     if x.rank != 3 or not (heads or head) or x.shape[2] % (heads or head):
         raise UnsupportedNodeError(
-            Code.RANK, f"{node.op} of {x.type} with {heads} heads; taken: [N, heads, L, head], or [N, L, hidden] of equal heads")
+            Code.RANK,
+            f"{node.op} of {x.type} with {heads} heads; taken: [N, heads, L, head], or [N, L, hidden] of equal heads",
+        )
     return x.shape[0], x.shape[1], x.shape[2] // heads if heads else head
 
 
@@ -71,8 +97,10 @@ def _check(node: BoundNode, inputs: tuple[Operand, Operand, Operand], head: int,
     expected = (*rows, width // 2)
     if width % 2 or width > head or cos.shape != expected or sin.shape != expected:
         raise UnsupportedNodeError(
-            Code.RANK, f"{node.op} of {x.type} by {cos.type} and {sin.type}: {width} of a head's {head} elements are turned; "
-            f"expected an even number, and both of {list(expected)}")
+            Code.RANK,
+            f"{node.op} of {x.type} by {cos.type} and {sin.type}: {width} of a head's {head} elements are turned; "
+            f"expected an even number, and both of {list(expected)}",
+        )
     if x.size and not cos.size and width:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} of {x.type} by {cos.type}, which has no rows")
 
@@ -89,6 +117,13 @@ def _turned(node: BoundNode, head: int, row: tuple[Strided, Strided]) -> Kernel:
     x, cos = node.input(0), node.input(1 if not node.node.domain else 2)
     half = cos.shape[-1]
     positions = bool(node.node.domain) or node.has(3)
-    consts = {"HEAD": head, "HALF": half, "ROWS": cos.size // max(half, 1), "INTERLEAVED": bool(node.attr("interleaved")),
-              "POSITIONS": positions}
-    return kernel("rotary_embedding.wgsl", [x.type], consts=consts, indices={"step": row[0], "place": row[1]}, reports=positions)
+    consts = {
+        "HEAD": head,
+        "HALF": half,
+        "ROWS": cos.size // max(half, 1),
+        "INTERLEAVED": bool(node.attr("interleaved")),
+        "POSITIONS": positions,
+    }
+    return kernel(
+        "rotary_embedding.wgsl", [x.type], consts=consts, indices={"step": row[0], "place": row[1]}, reports=positions
+    )

@@ -1,4 +1,5 @@
-"""Kernels that keep a row in registers (softmax_rows.wgsl, normalize_rows.wgsl): how invocations share rows that lie together."""
+"""Kernels that keep a row in registers (softmax_rows.wgsl, normalize_rows.wgsl): how invocations share rows that lie
+together."""
 
 from __future__ import annotations
 
@@ -60,17 +61,23 @@ def forms(target: Target, units: int) -> dict[str, RowForm]:
     by_name = {"fours": RowForm(TEAMS, TEAMS * LANES, ceil_div(units, LANES))} if units <= LANES * MOST_HELD else {}
     for size in WIDE:
         form = RowForm(1, size, min(MOST_HELD, ceil_div(units, size)))
-        if size <= target.limits.max_invocations and units > size // 2 and form.registers * size <= target.figures.registers:
+        if (
+            size <= target.limits.max_invocations
+            and units > size // 2
+            and form.registers * size <= target.figures.registers
+        ):
             by_name[f"wide {size}"] = form
     return by_name
 
 
 def estimates_ns(target: Target, found: Mapping[str, RowForm], count: int, units: int) -> dict[str, float]:
-    """What a unit has at once, in turn: of a subgroup a row its rounds; of a workgroup a row its joining of sums, and its loads, or its
-    share of the bytes.
+    """What a unit has at once, in turn: of a subgroup a row its rounds; of a workgroup a row its joining of sums, and
+    its loads, or its share of the bytes.
     """
-    return {name: _subgroups_ns(target, hint(count)) if form.teams > 1 else wide_ns(target, form, hint(count), units, 2)
-            for name, form in found.items()}
+    return {
+        name: _subgroups_ns(target, hint(count)) if form.teams > 1 else wide_ns(target, form, hint(count), units, 2)
+        for name, form in found.items()
+    }
 
 
 def _subgroups_ns(target: Target, count: int) -> float:
@@ -79,7 +86,8 @@ def _subgroups_ns(target: Target, count: int) -> float:
 
 
 def wide_ns(target: Target, form: RowForm, count: int, units: int, moved: float) -> float:
-    """Of so many workgroups with a row of units each, which they read and write that often; what they don't keep once more."""
+    """Of so many workgroups with a row of units each, which they read and write that often; what they don't keep once
+    more."""
     by, size = target.figures, form.workgroup_size
     waves, again = ceil_div(count * size, by.unit_lanes * by.units), max(0, ceil_div(units, size) - form.held)
     loads_ns = by.normalize_load_ns * waves * (form.held + AGAIN * again)

@@ -27,7 +27,9 @@ def reshape(node: BoundNode) -> View:
     x, shape = node.input(0), list(node.input(1).ints())
     if not node.attr("allowzero"):
         if any(d == 0 and i >= x.rank for i, d in enumerate(shape)):
-            raise UnsupportedNodeError(Code.ATTRIBUTE, f"Reshape of {x.type} to {shape}: 0 stands for a dimension that the input lacks")
+            raise UnsupportedNodeError(
+                Code.ATTRIBUTE, f"Reshape of {x.type} to {shape}: 0 stands for a dimension that the input lacks"
+            )
         shape = [x.shape[i] if d == 0 else d for i, d in enumerate(shape)]
     if shape.count(-1) == 1:
         others = math.prod(d for d in shape if d != -1)
@@ -80,7 +82,7 @@ def constant_of_shape(node: BoundNode) -> Kernel:
     value = node.attr("value")
     array = np.zeros(1, np.float32) if value is None else value.reshape(-1)
     bits = array.tobytes().ljust(8, b"\0")
-    words = {name: int.from_bytes(bits[k:k + 4], "little") for name, k in (("LOW", 0), ("HIGH", 4))}
+    words = {name: int.from_bytes(bits[k : k + 4], "little") for name, k in (("LOW", 0), ("HIGH", 4))}
     shape = node.input(0).ints()
     if any(d < 0 for d in shape):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"ConstantOfShape of shape {shape}")
@@ -89,7 +91,8 @@ def constant_of_shape(node: BoundNode) -> Kernel:
 
 @op("Range", since=11, dtypes={"T": (FLOAT32, FLOAT16, INT32, INT64)}, bindings="_start _limit _delta -> y")
 def range_(node: BoundNode) -> Kernel:
-    """y[i] = start + i * delta while that is before the limit. Before the run, the host computes a range of floats that it knows."""
+    """y[i] = start + i * delta while that is before the limit. Before the run, the host computes a range of floats that
+    it knows."""
     if node.input(0).dtype in FLOATS:
         return _range_of_floats(node)
     start, limit, delta = (number_of(node, k) for k in range(3))
@@ -97,17 +100,20 @@ def range_(node: BoundNode) -> Kernel:
         raise UnsupportedNodeError(Code.ATTRIBUTE, "Range with delta 0")
     count = max(-(-(limit - start) // delta), 0)
     out = TensorType(node.input(0).dtype, (count,))
-    consts = {f"{name}_{word}": derived(part, value) for name, value in (("START", start), ("DELTA", delta))
-              for word, part in (("LOW", _low_word), ("HIGH", _high_word))}
+    consts = {
+        f"{name}_{word}": derived(part, value)
+        for name, value in (("START", start), ("DELTA", delta))
+        for word, part in (("LOW", _low_word), ("HIGH", _high_word))
+    }
     return kernel("range.wgsl", [out], consts=consts, raw=True)
 
 
 def _low_word(number: int) -> int:
-    return number & 0xffffffff
+    return number & 0xFFFFFFFF
 
 
 def _high_word(number: int) -> int:
-    return number >> 32 & 0xffffffff
+    return number >> 32 & 0xFFFFFFFF
 
 
 def _range_of_floats(node: BoundNode) -> Kernel:
@@ -116,9 +122,12 @@ def _range_of_floats(node: BoundNode) -> Kernel:
         count = derived(_count, start, limit, delta)
     except (ArithmeticError, ValueError) as error:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"Range from {start} to {limit} by {delta}: {error}") from error
-    return kernel("range_float.wgsl", [TensorType(node.input(0).dtype, (count,))], consts={"START": start, "DELTA": delta})
+    return kernel(
+        "range_float.wgsl", [TensorType(node.input(0).dtype, (count,))], consts={"START": start, "DELTA": delta}
+    )
 
 
 def _count(start: float, limit: float, delta: float) -> int:
-    """How many steps there are. Raises ArithmeticError or ValueError where there is no number. Source: onnxruntime, range.cc."""
+    """How many steps there are. Raises ArithmeticError or ValueError where there is no number. Source: onnxruntime,
+    range.cc."""
     return max(math.ceil(float(np.float32(limit) - np.float32(start)) / delta), 0)

@@ -19,18 +19,31 @@ SHORTEST = 32
 
 record("softmax.wgsl", "reduction", loop_bound=lambda k: k.rows(3))
 record(
-    "softmax_rows.wgsl", "reduction_held", loop_bound=lambda k: 3 * (ceil_div(k["UNITS"] * k["PER_GROUP"], k.workgroup_size) + 64),
+    "softmax_rows.wgsl",
+    "reduction_held",
+    loop_bound=lambda k: 3 * (ceil_div(k["UNITS"] * k["PER_GROUP"], k.workgroup_size) + 64),
     cases=[
         case(op, 13, normal(*shape), axis=-1)
-        for op, shape in (("Softmax", (7, 132)), ("Softmax", (3, 4100)), ("LogSoftmax", (5, 77)), ("LogSoftmax", (2, 40_004)))])
+        for op, shape in (
+            ("Softmax", (7, 132)),
+            ("Softmax", (3, 4100)),
+            ("LogSoftmax", (5, 77)),
+            ("LogSoftmax", (2, 40_004)),
+        )
+    ],
+)
 record(
-    "hardmax.wgsl", "reduction", loop_bound=lambda k: k["N"],
-    flops=lambda k: 32 * k.size("y"),       # of a random row, an element meets a larger one after some ln N
-    cases=[case("Hardmax", 13, normal(13, 65), axis=axis) for axis in (0, 1)])
+    "hardmax.wgsl",
+    "reduction",
+    loop_bound=lambda k: k["N"],
+    flops=lambda k: 32 * k.size("y"),  # of a random row, an element meets a larger one after some ln N
+    cases=[case("Hardmax", 13, normal(13, 65), axis=axis) for axis in (0, 1)],
+)
 
 
 def _axis_split(node: BoundNode) -> tuple[Shape, int]:
-    """The input's shape and the axis along which to normalise: before opset 13, x flattened to [before axis, from axis on]."""
+    """The input's shape and the axis along which to normalise: before opset 13, x flattened to [before axis, from axis
+    on]."""
     shape, axis = node.input(0).shape, int(node.attr("axis"))
     rank = len(shape)
     if not -rank <= axis < max(rank, 1):
@@ -50,29 +63,52 @@ def normalized(node: BoundNode, kind: int) -> Kernel:
 
 def _any(node: BoundNode, kind: int, rows: Rows) -> Kernel:
     return kernel(
-        "softmax.wgsl", [node.input(0).type], consts={"KIND": kind, **rows.consts}, indices=rows.indices, groups=rows.groups,
-        workgroup_size=rows.workgroup_size, workgroup_nbytes=4 * rows.workgroup_size)
+        "softmax.wgsl",
+        [node.input(0).type],
+        consts={"KIND": kind, **rows.consts},
+        indices=rows.indices,
+        groups=rows.groups,
+        workgroup_size=rows.workgroup_size,
+        workgroup_nbytes=4 * rows.workgroup_size,
+    )
 
 
 def _held(node: BoundNode, kind: int, shape: Shape, rows: Rows) -> Kernel:
     """Rows that lie together, in registers where that can be and is estimated to be faster."""
     x, target, n = node.input(0), node.target, length_of(shape[-1:])
-    if n < SHORTEST or x.dtype not in FLOATS or not all(target.limits.allow(shader) for shader in ("softmax.wgsl", "softmax_rows.wgsl")):
+    if (
+        n < SHORTEST
+        or x.dtype not in FLOATS
+        or not all(target.limits.allow(shader) for shader in ("softmax.wgsl", "softmax_rows.wgsl"))
+    ):
         return _any(node, kind, rows)
     fours = n % 4 == 0
     units = n // 4 if fours else n
     by_name = forms(target, units)
     choice = target.choose(
         f"softmax {n}, about {1 << hint(rows.count).bit_length()} rows",
-        {**estimates_ns(target, by_name, rows.count, units), "any": any_ns(target, rows)})
+        {**estimates_ns(target, by_name, rows.count, units), "any": any_ns(target, rows)},
+    )
     if choice.form == "any":
         return replace(_any(node, kind, rows), choice=choice)
     form = by_name[choice.form]
     return kernel(
-        "softmax_rows.wgsl", [x.type],
-        consts={"COUNT": rows.count, "UNITS": units, "FOURS": fours, "KIND": kind, **form.consts(target, "softmax_rows.wgsl")},
-        groups=form.groups(rows.count), workgroup_size=form.workgroup_size, features=form.features(target, "softmax_rows.wgsl"),
-        workgroup_nbytes=form.workgroup_nbytes(target, "softmax_rows.wgsl"), vectors=("x", "y") if fours else (), choice=choice)
+        "softmax_rows.wgsl",
+        [x.type],
+        consts={
+            "COUNT": rows.count,
+            "UNITS": units,
+            "FOURS": fours,
+            "KIND": kind,
+            **form.consts(target, "softmax_rows.wgsl"),
+        },
+        groups=form.groups(rows.count),
+        workgroup_size=form.workgroup_size,
+        features=form.features(target, "softmax_rows.wgsl"),
+        workgroup_nbytes=form.workgroup_nbytes(target, "softmax_rows.wgsl"),
+        vectors=("x", "y") if fours else (),
+        choice=choice,
+    )
 
 
 def _layout(node: BoundNode) -> ChannelsLast | None:
@@ -96,4 +132,4 @@ def hardmax(node: BoundNode) -> Kernel:
     x, y: any shape; before opset 13 the row is everything from `axis` on.
     """
     shape, axis = _axis_split(node)
-    return kernel("hardmax.wgsl", [node.input(0).type], consts={"N": shape[axis], "INNER": prod(shape[axis + 1:])})
+    return kernel("hardmax.wgsl", [node.input(0).type], consts={"N": shape[axis], "INNER": prod(shape[axis + 1 :])})

@@ -19,7 +19,8 @@ PACKED_ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Of the weights [channels, filters, *window] of a ConvTranspose with these steps: a column of the product is (phase, filter).
+    """Of the weights [channels, filters, *window] of a ConvTranspose with these steps: a column of the product is
+    (phase, filter).
 
     taps: of the window, those that a phase sees, in each dimension.
     """
@@ -40,10 +41,11 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """[K, M] of a product, k = (tap, channel), somewhere in an input (or a temporary, by its name): where each index leads.
+    """[K, M] of a product, k = (tap, channel), somewhere in an input (or a temporary, by its name): where each index
+    leads.
 
-    constant: the graph holds them, so that they can be packed once. filters: where M is more than they have, 0 where it isn't.
-    phases: of a ConvTranspose, which have no strides. dtype: float32 or float16.
+    constant: the graph holds them, so that they can be packed once. filters: where M is more than they have, 0 where it
+    isn't. phases: of a ConvTranspose, which have no strides. dtype: float32 or float16.
     """
 
     source: int | str
@@ -65,21 +67,37 @@ class Weights:
 
     def are_rows(self, m: int) -> bool:
         """Whether they lie as the kernel reads them, up to rows beyond the last."""
-        return self.phases is None and self.m_stride == 1 and self.channel_stride == m and self.channels == self.padded and (
-            self.taps == 1 or self.tap_stride == m * self.channels)
+        return (
+            self.phases is None
+            and self.m_stride == 1
+            and self.channel_stride == m
+            and self.channels == self.padded
+            and (self.taps == 1 or self.tap_stride == m * self.channels)
+        )
 
 
 def packing(weights: Weights, packed: TensorType) -> Kernel:
-    """From the order in which the model stores them to that of a product, with zeros where there is no channel, tap or filter."""
+    """From the order in which the model stores them to that of a product, with zeros where there is no channel, tap or
+    filter."""
     if weights.phases:
         consts = weights.phases.consts(weights.channels, packed.shape[1])
         return kernel("pack_phases.wgsl", [packed], consts=consts, reads={"w": weights.source}, writes={"y": "packed"})
     return kernel(
-        "pack_rows.wgsl", [packed],
-        consts={"M": packed.shape[1], "PADDED": weights.padded, "CHANNELS": weights.channels, "TAPS": weights.taps,
-                "FILTERS": weights.filters or packed.shape[1],
-                "W_M": weights.m_stride, "W_CHANNEL": weights.channel_stride, "W_TAP": weights.tap_stride},
-        reads={"w": weights.source}, writes={"y": "packed"})
+        "pack_rows.wgsl",
+        [packed],
+        consts={
+            "M": packed.shape[1],
+            "PADDED": weights.padded,
+            "CHANNELS": weights.channels,
+            "TAPS": weights.taps,
+            "FILTERS": weights.filters or packed.shape[1],
+            "W_M": weights.m_stride,
+            "W_CHANNEL": weights.channel_stride,
+            "W_TAP": weights.tap_stride,
+        },
+        reads={"w": weights.source},
+        writes={"y": "packed"},
+    )
 
 
 def unpacking(weights: Weights, m: int) -> Kernel:
@@ -87,9 +105,20 @@ def unpacking(weights: Weights, m: int) -> Kernel:
     if weights.phases:
         stored = TensorType(weights.dtype, (weights.channels, weights.phases.filters, *weights.phases.window))
         consts = weights.phases.consts(weights.channels, m)
-        return kernel("unpack_phases.wgsl", [stored], consts=consts, reads={"packed": "packed"}, writes={"y": "restored"})
+        return kernel(
+            "unpack_phases.wgsl", [stored], consts=consts, reads={"packed": "packed"}, writes={"y": "restored"}
+        )
     shape = (weights.channels, m) if weights.m_stride == 1 else (weights.filters or m, weights.channels, weights.taps)
     return kernel(
-        "unpack_rows.wgsl", [TensorType(weights.dtype, shape)],
-        consts={"M": m, "PADDED": weights.padded, "CHANNELS": weights.channels, "TAPS": weights.taps, "M_LAST": weights.m_stride == 1},
-        reads={"packed": "packed"}, writes={"y": "restored"})
+        "unpack_rows.wgsl",
+        [TensorType(weights.dtype, shape)],
+        consts={
+            "M": m,
+            "PADDED": weights.padded,
+            "CHANNELS": weights.channels,
+            "TAPS": weights.taps,
+            "M_LAST": weights.m_stride == 1,
+        },
+        reads={"packed": "packed"},
+        writes={"y": "restored"},
+    )

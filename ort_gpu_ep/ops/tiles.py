@@ -1,9 +1,10 @@
-"""Products in register tiles (product.wgsl): matrices whose rows lie along K, and convolutions over channels that lie together.
+"""Products in register tiles (product.wgsl): matrices whose rows lie along K, and convolutions over channels that lie
+together.
 
 This module owns the tiles, what each is estimated to take, and the packing of constant weights. The estimate's figures,
-and each tile's part of the full rate, are fitted to what was measured on an H200: benchmarks/tiles.py's 56 layers in up to ten forms each,
-and the products of ResNet-50 and MobileNet-V2 at batch 32 in their four best. What it picks takes 0 to 1.9 % longer than the best form,
-over the layers of each network; of a layer 8 % at most.
+and each tile's part of the full rate, are fitted to what was measured on an H200: benchmarks/tiles.py's 56 layers in up
+to ten forms each, and the products of ResNet-50 and MobileNet-V2 at batch 32 in their four best. What it picks takes 0
+to 1.9 % longer than the best form, over the layers of each network; of a layer 8 % at most.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from ort_gpu_ep.ops.tile_weights import packing as packing
 from ort_gpu_ep.ops.tile_weights import unpacking as unpacking
 
 PLACE_NBYTES = 4
-"""Workgroup memory, beside the tile's, of a kernel whose last workgroup adds up the parts of K: the number of those before it."""
+"""Workgroup memory, beside the tile's, of a kernel whose last workgroup adds up the parts of K: the number of those
+before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,8 @@ class Tile:
 
     @property
     def read_nbytes(self) -> int:
-        """Of workgroup memory in a step: of each four of K a lane reads a vector for each of its rows, and for each of its columns."""
+        """Of workgroup memory in a step: of each four of K a lane reads a vector for each of its rows, and for each of
+        its columns."""
         return 16 * self.fours * self.team * (self.own_m + self.own_n)
 
     @property
@@ -107,14 +110,19 @@ class Tile:
         return 8 * 2 * self.buffer + 16 * self.sums if halves else 16 * self.shared
 
     def fits(self, limits: Limits, halves: bool = False) -> bool:
-        """Whether the adapter can run it; in float16 also whether it is worth that: a lane has each sum in float32, too."""
+        """Whether the adapter can run it; in float16 also whether it is worth that: a lane has each sum in float32,
+        too."""
         nbytes, sums = self.workgroup_nbytes(halves), self.own_m * self.own_n
-        return self.workgroup_size <= limits.max_invocations and nbytes <= limits.max_workgroup_nbytes and not (halves and sums > MOST_SUMS)
+        return (
+            self.workgroup_size <= limits.max_invocations
+            and nbytes <= limits.max_workgroup_nbytes
+            and not (halves and sums > MOST_SUMS)
+        )
 
 
 OTHER_REGISTERS = 40
-"""Of a lane, besides those of its tile: places in memory, mostly. Intel's compiler, with 128, spills 306 of 128x128, 31 of 64x64, 6 of
-64x32/4 where it has windows, and nothing of 64x64/4 (benchmarks/compilers.py)."""
+"""Of a lane, besides those of its tile: places in memory, mostly. Intel's compiler, with 128, spills 306 of 128x128, 31
+of 64x64, 6 of 64x32/4 where it has windows, and nothing of 64x64/4 (benchmarks/compilers.py)."""
 
 TILES = (
     Tile("64x64/4", 64, 64, 8, 8, 4, 4, 2, 0.5017),
@@ -131,14 +139,17 @@ TILES = (
 """Those of 16 are for few columns, and for adapters with little workgroup memory."""
 
 MOST_SUMS = 32
-"""Of a lane, in float16: with twice as many a unit has too few workgroups at once. On an H200 128x128 takes longer than 64x64."""
+"""Of a lane, in float16: with twice as many a unit has too few workgroups at once. On an H200 128x128 takes longer than
+64x64."""
 
 BYTE_CUT_FACTOR = 1.15
-"""A product of bytes whose K is cut counts so many times its estimate: its parts are 32-bit sums, in networks whose other values are bytes.
-ResNet-50 takes as long on an H200 with six of its products cut as without, and a quarter more memory."""
+"""A product of bytes whose K is cut counts so many times its estimate: its parts are 32-bit sums, in networks whose
+other values are bytes. ResNet-50 takes as long on an H200 with six of its products cut as without, and a quarter more
+memory."""
 
 HALVES_GAIN = 1.3
-"""How much faster products of float16 are on an H200 in a tile of one team; sums of several teams take as long as they gain."""
+"""How much faster products of float16 are on an H200 in a tile of one team; sums of several teams take as long as they
+gain."""
 
 CHUNK = 64
 """Of K: so many products in float16 are summed in float16. More would take less time, and lose digits."""
@@ -148,14 +159,21 @@ SPLIT_TILES = ("64x64/4", "64x32/4", "32x32/4", "64x64")
 MIN_SPLIT_STEPS = 2
 
 LOADED = 8
-"""Vectors that a lane loads for the steps fused behind a product before it stores the first: half of what its largest tile makes."""
+"""Vectors that a lane loads for the steps fused behind a product before it stores the first: half of what its largest
+tile makes."""
 
 record(
-    "product.wgsl", "product", loop_bound=lambda k: k["PER"] + k["SPLIT"],
-    flops=lambda k: 8 * k["ROWS"] * k["M"] * k["KQ"] * k["BATCH"] * k["GROUP_COUNT"])
+    "product.wgsl",
+    "product",
+    loop_bound=lambda k: k["PER"] + k["SPLIT"],
+    flops=lambda k: 8 * k["ROWS"] * k["M"] * k["KQ"] * k["BATCH"] * k["GROUP_COUNT"],
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Where the sums of a row go: its pixel makes `steps` pixels of y [image, *size], of which those before `crop` are not there.
+    """Where the sums of a row go: its pixel makes `steps` pixels of y [image, *size], of which those before `crop` are
+    not there.
 
     filters: of y. planes: y is stored [image, filters, *size], and a column may be none of its filters.
     """
@@ -168,18 +186,27 @@ class Spread:
 
     @property
     def consts(self) -> dict[str, Const]:
-        named = zip(("STEP_Y", "STEP_X", "CROP_Y", "CROP_X", "HEIGHT_Y", "WIDTH_Y"), (*self.steps, *self.crop, *self.size), strict=True)
-        return {"SPREAD": 2 if self.planes else 1, "FILTERS": self.filters if self.planes else self.filters // 4, **dict(named)}
+        named = zip(
+            ("STEP_Y", "STEP_X", "CROP_Y", "CROP_X", "HEIGHT_Y", "WIDTH_Y"),
+            (*self.steps, *self.crop, *self.size),
+            strict=True,
+        )
+        return {
+            "SPREAD": 2 if self.planes else 1,
+            "FILTERS": self.filters if self.planes else self.filters // 4,
+            **dict(named),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class TiledProduct:
     """y[row, m] = alpha * sum_k x[row, k] w[k, m] + bias[m]. x: input 0.
 
-    window: what Window.consts writes, of a convolution; empty for a matrix. pointwise: one tap without padding. strided: with steps.
-    planes: channels of an x that is stored in planes, else 0. bias: the input that has it. batch: of so many matrices, one after another
-    in x, in y, and in packed weights. bytes: an element of K is a word of four (byte_tiles.py). groups: so many products of m columns side
-    by side. spread: where y is not [row, m]. wide: an operand has numbers that float16 does not reach to.
+    window: what Window.consts writes, of a convolution; empty for a matrix. pointwise: one tap without padding.
+    strided: with steps. planes: channels of an x that is stored in planes, else 0. bias: the input that has it. batch:
+    of so many matrices, one after another in x, in y, and in packed weights. bytes: an element of K is a word of four
+    (byte_tiles.py). groups: so many products of m columns side by side. spread: where y is not [row, m]. wide: an
+    operand has numbers that float16 does not reach to.
     """
 
     rows: int
@@ -210,8 +237,8 @@ class TiledProduct:
 
     @property
     def halves(self) -> bool:
-        """Whether it is calculated in float16: `precision=f16acc`, but not a batch of products (Winograd's make errors larger), nor one of
-        numbers that would be infinite there.
+        """Whether it is calculated in float16: `precision=f16acc`, but not a batch of products (Winograd's make errors
+        larger), nor one of numbers that would be infinite there.
         """
         limits = self.target.limits
         plain = not self.bytes and self.batch == 1 and not self.wide
@@ -227,7 +254,9 @@ class TiledProduct:
         """What a choice was made for."""
         size = f"{hint(self.rows)}x{self.m}x{self.weights.taps}*{self.weights.channels}"
         varying = "+" if is_symbolic(self.rows) or any(is_symbolic(v) for v in self.window.values()) else ""
-        steps = "".join(f" {name.lower()} {self.window[name]}" for name in ("STRIDE_Y", "STRIDE_X") if self.window.get(name, 1) != 1)
+        steps = "".join(
+            f" {name.lower()} {self.window[name]}" for name in ("STRIDE_Y", "STRIDE_X") if self.window.get(name, 1) != 1
+        )
         forms = f"{' planes' if self.planes else ''}{f' of {self.groups}' if self.groups > 1 else ''}{' spread' if self.spread else ''}"
         return f"{'bytes' if self.bytes else 'product'} {size}{varying}{forms}{steps}"
 
@@ -239,24 +268,34 @@ def fits(target: Target) -> bool:
 
 def forms(product: TiledProduct) -> dict[str, Form]:
     """product.wgsl in each of its shares."""
-    return {name: Form(estimate_ns(product, *share), partial(_lowered, product, *share)) for name, share in shares(product).items()}
+    return {
+        name: Form(estimate_ns(product, *share), partial(_lowered, product, *share))
+        for name, share in shares(product).items()
+    }
 
 
 def shares(product: TiledProduct) -> dict[str, tuple[Tile, int]]:
-    """Every tile and number of parts of K that could be taken, by name. Small tiles of large products are more than a grid may have,
-    and large ones more than a lane has registers for.
+    """Every tile and number of parts of K that could be taken, by name. Small tiles of large products are more than a
+    grid may have, and large ones more than a lane has registers for.
     """
-    most, fitting = product.target.limits.max_groups_per_dimension, [t for t in TILES if t.fits(product.target.limits, product.halves)]
+    most, fitting = (
+        product.target.limits.max_groups_per_dimension,
+        [t for t in TILES if t.fits(product.target.limits, product.halves)],
+    )
     rows, columns = int(hint(product.rows)), int(hint(product.m))
     by = product.target.figures
-    unspilled = [t for t in fitting if t.registers <= min(by.lane_registers, by.registers // t.workgroup_size)] or fitting
+    unspilled = [
+        t for t in fitting if t.registers <= min(by.lane_registers, by.registers // t.workgroup_size)
+    ] or fitting
     tiles = [t for t in unspilled if max(ceil_div(rows, t.n), ceil_div(columns, t.m)) <= most] or fitting
     return {f"{tile.name}*{split}": (tile, split) for tile in tiles for split in _splits(product, tile)}
 
 
 def _splits(product: TiledProduct, tile: Tile) -> Iterator[int]:
     yield 1
-    if tile.name not in SPLIT_TILES or (product.spread and (is_symbolic(product.rows) or not _may_arrive(product.target))):
+    if tile.name not in SPLIT_TILES or (
+        product.spread and (is_symbolic(product.rows) or not _may_arrive(product.target))
+    ):
         return
     nbytes = tile.workgroup_nbytes(product.halves) + PLACE_NBYTES
     if nbytes > product.target.limits.max_workgroup_nbytes and _may_arrive(product.target):
@@ -272,8 +311,8 @@ def _tiles(product: TiledProduct, tile: Tile) -> int:
 
 
 def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
-    """By the target's figures: waves of workgroups, each step as long as its latency, or the work of those that share a unit, or what they
-    read of workgroup memory; the stores.
+    """By the target's figures: waves of workgroups, each step as long as its latency, or the work of those that share a
+    unit, or what they read of workgroup memory; the stores.
     """
     by = product.target.figures
     groups = _tiles(product, tile) * split
@@ -281,15 +320,22 @@ def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
     resident = min(waves, tile.resident)
     steps = ceil_div(ceil_div(product.fours, tile.fours), split)
     launch_ns, step_ns, arrival_ns, idle_power = (
-        (by.byte_launch_ns, by.byte_step_ns, by.byte_arrival_ns, by.byte_idle_power) if product.bytes else
-        (by.tile_launch_ns, by.tile_step_ns if product.pointwise else by.window_step_ns, by.arrival_ns, by.idle_power))
+        (by.byte_launch_ns, by.byte_step_ns, by.byte_arrival_ns, by.byte_idle_power)
+        if product.bytes
+        else (
+            by.tile_launch_ns,
+            by.tile_step_ns if product.pointwise else by.window_step_ns,
+            by.arrival_ns,
+            by.idle_power,
+        )
+    )
     idle = max(1.0, by.enough_lanes / (resident * tile.workgroup_size)) ** idle_power
     gain = HALVES_GAIN if product.halves and tile.slices == 1 else 1.0
     work = tile.m * tile.n * tile.fours * 4 * resident / (by.fma_per_ns * tile.efficiency * gain) * idle
     reads = tile.read_nbytes / (2 if product.halves else 1) * resident * by.workgroup_byte_ns
     teams_ns = by.byte_teams_ns if product.bytes and tile.slices > 1 else 0.0
     time = launch_ns + steps * waves / resident * max(step_ns, work, reads) + teams_ns
-    time += 4 * (groups // split) * tile.m * tile.n * by.byte_ns      # of bytes, too: what ends them takes as long
+    time += 4 * (groups // split) * tile.m * tile.n * by.byte_ns  # of bytes, too: what ends them takes as long
     if split > 1 and _may_arrive(product.target):
         time += arrival_ns + by.arrival_element_ns * split * tile.m * tile.n
     elif split > 1:
@@ -298,12 +344,19 @@ def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
 
 
 def are_wide(node: BoundNode) -> bool:
-    """Whether input 0 or 1 is a constant that float16 does not reach to. Asked for f16acc alone: to look at each weight takes long."""
+    """Whether input 0 or 1 is a constant that float16 does not reach to. Asked for f16acc alone: to look at each weight
+    takes long."""
     return node.target.limits.precision == "f16acc" and any(node.input(i).exceeds_half for i in (0, 1))
 
 
 def of_matrices(
-    node: BoundNode, rows: int, m: int, k: int, transposed: bool = False, bias: int | None = None, alpha: float = 1.0,
+    node: BoundNode,
+    rows: int,
+    m: int,
+    k: int,
+    transposed: bool = False,
+    bias: int | None = None,
+    alpha: float = 1.0,
 ) -> TiledProduct | None:
     """The product of inputs 0, [rows, k], and 1, [k, m] (transposed: [m, k]); None where another kernel is to do it.
 
@@ -326,8 +379,8 @@ def lower_tiled(product: TiledProduct, out: TensorType) -> Lowering:
 
 
 def _lowered(product: TiledProduct, tile: Tile, split: int, choice: Choice, out: TensorType) -> Lowering:
-    """The weights packed, once where they are constant, and if they don't lie right already; the product; where K is cut and the parts are
-    not added up by the product itself, their sum.
+    """The weights packed, once where they are constant, and if they don't lie right already; the product; where K is
+    cut and the parts are not added up by the product itself, their sum.
     """
     per = ceil_div(ceil_div(product.fours, tile.fours), split)
     rows = product.packed_rows
@@ -347,21 +400,39 @@ def _lowered(product: TiledProduct, tile: Tile, split: int, choice: Choice, out:
         return Lowering((out,), tuple(kernels), tuple(temps), once=tuple(once), inverses=inverses)
     groups = tiles_of(product, tile)
     parts = TensorType(FLOAT32, (groups * split * tile.m * tile.n,))
-    if _may_arrive(product.target) and not is_symbolic(groups) and parts.nbytes <= product.target.limits.max_binding_nbytes:
+    if (
+        _may_arrive(product.target)
+        and not is_symbolic(groups)
+        and parts.nbytes <= product.target.limits.max_binding_nbytes
+    ):
         arrived = TensorType(UINT32, (groups,))
-        kernels.append(replace(
-            built, workgroup_nbytes=built.workgroup_nbytes + PLACE_NBYTES, outputs=(out, parts, arrived),
-            reads=(*(built.reads or ()), *bias.items()), features=(*built.features, LAST_ARRIVING),
-            writes=(("y", 0), ("parts", "parts"), ("arrived", "arrived")),
-            vectors=(*built.vectors, "parts", *(bias if "y" in built.vectors else ())), atomics=("arrived",),
-            consts=tuple((name, name == "LAST" or value) for name, value in built.consts)))
+        kernels.append(
+            replace(
+                built,
+                workgroup_nbytes=built.workgroup_nbytes + PLACE_NBYTES,
+                outputs=(out, parts, arrived),
+                reads=(*(built.reads or ()), *bias.items()),
+                features=(*built.features, LAST_ARRIVING),
+                writes=(("y", 0), ("parts", "parts"), ("arrived", "arrived")),
+                vectors=(*built.vectors, "parts", *(bias if "y" in built.vectors else ())),
+                atomics=("arrived",),
+                consts=tuple((name, name == "LAST" or value) for name, value in built.consts),
+            )
+        )
         temps += [("parts", parts), ("arrived", arrived)]
         return Lowering((out,), tuple(kernels), tuple(temps), once=tuple(once), inverses=inverses, kept=("arrived",))
     parts = TensorType(FLOAT32, (split, *out.shape))
     kernels.append(replace(built, outputs=(parts,), writes=(("y", "parts"),)))
-    kernels.append(kernel(
-        "sum_parts.wgsl", [out], consts={"SPLIT": split, "SIZE": out.size, "ALPHA": product.alpha, "BETA": 1.0},
-        indices={"c_index": Strided((product.rows, product.columns), (0, 1))}, reads={"part": "parts", **bias}, writes={"y": 0}))
+    kernels.append(
+        kernel(
+            "sum_parts.wgsl",
+            [out],
+            consts={"SPLIT": split, "SIZE": out.size, "ALPHA": product.alpha, "BETA": 1.0},
+            indices={"c_index": Strided((product.rows, product.columns), (0, 1))},
+            reads={"part": "parts", **bias},
+            writes={"y": 0},
+        )
+    )
     return Lowering((out,), tuple(kernels), (*temps, ("parts", parts)), once=tuple(once), inverses=inverses)
 
 
@@ -378,28 +449,70 @@ def consts_of(tile: Tile, halves: bool = False) -> dict[str, Const]:
     """What a shader of products in tiles has of its tile."""
     outputs = tile.own_m // 4 * tile.own_n
     return {
-        "TM": tile.m, "TN": tile.n, "TQ": tile.fours, "MM": tile.own_m, "NN": tile.own_n, "SLICES": tile.slices, "TEAM": tile.team,
-        "TX": tile.n // tile.own_n, "TY": tile.m // tile.own_m, "A_LOADS": tile.loads_m,
-        "B_LOADS": tile.loads_n, "A_SIZE": tile.fours * tile.m, "B_ROW": tile.row,
-        "BUFFER": tile.buffer, "SHARED": 2 * tile.buffer if halves else tile.shared, "SUMS": tile.sums, "ROUNDS": tile.rounds,
-        "EACH": outputs // tile.rounds, "OUTPUTS": outputs // tile.slices if tile.slices > 1 else outputs}
+        "TM": tile.m,
+        "TN": tile.n,
+        "TQ": tile.fours,
+        "MM": tile.own_m,
+        "NN": tile.own_n,
+        "SLICES": tile.slices,
+        "TEAM": tile.team,
+        "TX": tile.n // tile.own_n,
+        "TY": tile.m // tile.own_m,
+        "A_LOADS": tile.loads_m,
+        "B_LOADS": tile.loads_n,
+        "A_SIZE": tile.fours * tile.m,
+        "B_ROW": tile.row,
+        "BUFFER": tile.buffer,
+        "SHARED": 2 * tile.buffer if halves else tile.shared,
+        "SUMS": tile.sums,
+        "ROUNDS": tile.rounds,
+        "EACH": outputs // tile.rounds,
+        "OUTPUTS": outputs // tile.slices if tile.slices > 1 else outputs,
+    }
 
 
 def tiled_kernel(product: TiledProduct, tile: Tile, split: int, per: int, weights: int | str, choice: Choice) -> Kernel:
     """product.wgsl without its bias and output."""
     fours, outputs = product.weights.padded // 4, tile.own_m // 4 * tile.own_n
     consts: dict[str, Const] = {
-        "ROWS": product.rows, "M": product.m, "M4": product.m // 4, "C4": fours, "KQ": product.fours,
-        "STEPS": ceil_div(product.fours, tile.fours), "PER": per, "SPLIT": split, "LAST": False, "ALPHA": product.alpha,
-        "LOADED": LOADED, "AT_ONCE": max(1, 24 // outputs * tile.slices), "BATCH": product.batch, "W_ROWS": product.packed_rows,
-        "HALVES": product.halves, "CHUNK": CHUNK * tile.slices // (2 * 4 * tile.fours), **consts_of(tile, product.halves),
-        "POINTWISE": product.pointwise, "STRIDED": product.strided, "PLANES": product.planes > 0, "CHANNELS": product.planes,
-        "GROUP_COUNT": product.groups, **(product.spread.consts if product.spread else {"SPREAD": 0}),
-        "TAPS": not product.pointwise and not product.planes and fours % tile.fours == 0, **product.window}
+        "ROWS": product.rows,
+        "M": product.m,
+        "M4": product.m // 4,
+        "C4": fours,
+        "KQ": product.fours,
+        "STEPS": ceil_div(product.fours, tile.fours),
+        "PER": per,
+        "SPLIT": split,
+        "LAST": False,
+        "ALPHA": product.alpha,
+        "LOADED": LOADED,
+        "AT_ONCE": max(1, 24 // outputs * tile.slices),
+        "BATCH": product.batch,
+        "W_ROWS": product.packed_rows,
+        "HALVES": product.halves,
+        "CHUNK": CHUNK * tile.slices // (2 * 4 * tile.fours),
+        **consts_of(tile, product.halves),
+        "POINTWISE": product.pointwise,
+        "STRIDED": product.strided,
+        "PLANES": product.planes > 0,
+        "CHANNELS": product.planes,
+        "GROUP_COUNT": product.groups,
+        **(product.spread.consts if product.spread else {"SPREAD": 0}),
+        "TAPS": not product.pointwise and not product.planes and fours % tile.fours == 0,
+        **product.window,
+    }
     by_elements = product.spread is not None and product.spread.planes
     final = (() if by_elements else ("y",)) + (() if by_elements or product.bias is None or split > 1 else ("c",))
     vectors = ("w", *final, *(() if product.planes else ("x",)))
     return kernel(
-        "product.wgsl", [], consts=consts, workgroup_size=tile.workgroup_size, workgroup_nbytes=tile.workgroup_nbytes(product.halves),
+        "product.wgsl",
+        [],
+        consts=consts,
+        workgroup_size=tile.workgroup_size,
+        workgroup_nbytes=tile.workgroup_nbytes(product.halves),
         grid=(product.groups * ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split * product.batch),
-        reads={"x": 0, "w": weights}, vectors=vectors, choice=choice, features=(FLOAT16.feature,) if product.halves else ())
+        reads={"x": 0, "w": weights},
+        vectors=vectors,
+        choice=choice,
+        features=(FLOAT16.feature,) if product.halves else (),
+    )

@@ -1,4 +1,5 @@
-"""Readings of a tensor whose neighbours end up far apart, as a transposition's do, by tiles (transpose.wgsl) or an element at a time."""
+"""Readings of a tensor whose neighbours end up far apart, as a transposition's do, by tiles (transpose.wgsl) or an
+element at a time."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ ALONG = 4
 class Swap:
     """Elements of y in its order, as dimensions that cannot be merged, with how far a step along each moves in x.
 
-    axis: of the dimension whose steps go to x's next element; y's own neighbours, along the last one, are `strides[-1]` apart in x.
+    axis: of the dimension whose steps go to x's next element; y's own neighbours, along the last one, are `strides[-1]`
+    apart in x.
     """
 
     shape: Shape
@@ -65,10 +67,11 @@ class Swap:
 
     def pitches(self) -> tuple[int, ...]:
         """How far a step along each dimension moves in y."""
-        return tuple(math.prod(self.shape[k + 1:]) for k in range(len(self.shape)))
+        return tuple(math.prod(self.shape[k + 1 :]) for k in range(len(self.shape)))
 
     def begins_at(self, multiple: int) -> bool:
-        """Whether runs of x begin at multiples of so many elements, and runs of y at multiples of four; so do their ends."""
+        """Whether runs of x begin at multiples of so many elements, and runs of y at multiples of four; so do their
+        ends."""
         steps = (*self.others(self.strides), self.strides[-1], self.a, self.offset)
         return all(same(step % multiple, 0) for step in steps) and same(self.b % 4, 0)
 
@@ -124,22 +127,29 @@ def moving_ns(index: Strided, dtype: DType, by: Figures) -> float:
 
 
 def swapping(node: BoundNode, swap: Swap, out: TensorType, target: int) -> Kernel | Choice | None:
-    """The kernel that makes output `target`; where strided.wgsl is to do it, the choice that it is, or None where there was none."""
+    """The kernel that makes output `target`; where strided.wgsl is to do it, the choice that it is, or None where there
+    was none."""
     x, ends_in, limits, raw = node.input(0).dtype, node.ends_in(out.dtype), node.target.limits, not node.has_steps
     if hint(out.size) < SMALL or not limits.allow("transpose.wgsl"):
         return None
-    tiles = {name: tile for name, tile in _known(swap, x, ends_in, raw).items() if tile.block or limits.allow(WORKGROUP)}
+    tiles = {
+        name: tile for name, tile in _known(swap, x, ends_in, raw).items() if tile.block or limits.allow(WORKGROUP)
+    }
     if not tiles:
         return None
     estimates = {EACH: each_ns(swap, out.dtype, node.target.figures)} | {
-        name: tile_ns(swap, out.dtype, tile, node.target.figures) for name, tile in tiles.items()}
+        name: tile_ns(swap, out.dtype, tile, node.target.figures) for name, tile in tiles.items()
+    }
     about = f"about {1 << hint(math.prod(swap.others(swap.shape))).bit_length()} times"
-    choice = node.target.choose(f"transpose {hint(swap.a)} x {hint(swap.b)}, {about}, {x.bits} to {ends_in.bits} bits", estimates)
+    choice = node.target.choose(
+        f"transpose {hint(swap.a)} x {hint(swap.b)}, {about}, {x.bits} to {ends_in.bits} bits", estimates
+    )
     return choice if choice.form == EACH else _kernel(swap, tiles[choice.form], x, out, ends_in, raw, target, choice)
 
 
 def _known(swap: Swap, x: DType, ends_in: DType, raw: bool) -> Mapping[str, Tile]:
-    """The tiles that can move these elements: four at a time those that have a vector or a word, others where no word of y has two runs."""
+    """The tiles that can move these elements: four at a time those that have a vector or a word, others where no word
+    of y has two runs."""
     vectors, tiles = (FLOAT32, INT8, UINT8), dict[str, Tile]()
     if swap.begins_at(4) and (x.bits <= 32 if raw else x in vectors and ends_in in vectors):
         tiles |= BLOCKS if x.bits == 32 else OF_PACKED
@@ -153,26 +163,54 @@ def _is_packed(dtype: DType, raw: bool) -> bool:
     return dtype.bits < 32 and (raw or dtype.storage == "u32")
 
 
-def _kernel(swap: Swap, tile: Tile, x: DType, out: TensorType, ends_in: DType, raw: bool, target: int, choice: Choice) -> Kernel:
+def _kernel(
+    swap: Swap, tile: Tile, x: DType, out: TensorType, ends_in: DType, raw: bool, target: int, choice: Choice
+) -> Kernel:
     pitches, others, words = swap.pitches(), swap.others(swap.shape), _is_packed(ends_in, raw)
     tiles = ceil_div(swap.a, tile.a), ceil_div(swap.b, tile.b)
     wide = tile.block == (16, 4)
-    vectors = [name for name, dtype in (("x", x), ("y", ends_in)) if tile.block and (dtype.bits == 32 or (wide and name == "x"))]
+    vectors = [
+        name
+        for name, dtype in (("x", x), ("y", ends_in))
+        if tile.block and (dtype.bits == 32 or (wide and name == "x"))
+    ]
     return kernel(
-        "transpose.wgsl", [out], raw=raw, reads={"x": 0}, writes={"y": target}, choice=choice, vectors=vectors,
+        "transpose.wgsl",
+        [out],
+        raw=raw,
+        reads={"x": 0},
+        writes={"y": target},
+        choice=choice,
+        vectors=vectors,
         words=["y"] if words else [],
         consts={
-            "A": swap.a, "B": swap.b, "PITCH": pitches[swap.axis], "TILES_A": tiles[0], "TILES_B": tiles[1], "TILE_A": tile.a,
-            "TILE_B": tile.b, "BLOCKS": bool(tile.block), "WIDE": wide, "RAW": raw, "WORDS": words, "SIGNED": x is INT8},
+            "A": swap.a,
+            "B": swap.b,
+            "PITCH": pitches[swap.axis],
+            "TILES_A": tiles[0],
+            "TILES_B": tiles[1],
+            "TILE_A": tile.a,
+            "TILE_B": tile.b,
+            "BLOCKS": bool(tile.block),
+            "WIDE": wide,
+            "RAW": raw,
+            "WORDS": words,
+            "SIGNED": x is INT8,
+        },
         indices={
-            "x_place": Strided(others, swap.others(swap.strides), swap.offset), "x_row": Strided((swap.b,), (swap.strides[-1],)),
-            "y_place": Strided(others, swap.others(pitches))},
-        groups=math.prod(others) * tiles[0] * tiles[1], workgroup_size=tile.workgroup_size,
-        workgroup_nbytes=0 if tile.block else tile.b * (tile.a + 1) * max(4, x.nbytes))
+            "x_place": Strided(others, swap.others(swap.strides), swap.offset),
+            "x_row": Strided((swap.b,), (swap.strides[-1],)),
+            "y_place": Strided(others, swap.others(pitches)),
+        },
+        groups=math.prod(others) * tiles[0] * tiles[1],
+        workgroup_size=tile.workgroup_size,
+        workgroup_nbytes=0 if tile.block else tile.b * (tile.a + 1) * max(4, x.nbytes),
+    )
 
 
 def each_ns(swap: Swap, dtype: DType, by: Figures) -> float:
-    """An element at a time: of what a load brings, the other elements are asked for again later, by another workgroup."""
+    """An element at a time: of what a load brings, the other elements are asked for again later, by another
+    workgroup."""
     elements = hint(math.prod(swap.shape))
     return float(by.dispatch_ns + max(SECTOR, 2 * dtype.nbytes) * elements * by.byte_ns)
 
@@ -181,7 +219,9 @@ def tile_ns(swap: Swap, dtype: DType, tile: Tile, by: Figures) -> float:
     """By tiles: its bytes, or of small elements what takes them apart; that runs begin; what tiles at an end lack."""
     elements, a, b = hint(math.prod(swap.shape)), hint(swap.a), hint(swap.b)
     idle = ceil_div(a, tile.a) * tile.a * ceil_div(b, tile.b) * tile.b * (elements // max(1, a * b)) - elements
-    least, factor, idle_nbytes = (24 // tile.block[0], 1.0, IDLE) if tile.block else (8, by.transpose_tile_factor, 2 * IDLE)
+    least, factor, idle_nbytes = (
+        (24 // tile.block[0], 1.0, IDLE) if tile.block else (8, by.transpose_tile_factor, 2 * IDLE)
+    )
     moved_ns = _bytes_ns(max(2 * dtype.nbytes, least) * elements, by) * (1 + ALONG / min(tile.a, tile.b))
     return float(by.dispatch_ns + factor * moved_ns + idle_nbytes * idle * by.byte_ns)
 

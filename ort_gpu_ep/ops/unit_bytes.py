@@ -1,4 +1,5 @@
-"""Products of bytes on an adapter's matrix units (byte_units.wgsl): the sums of byte_product.wgsl, and exact like them."""
+"""Products of bytes on an adapter's matrix units (byte_units.wgsl): the sums of byte_product.wgsl, and exact like
+them."""
 
 from __future__ import annotations
 
@@ -17,14 +18,18 @@ from ort_gpu_ep.ops.tiles import TiledProduct, consts_of
 TILES: tuple[UnitTile, ...] = (
     UnitTile("byte units 128x128", 128, 128, 64, 2, 2, 1.22, 2, 1.31, 10.3),
     UnitTile("byte units 64x128", 64, 128, 64, 2, 2, 0.92, 3, 1.07, 2.6),
-    UnitTile("byte units 64x64x64", 64, 64, 64, 2, 2, 0.64, 8, 0.94), UnitTile("byte units 64x64", 64, 64, 128, 2, 2, 0.69, 4, 1.0, 3.1))
+    UnitTile("byte units 64x64x64", 64, 64, 64, 2, 2, 0.64, 8, 0.94),
+    UnitTile("byte units 64x64", 64, 64, 128, 2, 2, 0.69, 4, 1.0, 3.1),
+)
 """k is in bytes. Fitted to ResNet-50's convolutions of 32 images in each of them."""
 GAIN = 1.6
 """What the units do in bytes, over figures.matrix_fma_per_ns: 471 TOP/s on an H200."""
 QUADS = 16
 """Rows of packed weights are a multiple of it, in quads of 16 bytes: what any tile's step reads."""
 
-record("byte_units.wgsl", "product", loop_bound=lambda k: k["STEPS"], flops=lambda k: 64 * k["ROWS"] * k["M4"] * k["KQ"])
+record(
+    "byte_units.wgsl", "product", loop_bound=lambda k: k["STEPS"], flops=lambda k: 64 * k["ROWS"] * k["M4"] * k["KQ"]
+)
 record("pack_byte_rows.wgsl", "movement", loop_bound=lambda k: 4)
 
 
@@ -33,15 +38,23 @@ def tiles_of(product: TiledProduct) -> dict[str, UnitTile]:
     limits, rows = product.target.limits, int(hint(product.rows))
     if no_byte_units(limits) or product.batch > 1 or min(rows, product.m, 16 * product.fours) < LEAST:
         return {}
-    return {tile.name: tile for tile in TILES
-            if fits(tile, limits) and max(ceil_div(rows, tile.n), ceil_div(product.m, tile.m)) <= limits.max_groups_per_dimension}
+    return {
+        tile.name: tile
+        for tile in TILES
+        if fits(tile, limits)
+        and max(ceil_div(rows, tile.n), ceil_div(product.m, tile.m)) <= limits.max_groups_per_dimension
+    }
 
 
 def fits(tile: UnitTile, limits: Limits) -> bool:
     """Whether the adapter can run it."""
     fragment, subgroup = limits.byte_fragment, limits.unit_subgroup(BYTE_FRAGMENTS)
-    return (fragment is not None and tile.divides(subgroup, fragment) and tile.workgroup_size(subgroup) <= limits.max_invocations
-            and _nbytes(tile, limits) <= limits.max_workgroup_nbytes)
+    return (
+        fragment is not None
+        and tile.divides(subgroup, fragment)
+        and tile.workgroup_size(subgroup) <= limits.max_invocations
+        and _nbytes(tile, limits) <= limits.max_workgroup_nbytes
+    )
 
 
 def _nbytes(tile: UnitTile, limits: Limits) -> int:
@@ -65,19 +78,34 @@ def row_quads(product: TiledProduct) -> int:
 def on_units(product: TiledProduct, tile: UnitTile, built: Kernel, choice: Choice) -> Kernel:
     """The kernel in register tiles, as one of matrix units."""
     quads, limits = tile.k // 16, product.target.limits
-    subgroup, pinned, fragment = limits.unit_subgroup(BYTE_FRAGMENTS), limits.pinned_subgroup(BYTE_FRAGMENTS), limits.byte_fragment
+    subgroup, pinned, fragment = (
+        limits.unit_subgroup(BYTE_FRAGMENTS),
+        limits.pinned_subgroup(BYTE_FRAGMENTS),
+        limits.byte_fragment,
+    )
     assert fragment is not None, "no_byte_units says so"
     gm, gn = tile.teams(subgroup)
     own: dict[str, Const] = {
         **({} if str(fragment) == "16x16x32" else {"FN": fragment.n, "FM": fragment.m, "FK": fragment.k}),
         **({PINNED_SUBGROUP: pinned} if pinned else {}),
-        "TM": tile.m, "TN": tile.n, "TQ": quads, "GM": gm, "GN": gn, "W_ROW": row_quads(product),
-        "STEPS": ceil_div(product.fours, quads)}
+        "TM": tile.m,
+        "TN": tile.n,
+        "TQ": quads,
+        "GM": gm,
+        "GN": gn,
+        "W_ROW": row_quads(product),
+        "STEPS": ceil_div(product.fours, quads),
+    }
     left_out = {*consts_of(TILES_OF_REGISTERS[0]), "PER", "SPLIT", "LAST"}
     consts = {name: own.get(name, value) for name, value in built.consts if name not in left_out} | own
     consts["TAPS"] = bool(consts["TAPS"]) and product.weights.padded // 4 % quads == 0
     return replace(
-        built, shader="byte_units.wgsl", consts=tuple(consts.items()), workgroup_size=tile.workgroup_size(subgroup),
+        built,
+        shader="byte_units.wgsl",
+        consts=tuple(consts.items()),
+        workgroup_size=tile.workgroup_size(subgroup),
         workgroup_nbytes=_nbytes(tile, limits),
-        grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), 1), choice=choice,
-        features=("subgroup", SUBGROUP_MATRIX, MATRIX_BYTES))
+        grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), 1),
+        choice=choice,
+        features=("subgroup", SUBGROUP_MATRIX, MATRIX_BYTES),
+    )

@@ -1,7 +1,7 @@
 """Convolutions on an adapter's matrix units, channels last: the window is read in place (matrix_product.wgsl, IM2COL).
 
-Beside the forms in register tiles and Winograd's, where matrix_units.py says that products may use the units. Groups of enough channels
-and filters are as many products.
+Beside the forms in register tiles and Winograd's, where matrix_units.py says that products may use the units. Groups of
+enough channels and filters are as many products.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ PARTS_ALIGNED = 2048
 """Vectors of a part of an image, at least, of which part_scales.wgsl finds the largest."""
 SCALES_WORKGROUP_SIZE = 256
 APART = 4
-"""Images of a workgroup's rows for each of which a lane keeps the largest magnitude, rather than in workgroup memory."""
+"""Images of a workgroup's rows for each of which a lane keeps the largest magnitude, rather than in workgroup
+memory."""
 STORED_WIDTH, SCALED_WIDTH = 2.4, 3.4
-"""Bytes that an element of x counts for in `f16acc` and `tf32`: in the first, most are stored in float16, which nothing tells here."""
+"""Bytes that an element of x counts for in `f16acc` and `tf32`: in the first, most are stored in float16, which nothing
+tells here."""
 MOST_PARTS = 512
-"""Of an image whose scales its producer gives: with more, what reads them waits longer than a look at the image takes."""
+"""Of an image whose scales its producer gives: with more, what reads them waits longer than a look at the image
+takes."""
 
 record("part_scales.wgsl", "reduction", loop_bound=lambda k: ceil_div(k["PER"], 4 * k.workgroup_size))
 
 
 @dataclass(frozen=True, slots=True)
 class UnitConvolution:
-    """A convolution as one product (of groups, one each), which matrix units may do. images: of x, each of `size` elements. scaled: as
-    UnitProduct's. constant: that x is. dtype: of x and the weights.
+    """A convolution as one product (of groups, one each), which matrix units may do. images: of x, each of `size`
+    elements. scaled: as UnitProduct's. constant: that x is. dtype: of x and the weights.
     """
 
     product: TiledProduct
@@ -58,7 +61,8 @@ class UnitConvolution:
 
 
 def may_use(node: BoundNode) -> bool:
-    """Whether a Conv may use matrix units, as far as its types and the adapter say: float16 always, float32 if the precision says so."""
+    """Whether a Conv may use matrix units, as far as its types and the adapter say: float16 always, float32 if the
+    precision says so."""
     limits = node.target.limits
     return (node.input(0).dtype is FLOAT16 or limits.precision in (TF32, "f16acc")) and not no_matrix_units(limits)
 
@@ -87,8 +91,11 @@ def forms(units: UnitConvolution | None) -> dict[str, Form]:
     product, limits = units.product, units.product.target.limits
     by_name = dict[str, Form]()
     for tile in matrix_units.TILES:
-        if not (tile.fits(limits, w_rows=True) and max(
-                ceil_div(int(hint(product.rows)), tile.n), ceil_div(product.m, tile.m), product.groups) <= limits.max_groups_per_dimension):
+        if not (
+            tile.fits(limits, w_rows=True)
+            and max(ceil_div(int(hint(product.rows)), tile.n), ceil_div(product.m, tile.m), product.groups)
+            <= limits.max_groups_per_dimension
+        ):
             continue
         by_name[tile.name] = Form(estimate_ns(units, tile), partial(_lowered, units, tile, 1))
         times = {split: matrix_units.CUT_FACTOR * estimate_ns(units, tile, split) for split in _splits(units, tile)}
@@ -101,7 +108,9 @@ def forms(units: UnitConvolution | None) -> dict[str, Form]:
 def _splits(units: UnitConvolution, tile: UnitTile) -> Iterator[int]:
     """Parts of k, each of enough steps, where the whole would leave compute units idle."""
     product = units.product
-    return matrix_units.splits(product.target, tile, product.rows, product.m, units.k) if product.groups == 1 else iter(())
+    return (
+        matrix_units.splits(product.target, tile, product.rows, product.m, units.k) if product.groups == 1 else iter(())
+    )
 
 
 def estimate_ns(units: UnitConvolution, tile: UnitTile, split: int = 1) -> float:
@@ -111,7 +120,8 @@ def estimate_ns(units: UnitConvolution, tile: UnitTile, split: int = 1) -> float
     product, by = units.product, units.product.target.figures
     x_width = PLAIN_WIDTH if units.dtype is FLOAT16 else SCALED_WIDTH if units.scaled else STORED_WIDTH
     time = matrix_units.tile_ns(
-        by, tile, int(hint(product.rows)), product.m, units.k, product.groups, 1.0, split, (x_width, PLAIN_WIDTH))
+        by, tile, int(hint(product.rows)), product.m, units.k, product.groups, 1.0, split, (x_width, PLAIN_WIDTH)
+    )
     if units.scaled and product.planes:
         time += by.dispatch_ns + 4 * int(hint(units.images)) * int(hint(units.size)) * by.byte_ns
     return time
@@ -119,7 +129,9 @@ def estimate_ns(units: UnitConvolution, tile: UnitTile, split: int = 1) -> float
 
 def _lowered(units: UnitConvolution, tile: UnitTile, split: int, choice: Choice, out: TensorType) -> Lowering:
     """The scales of x; the product, of weights that were packed once. split: parts of k."""
-    return matrix_units.in_parts(_whole(units, tile, choice, out), tile, units.product.rows, units.product.m, units.k, split)
+    return matrix_units.in_parts(
+        _whole(units, tile, choice, out), tile, units.product.rows, units.product.m, units.k, split
+    )
 
 
 def _whole(units: UnitConvolution, tile: UnitTile, choice: Choice, out: TensorType) -> Lowering:
@@ -146,37 +158,85 @@ def _scales(units: UnitConvolution, parts: TensorType) -> Kernel:
     fours = not units.product.planes
     size = units.size // 4 if fours else units.size
     return kernel(
-        "part_scales.wgsl", [parts], consts={"SIZE": size, "PER": ceil_div(size, units.parts), "PARTS": units.parts, "FOURS": fours},
-        workgroup_size=SCALES_WORKGROUP_SIZE, workgroup_nbytes=4, grid=(units.parts, units.images, 1), reads={"x": 0},
-        writes={"scales": "x_scales"}, vectors=("x",) if fours else ())
+        "part_scales.wgsl",
+        [parts],
+        consts={"SIZE": size, "PER": ceil_div(size, units.parts), "PARTS": units.parts, "FOURS": fours},
+        workgroup_size=SCALES_WORKGROUP_SIZE,
+        workgroup_nbytes=4,
+        grid=(units.parts, units.images, 1),
+        reads={"x": 0},
+        writes={"scales": "x_scales"},
+        vectors=("x",) if fours else (),
+    )
 
 
-def _product(units: UnitConvolution, tile: UnitTile, choice: Choice, out: TensorType, reads: dict[str, int | str]) -> Kernel:
+def _product(
+    units: UnitConvolution, tile: UnitTile, choice: Choice, out: TensorType, reads: dict[str, int | str]
+) -> Kernel:
     product = units.product
     limits, fours, bias = product.target.limits, not product.planes, {} if product.bias is None else {"c": product.bias}
     plain, eights, w_eights = units.dtype is FLOAT16, fours and product.weights.padded % 8 == 0, product.m % 8 == 0
     consts: dict[str, Const] = {
-        **matrix_units.consts_of(tile, limits), "BATCH": 1, "N": product.rows, "M": product.m, "K": units.k, "X_FOURS": fours,
-        "W_FOURS": True, "X_EIGHTS": plain and eights, "W_EIGHTS": w_eights, "X_ROWS": True, "W_ROWS": True, "W_M": 1,
-        "W_K": product.columns, "K_WHOLE": units.k % tile.k == 0, "X_PLAIN": plain, "W_PLAIN": plain, "X_SCALED": units.scaled,
-        "W_SCALED": units.scaled, "X_BATCHES": False, "W_BATCHES": product.groups > 1, "Y_FOURS": True, "C_FOURS": True,
-        "GROUP_COUNT": product.groups, "ALPHA": product.alpha, "BETA": 1.0, "IM2COL": True, "POINTWISE": product.pointwise,
-        "PLANES": product.planes > 0, "CHANNELS": product.planes, "C": product.weights.padded, "PARTS": units.parts, "GIVES": 0,
+        **matrix_units.consts_of(tile, limits),
+        "BATCH": 1,
+        "N": product.rows,
+        "M": product.m,
+        "K": units.k,
+        "X_FOURS": fours,
+        "W_FOURS": True,
+        "X_EIGHTS": plain and eights,
+        "W_EIGHTS": w_eights,
+        "X_ROWS": True,
+        "W_ROWS": True,
+        "W_M": 1,
+        "W_K": product.columns,
+        "K_WHOLE": units.k % tile.k == 0,
+        "X_PLAIN": plain,
+        "W_PLAIN": plain,
+        "X_SCALED": units.scaled,
+        "W_SCALED": units.scaled,
+        "X_BATCHES": False,
+        "W_BATCHES": product.groups > 1,
+        "Y_FOURS": True,
+        "C_FOURS": True,
+        "GROUP_COUNT": product.groups,
+        "ALPHA": product.alpha,
+        "BETA": 1.0,
+        "IM2COL": True,
+        "POINTWISE": product.pointwise,
+        "PLANES": product.planes > 0,
+        "CHANNELS": product.planes,
+        "C": product.weights.padded,
+        "PARTS": units.parts,
+        "GIVES": 0,
         "X_SPANNED": spanned(product, tile),
-        **product.window}
+        **product.window,
+    }
     flat, side = Strided((1,), (0,)), product.groups > 1
-    of_groups = [Strided((product.groups,), (width,)) if side else flat for width in (product.weights.channels, product.m)]
+    of_groups = [
+        Strided((product.groups,), (width,)) if side else flat for width in (product.weights.channels, product.m)
+    ]
     built = kernel(
-        "matrix_product.wgsl", [out], consts=consts, workgroup_size=tile.workgroup_size(limits.unit_subgroup(FRAGMENTS)),
-        workgroup_nbytes=tile.workgroup_nbytes(True, limits), indices={"x_base": of_groups[0], "w_base": of_groups[1], "c_index": flat},
-        grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), product.groups), reads={**reads, **bias}, writes={"y": 0},
+        "matrix_product.wgsl",
+        [out],
+        consts=consts,
+        workgroup_size=tile.workgroup_size(limits.unit_subgroup(FRAGMENTS)),
+        workgroup_nbytes=tile.workgroup_nbytes(True, limits),
+        indices={"x_base": of_groups[0], "w_base": of_groups[1], "c_index": flat},
+        grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), product.groups),
+        reads={**reads, **bias},
+        writes={"y": 0},
         vectors=("w", "y", *(("x",) if fours else ()), *bias),
-        words=tuple(name for name, by_eight in (("x", plain and eights), ("w", w_eights)) if by_eight), choice=choice,
-        features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS))
+        words=tuple(name for name, by_eight in (("x", plain and eights), ("w", w_eights)) if by_eight),
+        choice=choice,
+        features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS),
+    )
     return replace(
-        built, workgroup_nbytes=built.workgroup_nbytes + (4 * spanned(product, tile) if units.scaled else 0),
+        built,
+        workgroup_nbytes=built.workgroup_nbytes + (4 * spanned(product, tile) if units.scaled else 0),
         scales=given_scales(units, tile) if units.scaled else None,
-        rounded=() if units.scaled or plain else (matrix_units.rounded(eights),))
+        rounded=() if units.scaled or plain else (matrix_units.rounded(eights),),
+    )
 
 
 def pixels_of(product: TiledProduct) -> int:

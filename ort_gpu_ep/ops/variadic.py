@@ -8,17 +8,31 @@ from ort_gpu_ep.ir.graph import Step
 from ort_gpu_ep.ir.types import FLOATS, INT64, DType, Shape, TensorType, summed
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, View, broadcast, kernel, op
 from ort_gpu_ep.ops import channels_last
-from ort_gpu_ep.ops.elementwise import NUMERIC, REAL, Expression, by_type, common_shape, constant, elementwise, in_pairs, paired
+from ort_gpu_ep.ops.elementwise import (
+    NUMERIC,
+    REAL,
+    Expression,
+    by_type,
+    common_shape,
+    constant,
+    elementwise,
+    in_pairs,
+    paired,
+)
 
 MAX_READS = 7
 """Inputs of one kernel: WebGPU guarantees 8 storage buffers, one is the output."""
 
 
-def variadic(name: str, pair: Callable[[BoundNode], str], *, types: tuple[DType, ...], mean: bool = False, pairs: str = "") -> None:
-    """Adds a row that folds its inputs from the left with `pair`, a formula over x and y. mean: then divides by their number.
+def variadic(
+    name: str, pair: Callable[[BoundNode], str], *, types: tuple[DType, ...], mean: bool = False, pairs: str = ""
+) -> None:
+    """Adds a row that folds its inputs from the left with `pair`, a formula over x and y. mean: then divides by their
+    number.
 
     pairs: the formula for 64-bit integers that are pairs of words, as `elementwise` has it.
     """
+
     def build(node: BoundNode) -> Lowering | View:
         if len(node.inputs) == 1:
             return View(node.input(0).type)
@@ -62,7 +76,8 @@ variadic("Min", by_type("min_f32(x, y)", "min(x, y)"), types=NUMERIC, pairs="sel
 
 
 def clip(node: BoundNode) -> Expression:
-    """`min(max(x, low), high)`; a bound is an attribute before opset 11, then an optional input, in the text where the host knows it."""
+    """`min(max(x, low), high)`; a bound is an attribute before opset 11, then an optional input, in the text where the
+    host knows it."""
     dtype, inputs, pairs = node.input(0).dtype, [0], in_pairs(node)
     bounds: list[str] = []
     for index, attribute in ((1, "min"), (2, "max")):

@@ -14,8 +14,8 @@ from ort_gpu_ep.kernels.registry import BoundNode, Const
 class Window:
     """A window sliding over spatial dimensions; every tuple has one entry a dimension.
 
-    small, large: the side it slides over (Conv's input, ConvTranspose's output) is `large`; each position of it is in `small`.
-    pads: before each dimension; negative ones crop.
+    small, large: the side it slides over (Conv's input, ConvTranspose's output) is `large`; each position of it is in
+    `small`. pads: before each dimension; negative ones crop.
     """
 
     large: Shape
@@ -41,7 +41,11 @@ class Window:
         for names, sizes in ((large, self.large), (small, self.small)):
             values.update(zip(names, (1,) * missing + sizes, strict=True))
         for name, sizes, default in (
-            ("WINDOW", self.size, 1), ("STRIDE", self.strides, 1), ("DILATION", self.dilations, 1), ("PAD", self.pads, 0)):
+            ("WINDOW", self.size, 1),
+            ("STRIDE", self.strides, 1),
+            ("DILATION", self.dilations, 1),
+            ("PAD", self.pads, 0),
+        ):
             values.update(zip((f"{name}_{axis}" for axis in "ZYX"), (default,) * missing + sizes, strict=True))
         return values
 
@@ -66,7 +70,10 @@ def conv_window(node: BoundNode, spatial: Shape, size: Shape) -> Window:
     padded = tuple(n + b + e for n, b, e in zip(spatial, pads[:rank], pads[rank:], strict=True))
     if any(n < r for n, r in zip(padded, reach, strict=True)):
         raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"{node.op}: a window of {reach} over {padded} elements with their padding, which ONNX Runtime's CPU refuses")
+            Code.ATTRIBUTE,
+            f"{node.op}: a window of {reach} over {padded} elements with their padding, which ONNX Runtime's "
+            f"CPU refuses",
+        )
     out = tuple((n - r) // s + 1 for n, r, s in zip(padded, reach, strides, strict=True))
     return Window(spatial, out, size, strides, dilations, pads[:rank])
 
@@ -78,11 +85,17 @@ def transpose_window(node: BoundNode, spatial: Shape, size: Shape) -> Window:
     dilations = tuple(node.attr("dilations") or (1,) * rank)
     extra = tuple(node.attr("output_padding") or (0,) * rank)
     auto, shape = node.attr("auto_pad"), node.attr("output_shape")
-    full = tuple((n - 1) * s + (k - 1) * d + 1 + e for n, s, k, d, e in zip(spatial, strides, size, dilations, extra, strict=True))
+    full = tuple(
+        (n - 1) * s + (k - 1) * d + 1 + e
+        for n, s, k, d, e in zip(spatial, strides, size, dilations, extra, strict=True)
+    )
     if shape:
         out = tuple(shape[-rank:])
         _check_reached(node, out, full, strides)
-    elif auto in ("SAME_UPPER", "SAME_LOWER"):      # a window smaller than its stride reaches less far, and nothing is added
+    elif auto in (
+        "SAME_UPPER",
+        "SAME_LOWER",
+    ):  # a window smaller than its stride reaches less far, and nothing is added
         reach = tuple((k - 1) * d + 1 + e for k, d, e in zip(size, dilations, extra, strict=True))
         out = tuple((n - 1) * s + min(s, r) for n, s, r in zip(spatial, strides, reach, strict=True))
     else:
@@ -95,13 +108,16 @@ def transpose_window(node: BoundNode, spatial: Shape, size: Shape) -> Window:
 
 
 def _check_reached(node: BoundNode, wanted: Shape, full: Shape, strides: Shape) -> None:
-    """onnxruntime refuses an output_shape that is so large that its last positions belong to inputs which are not there."""
+    """onnxruntime refuses an output_shape that is so large that its last positions belong to inputs which are not
+    there."""
     if any(o - f >= s for o, f, s in zip(wanted, full, strides, strict=True)):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with output_shape {list(wanted)}, where all of the input gives {list(full)}")
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE, f"{node.op} with output_shape {list(wanted)}, where all of the input gives {list(full)}"
+        )
 
 
 def _pads(node: BoundNode, rank: int) -> Shape:
-    auto = node.attr("auto_pad") or "NOTSET"      # DeformConv has none
+    auto = node.attr("auto_pad") or "NOTSET"  # DeformConv has none
     if auto not in ("NOTSET", "VALID"):
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with auto_pad {auto!r}")
     pads = tuple(node.attr("pads") or ()) if auto == "NOTSET" else ()

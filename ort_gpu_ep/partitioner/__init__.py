@@ -1,6 +1,7 @@
 """Decides which nodes go to the GPU, how they are fused and grouped, and why.
 
-Its names load on first use: a session of a known model reads what was decided (plugin/partitioning.py), and loads no rows.
+Its names load on first use: a session of a known model reads what was decided (plugin/partitioning.py), and loads no
+rows.
 """
 
 from __future__ import annotations
@@ -28,7 +29,18 @@ _LAZY = {
     "rewrite": "passes",
 }
 
-__all__ = ["Costs", "NodeReport", "Partitioning", "Prediction", "Report", "fuse", "is_ours", "nothing", "partition", "rewrite"]
+__all__ = [
+    "Costs",
+    "NodeReport",
+    "Partitioning",
+    "Prediction",
+    "Report",
+    "fuse",
+    "is_ours",
+    "nothing",
+    "partition",
+    "rewrite",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,6 @@
-"""What optimisers write around attention of ONNX Runtime, without the dispatches that it would take: the bias of queries, keys and values
-goes into the products before it, the mask of padding is made once for all layers that have the same, and ids stay as they are.
+"""What optimisers write around attention of ONNX Runtime, without the dispatches that it would take: the bias of
+queries, keys and values goes into the products before it, the mask of padding is made once for all layers that have the
+same, and ids stay as they are.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def simplify_attention(graph: Graph, facts: Facts, limits: Limits) -> Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Masked:
-    """Attention whose padding alone says what is added to its scores. scores, before, filtered: what masked_scores tells."""
+    """Attention whose padding alone says what is added to its scores. scores, before, filtered: what masked_scores
+    tells."""
 
     node: Node
     scores: Shape
@@ -55,7 +57,8 @@ class _Masked:
 
 @dataclass
 class _Inputs:
-    """replaced: id() of a node -> what stands there instead. before: id() of a node -> what stands in front of it. values: new ones."""
+    """replaced: id() of a node -> what stands there instead. before: id() of a node -> what stands in front of it.
+    values: new ones."""
 
     graph: Graph
     facts: Facts
@@ -73,32 +76,56 @@ class _Inputs:
         """Adds the bias in the products that nothing else reads, if these take it all."""
         bias = self.facts.known.get(node.inputs[BIAS]) if node.inputs[BIAS] in self.facts.constants else None
         keys = self.facts.types.get(node.inputs[1]) if len(node.inputs) > 1 else None
-        names = node.inputs[:3 if keys is not None and keys.rank == 3 else 1]       # keys that stand as [B, heads, L, D] have none
+        # keys that stand as [B, heads, L, D] have none
+        names = node.inputs[: 3 if keys is not None and keys.rank == 3 else 1]
         types = [self.facts.types.get(name) for name in names]
-        if bias is None or keys is None or keys.rank == 5 or any(t is None or t.rank != 3 for t in types) or len(set(names)) < len(names):
+        if (
+            bias is None
+            or keys is None
+            or keys.rank == 5
+            or any(t is None or t.rank != 3 for t in types)
+            or len(set(names)) < len(names)
+        ):
             return
         first, products = 0, list[tuple[Node, Node]]()
         for name, tensor in zip(names, types, strict=True):
             assert tensor is not None, "the caller has looked"
             width = int(tensor.shape[2])
             product = self.producers.get(name)
-            biased = product and self._biased(product, name, f"{node.inputs[BIAS]}.{first}", bias[first:first + width], tensor)
+            biased = product and self._biased(
+                product, name, f"{node.inputs[BIAS]}.{first}", bias[first : first + width], tensor
+            )
             if product is None or biased is None:
                 return
             products.append((product, biased))
             first += width
         self.replaced.update({id(product): biased for product, biased in products})
-        self.replaced[id(node)] = replace(node, inputs=(*node.inputs[:BIAS], "", *node.inputs[BIAS + 1:]))
+        self.replaced[id(node)] = replace(node, inputs=(*node.inputs[:BIAS], "", *node.inputs[BIAS + 1 :]))
 
     def _biased(self, product: Node, name: str, bias_name: str, bias: Array, tensor: TensorType) -> Node | None:
         """The product with the bias as its last step; None where it can't have one, or another node reads it."""
         spec = spec_of(product)
-        if spec is None or not spec.epilogue or len(product.writes) != 1 or len(self.readers[name]) != 1 or name in self.graph.outputs:
+        if (
+            spec is None
+            or not spec.epilogue
+            or len(product.writes) != 1
+            or len(self.readers[name]) != 1
+            or name in self.graph.outputs
+        ):
             return None
         self._constant(bias_name, bias, tensor)
         added = Node(
-            "Elementwise", (), (name,), product.name, "ort_gpu_ep", 1, id=product.id, sources=product.members,
-            epilogue=(Step("Add", "x + y", ("e0", "e1"), tensor.dtype),), operands=(name, bias_name))
+            "Elementwise",
+            (),
+            (name,),
+            product.name,
+            "ort_gpu_ep",
+            1,
+            id=product.id,
+            sources=product.members,
+            epilogue=(Step("Add", "x + y", ("e0", "e1"), tensor.dtype),),
+            operands=(name, bias_name),
+        )
         node = join(product, added, name)
         bound = bind(node, self.facts)
         refused = isinstance(bound, Decline) or isinstance(claim(bound, self.limits), Decline)
@@ -117,12 +144,18 @@ class _Inputs:
         inputs, bound = list(node.inputs), bind(node, self.facts)
         for at in (IDS, SEGMENT_IDS):
             cast = self.producers.get(inputs[at])
-            kind = self.facts.types.get(cast.inputs[0]) if cast is not None and cast.op == "Cast" and not cast.domain else None
+            kind = (
+                self.facts.types.get(cast.inputs[0])
+                if cast is not None and cast.op == "Cast" and not cast.domain
+                else None
+            )
             if cast is not None and kind is not None and kind.dtype is INT64 and not cast.epilogue:
                 inputs[at] = cast.inputs[0]
         if tuple(inputs) == node.inputs or isinstance(bound, Decline):
             return
-        embedding = replace(node, domain="ort_gpu_ep", inputs=tuple(inputs), attributes={"epsilon": bound.attr("epsilon")})
+        embedding = replace(
+            node, domain="ort_gpu_ep", inputs=tuple(inputs), attributes={"epsilon": bound.attr("epsilon")}
+        )
         bound = bind(embedding, self.facts)
         if not isinstance(bound, Decline) and not isinstance(claim(bound, self.limits), Decline):
             self.replaced[id(node)] = embedding
@@ -131,7 +164,11 @@ class _Inputs:
 
     def share_masks(self) -> None:
         """One node for each mask that several nodes would make for themselves."""
-        left = [masked for node in self.graph.nodes if (masked := self._masked(self.replaced.get(id(node), node))) is not None]
+        left = [
+            masked
+            for node in self.graph.nodes
+            if (masked := self._masked(self.replaced.get(id(node), node))) is not None
+        ]
         origins = {self.replaced.get(id(node), node).outputs: node for node in self.graph.nodes}
         while left:
             alike = [masked for masked in left if masked.is_like(left[0])]
@@ -142,7 +179,12 @@ class _Inputs:
     def _masked(self, node: Node) -> _Masked | None:
         """The node, if padding is all that its mask is made of, and its type has a number for what is filtered."""
         at = PADDING.get((node.domain, node.op))
-        if at is None or not _padding(node) or node.attributes.get("unidirectional") or any(node.inputs[MASK:MASK + 1]):
+        if (
+            at is None
+            or not _padding(node)
+            or node.attributes.get("unidirectional")
+            or any(node.inputs[MASK : MASK + 1])
+        ):
             return None
         bound = bind(node, self.facts)
         if not isinstance(bound, BoundNode) or isinstance(claim(bound, self.limits), Decline):
@@ -153,9 +195,23 @@ class _Inputs:
     def _share(self, alike: Sequence[_Masked], origins: Sequence[Node]) -> None:
         first, name = alike[0], f"{origins[0].outputs[0]}.mask"
         dtype = self.facts.types[first.node.inputs[0]].dtype
-        attributes: dict[str, Any] = {"scores": first.scores, "before": first.before, "to": dtype.onnx, "mask_filter_value": first.filtered}
-        node = Node("AttentionMask", (_padding(first.node),), (name,), f"{origins[0].label}.mask", "ort_gpu_ep", 1, attributes,
-                    id=origins[0].id, sources=origins[0].members)
+        attributes: dict[str, Any] = {
+            "scores": first.scores,
+            "before": first.before,
+            "to": dtype.onnx,
+            "mask_filter_value": first.filtered,
+        }
+        node = Node(
+            "AttentionMask",
+            (_padding(first.node),),
+            (name,),
+            f"{origins[0].label}.mask",
+            "ort_gpu_ep",
+            1,
+            attributes,
+            id=origins[0].id,
+            sources=origins[0].members,
+        )
         bound = bind(node, self.facts)
         answer = bound if isinstance(bound, Decline) else claim(bound, self.limits)
         if isinstance(answer, Decline) or answer.outputs[0] is None:

@@ -1,8 +1,8 @@
 """What stands between DequantizeLinear and QuantizeLinear and is no product becomes one node from bytes to bytes.
 
-An op that only moves or compares elements works on the bytes themselves, where both have the same scale; others become ONNX Runtime's
-QLinear op. ONNX Runtime does the same for its CPU, but only after it has asked providers. Elementwise ops that have no such op need none:
-fusion joins them with what dequantises and quantises.
+An op that only moves or compares elements works on the bytes themselves, where both have the same scale; others become
+ONNX Runtime's QLinear op. ONNX Runtime does the same for its CPU, but only after it has asked providers. Elementwise
+ops that have no such op need none: fusion joins them with what dequantises and quantises.
 """
 
 from __future__ import annotations
@@ -20,13 +20,27 @@ from ort_gpu_ep.ops.quantized import DOMAIN
 from ort_gpu_ep.partitioner.integers import Surroundings, in_place_of, replaced_by
 
 MOVING: Mapping[str, int] = {
-    "MaxPool": 12, "Reshape": 5, "Flatten": 1, "Transpose": 1, "Squeeze": 1, "Unsqueeze": 1, "Slice": 10, "Gather": 1, "DepthToSpace": 1,
-    "SpaceToDepth": 1, "Resize": 10}
+    "MaxPool": 12,
+    "Reshape": 5,
+    "Flatten": 1,
+    "Transpose": 1,
+    "Squeeze": 1,
+    "Unsqueeze": 1,
+    "Slice": 10,
+    "Gather": 1,
+    "DepthToSpace": 1,
+    "SpaceToDepth": 1,
+    "Resize": 10,
+}
 """Ops that give elements of what they were given as input 0, and the first version that takes bytes."""
 
 QLINEAR: Mapping[str, str] = {
-    "Add": "QLinearAdd", "Mul": "QLinearMul", "AveragePool": "QLinearAveragePool", "GlobalAveragePool": "QLinearGlobalAveragePool",
-    "Softmax": "QLinearSoftmax"}
+    "Add": "QLinearAdd",
+    "Mul": "QLinearMul",
+    "AveragePool": "QLinearAveragePool",
+    "GlobalAveragePool": "QLinearGlobalAveragePool",
+    "Softmax": "QLinearSoftmax",
+}
 
 
 def keep_bytes(graph: Graph, facts: Facts, limits: Limits) -> Graph:
@@ -53,8 +67,11 @@ class _Between(Surroundings):
         """Whether all of it is bytes of one type, each with one scale."""
         types = [self.facts.types.get(name) for name in (*(d.inputs[0] for d in read), last.outputs[0])]
         scales = [self.facts.types.get(n.inputs[1]) for n in (*read, last)]
-        return len({t.dtype for t in types if t}) == 1 and all(t is not None and t.dtype in (UINT8, INT8) for t in types) and all(
-            s is not None and s.size == 1 for s in scales)
+        return (
+            len({t.dtype for t in types if t}) == 1
+            and all(t is not None and t.dtype in (UINT8, INT8) for t in types)
+            and all(s is not None and s.size == 1 for s in scales)
+        )
 
     def _moved(self, node: Node, decoder: Node, last: Node) -> Node | None:
         """The same op of bytes, where what they stand for stays the same."""
@@ -69,7 +86,12 @@ class _Between(Surroundings):
 
     def _equal(self, a: str, b: str) -> bool:
         one, other = self.graph.constant(a), self.graph.constant(b)
-        return one is not None and other is not None and one.size == other.size == 1 and bool(np.all(one.reshape(-1) == other.reshape(-1)))
+        return (
+            one is not None
+            and other is not None
+            and one.size == other.size == 1
+            and bool(np.all(one.reshape(-1) == other.reshape(-1)))
+        )
 
     def _calculated(self, node: Node, read: Sequence[Node], last: Node) -> Node | None:
         """ONNX Runtime's op of bytes."""

@@ -61,8 +61,8 @@ def choose(graph: Graph, prices: Prices, groups: Sequence[Sequence[Node]], ours:
 
 
 def can_be_ours(graph: Graph) -> bool:
-    """Whether a body's If, Loop or Scan can be ours: all that goes in and comes out are tensors of types that we know; a Scan is over first
-    axes, and of opset 9 or later.
+    """Whether a body's If, Loop or Scan can be ours: all that goes in and comes out are tensors of types that we know;
+    a Scan is over first axes, and of opset 9 or later.
     """
     parent = graph.parent
     if parent is None or parent.op not in ("If", "Loop", "Scan") or (parent.op == "Scan" and parent.version < 9):
@@ -73,13 +73,16 @@ def can_be_ours(graph: Graph) -> bool:
 
 
 def deciding(graph: Graph) -> list[Node]:
-    """The nodes of a Loop's body that give its condition from what the host has: the number of the turn, single numbers from outside.
+    """The nodes of a Loop's body that give its condition from what the host has: the number of the turn, single numbers
+    from outside.
 
     On the GPU each turn would wait for them.
     """
     if graph.parent is None or graph.parent.op != "Loop" or not graph.outputs:
         return []
-    numbers = {name for name in graph.inputs if _is_number(graph, name)} | {name for name, v in graph.values.items() if v.is_constant}
+    numbers = {name for name in graph.inputs if _is_number(graph, name)} | {
+        name for name, v in graph.values.items() if v.is_constant
+    }
     deciders = []
     for node in graph.nodes:
         if numbers.issuperset(node.reads) and not node.has_subgraph:
@@ -95,17 +98,27 @@ def deciding(graph: Graph) -> list[Node]:
 
 def _is_number(graph: Graph, name: str) -> bool:
     value = graph.values.get(name)
-    if value is None or value.dtype is None or value.shape is None or not value.dtype.name.startswith(("int", "uint", "bool")):
+    if (
+        value is None
+        or value.dtype is None
+        or value.shape is None
+        or not value.dtype.name.startswith(("int", "uint", "bool"))
+    ):
         return False
     return all(isinstance(d, int) for d in value.shape) and math.prod(d for d in value.shape if isinstance(d, int)) <= 1
 
 
 def with_inner(
-    prices: Prices, graph: Graph, groups: Sequence[Sequence[Node]], bodies: Mapping[int, Sequence[Report]],
+    prices: Prices,
+    graph: Graph,
+    groups: Sequence[Sequence[Node]],
+    bodies: Mapping[int, Sequence[Report]],
 ) -> tuple[Prices, list[Sequence[Node]]]:
-    """Prices and groups with a graph's own If, Loop and Scan, of which those that are ours are on the GPU. bodies: by id of the node.
+    """Prices and groups with a graph's own If, Loop and Scan, of which those that are ours are on the GPU. bodies: by
+    id of the node.
 
-    Whether one is ours was settled with its bodies: with the other nodes on the CPU it takes what their values take between the sides.
+    Whether one is ours was settled with its bodies: with the other nodes on the CPU it takes what their values take
+    between the sides.
     """
     nodes, added = dict(prices.nodes), list(groups)
     for node in graph.nodes:
@@ -115,8 +128,12 @@ def with_inner(
         turns = 1 if node.op == "If" else TURNS
         best_s = turns * max(ways[0].total_s for ways in predictions)
         ours = is_ours(bodies[node.id])
-        apart_s = turns * max(next(way.total_s for way in ways if way.candidate == "gpu") for ways in predictions) if ours else best_s
-        waits_s = prices.wait_s if node.op == "If" else 0.0     # for which branch it is
+        apart_s = (
+            turns * max(next(way.total_s for way in ways if way.candidate == "gpu") for ways in predictions)
+            if ours
+            else best_s
+        )
+        waits_s = prices.wait_s if node.op == "If" else 0.0  # for which branch it is
         nodes[id(node)] = NodeCost(apart_s, best_s + waits_s if ours else None)
         added += [[node]] if ours else []
     return replace(prices, nodes=nodes), added
@@ -130,7 +147,11 @@ def is_ours(bodies: Sequence[Report]) -> bool:
 def seen(report: Report, nodes: Sequence[Node], bodies: Mapping[int, Sequence[Report]]) -> Report:
     """The report on a graph with what became of its If, Loop and Scan. nodes: of the graph."""
     changes = {node.id: change for node in nodes if (change := _seen(node, bodies.get(node.id, ()))) is not None}
-    return replace(report, nodes=tuple(changes[n.id](n) if n.id in changes else n for n in report.nodes)) if changes else report
+    return (
+        replace(report, nodes=tuple(changes[n.id](n) if n.id in changes else n for n in report.nodes))
+        if changes
+        else report
+    )
 
 
 def _seen(node: Node, bodies: Sequence[Report]) -> Callable[[NodeReport], NodeReport] | None:
@@ -145,19 +166,31 @@ def _seen(node: Node, bodies: Sequence[Report]) -> Callable[[NodeReport], NodeRe
 
 
 def _without_kernel(op: str, bodies: Sequence[Report]) -> str:
-    """Why an If, Loop or Scan is not on the GPU though others are. Empty for other ops, and where nothing is known of the bodies."""
+    """Why an If, Loop or Scan is not on the GPU though others are. Empty for other ops, and where nothing is known of
+    the bodies."""
     if not bodies or op not in ("If", "Loop", "Scan"):
         return ""
     if any(body.placement == "auto" for body in bodies):
-        return f"placement=auto leaves {op} to the CPU unless it chooses the candidate gpu; placement=gpu can run it on the GPU"
+        return (
+            f"placement=auto leaves {op} to the CPU unless it chooses the candidate gpu; placement=gpu can run "
+            f"it on the GPU"
+        )
     if not all(body.able for body in bodies):
-        return (f"this {op} can't keep its values on the GPU: isolation=process, a value that is no tensor of a known type, "
-                "or a Scan that is of opset 8 or over another axis than the first")
+        return (
+            f"this {op} can't keep its values on the GPU: isolation=process, a value that is no tensor of a "
+            f"known type, "
+            "or a Scan that is of opset 8 or over another axis than the first"
+        )
     if any(body.partitions for body in bodies):
-        return f"copying the values of each turn of this {op} is predicted to take no longer than keeping them on the GPU"
+        return (
+            f"copying the values of each turn of this {op} is predicted to take no longer than keeping them on the GPU"
+        )
     return f"no node in the bodies of this {op} is on the GPU"
 
 
 def _why(predictions: Sequence[Prediction]) -> str:
     best, next_best = predictions[:2]
-    return f"a turn is predicted to take {best.total_s * 1e3:.3f} ms on the CPU, {next_best.total_s * 1e3:.3f} ms on the GPU"
+    return (
+        f"a turn is predicted to take {best.total_s * 1e3:.3f} ms on the CPU, {next_best.total_s * 1e3:.3f} "
+        f"ms on the GPU"
+    )

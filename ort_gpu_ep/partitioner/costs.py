@@ -15,7 +15,8 @@ from ort_gpu_ep.partitioner.cut import Crossing, NodeCost
 from ort_gpu_ep.partitioner.report import Prediction
 
 CPU_FLOPS = 2e11
-"""Floating-point operations a second of ONNX Runtime's CPU kernels in dense layers, on 8-16 cores: for nodes that were not measured."""
+"""Floating-point operations a second of ONNX Runtime's CPU kernels in dense layers, on 8-16 cores: for nodes that were
+not measured."""
 
 CPU_BYTES = 2e10
 """Bytes a second that its elementwise kernels move."""
@@ -24,17 +25,17 @@ CPU_NODE_S = 2e-6
 """What ONNX Runtime's executor spends on one node."""
 
 HOST_S = 9e-5
-"""What ONNX Runtime and this package take for a run of a partition, beside what the profile's empty run has: on the 16 cores of an H200's
-host 90 us, for graphs of one kernel to fifty."""
+"""What ONNX Runtime and this package take for a run of a partition, beside what the profile's empty run has: on the 16
+cores of an H200's host 90 us, for graphs of one kernel to fifty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """What is known before the graph is seen.
 
-    profile: of the adapter. cpu_s: seconds of each node on the CPU by (id, op), from ONNX Runtime's profile of this model; empty where it
-    did not run yet. shapes: of the graph's inputs in the run that was profiled. host_s: of a run of a partition, beside the profile's.
-    node_shapes: by (id, op), of what each node wrote in that run.
+    profile: of the adapter. cpu_s: seconds of each node on the CPU by (id, op), from ONNX Runtime's profile of this
+    model; empty where it did not run yet. shapes: of the graph's inputs in the run that was profiled. host_s: of a run
+    of a partition, beside the profile's. node_shapes: by (id, op), of what each node wrote in that run.
     """
 
     profile: Profile = GUESSED
@@ -46,7 +47,8 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """The costs of one graph. nodes: by id() of the node. crossings: values that the run computes or is given; names, nbytes: theirs.
+    """The costs of one graph. nodes: by id() of the node. crossings: values that the run computes or is given; names,
+    nbytes: theirs.
 
     failed: by id() of the node, what went wrong where one could not be priced; it has no cost on the GPU.
     """
@@ -61,21 +63,31 @@ class Prices:
 
 
 def products_of(bound: BoundNode, answer: Lowering) -> float:
-    """Floating-point operations in a node's sums of products, whoever computes them; what only our kernels do more is left out."""
+    """Floating-point operations in a node's sums of products, whoever computes them; what only our kernels do more is
+    left out."""
     works = (work_of(k, tensors_of(k, answer, bound)) for k in answer.kernels)
     return float(sum(work.flops for work in works if work.family in BY_FLOPS))
 
 
 def price(
-    graph: Graph, originals: Mapping[int, Node], answers: Mapping[int, tuple[Node, Answer, BoundNode | None]], facts: Facts, costs: Costs,
+    graph: Graph,
+    originals: Mapping[int, Node],
+    answers: Mapping[int, tuple[Node, Answer, BoundNode | None]],
+    facts: Facts,
+    costs: Costs,
 ) -> Prices:
     """Prices of a (fused) graph. originals: the nodes before fusion, by id. answers: by id() of the node."""
     nodes, failed = dict[Hashable, NodeCost](), dict[int, str]()
     for key, (node, answer, bound) in answers.items():
         try:
             nodes[key] = _node_cost(node, originals, answer, bound, costs)
-        except Exception as error:      # of one record: the other nodes are priced all the same, and the caller says which one is not
-            nodes[key], failed[key] = NodeCost(_measured_s(node, originals, costs), None), f"{type(error).__name__}: {error}"
+        except (
+            Exception
+        ) as error:  # of one record: the other nodes are priced all the same, and the caller says which one is not
+            nodes[key], failed[key] = (
+                NodeCost(_measured_s(node, originals, costs), None),
+                f"{type(error).__name__}: {error}",
+            )
     names = _movable(graph, answers, facts)
     producer = {name: id(n) for n in graph.nodes for name in n.writes}
     readers: dict[str, dict[Hashable | None, None]] = {}
@@ -89,9 +101,13 @@ def price(
     crossed = tuple(n for n in readers if n in names)
     for name in crossed:
         nbytes = facts.types[name].nbytes
-        wait_s = profile.run_s if name in waits else 0.0     # a CPU node that reads from the GPU waits for it; the user waits anyway
-        crossings.append(Crossing(
-            producer.get(name), tuple(readers[name]), profile.upload_s(nbytes), profile.download_s(nbytes) + wait_s))
+        # a CPU node that reads from the GPU waits for it; the user waits anyway
+        wait_s = profile.run_s if name in waits else 0.0
+        crossings.append(
+            Crossing(
+                producer.get(name), tuple(readers[name]), profile.upload_s(nbytes), profile.download_s(nbytes) + wait_s
+            )
+        )
         sizes.append(nbytes)
     return Prices(nodes, tuple(crossings), tuple(sizes), profile.run_s, failed, crossed, costs.host_s)
 
@@ -108,20 +124,25 @@ def _measured_s(node: Node, originals: Mapping[int, Node], costs: Costs) -> floa
     return sum(costs.cpu_s.get((member, originals[member].op), CPU_NODE_S) for member in node.members)
 
 
-def _node_cost(node: Node, originals: Mapping[int, Node], answer: Answer, bound: BoundNode | None, costs: Costs) -> NodeCost:
+def _node_cost(
+    node: Node, originals: Mapping[int, Node], answer: Answer, bound: BoundNode | None, costs: Costs
+) -> NodeCost:
     cpu_s = _measured_s(node, originals, costs)
     if not isinstance(answer, Lowering) or bound is None:
         return NodeCost(cpu_s, 0.0 if isinstance(answer, HostValues) else None)
     moved = sum(i.type.nbytes for i in bound.given()) + sum(t.nbytes for t in answer.outputs if t is not None)
     if not any((m, originals[m].op) in costs.cpu_s for m in node.members):
         cpu_s += max(products_of(bound, answer) / CPU_FLOPS, moved / CPU_BYTES)
-    if answer.deferred:     # what it will dispatch is not known: most such nodes move their input
+    if answer.deferred:  # what it will dispatch is not known: most such nodes move their input
         return NodeCost(cpu_s, costs.profile.dispatch_s + costs.profile.curve("movement").at(moved))
     return NodeCost(cpu_s, costs.profile.node_s(answer, bound))
 
 
 def predict(
-    candidate: str, prices: Prices, groups: Collection[Collection[Node]], is_there: Callable[[str], bool] = lambda name: False,
+    candidate: str,
+    prices: Prices,
+    groups: Collection[Collection[Node]],
+    is_there: Callable[[str], bool] = lambda name: False,
 ) -> Prediction:
     """What a run takes with these groups on the GPU, one after the other with the rest on the CPU.
 
@@ -145,6 +166,6 @@ def predict(
         elif True in sides:
             transfer_s += crossing.upload_s
             up += nbytes
-    transfer_s += prices.wait_s if waits else 0.0     # the run's last wait; those in between stand in the crossings
+    transfer_s += prices.wait_s if waits else 0.0  # the run's last wait; those in between stand in the crossings
     transfer_s += prices.host_s * len(groups)
     return Prediction(candidate, cpu_s + gpu_s + transfer_s, cpu_s, gpu_s, transfer_s, up, down, len(groups))

@@ -1,7 +1,9 @@
-"""The cheapest assignment of nodes to two sides (CPU and GPU, say), where values between the sides cost, as a minimum cut.
+"""The cheapest assignment of nodes to two sides (CPU and GPU, say), where values between the sides cost, as a minimum
+cut.
 
-Source: Stone, Multiprocessor scheduling with the aid of network flow algorithms, IEEE TSE 3(1), 1977. A vertex per value and direction
-makes a value pay once however many readers it has; a value with one reader needs none. The flow is Dinic's (Soviet Math. Doklady 11, 1970).
+Source: Stone, Multiprocessor scheduling with the aid of network flow algorithms, IEEE TSE 3(1), 1977. A vertex per
+value and direction makes a value pay once however many readers it has; a value with one reader needs none. The flow is
+Dinic's (Soviet Math. Doklady 11, 1970).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ PICOSECONDS = 1e12
 _ANY = 1 << 60
 """Capacity of what must not be cut: two weeks."""
 
-_FIRST, _SECOND = 0, 1      # vertices: source and sink
+_FIRST, _SECOND = 0, 1  # vertices: source and sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class NodeCost:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A value that may have to move. producer and readers are keys of nodes; None is the user, who is on the CPU's side."""
+    """A value that may have to move. producer and readers are keys of nodes; None is the user, who is on the CPU's
+    side."""
 
     producer: Hashable | None
     readers: tuple[Hashable | None, ...]
@@ -57,8 +60,11 @@ def cheapest_on_gpu(nodes: Mapping[Hashable, NodeCost], crossings: Sequence[Cros
     return set(nodes) - first_side(costs, moves)
 
 
-def first_side(nodes: Mapping[Hashable, tuple[float, float]], moves: Sequence[Move], most: bool = False) -> set[Hashable]:
-    """Keys of the nodes on the first side in an assignment of least total seconds; of equal ones that with the fewest there (or the most).
+def first_side(
+    nodes: Mapping[Hashable, tuple[float, float]], moves: Sequence[Move], most: bool = False
+) -> set[Hashable]:
+    """Keys of the nodes on the first side in an assignment of least total seconds; of equal ones that with the fewest
+    there (or the most).
 
     nodes: seconds on the first and on the second side, infinite where it can't be.
     """
@@ -79,7 +85,8 @@ def first_side(nodes: Mapping[Hashable, tuple[float, float]], moves: Sequence[Mo
 
 
 def _add_move(network: _Network, producer: int, readers: set[int], move: Move) -> None:
-    """What is cut if the producer is on the first side and a reader on the second (there), or the other way round (back)."""
+    """What is cut if the producer is on the first side and a reader on the second (there), or the other way round
+    (back)."""
     if len(readers) == 1:
         (reader,) = readers
         network.add(producer, reader, move.there)
@@ -152,7 +159,7 @@ class _Network:
                 for edge in path:
                     self.room[edge] -= amount
                     self.room[edge ^ 1] += amount
-                path = path[:next(k for k, edge in enumerate(path) if not self.room[edge])]
+                path = path[: next(k for k, edge in enumerate(path) if not self.room[edge])]
                 continue
             step = self._step(vertex, distance, tried)
             if step is not None:

@@ -1,6 +1,8 @@
-"""Weights whose constants contradict each other: found when a session is made, and left to ONNX Runtime, which raises or answers.
+"""Weights whose constants contradict each other: found when a session is made, and left to ONNX Runtime, which raises
+or answers.
 
-The kernels of compressed weights trust what weights/formats.py says of them. A file that was cut or changed may say otherwise.
+The kernels of compressed weights trust what weights/formats.py says of them. A file that was cut or changed may say
+otherwise.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ def with_damage(graph: Graph) -> Graph:
 
 def complaints(graph: Graph) -> list[str]:
     """A sentence for each damaged weight of a graph."""
-    return [f"{node.label}: its weight is damaged, and left to ONNX Runtime: {node.attributes[DAMAGE]}"
-            for node in graph.nodes if DAMAGE in node.attributes]
+    return [
+        f"{node.label}: its weight is damaged, and left to ONNX Runtime: {node.attributes[DAMAGE]}"
+        for node in graph.nodes
+        if DAMAGE in node.attributes
+    ]
 
 
 def _marked(node: Node, graph: Graph) -> Node:
@@ -34,13 +39,18 @@ def _marked(node: Node, graph: Graph) -> Node:
 
 
 def _fault(node: Node, graph: Graph) -> str:
-    """What is wrong with the constants of a decoder; empty if nothing is, or if their types are not even those that its row takes."""
+    """What is wrong with the constants of a decoder; empty if nothing is, or if their types are not even those that its
+    row takes."""
     loads = [graph.values[name].load for name in node.inputs if name in graph.values]
     if len(loads) != len(node.inputs) or None in loads:
         return "its codes are no constants of the model"
     arrays = [load() for load in loads if load is not None]
     shape, size = (node.attributes.get(name) for name in ("shape", "size"))
-    if not isinstance(shape, tuple) or not isinstance(size, tuple) or any(not isinstance(d, int) or d < 0 for d in shape):
+    if (
+        not isinstance(shape, tuple)
+        or not isinstance(size, tuple)
+        or any(not isinstance(d, int) or d < 0 for d in shape)
+    ):
         return f"shape {shape!r} and size {size!r}; expected lists of sizes"
     dims, count = tuple(int(d) for d in shape), tuple(int(d) for d in size)
     if node.op == SPARSE and len(arrays) == 3:

@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 @dataclass
 class _State:
-    """One attempt with one guess. graph: fused; source: before that. declined: by id of the (fused) node. events: what went wrong,
-    in sentences. guessed: nodes are declined for what was guessed.
+    """One attempt with one guess. graph: fused; source: before that. declined: by id of the (fused) node. events: what
+    went wrong, in sentences. guessed: nodes are declined for what was guessed.
     """
 
     graph: Graph
@@ -50,24 +50,37 @@ class _State:
 
 
 def partition(
-    graph: Graph, config: Config, limits: Limits, software: bool, costs: Costs | None = None,
-    inner: Mapping[int, Sequence[Report]] | None = None, resident: bool = False,
+    graph: Graph,
+    config: Config,
+    limits: Limits,
+    software: bool,
+    costs: Costs | None = None,
+    inner: Mapping[int, Sequence[Report]] | None = None,
+    resident: bool = False,
 ) -> Partitioning:
     """Decides for every node of a graph.
 
-    software: the adapter is the CPU in disguise; placement=auto then takes nothing, unless the adapter was asked for by name.
-    costs: what placement=auto decides by, and bodies of Loop and Scan. inner: what was decided on the bodies of its own If, Loop and Scan,
-    by id of the node. resident: whether the session's values stay on the device, and so If, Loop and Scan can be ours.
+    software: the adapter is the CPU in disguise; placement=auto then takes nothing, unless the adapter was asked for by
+    name. costs: what placement=auto decides by, and bodies of Loop and Scan. inner: what was decided on the bodies of
+    its own If, Loop and Scan, by id of the node. resident: whether the session's values stay on the device, and so If,
+    Loop and Scan can be ours.
     """
     costs, inner = costs or Costs(), inner or {}
     if config.placement == "cpu":
         return nothing(graph, config, Decline(Code.COST, "placement=cpu"))
     if config.placement == "auto" and software and not config.adapter:
-        return nothing(graph, config, Decline(Code.COST, "placement=auto: the adapter is software, the CPU itself is faster"))
+        return nothing(
+            graph, config, Decline(Code.COST, "placement=auto: the adapter is software, the CPU itself is faster")
+        )
     graph = with_damage(graph)
     state = _best_attempt(graph, config, limits, costs, inner)
     state.events += complaints(graph)
-    _decline_all(state, bodies.deciding(state.graph), Code.HOST, "it gives the loop's condition: on the GPU, each turn would wait for it")
+    _decline_all(
+        state,
+        bodies.deciding(state.graph),
+        Code.HOST,
+        "it gives the loop's condition: on the GPU, each turn would wait for it",
+    )
     ours = resident and bodies.can_be_ours(graph)
     measured, choice = sum((node.id, node.op) in costs.cpu_s for node in graph.nodes), None
     if config.placement == "auto":
@@ -78,14 +91,27 @@ def partition(
             groups, choice = _body(graph, state, groups, config, costs, inner, ours)
             predictions, measured = choice.predictions, 0
     report = replace(
-        _report(graph, state, groups, config, limits), predictions=predictions, measured=measured, able=ours,
-        resident=choice is not None and choice.resident, guessed=state.guessed,
-        ranks=ranks.ranks_of(graph, inner, {name: tensor.rank for name, tensor in state.facts.types.items()}))
-    return Partitioning(tuple(tuple(i for node in g for i in node.members) for g in groups), bodies.seen(report, graph.nodes, inner))
+        _report(graph, state, groups, config, limits),
+        predictions=predictions,
+        measured=measured,
+        able=ours,
+        resident=choice is not None and choice.resident,
+        guessed=state.guessed,
+        ranks=ranks.ranks_of(graph, inner, {name: tensor.rank for name, tensor in state.facts.types.items()}),
+    )
+    return Partitioning(
+        tuple(tuple(i for node in g for i in node.members) for g in groups), bodies.seen(report, graph.nodes, inner)
+    )
 
 
 def _body(
-    graph: Graph, state: _State, groups: list[list[Node]], config: Config, costs: Costs, inner: Mapping[int, Sequence[Report]], ours: bool,
+    graph: Graph,
+    state: _State,
+    groups: list[list[Node]],
+    config: Config,
+    costs: Costs,
+    inner: Mapping[int, Sequence[Report]],
+    ours: bool,
 ) -> tuple[list[list[Node]], bodies.Choice]:
     """What is left of the groups of a body, and why."""
     prices = price(state.graph, {n.id: n for n in graph.nodes}, state.answers, state.facts, replace(costs, cpu_s={}))
@@ -102,7 +128,9 @@ def nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
     return Partitioning((), Report(graph.name, graph.nested, nodes, (), config.placement))
 
 
-def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs, inner: Mapping[int, Sequence[Report]]) -> _State:
+def _best_attempt(
+    graph: Graph, config: Config, limits: Limits, costs: Costs, inner: Mapping[int, Sequence[Report]]
+) -> _State:
     """The guess with which most nodes are claimed, of ranks that the graph does not tell, and of sizes."""
     types = sizes.given_types(graph, costs.shapes, costs.node_shapes) if not graph.nested else {}
     graph, best = ranks.as_shown(graph, types), None
@@ -118,7 +146,8 @@ def _best_attempt(graph: Graph, config: Config, limits: Limits, costs: Costs, in
 
 
 def _best_of_sizes(graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType]) -> _State:
-    """With what a run has shown there is one guess; else that with which most nodes are claimed. The graph says which sizes it needs."""
+    """With what a run has shown there is one guess; else that with which most nodes are claimed. The graph says which
+    sizes it needs."""
     candidates = sizes.CANDIDATES[:1] if given or sizes.is_static(graph, graph.inputs) else sizes.CANDIDATES
     best: _State | None = None
     for size in candidates:
@@ -132,11 +161,12 @@ def _best_of_sizes(graph: Graph, config: Config, limits: Limits, given: Mapping[
 
 
 def _solved(graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType], guess: Guess) -> _State:
-    """The attempt with a guess, or with what it becomes where the graph needs other sizes. Reasons say where they follow from it."""
+    """The attempt with a guess, or with what it becomes where the graph needs other sizes. Reasons say where they
+    follow from it."""
     best, solution = _attempt(graph, config, limits, given, guess), Solution(guess, {})
     state, solver = best, Solver(graph, limits, guess, given)
     for _ in range(ROUNDS):
-        if not (declined := _declined_by_guess(state)):     # what follows a node may be declined once that one is not
+        if not (declined := _declined_by_guess(state)):  # what follows a node may be declined once that one is not
             return state
         before, solution = solution, solver.solve(declined)
         if solution.guess == before.guess:
@@ -155,8 +185,14 @@ def _at_most(value: T) -> T:
 def _declined_by_guess(state: _State) -> set[int]:
     """Ids of the nodes that other sizes or ranks might cure."""
     values = state.graph.values
-    return {member for node, answer, _ in state.answers.values() if isinstance(answer, Decline) and answer.code in BY_SIZES
-            and all(name not in values or values[name].dtype is not None for name in node.reads) for member in node.members}
+    return {
+        member
+        for node, answer, _ in state.answers.values()
+        if isinstance(answer, Decline)
+        and answer.code in BY_SIZES
+        and all(name not in values or values[name].dtype is not None for name in node.reads)
+        for member in node.members
+    }
 
 
 def _attempt(graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType], guess: Guess) -> _State:
@@ -164,14 +200,18 @@ def _attempt(graph: Graph, config: Config, limits: Limits, given: Mapping[str, T
     wrong = sizes.misjudged(graph)
 
     def otherwise(name: str) -> TensorType | None:
-        """What declined nodes write: what a run has shown, or ONNX Runtime's shape inference says, where it is right."""
+        """What declined nodes write: what a run has shown, or ONNX Runtime's shape inference says, where it is
+        right."""
         if name in given:
             return given[name]
         return sizes.stand_in(graph.values[name], guess) if name in graph.values and name not in wrong else None
 
     fused = fuse(graph, inputs, limits, otherwise) if config.fusion else graph
     facts = facts_of(fused, inputs)
-    answers = {id(node): (node, _at_most(answer), _at_most(bound)) for node, answer, bound in walk(fused, facts, limits, otherwise)}
+    answers = {
+        id(node): (node, _at_most(answer), _at_most(bound))
+        for node, answer, bound in walk(fused, facts, limits, otherwise)
+    }
     if facts.trace is not None:
         facts.types = {name: _at_most(tensor) for name, tensor in facts.types.items()}
     declined = {key: answer for key, (_, answer, _) in answers.items() if isinstance(answer, Decline)}
@@ -184,14 +224,21 @@ def _with_guesses(state: _State, graph: Graph, solution: Solution) -> _State:
         members = state.answers[key][0].members
         dimensions = next((solution.depends[member] for member in members if member in solution.depends), ())
         if dimensions:
-            state.declined[key] = replace(decline, reason=f"{decline.reason}; {sizes.guessed(graph, solution.guess, dimensions)}")
+            state.declined[key] = replace(
+                decline, reason=f"{decline.reason}; {sizes.guessed(graph, solution.guess, dimensions)}"
+            )
     return state
 
 
 def _cheapest(
-    graph: Graph, state: _State, config: Config, limits: Limits, costs: Costs,
+    graph: Graph,
+    state: _State,
+    config: Config,
+    limits: Limits,
+    costs: Costs,
 ) -> tuple[_State, list[list[Node]], tuple[Prediction, ...]]:
-    """The assignment with the least predicted time of three: everything on the CPU, everything that can on the GPU, the minimum cut."""
+    """The assignment with the least predicted time of three: everything on the CPU, everything that can on the GPU, the
+    minimum cut."""
     prices = price(state.graph, {n.id: n for n in graph.nodes}, state.answers, state.facts, costs)
     for key, error in prices.failed.items():
         label = state.answers[key][0].label
@@ -202,8 +249,11 @@ def _cheapest(
     every = _copy(state, {})
     every_group = _settle(every, config, limits)
     on_gpu = cheapest_on_gpu(prices.nodes, prices.crossings)
-    kept = {key: Decline(Code.COST, "predicted to be faster here: the cheapest cut leaves it on the CPU")
-            for key, (_, answer, _) in state.answers.items() if isinstance(answer, Lowering) and key not in on_gpu}
+    kept = {
+        key: Decline(Code.COST, "predicted to be faster here: the cheapest cut leaves it on the CPU")
+        for key, (_, answer, _) in state.answers.items()
+        if isinstance(answer, Lowering) and key not in on_gpu
+    }
     cut = _copy(state, kept)
     cut_groups = _without_losers(cut, _settle(cut, config, limits), prices)
     options = [(predict("gpu", prices, every_group), every, every_group), (predict("cpu", prices, ()), state, [])]
@@ -214,7 +264,12 @@ def _cheapest(
     if best.candidate == "cpu":
         chosen = _copy(state, {})
         why = f"the whole is predicted to take {best} and {options[1][0]}"
-        _decline_all(chosen, [node for node, answer, _ in state.answers.values() if not isinstance(answer, Decline)], Code.COST, why)
+        _decline_all(
+            chosen,
+            [node for node, answer, _ in state.answers.values() if not isinstance(answer, Decline)],
+            Code.COST,
+            why,
+        )
     return chosen, groups, tuple(prediction for prediction, _, _ in options)
 
 
@@ -223,13 +278,19 @@ def _copy(state: _State, declined: Mapping[int, Decline]) -> _State:
 
 
 def _without_losers(state: _State, groups: list[list[Node]], prices: Prices) -> list[list[Node]]:
-    """Drops groups whose copies and waits cost more than they gain: grouping may have split what the cut took for one piece."""
+    """Drops groups whose copies and waits cost more than they gain: grouping may have split what the cut took for one
+    piece."""
     best = predict("cut", prices, groups).total_s
     for group in sorted(groups, key=len):
         rest = [g for g in groups if g is not group]
         total_s = predict("cut", prices, rest).total_s
         if total_s < best:
-            _decline_all(state, group, Code.COST, f"its group of {len(group)} is predicted to cost more in transfers than it gains")
+            _decline_all(
+                state,
+                group,
+                Code.COST,
+                f"its group of {len(group)} is predicted to cost more in transfers than it gains",
+            )
             groups, best = rest, total_s
     return groups
 
@@ -260,7 +321,12 @@ def _check_group(state: _State, group: list[Node], config: Config, limits: Limit
         _decline_open(state, alone, answers, inputs, limits)
     for name in (*inputs, *outputs):
         if name not in state.facts.types:
-            _decline_all(state, group, Code.DYNAMIC_SHAPE, f"type or rank of {name!r}, which crosses the group's border, is unknown")
+            _decline_all(
+                state,
+                group,
+                Code.DYNAMIC_SHAPE,
+                f"type or rank of {name!r}, which crosses the group's border, is unknown",
+            )
             return
     lowered = [a for _, a, _ in answers if isinstance(a, Lowering)]
     if not lowered or (config.placement == "auto" and not any(a.kernels for a in lowered)):
@@ -268,9 +334,14 @@ def _check_group(state: _State, group: list[Node], config: Config, limits: Limit
 
 
 def _decline_open(
-    state: _State, alone: Graph, found: Sequence[tuple[Node, Answer, BoundNode | None]], inputs: Mapping[str, TensorType], limits: Limits,
+    state: _State,
+    alone: Graph,
+    found: Sequence[tuple[Node, Answer, BoundNode | None]],
+    inputs: Mapping[str, TensorType],
+    limits: Limits,
 ) -> None:
-    """Declines what only one size lets the host compute: with the sizes of a run it is a kernel, and so is what reads it."""
+    """Declines what only one size lets the host compute: with the sizes of a run it is a kernel, and so is what reads
+    it."""
     opened = sizes.opened(alone, inputs)
     varying, names = set[str](), set[str]()
     for node, answer, _ in found if opened is not None else ():
@@ -288,11 +359,17 @@ def _decline_open(
             names |= set(node.reads)
     asked = alone.with_nodes(tuple(reversed(nodes)))
     declined = _declines(asked, opened, limits, state)
-    if fused := [node for node in asked.nodes if id(node) in declined and len(node.members) > 1]:     # a plan then leaves them as they were
+    # a plan then leaves them as they were
+    if fused := [node for node in asked.nodes if id(node) in declined and len(node.members) > 1]:
         members = {i: node for node in fused for i in node.members}
         single = [node for node in state.source.nodes if node.id in members]
-        parted = asked.with_nodes(tuple(n for node in asked.nodes for n in (
-            [s for s in single if members[s.id] is node] if any(node is f for f in fused) else [node])))
+        parted = asked.with_nodes(
+            tuple(
+                n
+                for node in asked.nodes
+                for n in ([s for s in single if members[s.id] is node] if any(node is f for f in fused) else [node])
+            )
+        )
         still = _declines(parted, opened, limits, state)
         declined = {id(members.get(n.id, n)): still[id(n)] for n in parted.nodes if id(n) in still}
     for key, decline in declined.items():
@@ -311,7 +388,11 @@ def _reads_content(graph: Graph, node: Node) -> bool:
         return False
     spec = spec_of(node)
     bindings = spec.inputs if spec is not None else ()
-    read = [name for k, name in enumerate(node.inputs) if name and not (bindings and bindings[min(k, len(bindings) - 1)].bound)]
+    read = [
+        name
+        for k, name in enumerate(node.inputs)
+        if name and not (bindings and bindings[min(k, len(bindings) - 1)].bound)
+    ]
     return any(name not in graph.values or not graph.values[name].is_constant for name in read)
 
 
@@ -330,16 +411,27 @@ def _report(graph: Graph, state: _State, groups: list[list[Node]], config: Confi
     exact = sizes.is_static(graph, graph.inputs)
     partitions = tuple(_partition_report(k, group, state, exact, limits) for k, group in enumerate(groups))
     return Report(
-        graph.name, graph.nested, tuple(reports[n.id] for n in graph.nodes if n.id in reports), partitions, config.placement,
-        events=tuple(state.events))
+        graph.name,
+        graph.nested,
+        tuple(reports[n.id] for n in graph.nodes if n.id in reports),
+        partitions,
+        config.placement,
+        events=tuple(state.events),
+    )
 
 
 def _node_report(node: Node, fused: Node, state: _State, group_of: Mapping[int, int]) -> NodeReport:
     decline = state.declined.get(id(fused))
     values, types = state.graph.values, state.facts.types
     report = NodeReport(
-        node.id, node.label, node.op, "cpu", reads=tuple(name for name in node.reads if name not in values or not values[name].is_constant),
-        writes=tuple(node.writes), nbytes=sum(types[name].nbytes for name in node.writes if name in types))
+        node.id,
+        node.label,
+        node.op,
+        "cpu",
+        reads=tuple(name for name in node.reads if name not in values or not values[name].is_constant),
+        writes=tuple(node.writes),
+        nbytes=sum(types[name].nbytes for name in node.writes if name in types),
+    )
     if decline is not None:
         return replace(report, code=decline.code, reason=decline.reason)
     into = fused.label if len(fused.members) > 1 and fused.label != node.label else ""
@@ -363,7 +455,22 @@ def _partition_report(index: int, group: list[Node], state: _State, exact: bool,
     packed = packed_weights(alone, state.facts, limits)
     pruned = [packed_nbytes(a) for a in lowered]
     return PartitionReport(
-        index, sum(len(n.members) for n in group), sum(len(a.per_run) for a in lowered), tuple(inputs), tuple(outputs),
-        total(inputs), total(outputs), total(weights), exact, packed.packed_nbytes + sum(to for to, _ in pruned),
-        packed.dense_nbytes + sum(of for _, of in pruned), packed.unpacked, sum(map(halved_nbytes, lowered)),
-        tuple(dict.fromkeys(name for bound in bounds if (spec := spec_of(bound.node)) for name in left_whole(bound, spec.weights))))
+        index,
+        sum(len(n.members) for n in group),
+        sum(len(a.per_run) for a in lowered),
+        tuple(inputs),
+        tuple(outputs),
+        total(inputs),
+        total(outputs),
+        total(weights),
+        exact,
+        packed.packed_nbytes + sum(to for to, _ in pruned),
+        packed.dense_nbytes + sum(of for _, of in pruned),
+        packed.unpacked,
+        sum(map(halved_nbytes, lowered)),
+        tuple(
+            dict.fromkeys(
+                name for bound in bounds if (spec := spec_of(bound.node)) for name in left_whole(bound, spec.weights)
+            )
+        ),
+    )

@@ -25,11 +25,13 @@ ELEMENTWISE = ("ort_gpu_ep", "Elementwise")
 class Chains:
     """Fuses elementwise nodes into their producers, in topological order."""
 
-    def __init__(self, graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]) -> None:
+    def __init__(
+        self, graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]
+    ) -> None:
         self.graph, self.facts, self.limits, self.answers = graph, facts, limits, answers
         self.readers = {name: len(nodes) for name, nodes in graph.consumers().items()}
-        self.made: dict[str, Node] = {}     # value -> the (fused) node that makes it
-        self.order: dict[int, Node] = {}    # id() of such a node -> it, in the order of the last member
+        self.made: dict[str, Node] = {}  # value -> the (fused) node that makes it
+        self.order: dict[int, Node] = {}  # id() of such a node -> it, in the order of the last member
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
@@ -87,7 +89,9 @@ class Chains:
         return fused
 
 
-def as_elementwise(node: Node, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]) -> Node | None:
+def as_elementwise(
+    node: Node, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]
+) -> Node | None:
     """The node as steps over operands; None if it is not elementwise, or the host computes it."""
     if (node.domain, node.op) == ELEMENTWISE:
         return node
@@ -104,8 +108,17 @@ def as_elementwise(node: Node, facts: Facts, limits: Limits, answers: Mapping[in
     reads = dict(kernel.reads or ())
     order = [int(reads[f"e{k}"]) for k in range(len(reads))]
     return Node(
-        ELEMENTWISE[1], (), node.outputs, node.name, ELEMENTWISE[0], 1, id=node.id, sources=node.members,
-        epilogue=kernel.epilogue, operands=tuple(node.inputs[i] for i in order))
+        ELEMENTWISE[1],
+        (),
+        node.outputs,
+        node.name,
+        ELEMENTWISE[0],
+        1,
+        id=node.id,
+        sources=node.members,
+        epilogue=kernel.epilogue,
+        operands=tuple(node.inputs[i] for i in order),
+    )
 
 
 _SUMS = {"Add": (1, 1), "Sub": (1, -1), "Neg": (-1,), "Identity": (1,)}
@@ -116,13 +129,15 @@ _PRODUCTS = {"Mul": (1, 1), "Div": (1, -1), "Reciprocal": (-1,), "Neg": (1,), "I
 def cancels(steps: Sequence[Step]) -> bool:
     """Whether a value meets itself with the opposite sign, or as its own divisor.
 
-    Inside a shader, drivers take x - x for 0 and x / x for 1, but it is NaN where x is NaN or infinite; of memory that is read twice they
-    can't know.
+    Inside a shader, drivers take x - x for 0 and x / x for 1, but it is NaN where x is NaN or infinite; of memory that
+    is read twice they can't know.
     """
     for signs_of in (_SUMS, _PRODUCTS):
         forms: dict[str, Counter[str]] = {}
         for k, step in enumerate(steps):
-            signs = signs_of.get(step.op, (1,) * len(step.arguments) if step.op == "Sum" and signs_of is _SUMS else None)
+            signs = signs_of.get(
+                step.op, (1,) * len(step.arguments) if step.op == "Sum" and signs_of is _SUMS else None
+            )
             if signs is None:
                 continue
             total, met = Counter[str](), 0
@@ -153,5 +168,9 @@ def join(producer: Node, consumer: Node, name: str) -> Node:
         renamed[f"s{k}"] = f"s{first + k}"
     steps = tuple(replace(s, arguments=tuple(renamed[a] for a in s.arguments)) for s in consumer.epilogue)
     return replace(
-        producer, outputs=consumer.outputs, epilogue=(*producer.epilogue, *steps), operands=tuple(operands),
-        sources=tuple(sorted({*producer.members, *consumer.members})))
+        producer,
+        outputs=consumer.outputs,
+        epilogue=(*producer.epilogue, *steps),
+        operands=tuple(operands),
+        sources=tuple(sorted({*producer.members, *consumer.members})),
+    )

@@ -1,4 +1,5 @@
-"""The table of pattern rules. Chains of elementwise ops need no rule: Silu and HardSwish become one kernel without one."""
+"""The table of pattern rules. Chains of elementwise ops need no rule: Silu and HardSwish become one kernel without
+one."""
 
 from __future__ import annotations
 
@@ -42,14 +43,17 @@ RULES: list[Rule] = []
 
 def fusion(name: str, pattern: Callable[..., Call]) -> Callable[[Build], Build]:
     """Adds a rule."""
+
     def add(build: Build) -> Build:
         RULES.append(Rule(name, pattern, build))
         return build
+
     return add
 
 
 def apply_rules(graph: Graph, facts: Facts, limits: Limits, rules: Sequence[Rule] | None = None) -> Graph:
-    """The graph after every rule has been tried at every node. A node inside a match must not be read from outside it."""
+    """The graph after every rule has been tried at every node. A node inside a match must not be read from outside
+    it."""
     index = _Index(graph)
     for rule in RULES if rules is None else rules:
         root, _ = trace(rule.pattern)
@@ -59,7 +63,8 @@ def apply_rules(graph: Graph, facts: Facts, limits: Limits, rules: Sequence[Rule
 
 
 class _Index:
-    """A graph, and who makes and reads its values: made once for all rules that leave the graph as it is. by_op: its nodes, in order."""
+    """A graph, and who makes and reads its values: made once for all rules that leave the graph as it is. by_op: its
+    nodes, in order."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.producers, self.consumers = graph, graph.producers(), graph.consumers()
@@ -78,8 +83,13 @@ def _apply(index: _Index, facts: Facts, limits: Limits, rule: Rule, root: Call) 
         built = rule.build(matched, facts)
         if isinstance(built, str):
             continue
-        fused = replace(built.node, outputs=node.outputs, id=node.id, name=built.node.name or node.name,
-                        sources=tuple(sorted({i for n in matched.nodes for i in n.members})))
+        fused = replace(
+            built.node,
+            outputs=node.outputs,
+            id=node.id,
+            name=built.node.name or node.name,
+            sources=tuple(sorted({i for n in matched.nodes for i in n.members})),
+        )
         if not _accepted(fused, built, facts, limits, values):
             continue
         replaced.update({id(n): None for n in matched.nodes})
@@ -94,7 +104,9 @@ def _leaks(found: Match, graph: Graph, consumers: dict[str, list[Node]]) -> bool
     """Whether a value inside the match (not its root's) is read outside it."""
     inside = {id(n) for n in found.nodes}
     for node in found.nodes[1:]:
-        if any(name in graph.outputs or any(id(c) not in inside for c in consumers.get(name, ())) for name in node.writes):
+        if any(
+            name in graph.outputs or any(id(c) not in inside for c in consumers.get(name, ())) for name in node.writes
+        ):
             return True
     return False
 
@@ -110,7 +122,7 @@ def _accepted(fused: Node, built: Built, facts: Facts, limits: Limits, values: d
         return False
     both = [(facts.types.get(name), tensor) for name, tensor in zip(fused.outputs, answer.outputs, strict=False)]
     if any(before is not None and after is not None and before.rank != after.rank for before, after in both):
-        return False        # a number in the match has more axes than what it is applied to: [1, 1, 1]
+        return False  # a number in the match has more axes than what it is applied to: [1, 1, 1]
     for name, tensor in zip(fused.outputs, answer.outputs, strict=False):
         if name and tensor is not None:
             facts.types.setdefault(name, tensor)
@@ -123,7 +135,8 @@ def _giver(array: np.ndarray) -> Callable[[], np.ndarray]:
 
 @fusion("BatchNormalization", lambda op, x, scale, bias, mean, var: op.BatchNormalization(x, scale, bias, mean, var))
 def batch_normalization(found: Match, facts: Facts) -> Built | str:
-    """scale * (x - mean) / sqrt(var + epsilon) + bias with constant parameters is x * a + b: elementwise, so that it fuses on."""
+    """scale * (x - mean) / sqrt(var + epsilon) + bias with constant parameters is x * a + b: elementwise, so that it
+    fuses on."""
     node = found.nodes[0]
     if node.attributes.get("training_mode") == 1 or node.version < 7 or len(node.writes) > 1:
         return "training form"
@@ -138,11 +151,15 @@ def batch_normalization(found: Match, facts: Facts) -> Built | str:
     factor = scale / np.sqrt(var + epsilon)
     shape = (-1, *(1,) * (x.rank - 2))
     label = node.outputs[0]
-    constants = ((f"{label}.factor", factor.astype(np.float32).reshape(shape)),
-                 (f"{label}.shift", (bias - mean * factor).astype(np.float32).reshape(shape)))
+    constants = (
+        (f"{label}.factor", factor.astype(np.float32).reshape(shape)),
+        (f"{label}.shift", (bias - mean * factor).astype(np.float32).reshape(shape)),
+    )
     step = Step("BatchNormalization", "fma(x, y, z)", ("e0", "e1", "e2"), FLOAT32)
     operands = (found.values["x"], constants[0][0], constants[1][0])
-    return Built(Node("Elementwise", (), (), node.name, "ort_gpu_ep", 1, epilogue=(step,), operands=operands), constants)
+    return Built(
+        Node("Elementwise", (), (), node.name, "ort_gpu_ep", 1, epilogue=(step,), operands=operands), constants
+    )
 
 
 def _layer_norm(op, x, epsilon, scale, bias):  # type: ignore[no-untyped-def]
@@ -191,7 +208,9 @@ def _root(op: Any, x: Any, epsilon: Any) -> Any:
 
 @fusion("RMSNormalization", lambda op, x, epsilon, scale: op.Mul(scale, op.Div(x, _root(op, x, epsilon))))
 @fusion("RMSNormalization", lambda op, x, epsilon, scale: op.Mul(scale, op.Mul(x, op.Div(1.0, _root(op, x, epsilon)))))
-@fusion("RMSNormalization", lambda op, x, epsilon, scale: op.Mul(scale, op.Mul(x, op.Reciprocal(_root(op, x, epsilon)))))
+@fusion(
+    "RMSNormalization", lambda op, x, epsilon, scale: op.Mul(scale, op.Mul(x, op.Reciprocal(_root(op, x, epsilon))))
+)
 def rms_normalization(found: Match, facts: Facts) -> Built | str:
     """The six or seven nodes that exporters write before opset 23; onnxruntime makes x / root of x times 1 / root."""
     x, scale = (facts.types.get(found.values[v]) for v in ("x", "scale"))
@@ -221,10 +240,11 @@ def _gelu_by_mul_halved_before(op, x, root):  # type: ignore[no-untyped-def]
 @fusion("Gelu by Mul", _gelu_by_mul)
 @fusion("Gelu by Mul", _gelu_by_mul_halved_before)
 def gelu(found: Match, facts: Facts) -> Built | str:
-    """As a chain it divides, and rounds that correctly: with it a product's steps were as long as the product on an H200."""
+    """As a chain it divides, and rounds that correctly: with it a product's steps were as long as the product on an
+    H200."""
     root, erf = found.constant("root"), found.node("Erf")
     inside = next(node for node in found.nodes if node.outputs[0] == erf.inputs[0])
-    want = 2 ** 0.5 if inside.op == "Div" else 0.5 ** 0.5
+    want = 2**0.5 if inside.op == "Div" else 0.5**0.5
     off = 5e-4 if root is not None and root.dtype == np.float16 else 1e-6
     if root is None or root.size != 1 or root.ndim > 1 or abs(float(root.reshape(-1)[0]) - want) > off:
         return f"the error function is of x and another number than {want:.6f}"
@@ -233,7 +253,8 @@ def gelu(found: Match, facts: Facts) -> Built | str:
 
 @fusion("ChannelShuffle", lambda op, x, split, joined: op.Reshape(op.Transpose(op.Reshape(x, split)), joined))
 def channel_shuffle(found: Match, facts: Facts) -> Built | str:
-    """Channels [groups, n] -> [n, groups] of a map, whose two Reshapes would else be in no other layout than they are written in."""
+    """Channels [groups, n] -> [n, groups] of a map, whose two Reshapes would else be in no other layout than they are
+    written in."""
     last, transpose, first = found.nodes
     x, parts, y = (facts.types.get(name) for name in (found.values["x"], first.outputs[0], last.outputs[0]))
     if x is None or parts is None or y is None or x.rank != 4 or parts.rank != 5:
@@ -242,7 +263,9 @@ def channel_shuffle(found: Match, facts: Facts) -> Built | str:
     split = (x.shape[0], groups, parts.shape[2], *x.shape[2:])
     if transpose.attributes.get("perm") != (0, 2, 1, 3, 4) or is_symbolic(groups) or y.rank != 4:
         return "other axes change places"
-    if not all(map(same, (*split, *x.shape), (*parts.shape, *y.shape))) or not same(groups * parts.shape[2], x.shape[1]):
+    if not all(map(same, (*split, *x.shape), (*parts.shape, *y.shape))) or not same(
+        groups * parts.shape[2], x.shape[1]
+    ):
         return f"{x} by {parts} to {y}: more than the channels is split"
     attributes = {"groups": int(groups)}
     return Built(Node("ChannelShuffle", (found.values["x"],), (), last.name, "ort_gpu_ep", 1, attributes))
@@ -266,4 +289,14 @@ def gemm_of_rows(found: Match, facts: Facts) -> Built | str:
         return "unknown types"
     if not out.rank or out.shape[-1] != w.shape[0 if product.attributes.get("transB") else 1]:
         return f"the result's {list(out.shape)} has other rows than the product"
-    return Built(Node("Gemm", product.inputs, (), product.name, "", product.version, {**product.attributes, "output_shape": out.shape}))
+    return Built(
+        Node(
+            "Gemm",
+            product.inputs,
+            (),
+            product.name,
+            "",
+            product.version,
+            {**product.attributes, "output_shape": out.shape},
+        )
+    )

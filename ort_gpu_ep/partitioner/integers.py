@@ -1,4 +1,5 @@
-"""QuantizeLinear after a Conv, MatMul or Gemm of dequantized bytes becomes one product of bytes: QLinearConv, QLinearMatMul, QGemm.
+"""QuantizeLinear after a Conv, MatMul or Gemm of dequantized bytes becomes one product of bytes: QLinearConv,
+QLinearMatMul, QGemm.
 
 ONNX Runtime does the same for its CPU, but only after it has asked providers.
 """
@@ -20,7 +21,10 @@ from ort_gpu_ep.ops.quantize import limits_of
 from ort_gpu_ep.ops.quantized import DOMAIN
 
 PRODUCTS: Mapping[str, tuple[str, str, int]] = {
-    "Conv": ("QLinearConv", "", 10), "MatMul": ("QLinearMatMul", "", 10), "Gemm": ("QGemm", DOMAIN, 1)}
+    "Conv": ("QLinearConv", "", 10),
+    "MatMul": ("QLinearMatMul", "", 10),
+    "Gemm": ("QGemm", DOMAIN, 1),
+}
 """The op of bytes, its domain and version."""
 
 Float: TypeAlias = np.float32
@@ -53,13 +57,22 @@ def replaced_by(graph: Graph, facts: Facts, limits: Limits, parts_of: Finder) ->
 
 def is_quantizer(node: Node, facts: Facts) -> bool:
     """Whether it writes bytes of one type, with a zero point, not by blocks, and calculates in float32."""
-    return node.op == "QuantizeLinear" and not node.domain and len(node.inputs) == 3 and not node.attributes.get("block_size") and (
-        node.attributes.get("precision", 0) in (0, FLOAT32.onnx) and in_float32(node, facts))
+    return (
+        node.op == "QuantizeLinear"
+        and not node.domain
+        and len(node.inputs) == 3
+        and not node.attributes.get("block_size")
+        and (node.attributes.get("precision", 0) in (0, FLOAT32.onnx) and in_float32(node, facts))
+    )
 
 
 def in_float32(node: Node, facts: Facts) -> bool:
-    """Whether the scale is float32, and what is not quantized: ops of bytes have no other, and onnxruntime rounds in between otherwise."""
-    types = (facts.types.get(name) for name in (node.inputs[1], node.inputs[0] if node.op == "QuantizeLinear" else node.outputs[0]))
+    """Whether the scale is float32, and what is not quantized: ops of bytes have no other, and onnxruntime rounds in
+    between otherwise."""
+    types = (
+        facts.types.get(name)
+        for name in (node.inputs[1], node.inputs[0] if node.op == "QuantizeLinear" else node.outputs[0])
+    )
     return all(tensor is not None and tensor.dtype is FLOAT32 for tensor in types)
 
 
@@ -76,7 +89,8 @@ class Surroundings:
         return self.producers.get(name) if alone else None
 
     def before(self, last: Node) -> list[Node]:
-        """What `last` quantises, behind a Relu that changes nothing: these nodes, the first one last; none where others read it."""
+        """What `last` quantises, behind a Relu that changes nothing: these nodes, the first one last; none where others
+        read it."""
         producer = self.only(last.inputs[0])
         if producer is None or producer.op != "Relu" or producer.domain or not self._clamps_at_zero(last):
             return [] if producer is None else [producer]
@@ -86,8 +100,15 @@ class Surroundings:
     def decoders(self, names: Iterable[str]) -> list[Node]:
         """Who dequantises these values to float32, of bytes without blocks; empty where one is something else."""
         producers = [self.producers.get(name) for name in names]
-        its = [d for d in producers if d is not None and d.op == "DequantizeLinear" and not d.domain and not d.attributes.get("block_size")
-               and in_float32(d, self.facts)]
+        its = [
+            d
+            for d in producers
+            if d is not None
+            and d.op == "DequantizeLinear"
+            and not d.domain
+            and not d.attributes.get("block_size")
+            and in_float32(d, self.facts)
+        ]
         return its if len(its) == len(producers) else []
 
     def gone(self, decoders: Iterable[Node]) -> list[Node]:
@@ -123,9 +144,14 @@ class _Products(Surroundings):
         return in_place_of(inside, Node(op, inputs, (), product.name, domain, version, attributes, epilogue=clamped))
 
     def _clamped(self, last: Node) -> tuple[list[Node], tuple[Step, ...]]:
-        """What `last` quantises, as `before`; and what a Relu or Clip in between does to bytes, where all numbers are constants."""
+        """What `last` quantises, as `before`; and what a Relu or Clip in between does to bytes, where all numbers are
+        constants."""
         nodes, kind = self.only(last.inputs[0]), self.facts.types.get(last.outputs[0])
-        first = self.only(nodes.inputs[0]) if nodes is not None and nodes.op in ("Relu", "Clip") and not nodes.domain else None
+        first = (
+            self.only(nodes.inputs[0])
+            if nodes is not None and nodes.op in ("Relu", "Clip") and not nodes.domain
+            else None
+        )
         before = self.before(last)
         if nodes is None or first is None or len(before) == 2 or kind is None:
             return before, ()
@@ -158,7 +184,12 @@ class _Products(Surroundings):
         x, w = ((*d.inputs, "")[:3] for d in read[:2])
         types = [self.facts.types.get(name) for name in (x[0], w[0], last.outputs[0])]
         scales = [self.facts.types.get(name) for name in (x[1], w[1])]
-        if any(t is None or t.dtype not in (UINT8, INT8) for t in types) or scales[0] is None or scales[1] is None or scales[0].size != 1:
+        if (
+            any(t is None or t.dtype not in (UINT8, INT8) for t in types)
+            or scales[0] is None
+            or scales[1] is None
+            or scales[0].size != 1
+        ):
             return None
         axis = read[1].attributes.get("axis", 1)
         rank = types[1].rank if types[1] is not None else 0
@@ -178,6 +209,14 @@ class _Products(Surroundings):
         kind = self.facts.types.get(decoder.inputs[0])
         own, a, b = (self.graph.constant(name) for name in (decoder.inputs[1], x_scale, w_scale))
         zero = self.graph.constant(decoder.inputs[2]) if len(decoder.inputs) > 2 and decoder.inputs[2] else np.zeros(1)
-        if kind is None or kind.dtype is not INT32 or own is None or a is None or b is None or zero is None or np.any(zero):
+        if (
+            kind is None
+            or kind.dtype is not INT32
+            or own is None
+            or a is None
+            or b is None
+            or zero is None
+            or np.any(zero)
+        ):
             return None
         return decoder.inputs[0] if np.allclose(own, alpha * a * b, rtol=1e-5, atol=0) else None

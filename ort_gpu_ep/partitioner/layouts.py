@@ -1,8 +1,9 @@
 """Which nodes work channel-last, and where values are converted: at the fewest places, by cost.
 
-A label per node (plain, or its values of rank 4 stored [N, H, W, C]); what a row can do it says itself (`registry.ChannelsLast`). The
-labels are a minimum cut over what nodes gain and what a conversion takes, once a value however many readers it has. A conversion is an
-ordinary Transpose, a view where the bytes stay in order (H = W = 1, or C = 1); constants are permuted on the host.
+A label per node (plain, or its values of rank 4 stored [N, H, W, C]); what a row can do it says itself
+(`registry.ChannelsLast`). The labels are a minimum cut over what nodes gain and what a conversion takes, once a value
+however many readers it has. A conversion is an ordinary Transpose, a view where the bytes stay in order (H = W = 1, or
+C = 1); constants are permuted on the host.
 """
 
 from __future__ import annotations
@@ -79,7 +80,12 @@ def _option(node: Node, facts: Facts, limits: Limits) -> _Option | None:
     """How a node would work channel-last, None where it can't, or the host computes it."""
     spec = spec_of(node)
     bound = bind(node, facts)
-    if spec is None or spec.channels_last is None or isinstance(bound, Decline) or all(name in facts.known for name in node.writes):
+    if (
+        spec is None
+        or spec.channels_last is None
+        or isinstance(bound, Decline)
+        or all(name in facts.known for name in node.writes)
+    ):
         return None
     try:
         form = spec.channels_last(replace(bound, target=Target(limits)))
@@ -106,7 +112,8 @@ def _read_so(node: Node, form: ChannelsLast) -> Iterator[str]:
 
 
 def _how_read(name: str, facts: Facts) -> str | None:
-    """`constant`: permuted on the host. `value`: in the layout that it has, or converted. Empty: as it is. None: not at all."""
+    """`constant`: permuted on the host. `value`: in the layout that it has, or converted. Empty: as it is. None: not at
+    all."""
     tensor = facts.types.get(name)
     if tensor is None or tensor.rank > 4 or tensor.dtype.bits < 8:
         return None
@@ -120,7 +127,9 @@ def _how_read(name: str, facts: Facts) -> str | None:
 def _cheapest(graph: Graph, facts: Facts, options: Mapping[int, _Option], figures: Figures) -> set[int]:
     """The nodes that work channel-last in the cheapest labelling."""
     costs: dict[Hashable, tuple[float, float]] = {
-        key: (max(o.form.gain_ns, 0.0) * NANOSECOND, max(-o.form.gain_ns, 0.0) * NANOSECOND) for key, o in options.items()}
+        key: (max(o.form.gain_ns, 0.0) * NANOSECOND, max(-o.form.gain_ns, 0.0) * NANOSECOND)
+        for key, o in options.items()
+    }
     producers: dict[str, int] = {name: key for key, option in options.items() for name in option.writes}
     readers: dict[str, set[int | None]] = {name: {None} for name in graph.outputs}
     for node in graph.nodes:
@@ -187,8 +196,14 @@ class _Rewriter:
         operands = tuple(self._stored(name, option) if form.writes else name for name in node.operands)
         outputs = tuple(self._written(name) if name in option.writes else name for name in node.outputs)
         return replace(
-            node, name=node.label, inputs=tuple(inputs), outputs=outputs, operands=operands,
-            attributes={**node.attributes, **form.attributes}, channels_last=True)
+            node,
+            name=node.label,
+            inputs=tuple(inputs),
+            outputs=outputs,
+            operands=operands,
+            attributes={**node.attributes, **form.attributes},
+            channels_last=True,
+        )
 
     def _type_of_sizes(self, node: Node, position: int) -> DType:
         """Of an input that holds sizes of the run, or of what stands for an attribute."""
@@ -208,7 +223,9 @@ class _Rewriter:
     def _written(self, name: str) -> str:
         """The name of a value stored channel-last; its type is noted."""
         tensor = self.facts.types[name]
-        self.facts.types[name + CHANNELS_LAST] = TensorType(tensor.dtype, tuple(tensor.shape[k] for k in TO_CHANNELS_LAST))
+        self.facts.types[name + CHANNELS_LAST] = TensorType(
+            tensor.dtype, tuple(tensor.shape[k] for k in TO_CHANNELS_LAST)
+        )
         return name + CHANNELS_LAST
 
     def _constant(self, name: str, array: Array, dtype: DType | None) -> str:

@@ -1,7 +1,7 @@
 """Concat without a dispatch: the producers of its inputs write directly into the result.
 
-Only where all inputs can be written so: a dispatch is saved then, and no byte is moved twice. And only where that is more than it costs
-that a barrier separates writers of one buffer.
+Only where all inputs can be written so: a dispatch is saved then, and no byte is moved twice. And only where that is
+more than it costs that a barrier separates writers of one buffer.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from ort_gpu_ep.ops.axes import around
 from ort_gpu_ep.ops.joining import IN_PLACE
 
 WAIT_DISPATCHES = 2.0
-"""What it costs that two who could run side by side don't: a barrier, and the shorter of the two. On an H200, with everything in place (and
-with a Concat wherever two parts are of one depth): googlenet 625 us (517), inception_v3 1047 (1013), squeezenet1_1 169 (166)."""
+"""What it costs that two who could run side by side don't: a barrier, and the shorter of the two. On an H200, with
+everything in place (and with a Concat wherever two parts are of one depth): googlenet 625 us (517), inception_v3 1047
+(1013), squeezenet1_1 169 (166)."""
 
 
 def place_parts(graph: Graph, facts: Facts, limits: Limits) -> Graph:
@@ -36,9 +37,14 @@ def place_parts(graph: Graph, facts: Facts, limits: Limits) -> Graph:
         if node.op != "Concat" or node.domain or node.epilogue:
             continue
         parts = dict(_parts(node, facts, limits))
-        if parts and _pays(parts, depths, limits.figures) and all(
+        if (
+            parts
+            and _pays(parts, depths, limits.figures)
+            and all(
                 read[name] == 1 and name in producers and _writes_parts(producers[name], part, facts, limits)
-                for name, part in parts.items()):
+                for name, part in parts.items()
+            )
+        ):
             into.update({id(producers[name]): part for name, part in parts.items()})
             joined.add(id(node))
     if not joined:
@@ -71,13 +77,22 @@ def _marked(node: Node, into: Mapping[int, Part], joined: set[int]) -> Node:
 def _parts(node: Node, facts: Facts, limits: Limits) -> Iterator[tuple[str, Part]]:
     """Each input with its place in the result; nothing where the result is no place for parts of fixed size."""
     out = facts.types.get(node.outputs[0])
-    if out is None or node.outputs[0] in facts.known or out.dtype.bits < 32 or any(name not in facts.types for name in node.inputs):
+    if (
+        out is None
+        or node.outputs[0] in facts.known
+        or out.dtype.bits < 32
+        or any(name not in facts.types for name in node.inputs)
+    ):
         return
     axis = node.attributes.get("axis", 1)
     if not isinstance(axis, int) or not out.rank:
         return
     axis %= out.rank
-    if is_symbolic(math.prod(out.shape[axis:])) or part_count(out, limits.max_binding_nbytes) > 1 or len(set(node.inputs)) < 2:
+    if (
+        is_symbolic(math.prod(out.shape[axis:]))
+        or part_count(out, limits.max_binding_nbytes) > 1
+        or len(set(node.inputs)) < 2
+    ):
         return
     inner, start = around(out.shape, axis)[2], 0
     for name in node.inputs:
@@ -97,4 +112,5 @@ def _writes_parts(node: Node, part: Part, facts: Facts, limits: Limits) -> bool:
     writers = [k for k in answer.kernels if any(target == 0 for _, target in k.writes or ())]
     fours = all(n % 4 == 0 for n in (part.size, part.row, part.start))
     return bool(writers) and all(
-        (k.writes or ())[0][1] == 0 and (fours or (k.writes or ())[0][0] not in k.vectors) for k in writers)
+        (k.writes or ())[0][1] == 0 and (fours or (k.writes or ())[0][0] not in k.vectors) for k in writers
+    )

@@ -1,4 +1,5 @@
-"""What is done to a graph before its nodes become kernels: a list of passes, each with what it requires and what it ensures.
+"""What is done to a graph before its nodes become kernels: a list of passes, each with what it requires and what it
+ensures.
 
 They run on concrete types: those up to `FUSION` for the claim, with stand-ins, and all of them for each plan.
 """
@@ -34,8 +35,8 @@ from ort_gpu_ep.partitioner.widths import widen
 class Work:
     """A graph on its way through the passes, and what is known of it.
 
-    inputs, known, otherwise: as `facts_of` and `walk` take them. facts: of every value, by its name. answers: by id() of a node that has
-    not been changed since. planned: the graph is a partition, whose plan is made.
+    inputs, known, otherwise: as `facts_of` and `walk` take them. facts: of every value, by its name. answers: by id()
+    of a node that has not been changed since. planned: the graph is a partition, whose plan is made.
     """
 
     graph: Graph
@@ -72,7 +73,7 @@ def _widths(work: Work) -> Graph:
         return graph
     work.graph = graph
     _ask(work)
-    return _chains(work)        # conversions that it took
+    return _chains(work)  # conversions that it took
 
 
 def _products(work: Work) -> Graph:
@@ -93,7 +94,10 @@ LAYERS_ABSORBED = "no decoder of a constant is left that the recurrent layers be
 ACTIVATIONS_READ = "no decoder of a run's bytes is left that the one reduction behind it could do itself"
 PATTERNS_FUSED = "no pattern of a fusion rule is left that its row would take"
 CHAINS_FUSED = "no elementwise node is left that its producer could do"
-SUMS_WIDE = "nothing that float16 does not reach to is stored in it between a reduction and what is elementwise, if it may be float32"
+SUMS_WIDE = (
+    "nothing that float16 does not reach to is stored in it between a reduction and what is elementwise, if it "
+    "may be float32"
+)
 PRODUCTS_JOINED = "no two products of the same few vectors are left that one dispatch could do"
 ATTENTION_SIMPLIFIED = "no attention has a bias that the products before it could add, or a mask that another has, too"
 LAYOUTS_CHOSEN = "every value is stored as its readers read it"
@@ -113,12 +117,27 @@ class Pass:
 FUSION: Sequence[Pass] = (
     Pass("standard", lambda work: standard(work.graph), ensures=frozenset({STANDARD})),
     Pass("ask", _ask, requires=frozenset({STANDARD}), ensures=frozenset({ASKED})),
-    Pass("integers", _plain(quantize_products), requires=frozenset({ASKED, STANDARD}), ensures=frozenset({PRODUCTS_QUANTIZED})),
+    Pass(
+        "integers",
+        _plain(quantize_products),
+        requires=frozenset({ASKED, STANDARD}),
+        ensures=frozenset({PRODUCTS_QUANTIZED}),
+    ),
     Pass("bytes", _plain(keep_bytes), requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({BYTES_KEPT})),
-    Pass("absorb", _absorb(PRODUCTS), requires=frozenset({ASKED, PRODUCTS_QUANTIZED}), ensures=frozenset({DECODERS_ABSORBED})),
+    Pass(
+        "absorb",
+        _absorb(PRODUCTS),
+        requires=frozenset({ASKED, PRODUCTS_QUANTIZED}),
+        ensures=frozenset({DECODERS_ABSORBED}),
+    ),
     Pass("patterns", _plain(apply_rules), requires=frozenset({ASKED}), ensures=frozenset({PATTERNS_FUSED})),
     Pass("layers", _absorb(LAYERS), requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({LAYERS_ABSORBED})),
-    Pass("activations", _absorb(ACTIVATIONS), requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({ACTIVATIONS_READ})),
+    Pass(
+        "activations",
+        _absorb(ACTIVATIONS),
+        requires=frozenset({ASKED, PATTERNS_FUSED}),
+        ensures=frozenset({ACTIVATIONS_READ}),
+    ),
     Pass("chains", _chains, requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({CHAINS_FUSED})),
 )
 
@@ -126,14 +145,20 @@ PASSES: Sequence[Pass] = (
     *FUSION,
     Pass("widths", _widths, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({SUMS_WIDE})),
     Pass("products", _products, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({PRODUCTS_JOINED})),
-    Pass("attention", _plain(simplify_attention), requires=frozenset({ASKED, PRODUCTS_JOINED}), ensures=frozenset({ATTENTION_SIMPLIFIED})),
+    Pass(
+        "attention",
+        _plain(simplify_attention),
+        requires=frozenset({ASKED, PRODUCTS_JOINED}),
+        ensures=frozenset({ATTENTION_SIMPLIFIED}),
+    ),
     Pass("layouts", _layouts, requires=frozenset({ASKED, CHAINS_FUSED}), ensures=frozenset({LAYOUTS_CHOSEN})),
     Pass("parts", _plain(place_parts), requires=frozenset({ASKED, LAYOUTS_CHOSEN}), ensures=frozenset({PARTS_PLACED})),
 )
 
 
 def run(passes: Sequence[Pass], work: Work) -> Graph:
-    """The graph after some passes. One that has to know more of a count (ir/symbolic.py) than its bound leaves the graph as it is."""
+    """The graph after some passes. One that has to know more of a count (ir/symbolic.py) than its bound leaves the
+    graph as it is."""
     for step in passes:
         with suppress(CountError):
             work.graph = step.run(work)
@@ -147,10 +172,13 @@ def fuse(
     otherwise: Callable[[str], TensorType | None] = lambda name: None,
     known: Mapping[str, Array] | None = None,
 ) -> Graph:
-    """The graph with fused nodes in place of the nodes they stand for (`Node.members` tells which). known: as in `facts_of`."""
+    """The graph with fused nodes in place of the nodes they stand for (`Node.members` tells which). known: as in
+    `facts_of`."""
     return run(FUSION, Work(graph, inputs, limits, known, otherwise))
 
 
-def rewrite(graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, *, known: Mapping[str, Array] | None = None) -> Graph:
+def rewrite(
+    graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, *, known: Mapping[str, Array] | None = None
+) -> Graph:
     """The graph that a plan is made of: fused, each value in a layout."""
     return run(PASSES, Work(graph, inputs, limits, known, planned=True))

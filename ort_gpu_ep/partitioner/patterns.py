@@ -39,12 +39,14 @@ class _Recorder:
     def __getattr__(self, op: str) -> Callable[..., Call]:
         def call(*arguments: Any, **attributes: object) -> Call:
             return Call(op, arguments, attributes)
+
         return call
 
 
 @cache
 def trace(pattern: Callable[..., Call]) -> tuple[Call, tuple[str, ...]]:
-    """The pattern's expression and the names of its variables. Once for a pattern: every rule is tried in every graph, twice."""
+    """The pattern's expression and the names of its variables. Once for a pattern: every rule is tried in every graph,
+    twice."""
     names = tuple(inspect.signature(pattern).parameters)[1:]
     return pattern(_Recorder(), *(Variable(n) for n in names)), names
 
@@ -83,7 +85,8 @@ def _call(call: Call, node: Node, found: Match, producers: Mapping[str, Node]) -
         saved = dict(found.values), list(found.nodes)
         found.nodes.append(node)
         if len(names) >= len(call.arguments) and all(
-                _argument(a, n, found, producers) for a, n in zip(call.arguments, names, strict=False)):
+            _argument(a, n, found, producers) for a, n in zip(call.arguments, names, strict=False)
+        ):
             return True
         found.values, found.nodes = saved
     return False
@@ -93,6 +96,10 @@ def _argument(pattern: Variable | Call | float, name: str, found: Match, produce
     if isinstance(pattern, Variable):
         return found.values.setdefault(pattern.name, name) == name
     if isinstance(pattern, Call):
-        return name in producers and producers[name].outputs[0] == name and _call(pattern, producers[name], found, producers)
+        return (
+            name in producers
+            and producers[name].outputs[0] == name
+            and _call(pattern, producers[name], found, producers)
+        )
     value = found.graph.constant(name)
     return value is not None and value.size == 1 and float(value.reshape(-1)[0]) == pattern

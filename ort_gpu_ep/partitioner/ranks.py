@@ -1,7 +1,7 @@
 """Ranks that ONNX Runtime's shape inference does not tell: what a graph says of them, and for the others a guess.
 
-Unknown are the outputs of custom ops, of If whose branches give two ranks, what comes out of sequences, and what ai.onnx.ml's ops write. A
-plan is made for the ranks of its run in any case; here they decide what can be claimed.
+Unknown are the outputs of custom ops, of If whose branches give two ranks, what comes out of sequences, and what
+ai.onnx.ml's ops write. A plan is made for the ranks of its run in any case; here they decide what can be claimed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Shapes: TypeAlias = dict[str, SymbolicShape]
 
 @dataclass(frozen=True, slots=True)
 class RankGuess:
-    """branch: of an If whose branches give two ranks, counted modulo their number. rank: of what nothing is known of; None: it stays so."""
+    """branch: of an If whose branches give two ranks, counted modulo their number. rank: of what nothing is known of;
+    None: it stays so."""
 
     branch: int = 0
     rank: int | None = None
@@ -33,13 +34,16 @@ RANKS = (2, 1, 3, 4)
 
 
 def with_ranks(graph: Graph, bodies: Mapping[int, Sequence[Report]], guess: RankGuess) -> Graph:
-    """The graph, whose tensors have a shape. bodies: what was decided on those of its If, Loop and Scan, by id of the node."""
+    """The graph, whose tensors have a shape. bodies: what was decided on those of its If, Loop and Scan, by id of the
+    node."""
     shapes, _ = _inferred(graph, bodies, guess)
     fixed = {name: shapes[name] for name, value in graph.values.items() if value.shape is None and name in shapes}
     if guess.rank is not None:
         missing = (n for n, v in graph.values.items() if v.shape is None and v.dtype is not None and n not in shapes)
         fixed |= dict.fromkeys(missing, (None,) * guess.rank)
-    return graph.with_nodes(graph.nodes, {name: replace(graph.values[name], shape=shape) for name, shape in fixed.items()})
+    return graph.with_nodes(
+        graph.nodes, {name: replace(graph.values[name], shape=shape) for name, shape in fixed.items()}
+    )
 
 
 def as_shown(graph: Graph, types: Mapping[str, TensorType]) -> Graph:
@@ -77,7 +81,11 @@ def _inferred(graph: Graph, bodies: Mapping[int, Sequence[Report]], guess: RankG
 
 
 def _outputs(
-    node: Node, shapes: Shapes, elements: Shapes, bodies: Mapping[int, Sequence[Report]], guess: RankGuess,
+    node: Node,
+    shapes: Shapes,
+    elements: Shapes,
+    bodies: Mapping[int, Sequence[Report]],
+    guess: RankGuess,
 ) -> Sequence[SymbolicShape | None]:
     if node.op in ("If", "Loop", "Scan"):
         choices = _choices(node, bodies)
@@ -88,13 +96,15 @@ def _outputs(
 
 
 def _choices(node: Node, bodies: Mapping[int, Sequence[Report]]) -> list[tuple[SymbolicShape | None, ...]]:
-    """Shapes of the outputs of an If, Loop or Scan as its bodies give them; more than one where branches differ in rank."""
+    """Shapes of the outputs of an If, Loop or Scan as its bodies give them; more than one where branches differ in
+    rank."""
     choices = []
     for report in bodies.get(node.id, ()):
         ranks = report.ranks[1:] if node.op == "Loop" else report.ranks
         carried = len(ranks) if node.op == "If" else _carried(node)
         shapes: tuple[SymbolicShape | None, ...] = tuple(
-            None if rank == UNKNOWN else (None,) * (rank + (k >= carried)) for k, rank in enumerate(ranks))
+            None if rank == UNKNOWN else (None,) * (rank + (k >= carried)) for k, rank in enumerate(ranks)
+        )
         choices.append(shapes)
     return list(dict.fromkeys(choices)) if node.op == "If" else choices[:1]
 
@@ -145,9 +155,11 @@ def _joined(node: Node, given: Given) -> Given:
 
 def _rows(*ranks: int) -> Rule:
     """Of each row of a table: a number where the rank is 1, else several."""
+
     def rule(node: Node, given: Given) -> Given:
         rows = given[0][0] if given and given[0] else None
         return tuple((rows,) + (None,) * (rank - 1) for rank in ranks)
+
     return rule
 
 
@@ -158,17 +170,21 @@ def _length(shape: SymbolicShape | None) -> int | None:
 
 def _sized(at: int) -> Rule:
     """As many dimensions as that input, a shape, has numbers."""
+
     def rule(node: Node, given: Given) -> Given:
         length = _length(given[at]) if at < len(given) else None
         return (None if length is None else (None,) * length,)
+
     return rule
 
 
 def _changed(sign: int) -> Rule:
     """Squeeze and Unsqueeze by as many axes as input 1 has numbers."""
+
     def rule(node: Node, given: Given) -> Given:
         count = _length(given[1]) if len(given) > 1 else None
         return (None if count is None or given[0] is None else (None,) * max(len(given[0]) + sign * count, 0),)
+
     return rule
 
 

@@ -28,7 +28,7 @@ class _Stack:
         *weights, axes = values
         y: Call = getattr(op, self.op)(x, *weights[:3])
         for k in range(1, self.depth):
-            y = getattr(op, self.op)(op.Squeeze(y, axes), *weights[3 * k:3 * k + 3])
+            y = getattr(op, self.op)(op.Squeeze(y, axes), *weights[3 * k : 3 * k + 3])
         return y
 
 

@@ -1,4 +1,5 @@
-"""Products of the same few vectors with packed weights: one dispatch for several of them, and for the RMS normalization in front of them.
+"""Products of the same few vectors with packed weights: one dispatch for several of them, and for the RMS normalization
+in front of them.
 
 A token of a language model is a chain of small dispatches, so each one that goes is worth more than what it computed.
 """
@@ -23,7 +24,9 @@ ALIKE = ("K", "bits", "block_size")
 """Attributes in which products of a dispatch agree."""
 
 
-def join_products(graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]) -> Graph:
+def join_products(
+    graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]
+) -> Graph:
     """The graph with such products in one node each, as far as its row takes them."""
     if not any(_is(node, PRODUCT) for node in graph.nodes):
         return graph
@@ -41,8 +44,11 @@ def _is(node: Node, op: tuple[str, str]) -> bool:
     return (node.domain, node.op) == op
 
 
-def _split_skips(graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]) -> Graph:
-    """The sum of a SkipSimplifiedLayerNormalization becomes a step of the product before it, where those behind can normalize it."""
+def _split_skips(
+    graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]
+) -> Graph:
+    """The sum of a SkipSimplifiedLayerNormalization becomes a step of the product before it, where those behind can
+    normalize it."""
     products, nodes, values = _Products(graph, facts, limits), list[Node](), dict[str, Value]()
     for node in graph.nodes:
         if not _is(node, SKIP_NORM) or not _may_split(node, products):
@@ -52,8 +58,14 @@ def _split_skips(graph: Graph, facts: Facts, limits: Limits, answers: Mapping[in
         total, tensor = outputs[3] or f"{node.outputs[0]}.sum", facts.types[node.inputs[0]]
         added = Node("Add", node.inputs[:2], (total,), f"{node.label}.sum", "", 14, id=node.id, sources=node.members)
         norm = replace(
-            node, op=NORM[1], domain=NORM[0], version=1, inputs=(total, node.inputs[2]), outputs=node.outputs[:1],
-            attributes={"axis": -1, "epsilon": node.attributes.get("epsilon", 1e-5)})
+            node,
+            op=NORM[1],
+            domain=NORM[0],
+            version=1,
+            inputs=(total, node.inputs[2]),
+            outputs=node.outputs[:1],
+            attributes={"axis": -1, "epsilon": node.attributes.get("epsilon", 1e-5)},
+        )
         facts.types.setdefault(total, tensor)
         values[total] = Value(total, tensor.dtype)
         nodes += [added, norm]
@@ -63,15 +75,21 @@ def _split_skips(graph: Graph, facts: Facts, limits: Limits, answers: Mapping[in
 
 
 def _may_split(node: Node, found: _Products) -> bool:
-    """Whether its sum goes into a product that gives one of its terms, and its result to products alone that take its scale."""
+    """Whether its sum goes into a product that gives one of its terms, and its result to products alone that take its
+    scale."""
     x, skip = (found.facts.types.get(name) for name in node.inputs[:2])
     outputs = (*node.outputs, "", "", "")
     plain = len(node.inputs) == 3 and not node.epilogue and not outputs[1] and not outputs[2]
     if not plain or x is None or skip is None or x.shape != skip.shape or node.outputs[0] in found.graph.outputs:
         return False
     makers = (found.producers.get(name) for name in node.inputs[:2])
-    if not any(maker is not None and _is(maker, PRODUCT) and len(found.readers[maker.outputs[0]]) == 1
-               and maker.outputs[0] not in found.graph.outputs for maker in makers):
+    if not any(
+        maker is not None
+        and _is(maker, PRODUCT)
+        and len(found.readers[maker.outputs[0]]) == 1
+        and maker.outputs[0] not in found.graph.outputs
+        for maker in makers
+    ):
         return False
     return found.sets(node.outputs[0], (node.inputs[2], node.attributes.get("epsilon", 1e-5))) is not None
 
@@ -92,7 +110,9 @@ class _Products:
         """Puts the products of one value together."""
         norm = self.producers.get(x)
         if norm is not None and self._is_plain_norm(norm):
-            with_norm = self.sets(norm.outputs[0], (norm.inputs[1], norm.attributes.get("epsilon", 1e-5)), norm.inputs[0])
+            with_norm = self.sets(
+                norm.outputs[0], (norm.inputs[1], norm.attributes.get("epsilon", 1e-5)), norm.inputs[0]
+            )
             if with_norm is not None:
                 self.replaced[id(norm)] = None
                 self._replace(with_norm)
@@ -112,12 +132,18 @@ class _Products:
             for node in members:
                 self.replaced[id(node)] = joined if node is place else None
 
-    def sets(self, x: str, norm: tuple[str, object] | None, source: str = "") -> list[tuple[Node, Sequence[Node]]] | None:
-        """Nodes for the products of x, each with those that it stands for. norm: weight and epsilon of a normalization that gives x, of
-        `source`; then it is all of x's readers, or None.
+    def sets(
+        self, x: str, norm: tuple[str, object] | None, source: str = ""
+    ) -> list[tuple[Node, Sequence[Node]]] | None:
+        """Nodes for the products of x, each with those that it stands for. norm: weight and epsilon of a normalization
+        that gives x, of `source`; then it is all of x's readers, or None.
         """
         readers = self.readers.get(x, [])
-        products = [n for n in readers if _is(n, PRODUCT) and n.inputs[0] == x and x not in n.operands and not any(n.inputs[GROUPING:BIAS])]
+        products = [
+            n
+            for n in readers
+            if _is(n, PRODUCT) and n.inputs[0] == x and x not in n.operands and not any(n.inputs[GROUPING:BIAS])
+        ]
         if norm is not None and (len(products) != len(readers) or not products):
             return None
         sets: list[tuple[Node, Sequence[Node]]] = []
@@ -133,7 +159,8 @@ class _Products:
         return sets
 
     def _grouped(self, products: Sequence[Node]) -> list[tuple[list[Node], str]]:
-        """Which go together: two of which the steps behind one read the other, whose name is given; others without steps, up to MOST."""
+        """Which go together: two of which the steps behind one read the other, whose name is given; others without
+        steps, up to MOST."""
         left, groups = list(products), list[tuple[list[Node], str]]()
         for node in products:
             for other in products:
@@ -153,7 +180,13 @@ class _Products:
         """Whether only the steps behind a node read another's result, element by element."""
         name = other.outputs[0]
         kind, beside = self.facts.types.get(node.outputs[0]), self.facts.types.get(name)
-        if self.readers[name] != [node] or name in self.graph.outputs or not _alike(node, other) or kind is None or beside is None:
+        if (
+            self.readers[name] != [node]
+            or name in self.graph.outputs
+            or not _alike(node, other)
+            or kind is None
+            or beside is None
+        ):
             return False
         return len(kind.shape) == len(beside.shape) and all(map(same, kind.shape, beside.shape))
 
@@ -173,12 +206,28 @@ def _joined(members: Sequence[Node], beside: str, norm: tuple[str, object] | Non
     while not inputs[-1]:
         inputs.pop()
     attributes = {name: first.attributes[name] for name in ALIKE} | {
-        "N": tuple(n.attributes["N"] for n in members), "epsilon": norm[1] if norm else 0.0, "beside": int(bool(beside))}
+        "N": tuple(n.attributes["N"] for n in members),
+        "epsilon": norm[1] if norm else 0.0,
+        "beside": int(bool(beside)),
+    }
     steps, operands = first.epilogue, first.operands
     if beside:
-        names = {f"e{k}": BESIDE if name == beside else f"e{k - (k > operands.index(beside))}" for k, name in enumerate(operands)}
+        names = {
+            f"e{k}": BESIDE if name == beside else f"e{k - (k > operands.index(beside))}"
+            for k, name in enumerate(operands)
+        }
         steps = tuple(replace(s, arguments=tuple(names.get(a, a) for a in s.arguments)) for s in steps)
         operands = tuple(name for name in operands if name != beside)
     return Node(
-        "PackedProducts", tuple(inputs), first.outputs if beside else tuple(n.outputs[0] for n in members), first.name, "ort_gpu_ep", 1,
-        attributes, id=first.id, sources=tuple(sorted({i for n in members for i in n.members})), epilogue=steps, operands=operands)  # type: ignore[arg-type]
+        "PackedProducts",
+        tuple(inputs),
+        first.outputs if beside else tuple(n.outputs[0] for n in members),
+        first.name,
+        "ort_gpu_ep",
+        1,
+        attributes,  # type: ignore[arg-type]
+        id=first.id,
+        sources=tuple(sorted({i for n in members for i in n.members})),
+        epilogue=steps,
+        operands=operands,
+    )

@@ -1,7 +1,7 @@
 """Concrete stand-ins for symbolic shapes, so that rows can be asked before any input is seen.
 
-The plan of a run asks the rows again, with sizes that stand for any number (symbolic.py). So does the claim, once it has its groups:
-what is declined then goes to the CPU as a node, and not, in each run, as a partition.
+The plan of a run asks the rows again, with sizes that stand for any number (symbolic.py). So does the claim, once it
+has its groups: what is declined then goes to the CPU as a node, and not, in each run, as a partition.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from ort_gpu_ep.ir.symbolic import Trace
 from ort_gpu_ep.ir.types import Shape, SymbolicShape, TensorType
 
 CANDIDATES = (64, 224, 640, 8)
-"""Sizes tried for unknown dimensions, in this order: sequences and tiles, images, documents, few tokens. The first one is the batch."""
+"""Sizes tried for unknown dimensions, in this order: sequences and tiles, images, documents, few tokens. The first one
+is the batch."""
 
 _BATCH = 1
-"""Broadcasts against the stand-in of a batch that an exporter has put elsewhere (a recurrent state is [layers, batch, units])."""
+"""Broadcasts against the stand-in of a batch that an exporter has put elsewhere (a recurrent state is [layers, batch,
+units])."""
 
 
 MOST_TOLD = 3
@@ -34,21 +36,23 @@ class Dimension(NamedTuple):
 
 @dataclass(frozen=True)
 class Guess:
-    """What unknown dimensions are taken for. size: of all but the first. sizes: of those of which more is known (solving.py)."""
+    """What unknown dimensions are taken for. size: of all but the first. sizes: of those of which more is known
+    (solving.py)."""
 
     size: int
     sizes: Mapping[Dimension, int] = field(default_factory=dict)
 
 
 def stand_in(value: Value, guess: Guess) -> TensorType | None:
-    """The value's type with every unknown dimension replaced: the first one by 1, others by `size`. None where the rank is unknown."""
+    """The value's type with every unknown dimension replaced: the first one by 1, others by `size`. None where the rank
+    is unknown."""
     if value.dtype is None or value.shape is None:
         return None
     shape = []
     for axis, dim in enumerate(value.shape):
         is_known = isinstance(dim, int) and dim >= 0
         size = _BATCH if axis == 0 and len(value.shape) > 1 else guess.size
-        shape.append(int(dim) if is_known else guess.sizes.get(Dimension(value.name, axis), size))    # type: ignore[arg-type]
+        shape.append(int(dim) if is_known else guess.sizes.get(Dimension(value.name, axis), size))  # type: ignore[arg-type]
     return TensorType(value.dtype, tuple(shape))
 
 
@@ -62,14 +66,18 @@ def guessed(graph: Graph, guess: Guess, dimensions: Sequence[Dimension]) -> str:
         told.append(f"{declared if isinstance(declared, str) else f'axis {axis}'} of {value!r} = {size}")
         if isinstance(declared, str) and value in graph.inputs and not graph.nested:
             names[declared] = None
-    cure = f": give it with {' '.join(f'--dim {name}=SIZE' for name in names)} (add_free_dimension_override_by_name)" if names else ""
+    cure = (
+        f": give it with {' '.join(f'--dim {name}=SIZE' for name in names)} (add_free_dimension_override_by_name)"
+        if names
+        else ""
+    )
     more = "" if len(dimensions) <= MOST_TOLD else ", ..."
     return f"this follows from a guessed size ({', '.join(told)}{more}){cure}"
 
 
 def misjudged(graph: Graph) -> frozenset[str]:
-    """Values to which ONNX Runtime's shape inference gives a wrong shape: the output of a PRelu whose slope is larger than its input (ONNX
-    forbids it, ONNX Runtime computes it), and all that follows from it.
+    """Values to which ONNX Runtime's shape inference gives a wrong shape: the output of a PRelu whose slope is larger
+    than its input (ONNX forbids it, ONNX Runtime computes it), and all that follows from it.
     """
     names = set[str]()
     for node in graph.nodes:
@@ -101,7 +109,8 @@ def input_types(graph: Graph, guess: Guess) -> Mapping[str, TensorType]:
 
 
 def opened(graph: Graph, inputs: Mapping[str, TensorType]) -> dict[str, TensorType] | None:
-    """The types with a Size for each dimension that the graph leaves open, as a run has them; None where there is none."""
+    """The types with a Size for each dimension that the graph leaves open, as a run has them; None where there is
+    none."""
     trace, types, place = Trace(), dict[str, TensorType](), 0
     for name, tensor in inputs.items():
         declared = graph.values[name].shape if name in graph.values else None
@@ -115,13 +124,18 @@ def opened(graph: Graph, inputs: Mapping[str, TensorType]) -> dict[str, TensorTy
 
 
 def given_types(
-    graph: Graph, shapes: Mapping[str, Shape], node_shapes: Mapping[tuple[int, str], Sequence[Shape]],
+    graph: Graph,
+    shapes: Mapping[str, Shape],
+    node_shapes: Mapping[tuple[int, str], Sequence[Shape]],
 ) -> dict[str, TensorType]:
-    """The types of the values whose shapes a run has shown: of inputs by name, of others by the node that writes them (see Costs)."""
+    """The types of the values whose shapes a run has shown: of inputs by name, of others by the node that writes them
+    (see Costs)."""
     shown = {name: shape for name, shape in shapes.items() if name in graph.inputs}
     for node in graph.nodes:
         known_shapes = node_shapes.get((node.id, node.op), ())
-        if len(known_shapes) == len(node.writes):      # else one is no tensor, and which is which is not known
+        if len(known_shapes) == len(node.writes):  # else one is no tensor, and which is which is not known
             shown |= dict(zip(node.writes, known_shapes, strict=True))
-    types = {name: value.dtype for name in shown if (value := graph.values.get(name)) is not None and value.dtype is not None}
+    types = {
+        name: value.dtype for name in shown if (value := graph.values.get(name)) is not None and value.dtype is not None
+    }
     return {name: TensorType(dtype, tuple(shown[name])) for name, dtype in types.items()}

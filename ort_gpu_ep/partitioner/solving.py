@@ -1,8 +1,9 @@
 """Sizes that open dimensions must have for a graph's nodes to be possible, found from what rows compare.
 
-A row says what it needs by comparing sizes (a Conv its channels, an Add the two shapes): there is no second list of such rules. The graph
-is walked with a symbol for each open dimension, the comparison that led to a decline is noted, and sizes are searched for which it has the
-other answer. What remains declined then contradicts something else than a guess, or something that no search of one size cures.
+A row says what it needs by comparing sizes (a Conv its channels, an Add the two shapes): there is no second list of
+such rules. The graph is walked with a symbol for each open dimension, the comparison that led to a decline is noted,
+and sizes are searched for which it has the other answer. What remains declined then contradicts something else than a
+guess, or something that no search of one size cures.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ FAR = 1 << 26
 """The largest size that is tried."""
 
 DEPTH, TRIES = 8, 64
-"""Sizes that are changed, one after another, so that a comparison and all earlier ones have their answers; searches for that, in all."""
+"""Sizes that are changed, one after another, so that a comparison and all earlier ones have their answers; searches for
+that, in all."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """guess: the sizes with which most nodes are possible. depends: ids of nodes that are declined with them -> the dimensions that the row
-    has compared before it declined.
+    """guess: the sizes with which most nodes are possible. depends: ids of nodes that are declined with them -> the
+    dimensions that the row has compared before it declined.
     """
 
     guess: Guess
@@ -51,7 +53,8 @@ class Solution:
 
 
 class _Asked(Trace):
-    """A trace that notes each comparison and learns nothing: all of them can be changed. log: (polynomial, relation, answer)."""
+    """A trace that notes each comparison and learns nothing: all of them can be changed. log: (polynomial, relation,
+    answer)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +72,8 @@ class _Asked(Trace):
 
 @dataclass(frozen=True)
 class _Law:
-    """A polynomial that is to be in a relation to zero, or not to be. places: of the open dimensions that it is made of."""
+    """A polynomial that is to be in a relation to zero, or not to be. places: of the open dimensions that it is made
+    of."""
 
     value: Callable[[Sequence[int]], int | None]
     relation: str
@@ -107,7 +111,8 @@ class Solver:
         self._left = 0
 
     def solve(self, declined: Collection[int]) -> Solution:
-        """With the sizes that it has found before, which stay right. declined: ids of the nodes that are declined with these."""
+        """With the sizes that it has found before, which stay right. declined: ids of the nodes that are declined with
+        these."""
         part = _before(self._graph, declined)
         walked = self._walk(part)
         best, numbers = walked, list(self._numbers)
@@ -119,10 +124,17 @@ class Solver:
                 best, numbers = walked, list(self._numbers)
             if not walked.declined:
                 break
-        self._numbers[:len(numbers)] = numbers
-        by_dimension = dict(zip(self._dimensions, numbers, strict=False))      # a later walk may have met more dimensions
-        depends = {key: self._named(self._places_of(best.trace, (terms for terms, _, _ in log))) for key, log in best.declined.items()}
-        return Solution(replace(self._guess, sizes={**self._guess.sizes, **by_dimension}), {k: laws for k, laws in depends.items() if laws})
+        self._numbers[: len(numbers)] = numbers
+        # a later walk may have met more dimensions
+        by_dimension = dict(zip(self._dimensions, numbers, strict=False))
+        depends = {
+            key: self._named(self._places_of(best.trace, (terms for terms, _, _ in log)))
+            for key, log in best.declined.items()
+        }
+        return Solution(
+            replace(self._guess, sizes={**self._guess.sizes, **by_dimension}),
+            {k: laws for k, laws in depends.items() if laws},
+        )
 
     def _improve(self, walked: _Walked) -> bool:
         """Changes sizes so that comparisons have the other answer for which nodes were declined. Whether any was."""
@@ -130,7 +142,7 @@ class Solver:
         for key, log in walked.declined.items():
             for terms, relation, answer in reversed(log[-LAST:]):
                 law = self._law(walked.trace, terms, relation, not answer)
-                if law.holds(self._numbers):        # cured with another node
+                if law.holds(self._numbers):  # cured with another node
                     changed = True
                     break
                 if (key, relation, law.places) in self._tried:
@@ -169,8 +181,10 @@ class Solver:
         tensor = stand_in(value, self._guess)
         if tensor is None or value.shape is None:
             return tensor
-        shape = [size if size == declared else self._symbol(trace, Dimension(name, axis), size, declared)
-                 for axis, (size, declared) in enumerate(zip(tensor.shape, value.shape, strict=True))]
+        shape = [
+            size if size == declared else self._symbol(trace, Dimension(name, axis), size, declared)
+            for axis, (size, declared) in enumerate(zip(tensor.shape, value.shape, strict=True))
+        ]
         return TensorType(tensor.dtype, tuple(shape))
 
     def _otherwise(self, trace: Trace, name: str) -> TensorType | None:
@@ -225,8 +239,12 @@ class Solver:
     def _groups(self, law: _Law, numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """What is changed together: those that are alike (an image is square), those of one name, each alone."""
         units = {place: tuple(self._of_name.get(self._name(place), (place,))) for place in law.places}
-        alike = tuple(dict.fromkeys(p for place in law.places if numbers[place] == numbers[law.places[-1]] for p in units[place]))
-        yield from dict.fromkeys((alike, *(units[place] for place in reversed(law.places)), *((place,) for place in reversed(law.places))))
+        alike = tuple(
+            dict.fromkeys(p for place in law.places if numbers[place] == numbers[law.places[-1]] for p in units[place])
+        )
+        yield from dict.fromkeys(
+            (alike, *(units[place] for place in reversed(law.places)), *((place,) for place in reversed(law.places)))
+        )
 
     def _name(self, place: int) -> str:
         value, axis = self._dimensions[place]
@@ -253,7 +271,7 @@ def _moved(law: _Law, numbers: Sequence[int], places: tuple[int, ...]) -> list[i
         if value is None or (value > 0) != (start > 0) or value == 0:
             break
         high *= 2
-    while high - low > 1:       # the value of a size grows with it, or falls
+    while high - low > 1:  # the value of a size grows with it, or falls
         middle = (low + high) // 2
         value = law.value(at(middle))
         if value is None or start is None:

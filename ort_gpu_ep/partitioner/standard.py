@@ -1,7 +1,7 @@
 """One form for what models write in two, before rows are asked: all other passes then know that one.
 
-QuantizeLinear and DequantizeLinear of ONNX Runtime's domain are ONNX's. Parameters that an op of ai.onnx.ml has as attributes become
-constants behind its input, so that they are uploaded as weights are, and no shader holds them.
+QuantizeLinear and DequantizeLinear of ONNX Runtime's domain are ONNX's. Parameters that an op of ai.onnx.ml has as
+attributes become constants behind its input, so that they are uploaded as weights are, and no shader holds them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ort_gpu_ep.ops.machine_learning import DOMAIN as LEARNING
 from ort_gpu_ep.ops.machine_learning import PARAMETERS
 
 QUANTIZER_VERSION = 25
-"""Of the QuantizeLinear and DequantizeLinear that stand for those of ONNX Runtime's domain: the newest, which has all their types."""
+"""Of the QuantizeLinear and DequantizeLinear that stand for those of ONNX Runtime's domain: the newest, which has all
+their types."""
 
 
 def standard(graph: Graph) -> Graph:

@@ -1,8 +1,10 @@
-"""Values of float16 that lie in float32 between two kernels: float16 ends at 65,504, and what a reduction reads or gives may not.
+"""Values of float16 that lie in float32 between two kernels: float16 ends at 65,504, and what a reduction reads or
+gives may not.
 
-A square, an exponential or a product is often beyond that where the mean or the quotient that is made of it is not. ONNX Runtime's CPU
-calculates float16 networks in float32 from node to node, so it has these values in float32, too. Kernels calculate in float32 as well; this
-pass is about what they store. What a model gives to the outside stays float16.
+A square, an exponential or a product is often beyond that where the mean or the quotient that is made of it is not.
+ONNX Runtime's CPU calculates float16 networks in float32 from node to node, so it has these values in float32, too.
+Kernels calculate in float32 as well; this pass is about what they store. What a model gives to the outside stays
+float16.
 """
 
 from __future__ import annotations
@@ -17,9 +19,22 @@ from ort_gpu_ep.kernels.lowering import Answer, Facts, bind
 from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, spec_of
 from ort_gpu_ep.partitioner.fusion import as_elementwise
 
-SUMS = frozenset((
-    "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceProd", "ReduceLogSum", "ReduceLogSumExp", "GlobalLpPool", "LpPool",
-    "CumSum", "CumProd", "Einsum"))
+SUMS = frozenset(
+    (
+        "ReduceSum",
+        "ReduceSumSquare",
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceProd",
+        "ReduceLogSum",
+        "ReduceLogSumExp",
+        "GlobalLpPool",
+        "LpPool",
+        "CumSum",
+        "CumProd",
+        "Einsum",
+    )
+)
 """Reductions whose result may be beyond float16 though no element is."""
 
 POOLS = frozenset(("GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool", "LRN"))
@@ -27,9 +42,17 @@ POOLS = frozenset(("GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool
 SCORED = SUMS | {"ReduceMean", "ReduceMax", "ReduceMin", "Softmax", "LogSoftmax"}
 """Those that also read products of matrices in float32: such are scores of attention that no rule fused."""
 
-NORMS = frozenset((
-    "Softmax", "LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization",
-    "LpNormalization"))
+NORMS = frozenset(
+    (
+        "Softmax",
+        "LayerNormalization",
+        "RMSNormalization",
+        "InstanceNormalization",
+        "GroupNormalization",
+        "MeanVarianceNormalization",
+        "LpNormalization",
+    )
+)
 """Reductions whose results float16 reaches to, whatever they read."""
 
 REDUCTIONS = SCORED | POOLS | NORMS
@@ -44,14 +67,16 @@ PRODUCTS = frozenset(("MatMul", "Gemm", "FusedMatMul"))
 """Sums of products."""
 
 BOUNDED, PLAIN, BEYOND = range(3)
-"""What is known of a magnitude: about 1 at most (constants count as that), that of a value in float16, or perhaps beyond it."""
+"""What is known of a magnitude: about 1 at most (constants count as that), that of a value in float16, or perhaps
+beyond it."""
 
 _ABOUT_ONE = frozenset(("Sigmoid", "Tanh", "HardSigmoid", "Erf", "Softsign", "Sin", "Cos", "Sign"))
 _GROWING = frozenset(("Pow", "Exp", "Reciprocal", "Sinh", "Cosh", "Tan"))
 
 
 def widen(graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]) -> Graph:
-    """The graph with float32 in place of float16 where a reduction is near; the same graph where there is nothing to do."""
+    """The graph with float32 in place of float16 where a reduction is near; the same graph where there is nothing to
+    do."""
     if not any(tensor.dtype is FLOAT16 for tensor in facts.types.values()):
         return graph
     widths = _Widths(graph, facts, limits, answers)
@@ -68,9 +93,12 @@ def _wide(name: str) -> str:
 
 
 class _Widths:
-    """wide: the values that are stored in float32. banned: those that must not be, because a row refused its node then."""
+    """wide: the values that are stored in float32. banned: those that must not be, because a row refused its node
+    then."""
 
-    def __init__(self, graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]) -> None:
+    def __init__(
+        self, graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]
+    ) -> None:
         self.graph, self.facts, self.limits = graph, facts, limits
         self.steps = [as_elementwise(node, facts, limits, answers) for node in graph.nodes]
         self.readers = graph.consumers()
@@ -105,14 +133,20 @@ class _Widths:
 
     def _may_be(self, name: str) -> bool:
         tensor = self.facts.types.get(name)
-        return tensor is not None and tensor.dtype is FLOAT16 and name not in self.facts.known and name not in self.banned
+        return (
+            tensor is not None and tensor.dtype is FLOAT16 and name not in self.facts.known and name not in self.banned
+        )
 
     def _should_be(self, node: Node, steps: Node, wanted: bool, magnitude: int) -> bool:
         """Of what a node writes. steps: the node, if elementwise as such."""
         is_elementwise, (name,) = steps is not node, node.writes
-        reads_wide = not self.wide.isdisjoint((*steps.operands, *(node.inputs if _reduces(node) or _moves(node) else ())))
+        reads_wide = not self.wide.isdisjoint(
+            (*steps.operands, *(node.inputs if _reduces(node) or _moves(node) else ()))
+        )
         beyond = reads_wide or magnitude == BEYOND
-        read_on = any(id(reader) in self.elementwise or name in reader.operands for reader in self.readers.get(name, ()))
+        read_on = any(
+            id(reader) in self.elementwise or name in reader.operands for reader in self.readers.get(name, ())
+        )
         if is_elementwise:
             return (wanted and beyond) or (reads_wide and read_on and all(map(self._is_no_half, steps.operands)))
         if _moves(node):
@@ -136,7 +170,8 @@ class _Widths:
         """Of what a node gives, as far as its steps tell."""
         magnitudes = {"v": PLAIN} | {
             f"e{k}": BOUNDED if self._is_constant(name) else BEYOND if name in self.wide else known.get(name, PLAIN)
-            for k, name in enumerate(node.operands)}
+            for k, name in enumerate(node.operands)
+        }
         for k, step in enumerate(node.epilogue):
             magnitudes[f"s{k}"] = _after(step, [magnitudes.get(a, PLAIN) for a in step.arguments])
         return magnitudes[f"s{len(node.epilogue) - 1}"] if node.epilogue else PLAIN
@@ -169,8 +204,10 @@ class _Widths:
         natural = FLOAT16
         if inputs:
             alike, natural = node.op in ALIKE, FLOAT32
-            widened = replace(widened, inputs=tuple(
-                _wide(n) if n in inputs or (alike and self._is_half(n)) else n for n in widened.inputs))
+            widened = replace(
+                widened,
+                inputs=tuple(_wide(n) if n in inputs or (alike and self._is_half(n)) else n for n in widened.inputs),
+            )
         if wide:
             widened = replace(widened, outputs=tuple(_wide(n) if n in wide else n for n in widened.outputs))
         return stored_as(widened, FLOAT32 if wide else FLOAT16, natural)

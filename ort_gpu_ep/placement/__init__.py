@@ -1,7 +1,9 @@
 """Which candidate runs a model with placement=auto: measured, stored, and revised while it runs.
 
-Order of reading: candidates.py, proof.py, estimate.py, rhythm.py, learner.py, decisions.py, chooser.py, policy.py, runner.py.
+Order of reading: candidates.py, proof.py, estimate.py, rhythm.py, learner.py, decisions.py, chooser.py, policy.py,
+runner.py.
 """
 
 NAMES = CPU, GPU, CUT = "cpu", "gpu", "cut"
-"""Plain onnxruntime; every node that has a kernel on the GPU; the assignment that the partitioner predicts to be the fastest."""
+"""Plain onnxruntime; every node that has a kernel on the GPU; the assignment that the partitioner predicts to be the
+fastest."""

@@ -74,7 +74,7 @@ class Candidates:
     def _build(self, name: str) -> None:
         try:
             self.get(name)
-        except Exception as error:   # the session goes on with what it has
+        except Exception as error:  # the session goes on with what it has
             log.warning("the candidate %r can't be made in the background: %s: %s", name, type(error).__name__, error)
         else:
             self._building.discard(name)
@@ -89,7 +89,8 @@ class Candidates:
         return Candidate(name, session, state)
 
     def providers(self, name: str) -> tuple[list[str], list[dict[str, str]]]:
-        """Providers and their options, as onnxruntime takes them. What is measured against others is what a session ends with."""
+        """Providers and their options, as onnxruntime takes them. What is measured against others is what a session
+        ends with."""
         if name == CPU:
             return [CPU_PROVIDER], [{}]
         return [EP_NAME, CPU_PROVIDER], [{**self.options, "placement": _PLACEMENT[name], "unit_plans": "wait"}, {}]

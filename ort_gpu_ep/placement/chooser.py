@@ -1,4 +1,5 @@
-"""Chooses the candidate for a run, from measured runs of this size and others, after one comparison of all candidates."""
+"""Chooses the candidate for a run, from measured runs of this size and others, after one comparison of all
+candidates."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ MEASURED = 3
 """Runs that a median of the side by side counts as: the learner asks for no more to believe it."""
 
 RETRY_S = 30.0
-"""How long a candidate that failed side by side with others is left out, at least; a wrong one for the life of the session."""
+"""How long a candidate that failed side by side with others is left out, at least; a wrong one for the life of the
+session."""
 
 CHECK_S = 4e-3
 """Predicted time of a run on the CPU up to which the first run of a size on a candidate is compared with it."""
@@ -43,14 +45,22 @@ SAVE_S = 30.0
 class Chooser:
     """The choice of one session. Thread-safe.
 
-    fixed: all input shapes are known, so that one decision holds for every run. profile: gives the adapter's, whole or not; it may take
-    seconds. proved: is told when the candidates were run side by side; weak, since the chooser outlives the session until all is saved.
-    uses: of the adapter. host: what the runs share. tells_cpu_s: what a run on the CPU takes in another process, if one makes them.
+    fixed: all input shapes are known, so that one decision holds for every run. profile: gives the adapter's, whole or
+    not; it may take seconds. proved: is told when the candidates were run side by side; weak, since the chooser
+    outlives the session until all is saved. uses: of the adapter. host: what the runs share. tells_cpu_s: what a run on
+    the CPU takes in another process, if one makes them.
     """
 
     def __init__(
-        self, candidates: Candidates, config: Config, profile: Callable[[bool], Profile], decisions: Decisions | None, fixed: bool,
-        proved: WeakMethod[Callable[[Entry], None]], uses: Uses, host: Host,
+        self,
+        candidates: Candidates,
+        config: Config,
+        profile: Callable[[bool], Profile],
+        decisions: Decisions | None,
+        fixed: bool,
+        proved: WeakMethod[Callable[[Entry], None]],
+        uses: Uses,
+        host: Host,
     ) -> None:
         self.candidates, self.config, self.fixed = candidates, config, fixed
         self.learner = Learner(uses, config.placement_budget_ms * 1e-3, host)
@@ -69,14 +79,17 @@ class Chooser:
         learner.grows |= found.grows
         learner.load(found.rows, time.perf_counter())
         for size in found.floors:
-            entry = learner.entry(size.key, lambda size=size: size.work)      # type: ignore[misc]
+            entry = learner.entry(size.key, lambda size=size: size.work)  # type: ignore[misc]
             entry.ready = entry.floor = True
             entry.source, entry.why = "cached", "it was done before a GPU could have answered"
         self._proved = any(row[2] not in found.floors for row in found.rows)
-        self.agreed = {name for name in learner.rivals if any(row[0] == name and row[1] != ASSUMED for row in found.rows)}
+        self.agreed = {
+            name for name in learner.rivals if any(row[0] == name and row[1] != ASSUMED for row in found.rows)
+        }
 
     def entry(self, feeds: Mapping[str, Any]) -> Entry:
-        """What is known of these inputs; found out now if need be. Threads that come while another one measures use the CPU."""
+        """What is known of these inputs; found out now if need be. Threads that come while another one measures use the
+        CPU."""
         key: Signature = () if self.fixed else signature(feeds)
         entry = self.learner.entries.get(key)
         if entry is not None and entry.ready:
@@ -94,7 +107,8 @@ class Chooser:
         return entry
 
     def _prepare(self, entry: Entry, feeds: Mapping[str, Any]) -> None:
-        """Once a session, all candidates are run side by side: as soon as a run on the CPU takes longer than an empty one on the GPU."""
+        """Once a session, all candidates are run side by side: as soon as a run on the CPU takes longer than an empty
+        one on the GPU."""
         learner, now_s = self.learner, time.perf_counter()
         if not self._proved:
             cpu = self.candidates.get(CPU)
@@ -103,7 +117,9 @@ class Chooser:
             profile = self._profile(self.prover.software)
             if cpu_s <= FLOOR * profile.run_s:
                 entry.floor, entry.source = True, "floor"
-                entry.why = f"it is done before a GPU could have answered ({profile.run_s * 1e3:.3f} ms for nothing at all)"
+                entry.why = (
+                    f"it is done before a GPU could have answered ({profile.run_s * 1e3:.3f} ms for nothing at all)"
+                )
                 learner.teach(entry.size, CPU, cpu_s, 1, now_s)
             else:
                 self._believe(entry, self._proof(feeds, cpu_s, profile))
@@ -120,7 +136,8 @@ class Chooser:
         entry.ready = True
 
     def _proof(self, feeds: Mapping[str, Any], cpu_s: float, profile: Profile) -> Proof:
-        """Runs the candidates. Where that can't be done (the model's file was overwritten, a full disk), the CPU answers."""
+        """Runs the candidates. Where that can't be done (the model's file was overwritten, a full disk), the CPU
+        answers."""
         try:
             clear = self.prover.clear(feeds, cpu_s, profile)
             return clear or self.prover.prove(feeds, dict(signature(feeds)), cpu_s, self._profile(True))
@@ -146,12 +163,15 @@ class Chooser:
             learner.failed(name, now_s, math.inf if name in proof.wrong else RETRY_S)
         self.agreed |= set(proof.measured_s) - {CPU}
         entry.source = "partial" if proof.failed else ""
-        entry.why = "; ".join(["the fastest of those that could be run", *(f"{n}: {why}" for n, why in proof.failed.items())])
+        entry.why = "; ".join(
+            ["the fastest of those that could be run", *(f"{n}: {why}" for n, why in proof.failed.items())]
+        )
 
     # ---- comparing
 
     def check_due(self, turn: Turn, now_s: float) -> bool:
-        """Whether the CPU is to answer the same inputs: the first run of a candidate, and of each size while that is cheap."""
+        """Whether the CPU is to answer the same inputs: the first run of a candidate, and of each size while that is
+        cheap."""
         name = turn.name
         size, learner = turn.entry.size, self.learner
         if name == CPU or turn.entry.seen.get(name):
@@ -159,7 +179,7 @@ class Chooser:
         if name not in self.agreed:
             return learner.budget_s > 0.0
         here, cpu = learner.estimate(name, BUSY, size, now_s), learner.estimate(CPU, turn.entry.rest, size, now_s)
-        ran = here is not None and here.runs > 0        # in an earlier session
+        ran = here is not None and here.runs > 0  # in an earlier session
         return not ran and cpu is not None and cpu.seconds <= min(CHECK_S, learner.left_s)
 
     # ---- what came of it
@@ -174,8 +194,16 @@ class Chooser:
         own = {n: e for n, e in estimates.items() if e.runs}
         predicted = {**entry.predicted_s, **{n: e.seconds for n, e in estimates.items() if not e.runs}}
         source, why = _reason(entry, estimates, self.config.placement_budget_ms)
-        return Decision(entry.choice, source, why, {n: e.seconds for n, e in own.items()}, predicted, {n: e.runs for n, e in own.items()},
-                        entry.rest, entry.size.work)
+        return Decision(
+            entry.choice,
+            source,
+            why,
+            {n: e.seconds for n, e in own.items()},
+            predicted,
+            {n: e.runs for n, e in own.items()},
+            entry.rest,
+            entry.size.work,
+        )
 
     @property
     def decided(self) -> dict[Signature, Decision]:
@@ -187,7 +215,8 @@ class Chooser:
             self.save()
 
     def save(self) -> None:
-        """Writes what was learnt, unless a candidate failed: a later session finds out for itself. Quietly does nothing where it can't."""
+        """Writes what was learnt, unless a candidate failed: a later session finds out for itself. Quietly does nothing
+        where it can't."""
         self._saved_s = time.perf_counter()
         entries = list(self.learner.entries.values())
         if self._decisions is None or not entries or any(e.source == "partial" for e in entries):
@@ -195,7 +224,9 @@ class Chooser:
         costs = self.candidates.costs
         times = NodeTimes(costs.cpu_s, costs.shapes) if costs is not None and CUT in self.learner.rivals else None
         floors = tuple(e.size for e in entries if e.floor)
-        self._decisions.save(Learnt(entries[-1].choice, tuple(self.learner.dump()), floors, dict(self.learner.grows), times))
+        self._decisions.save(
+            Learnt(entries[-1].choice, tuple(self.learner.dump()), floors, dict(self.learner.grows), times)
+        )
 
 
 def _reason(entry: Entry, known: Mapping[str, Estimate], budget_ms: int) -> tuple[str, str]:

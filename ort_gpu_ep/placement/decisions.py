@@ -42,11 +42,11 @@ _OPTIONS = ("graph_optimization_level", "intra_op_num_threads", "inter_op_num_th
 class Decision:
     """Which candidate runs, and why.
 
-    source: `measured` (in this session), `partial` (the same, but a candidate failed: not kept for later sessions), `cached` (measured by
-    an earlier session), `floor` (the CPU is done before the GPU could have answered) or `predicted` (at least one candidate has not run
-    with these inputs). measured_s: median seconds of each that has, and runs: how many of its runs count. predicted_s: of the others, by
-    the partitioner or from other sizes. rest: how long the GPU rests between runs, a class of rhythm.py, for which all of that holds.
-    work: see estimate.Size.
+    source: `measured` (in this session), `partial` (the same, but a candidate failed: not kept for later sessions),
+    `cached` (measured by an earlier session), `floor` (the CPU is done before the GPU could have answered) or
+    `predicted` (at least one candidate has not run with these inputs). measured_s: median seconds of each that has, and
+    runs: how many of its runs count. predicted_s: of the others, by the partitioner or from other sizes. rest: how long
+    the GPU rests between runs, a class of rhythm.py, for which all of that holds. work: see estimate.Size.
     """
 
     candidate: str
@@ -67,7 +67,10 @@ class Decision:
         for name in sorted({*self.measured_s, *self.predicted_s}):
             parts = []
             if name in self.measured_s:
-                parts.append(f"{self.measured_s[name] * 1e3:.3f} ms measured" + (f" ({self.runs[name]} runs)" if name in self.runs else ""))
+                parts.append(
+                    f"{self.measured_s[name] * 1e3:.3f} ms measured"
+                    + (f" ({self.runs[name]} runs)" if name in self.runs else "")
+                )
             if name in self.predicted_s:
                 parts.append(f"{self.predicted_s[name] * 1e3:.3f} ms predicted")
             text += f"; {name} {', '.join(parts)}"
@@ -84,8 +87,9 @@ class NodeTimes:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What the sessions of one model know. candidate: that of the latest decision. rows: what runs took. floors: sizes for which the CPU is
-    done before a GPU could have answered. grows: see estimate.Times, by candidate. times: of a cut, if one was made."""
+    """What the sessions of one model know. candidate: that of the latest decision. rows: what runs took. floors: sizes
+    for which the CPU is done before a GPU could have answered. grows: see estimate.Times, by candidate. times: of a
+    cut, if one was made."""
 
     candidate: str
     rows: tuple[Row, ...]
@@ -111,10 +115,18 @@ class Decisions:
         for name, kind, size, seconds, runs in learnt.rows:
             rows.setdefault(name, {}).setdefault(kind, []).append([place[size], float(f"{seconds:.4g}"), runs])
         times = learnt.times
-        store.write(self._path, FORMAT, {
-            "candidate": learnt.candidate, "sizes": [[size.key, size.work] for size in sizes], "runs": rows,
-            "floors": [place[size] for size in learnt.floors], "grows": learnt.grows,
-            "times": times and {"cpu_s": [[*key, s] for key, s in times.cpu_s.items()], "shapes": times.shapes}})
+        store.write(
+            self._path,
+            FORMAT,
+            {
+                "candidate": learnt.candidate,
+                "sizes": [[size.key, size.work] for size in sizes],
+                "runs": rows,
+                "floors": [place[size] for size in learnt.floors],
+                "grows": learnt.grows,
+                "times": times and {"cpu_s": [[*key, s] for key, s in times.cpu_s.items()], "shapes": times.shapes},
+            },
+        )
 
 
 def _joined(learnt: Learnt, there: Learnt) -> Learnt:
@@ -127,19 +139,33 @@ def _joined(learnt: Learnt, there: Learnt) -> Learnt:
             room[row[0], row[1]] += 1
             others.append(row)
     floors = dict.fromkeys([*learnt.floors, *there.floors])
-    return replace(learnt, rows=(*learnt.rows, *others), floors=tuple(floors)[:MAX_SIZES], times=learnt.times or there.times)
+    return replace(
+        learnt, rows=(*learnt.rows, *others), floors=tuple(floors)[:MAX_SIZES], times=learnt.times or there.times
+    )
 
 
 def _parse(data: dict[str, Any]) -> Learnt:
-    sizes = [Size(tuple((str(name), tuple(map(int, shape))) for name, shape in key), _positive(work)) for key, work in data["sizes"]]
-    rows = tuple((_one_of(NAMES, name), _one_of(KINDS, kind), _at(sizes, i), _positive(seconds), int(runs))
-                 for name, kinds in data["runs"].items() for kind, by_kind in kinds.items() for i, seconds, runs in by_kind)
+    sizes = [
+        Size(tuple((str(name), tuple(map(int, shape))) for name, shape in key), _positive(work))
+        for key, work in data["sizes"]
+    ]
+    rows = tuple(
+        (_one_of(NAMES, name), _one_of(KINDS, kind), _at(sizes, i), _positive(seconds), int(runs))
+        for name, kinds in data["runs"].items()
+        for kind, by_kind in kinds.items()
+        for i, seconds, runs in by_kind
+    )
     times = data["times"]
     if times is not None:
         cpu_s = {(int(number), str(op)): float(seconds) for number, op, seconds in times["cpu_s"]}
         times = NodeTimes(cpu_s, {name: tuple(map(int, shape)) for name, shape in times["shapes"].items()})
-    return Learnt(_one_of(NAMES, data["candidate"]), rows, tuple(_at(sizes, i) for i in data["floors"]),
-                  {_one_of(NAMES, name): float(part) for name, part in data["grows"].items()}, times)
+    return Learnt(
+        _one_of(NAMES, data["candidate"]),
+        rows,
+        tuple(_at(sizes, i) for i in data["floors"]),
+        {_one_of(NAMES, name): float(part) for name, part in data["grows"].items()},
+        times,
+    )
 
 
 def _at(sizes: Sequence[Size], index: Any) -> Size:
@@ -172,7 +198,7 @@ def work_of(given: Signature) -> float:
 
 def _shape(value: Any) -> Shape:
     shape = getattr(value, "shape", ())
-    return tuple(shape() if callable(shape) else shape)     # a method of OrtValue, an attribute of arrays
+    return tuple(shape() if callable(shape) else shape)  # a method of OrtValue, an attribute of arrays
 
 
 def speed_options(config: Config) -> dict[str, str]:
@@ -180,8 +206,11 @@ def speed_options(config: Config) -> dict[str, str]:
     return {name: str(getattr(config, name)) for name in _SPEED}
 
 
-def key_of(model: str | bytes, device: str, settings: Any, options: Mapping[str, str], digest: bytes | None = None) -> str:
-    """Names a model on a device: its content, what runs it, and with which settings. Raises OSError for a file that can't be read.
+def key_of(
+    model: str | bytes, device: str, settings: Any, options: Mapping[str, str], digest: bytes | None = None
+) -> str:
+    """Names a model on a device: its content, what runs it, and with which settings. Raises OSError for a file that
+    can't be read.
 
     digest: of its content, where it is known (Source.digest).
     """

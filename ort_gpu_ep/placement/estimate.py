@@ -12,7 +12,8 @@ RECENT, ENOUGH = 9, 3
 """Runs of a size that count, the latest; and how many of them need no support by other sizes."""
 
 SHARED, SHARED_NOISE = 256, 0.5
-"""Runs of a size that count where others are under way at the same time, and the standard deviation of the logarithm of one's time."""
+"""Runs of a size that count where others are under way at the same time, and the standard deviation of the logarithm of
+one's time."""
 
 TAIL = 64
 """From so many of them on, the longest count."""
@@ -21,19 +22,23 @@ KEPT, NEAR = 64, 24
 """Sizes that are remembered, and the nearest ones that a prediction for another size rests on."""
 
 NOISE = 0.1
-"""Standard deviation of the logarithm of a steady run's time: where fewer than ENOUGH runs tell, and at least half of it where they do."""
+"""Standard deviation of the logarithm of a steady run's time: where fewer than ENOUGH runs tell, and at least half of
+it where they do."""
 
 AGE_S, AGEING = 30.0, 0.02
 """After AGE_S a time is less certain by AGEING, and as much again with each doubling: machines change."""
 
 BETWEEN, BEYOND, ALONE = 0.05, 0.2, 0.35
-"""Uncertainty of a prediction for each doubling of the distance to the nearest known size: between two of them, beyond, and from one."""
+"""Uncertainty of a prediction for each doubling of the distance to the nearest known size: between two of them, beyond,
+and from one."""
 
 BENDS = 0.08
-"""Standard deviation of the logarithm of what one size takes around what its neighbours promise: tiles fit one better than the next."""
+"""Standard deviation of the logarithm of what one size takes around what its neighbours promise: tiles fit one better
+than the next."""
 
 PRIOR = 0.005
-"""Weight of the assumed growth, in runs, at a quarter and at four times the nearest size: two sizes that differ by half outweigh it."""
+"""Weight of the assumed growth, in runs, at a quarter and at four times the nearest size: two sizes that differ by half
+outweigh it."""
 
 SPAN = 1.5
 """Largest over smallest of the sizes that tell how a time grows."""
@@ -52,10 +57,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """seconds of a run. spread: standard deviation of its logarithm. runs: of this very size that it rests on; 0: predicted from others.
+    """seconds of a run. spread: standard deviation of its logarithm. runs: of this very size that it rests on; 0:
+    predicted from others.
 
-    sizes: how many others it rests on. loaded: the runs are those of an earlier session. least_s: the quickest of few runs. median_s: of
-    the runs, where seconds is more because their tail counts.
+    sizes: how many others it rests on. loaded: the runs are those of an earlier session. least_s: the quickest of few
+    runs. median_s: of the runs, where seconds is more because their tail counts.
     """
 
     seconds: float
@@ -68,11 +74,13 @@ class Estimate:
 
     @property
     def low_s(self) -> float:
-        """What a run hardly ever falls below: two standard deviations, or the quickest of few runs: disturbances only make them longer."""
+        """What a run hardly ever falls below: two standard deviations, or the quickest of few runs: disturbances only
+        make them longer."""
         return min(self.seconds * math.exp(-2.0 * self.spread), self.least_s)
 
     def slower(self, factor: float, spread: float) -> Estimate:
-        """The same under circumstances that make a run slower by about this factor; never faster than it is without them."""
+        """The same under circumstances that make a run slower by about this factor; never faster than it is without
+        them."""
         return Estimate(self.seconds * factor, math.hypot(self.spread, spread), 0, self.sizes, self.loaded)
 
 
@@ -102,15 +110,16 @@ class _Cell:
     def spread(self, now_s: float) -> float:
         n, middle = len(self.recent), self.seconds
         noise = NOISE
-        if n >= ENOUGH:        # 1.48: of a normal distribution, the standard deviation over the median distance
+        if n >= ENOUGH:  # 1.48: of a normal distribution, the standard deviation over the median distance
             noise = max(NOISE / 2, 1.48 * median_low([abs(s - middle) for s in self.recent]) / middle)
         return math.hypot(noise / math.sqrt(n), _ageing(now_s - self.when_s))
 
 
 class _Shared(_Cell):
-    """The latest runs of one size that had others beside them. Their mean counts, because threads in a loop make 1 / mean runs a second,
-    and so does what one in 100 exceeds: seconds is the geometric mean of both. A candidate that wins in one and loses more in the other
-    is not the better one. Of few runs it is the median: their tail is mostly that of the runs beside them."""
+    """The latest runs of one size that had others beside them. Their mean counts, because threads in a loop make 1 /
+    mean runs a second, and so does what one in 100 exceeds: seconds is the geometric mean of both. A candidate that
+    wins in one and loses more in the other is not the better one. Of few runs it is the median: their tail is mostly
+    that of the runs beside them."""
 
     __slots__ = ()
 
@@ -140,7 +149,8 @@ class _Shared(_Cell):
 class Times:
     """What one candidate takes over sizes, in one rhythm.
 
-    grows: the part of its time that is assumed to grow with the work, until two sizes tell. shared: other runs are under way meanwhile.
+    grows: the part of its time that is assumed to grow with the work, until two sizes tell. shared: other runs are
+    under way meanwhile.
     """
 
     def __init__(self, grows: float, shared: bool = False) -> None:
@@ -156,7 +166,9 @@ class Times:
         if cell is None:
             cell = self._cells[size.key] = self._cell(size.work)
             if len(self._cells) > KEPT:
-                self._cells.pop(min(self._cells, key=lambda key: self._cells[key].when_s if key != size.key else math.inf))
+                self._cells.pop(
+                    min(self._cells, key=lambda key: self._cells[key].when_s if key != size.key else math.inf)
+                )
         cell.recent.append(seconds)
         cell.when_s, cell.loaded = now_s, False
 
@@ -189,10 +201,15 @@ class Times:
 
         Between them it is a straight line in logarithms, which follows bends; beyond them a straight line.
         """
-        cells = sorted((c for key, c in self._cells.items() if key != size.key), key=lambda c: _octaves(c.work, size.work))[:NEAR]
+        cells = sorted(
+            (c for key, c in self._cells.items() if key != size.key), key=lambda c: _octaves(c.work, size.work)
+        )[:NEAR]
         near, works = cells[0], [c.work for c in cells]
         octaves, inside = _octaves(near.work, size.work), min(works) <= size.work <= max(works)
-        points = [(c.work, c.seconds, len(c.recent) / (1.0 + (2.0 * (_octaves(c.work, size.work) - octaves)) ** 2)) for c in cells]
+        points = [
+            (c.work, c.seconds, len(c.recent) / (1.0 + (2.0 * (_octaves(c.work, size.work) - octaves)) ** 2))
+            for c in cells
+        ]
         points += [(near.work * r, near.seconds * (1.0 - self.grows + self.grows * r), PRIOR) for r in (0.25, 4.0)]
         if inside:
             base, slope, off = _line([(math.log(w), math.log(t), k, 1.0) for w, t, k in points])
@@ -202,7 +219,13 @@ class Times:
             least, most = min(_grown(c, size, min) for c in cells), max(_grown(c, size, max) for c in cells)
             seconds = min(max(base + slope * size.work, least), most)
         each = BETWEEN if inside else BEYOND if max(works) >= SPAN * min(works) else ALONE
-        return Estimate(seconds, math.hypot(near.spread(now_s), each * octaves, off, BENDS), 0, len(cells), all(c.loaded for c in cells))
+        return Estimate(
+            seconds,
+            math.hypot(near.spread(now_s), each * octaves, off, BENDS),
+            0,
+            len(cells),
+            all(c.loaded for c in cells),
+        )
 
 
 def _grown(cell: _Cell, size: Size, bound: Callable[[float, float], float]) -> float:
@@ -219,18 +242,20 @@ def _octaves(a: float, b: float) -> float:
 
 
 def _joined(mine: Estimate, others: Estimate) -> Estimate:
-    """Two opinions, each by its certainty. Where they contradict each other, the result is less certain by as much: the ratio of Birge.
+    """Two opinions, each by its certainty. Where they contradict each other, the result is less certain by as much: the
+    ratio of Birge.
 
     A run that something disturbed is so no reason to leave a candidate alone.
     """
-    a, b = mine.spread ** -2, others.spread ** -2
+    a, b = mine.spread**-2, others.spread**-2
     middle = (a * math.log(mine.seconds) + b * math.log(others.seconds)) / (a + b)
     apart = abs(math.log(mine.seconds / others.seconds)) / math.hypot(mine.spread, others.spread)
     return replace(mine, seconds=math.exp(middle), spread=max(apart, 1.0) * (a + b) ** -0.5, sizes=others.sizes)
 
 
 def _line(points: Sequence[tuple[float, float, float, float]]) -> tuple[float, float, float]:
-    """(y at 0, slope, mean distance in units) of (x, y, weight, unit): least squares, outliers weighing less; it never falls."""
+    """(y at 0, slope, mean distance in units) of (x, y, weight, unit): least squares, outliers weighing less; it never
+    falls."""
     weights = [k / (unit * unit) for _, _, k, unit in points]
     base = slope = 0.0
     far = [0.0]
@@ -243,6 +268,8 @@ def _line(points: Sequence[tuple[float, float, float, float]]) -> tuple[float, f
         slope = max(along / across, 0.0)
         base = mean_y - slope * mean_x
         far = [abs(base + slope * x - y) / unit for x, y, _, unit in points]
-        weights = [k / (unit * unit) / (1.0 + (d / OUTLIER) ** 2) for (_, _, k, unit), d in zip(points, far, strict=True)]
+        weights = [
+            k / (unit * unit) / (1.0 + (d / OUTLIER) ** 2) for (_, _, k, unit), d in zip(points, far, strict=True)
+        ]
     off = sum(k * d * u * u for k, d, (_, _, _, u) in zip(weights, far, points, strict=True))
     return base, slope, off / sum(k * u * u for k, (_, _, _, u) in zip(weights, points, strict=True))

@@ -1,7 +1,7 @@
 """Chooses the candidate for a size and a class of pauses between runs, from the times so far. Pure: told the time.
 
-A first run of a size goes by prediction from other sizes; steady runs refine it. A candidate that could be better is tried one run at a
-time, and all that trying costs comes out of a budget.
+A first run of a size goes by prediction from other sizes; steady runs refine it. A candidate that could be better is
+tried one run at a time, and all that trying costs comes out of a budget.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ort_gpu_ep.placement.rhythm import BUSY, CONCURRENT, PAUSED, RARE, Rhythm
 from ort_gpu_ep.utilization import AWAKE_S, UNKNOWN, Load, Uses
 
 WAKING, FIRST, ASSUMED = "waking", "first", "assumed"
-"""Besides the classes of rest: runs of a GPU whose clock is not up yet; first runs of a size, which plan and compile; no runs at all but
-what the partitioner predicts."""
+"""Besides the classes of rest: runs of a GPU whose clock is not up yet; first runs of a size, which plan and compile;
+no runs at all but what the partitioner predicts."""
 
 KINDS = (BUSY, PAUSED, RARE, CONCURRENT, WAKING, FIRST, ASSUMED)
 
@@ -30,10 +30,12 @@ QUEUES = 0.5
 """Uncertainty of what a run takes beside others, where none of a candidate was seen."""
 
 PROVEN = 8
-"""Runs beside others that a candidate has to have for moving there: while others wait, nothing is chosen by what is only expected."""
+"""Runs beside others that a candidate has to have for moving there: while others wait, nothing is chosen by what is
+only expected."""
 
 AWFUL = 2.0
-"""How many times as long as elsewhere runs beside others have to take for a candidate to be left before its tail is known."""
+"""How many times as long as elsewhere runs beside others have to take for a candidate to be left before its tail is
+known."""
 
 RETHINKS = 32
 """Runs beside others after which the choice is thought over, at most."""
@@ -51,17 +53,20 @@ STAY, STAY_S = 1.02, 10e-6
 """A size keeps its candidate while another is better by less than this."""
 
 SHARE = 0.02
-"""Part of all time that trials, checks and wakings may cost in the long run, besides the budget a session begins with."""
+"""Part of all time that trials, checks and wakings may cost in the long run, besides the budget a session begins
+with."""
 
 TRIES = 3
-"""Trials of one candidate in one size for each run of it that counted: first runs and those in another rhythm do not."""
+"""Trials of one candidate in one size for each run of it that counted: first runs and those in another rhythm do
+not."""
 
 UNTRIED, UNTRIED_RUNS = 2.0, 9
-"""A size with so many runs tries each candidate that has not run there, unless it is predicted to be slower by this factor: other sizes,
-and what disturbed their runs, are all that a prediction knows."""
+"""A size with so many runs tries each candidate that has not run there, unless it is predicted to be slower by this
+factor: other sizes, and what disturbed their runs, are all that a prediction knows."""
 
 SLEPT = 1.3
-"""A run of a GPU that has slept counts as one awake if it takes no longer than predicted by this factor, or wins as it is."""
+"""A run of a GPU that has slept counts as one awake if it takes no longer than predicted by this factor, or wins as it
+is."""
 
 SURE = 0.12
 """Uncertainty up to which a prediction tells an unusual run."""
@@ -72,8 +77,14 @@ NOVEL, NOVELTY = 0.5, 1 / 8
 RETRY_S, LONGEST_RETRY_S = 1.0, 64.0
 """How long a candidate that failed is left out; doubled by each further failure."""
 
-_SLOWER: Mapping[str, tuple[float, float]] = {PAUSED: (1.5, 0.5), RARE: (2.0, 0.5), WAKING: (2.0, 0.5), FIRST: (1.0, 0.3)}
-"""Where nothing was seen: factor over steady runs of a GPU, and its uncertainty. An H200 that has slept takes 4.8 times as long."""
+_SLOWER: Mapping[str, tuple[float, float]] = {
+    PAUSED: (1.5, 0.5),
+    RARE: (2.0, 0.5),
+    WAKING: (2.0, 0.5),
+    FIRST: (1.0, 0.3),
+}
+"""Where nothing was seen: factor over steady runs of a GPU, and its uncertainty. An H200 that has slept takes 4.8 times
+as long."""
 
 _SLOWER_CPU = (1.1, 0.15)
 """The same of the CPU: its threads and caches have slept, too."""
@@ -87,11 +98,12 @@ GUESSED = 0.5
 class Entry:
     """What is known of one size.
 
-    ready: whether all was found out that needs the candidates to be run side by side. floor: the CPU is done before a GPU could have
-    answered, so that there is nothing to choose. runs: of the session with this size; seen: by candidate. choice: the candidate that is
-    expected to be the best; following: the one that the next run takes; expected_s: what each was expected to take when that was thought
-    of last, in a rhythm of class `rest`. policies: what moves runs to another one under load, by class of rest: what a GPU takes after
-    a rest says nothing about quick runs. source, predicted_s: of the side by side, see Decision.
+    ready: whether all was found out that needs the candidates to be run side by side. floor: the CPU is done before a
+    GPU could have answered, so that there is nothing to choose. runs: of the session with this size; seen: by
+    candidate. choice: the candidate that is expected to be the best; following: the one that the next run takes;
+    expected_s: what each was expected to take when that was thought of last, in a rhythm of class `rest`. policies:
+    what moves runs to another one under load, by class of rest: what a GPU takes after a rest says nothing about quick
+    runs. source, predicted_s: of the side by side, see Decision.
     """
 
     size: Size
@@ -121,10 +133,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One run. rest: the class of the rest before it, empty where the rhythm has just changed. awake: whether the GPU's clock is up.
+    """One run. rest: the class of the rest before it, empty where the rhythm has just changed. awake: whether the GPU's
+    clock is up.
 
-    trial: whether another candidate was expected to be better. without_s: what the best of the others is expected to take. load, policy: at
-    which reading it began, and what looked at that.
+    trial: whether another candidate was expected to be better. without_s: what the best of the others is expected to
+    take. load, policy: at which reading it began, and what looked at that.
     """
 
     entry: Entry
@@ -140,12 +153,12 @@ class Turn:
 class Learner:
     """What the runs of one session have taught. Thread-safe.
 
-    uses: of the adapter. budget_s: what finding out may cost beside SHARE of all time; with 0 nothing is tried. waking_s: what is left of
-    as much again for runs of a GPU that wakes up: they lose time, which those of it awake win back. host: what the
-    session's runs share.
+    uses: of the adapter. budget_s: what finding out may cost beside SHARE of all time; with 0 nothing is tried.
+    waking_s: what is left of as much again for runs of a GPU that wakes up: they lose time, which those of it awake win
+    back. host: what the session's runs share.
     """
 
-    def __init__(self, uses: Uses, budget_s: float, host: Host = Host()) -> None:       # noqa: B008  it is immutable
+    def __init__(self, uses: Uses, budget_s: float, host: Host = Host()) -> None:  # noqa: B008  it is immutable
         self.rhythm, self.budget_s, self.host = Rhythm(uses), budget_s, host
         self.entries: dict[Hashable, Entry] = {}
         self.grows: dict[str, float] = {CPU: 0.85}
@@ -173,8 +186,8 @@ class Learner:
             self.entries.pop(entry.size.key, None)
 
     def choose(self, entry: Entry, now_s: float, load: Load = UNKNOWN, others: int = 0) -> str:
-        """The candidate for a run that begins now: by what its runs take on an idle machine, or the one that a load, or a deadline, moves
-        the run to. others: how many runs other threads have under way.
+        """The candidate for a run that begins now: by what its runs take on an idle machine, or the one that a load, or
+        a deadline, moves the run to. others: how many runs other threads have under way.
         """
         self.rhythm.begin(now_s, others)
         self.novelty += ((not entry.runs) - self.novelty) * NOVELTY
@@ -195,7 +208,9 @@ class Learner:
         if name != CPU:
             rhythm.uses.begin(now_s)
         rest = rhythm.rest if rhythm.last == rhythm.rest else ""
-        return Turn(entry, name, rest, awake, name == entry.following != entry.choice, entry.without(name), load, entry.policy)
+        return Turn(
+            entry, name, rest, awake, name == entry.following != entry.choice, entry.without(name), load, entry.policy
+        )
 
     def unable(self, entry: Entry, name: str) -> None:
         """The candidate that was chosen is not there yet: that was no trial."""
@@ -223,7 +238,8 @@ class Learner:
         return steady
 
     def went_on(self, turn: Turn, seconds: Sequence[float], now_s: float) -> None:
-        """Further runs like this one, the last of which has just ended: they were chosen, begun and ended without asking."""
+        """Further runs like this one, the last of which has just ended: they were chosen, begun and ended without
+        asking."""
         with self.lock:
             turn.entry.runs += len(seconds)
             self.novelty *= (1.0 - NOVELTY) ** len(seconds)
@@ -233,14 +249,16 @@ class Learner:
                 self.end(turn, one, now_s)
 
     def checked(self, turn: Turn, seconds: float, now_s: float) -> None:
-        """The CPU answered the same inputs once more, to compare: what that took counts, and comes out of the budget."""
+        """The CPU answered the same inputs once more, to compare: what that took counts, and comes out of the
+        budget."""
         with self.lock:
             self.total_s += seconds
             self.spent_s += seconds
             self._count(turn, CPU, seconds, now_s)
 
     def _account(self, turn: Turn, seconds: float) -> None:
-        """What a run of a GPU has won or lost against the others: one that is never awake for long loses more than it wins."""
+        """What a run of a GPU has won or lost against the others: one that is never awake for long loses more than it
+        wins."""
         won_s = min(turn.without_s - seconds, self.budget_s) if math.isfinite(turn.without_s) else 0.0
         self.waking_s = min(self.waking_s + won_s, self.budget_s)
         if self.waking_s <= 0.0 and not turn.awake:
@@ -328,8 +346,8 @@ class Learner:
             return guess and guess.slower(1.0, GUESSED)
 
     def _queue(self, name: str) -> float:
-        """How many times as long a run takes with the others beside it, if all are on the same side: each takes its turn on a GPU, and
-        its share of the cores on the CPU."""
+        """How many times as long a run takes with the others beside it, if all are on the same side: each takes its
+        turn on a GPU, and its share of the cores on the CPU."""
         runs = 1.0 + self.rhythm.others
         return max(runs * min(self.host.threads / self.host.cores, 1.0), 1.0) if name == CPU else runs
 
@@ -354,7 +372,9 @@ class Learner:
             entry.following = entry.choice = CPU
             return
         asleep = entry.rest in STEADY and not self.rhythm.uses.awake(now_s)
-        choice = self._beside_others(entry, estimates) if entry.rest == CONCURRENT else self._best(estimates, entry.choice)
+        choice = (
+            self._beside_others(entry, estimates) if entry.rest == CONCURRENT else self._best(estimates, entry.choice)
+        )
         if asleep and choice != CPU and self.waking_s <= 0.0 < self.budget_s:
             estimates |= self._estimates([name for name in estimates if name != CPU], WAKING, entry.size, now_s)
             choice = self._best(estimates, entry.choice)
@@ -364,7 +384,8 @@ class Learner:
             entry.following = self._trial(entry, estimates, asleep, before) or choice
         if entry.following != choice:
             entry.think_at = entry.runs + 1
-        if self.host.deadline_s or (self.host.watched and entry.rest != CONCURRENT):       # there, what was measured tells more
+        # there, what was measured tells more
+        if self.host.deadline_s or (self.host.watched and entry.rest != CONCURRENT):
             entry.policies[entry.rest] = self.host.policy(entry.expected_s, choice, entry.policy)
 
     def _estimates(self, names: Collection[str], kind: str, size: Size, now_s: float) -> dict[str, Estimate]:
@@ -375,8 +396,9 @@ class Learner:
     def _beside_others(self, entry: Entry, found: Mapping[str, Estimate]) -> str:
         """The choice while other threads have runs under way.
 
-        Once one candidate was seen there, others have to prove it in trials. What they took then is forgotten where one is chosen: runs of
-        this session that were on the other side meanwhile have disturbed them. So a candidate is kept until its own tail is known.
+        Once one candidate was seen there, others have to prove it in trials. What they took then is forgotten where one
+        is chosen: runs of this session that were on the other side meanwhile have disturbed them. So a candidate is
+        kept until its own tail is known.
         """
         present, seen = entry.choice, any(e.runs for e in found.values())
         if seen:
@@ -403,17 +425,20 @@ class Learner:
         for name, estimate in found.items():
             best_s = _to_beat(found[entry.choice], name, estimate)
             sleeping = asleep and name != CPU and best_s < AWAKE_S / 4
-            rouses = sleeping and before != name        # which costs more than a run: one standard deviation has to do
+            rouses = sleeping and before != name  # which costs more than a run: one standard deviation has to do
             low_s = math.sqrt(estimate.low_s * estimate.seconds) if rouses else estimate.low_s
             if entry.rest == CONCURRENT and not estimate.runs:
-                low_s = estimate.seconds        # while others wait, a hope is no reason
+                low_s = estimate.seconds  # while others wait, a hope is no reason
             alone = entry.rest != CONCURRENT and not asleep
             unknown = alone and not estimate.runs and entry.runs > UNTRIED_RUNS and estimate.seconds <= UNTRIED * best_s
             if name == entry.choice or (LAW * low_s + LAW_S >= best_s and not unknown):
                 continue
             counted, tried = estimate.runs, entry.tried.get((name, entry.rest), 0)
             cost_s = AWAKE_S / 2 if rouses else 0.0
-            if tried < TRIES * (counted + 1) + sleeping * AWAKE_S / best_s and cost_s + max(estimate.seconds - best_s, 0.0) <= self.left_s:
+            if (
+                tried < TRIES * (counted + 1) + sleeping * AWAKE_S / best_s
+                and cost_s + max(estimate.seconds - best_s, 0.0) <= self.left_s
+            ):
                 able.append(name)
         if not able:
             return None
@@ -437,7 +462,8 @@ class Learner:
 
 
 def _to_beat(present: Estimate, name: str, rival: Estimate) -> float:
-    """Seconds that a rival has to beat. Beside others, the CPU's tail is not known until it has run for a while, and is mostly the longer
-    one, since threads of several sessions compete for the cores: until then the tail of a GPU, which takes runs in turn, does not count.
+    """Seconds that a rival has to beat. Beside others, the CPU's tail is not known until it has run for a while, and is
+    mostly the longer one, since threads of several sessions compete for the cores: until then the tail of a GPU, which
+    takes runs in turn, does not count.
     """
     return min(present.seconds, present.median_s) if name == CPU and rival.runs < TAIL else present.seconds

@@ -13,25 +13,29 @@ from ort_gpu_ep.placement import CPU, GPU
 from ort_gpu_ep.utilization import BANDS, EDGES, Load
 
 LEAVE = 1.10
-"""A run leaves the candidate that is best on an idle machine when another is predicted this much faster, and returns when it is not slower
-any more. Between the two nothing moves: twice the 5 % that repeated medians of an idle machine differ by."""
+"""A run leaves the candidate that is best on an idle machine when another is predicted this much faster, and returns
+when it is not slower any more. Between the two nothing moves: twice the 5 % that repeated medians of an idle machine
+differ by."""
 
 TRIFLE_S = 20e-6
 """Nor does a run leave for less than this: what a switch of session costs in Python."""
 
 DWELL_S, LONGEST_DWELL_S, CALM = 0.5, 120.0, 0.25
-"""A candidate is kept for DWELL_S. Each further switch doubles that, up to the longest, until the load has changed by CALM: under a load
-that only trembles the number of switches is logarithmic in time. Source: route flap damping, RFC 2439."""
+"""A candidate is kept for DWELL_S. Each further switch doubles that, up to the longest, until the load has changed by
+CALM: under a load that only trembles the number of switches is logarithmic in time. Source: route flap damping, RFC
+2439."""
 
 SETTLE_S = 0.5
-"""A run counts for its band only if the band is still the same so much later: smoothing makes loads known late (load/sampler.py)."""
+"""A run counts for its band only if the band is still the same so much later: smoothing makes loads known late
+(load/sampler.py)."""
 
 RECENT, ENOUGH = 9, 3
-"""Predictions are the median of the last RECENT settled runs, from ENOUGH on; one run counts for each reading of the load."""
+"""Predictions are the median of the last RECENT settled runs, from ENOUGH on; one run counts for each reading of the
+load."""
 
 EXPLORE_EVERY, EXPLORE_SHARE = 128, 0.01
-"""A candidate that might be better is tried in at most one run of 128, and for at most 1 % of all time: one 10 times slower in one of
-1,000."""
+"""A candidate that might be better is tried in at most one run of 128, and for at most 1 % of all time: one 10 times
+slower in one of 1,000."""
 
 WORST = 20.0
 """The largest slowdown that the model predicts: a load of 95 % and one of 100 % can't be told apart by sampling."""
@@ -43,7 +47,8 @@ SPREAD = 0.25
 """Of the logarithm of latencies, where none was seen yet: p95 is 1.5 times the median, as on a busy desktop."""
 
 SAME_CHANCE, KEEP_CHANCE = 0.02, 0.05
-"""Chances of meeting a deadline that count as equal, and how much better another must be for the present candidate to be left."""
+"""Chances of meeting a deadline that count as equal, and how much better another must be for the present candidate to
+be left."""
 
 
 SHORTEST_S, LONGEST_S = 1e-6, 256.0
@@ -62,7 +67,8 @@ _HUGE = 1e100
 
 
 class Histogram:
-    """Seconds in buckets whose bounds grow by 2^(1/8). Instead of decaying all, each new run weighs a little more than the last."""
+    """Seconds in buckets whose bounds grow by 2^(1/8). Instead of decaying all, each new run weighs a little more than
+    the last."""
 
     __slots__ = ("_weight", "_weights", "runs")
 
@@ -104,7 +110,11 @@ class Histogram:
 
     def as_dict(self) -> dict[str, float | int]:
         """runs, and p50, p95, p99 in milliseconds."""
-        return {"runs": self.runs, **{f"p{p}_ms": self.quantile(p / 100) * 1e3 for p in (50, 95, 99)}} if self.runs else {"runs": 0}
+        return (
+            {"runs": self.runs, **{f"p{p}_ms": self.quantile(p / 100) * 1e3 for p in (50, 95, 99)}}
+            if self.runs
+            else {"runs": 0}
+        )
 
 
 def _lower(place: float) -> float:
@@ -113,8 +123,8 @@ def _lower(place: float) -> float:
 
 
 class Host(NamedTuple):
-    """What the runs of a session share. threads: of a run on the CPU; cores: there; software: the adapter computes on the CPU.
-    deadline_s: 0, or how long a run may take. watched: the load is read, and moves runs.
+    """What the runs of a session share. threads: of a run on the CPU; cores: there; software: the adapter computes on
+    the CPU. deadline_s: 0, or how long a run may take. watched: the load is read, and moves runs.
     """
 
     threads: int = 1
@@ -124,8 +134,8 @@ class Host(NamedTuple):
     watched: bool = False
 
     def policy(self, idle_s: Mapping[str, float], home: str, present: Policy | None) -> Policy | None:
-        """Of candidates with these times on an idle machine, of which `home` is the best: the present one, where it knows them all; None
-        where there is nothing to choose.
+        """Of candidates with these times on an idle machine, of which `home` is the best: the present one, where it
+        knows them all; None where there is nothing to choose.
         """
         longest_s = WITHIN * min(idle_s.values(), default=0.0)
         rivals = {name: s for name, s in idle_s.items() if s <= longest_s}
@@ -140,8 +150,8 @@ class Host(NamedTuple):
 class Policy:
     """Chooses between candidates by predicted latency. Thread-safe; see docs/load.md.
 
-    idle_s: seconds of each candidate on an idle machine, as measured. threads: of the one on the CPU. software: the adapter computes on
-    the CPU. deadline_s: 0, or how long a run may take.
+    idle_s: seconds of each candidate on an idle machine, as measured. threads: of the one on the CPU. software: the
+    adapter computes on the CPU. deadline_s: 0, or how long a run may take.
     """
 
     def __init__(self, idle_s: Mapping[str, float], threads: int, software: bool, deadline_s: float = 0.0) -> None:
@@ -153,9 +163,11 @@ class Policy:
         self._all = {candidate: Histogram() for candidate in self.idle_s}
         self._by_band = {candidate: [Histogram() for _ in BANDS] for candidate in self.idle_s}
         self._recent = {candidate: [deque[float](maxlen=RECENT) for _ in BANDS] for candidate in self.idle_s}
-        self._pending: dict[str, deque[tuple[float, float]]] = {candidate: deque(maxlen=16) for candidate in self.idle_s}
+        self._pending: dict[str, deque[tuple[float, float]]] = {
+            candidate: deque(maxlen=16) for candidate in self.idle_s
+        }
         self._noted_s = dict.fromkeys(self.idle_s, -math.inf)
-        self._bands = {False: 0, True: 0}      # of the GPU's load, of the CPU's
+        self._bands = {False: 0, True: 0}  # of the GPU's load, of the CPU's
         self._seen: Load | None = None
         self._wish, self._wishes = self.current, 0
         self._dwell_s, self._switched, self._runs = DWELL_S, None, 0
@@ -167,7 +179,8 @@ class Policy:
     # ---- the run path
 
     def choose(self, load: Load) -> str:
-        """The candidate for this run. An unknown load moves nothing. Thinks once per reading of the load; else less than 1 us."""
+        """The candidate for this run. An unknown load moves nothing. Thinks once per reading of the load; else less
+        than 1 us."""
         if load.gpu is None or len(self.idle_s) < 2:
             return self.current
         self._calls += 1
@@ -178,7 +191,8 @@ class Policy:
         return self.current
 
     def follow(self, load: Load) -> str:
-        """As `choose`, without a try of what might be better: for those to whom another candidate costs more than a run on it."""
+        """As `choose`, without a try of what might be better: for those to whom another candidate costs more than a run
+        on it."""
         if load.gpu is not None and (self._seen is None or load.when_s != self._seen.when_s):
             with self._lock:
                 self._decide(load)
@@ -219,7 +233,8 @@ class Policy:
         return self.software or candidate == CPU
 
     def _decide(self, load: Load) -> None:
-        """Switches if another candidate has been better at two readings in a row and the present one was kept long enough."""
+        """Switches if another candidate has been better at two readings in a row and the present one was kept long
+        enough."""
         self._seen = load
         self._settle(load)
         predicted = {candidate: self._predict(candidate, load) for candidate in self.idle_s}
@@ -238,7 +253,10 @@ class Policy:
         self.switches += 1
         self._explore_at = self._calls + EXPLORE_EVERY
         times = ", ".join(f"{candidate} {s * 1e3:.3g} ms" for candidate, s in predicted.items())
-        self.why = f"predicted {times} at GPU load {load.gpu or 0.0:.0%}, CPU load {load.cpu:.0%} of {load.cores} cores ({load.source})"
+        self.why = (
+            f"predicted {times} at GPU load {load.gpu or 0.0:.0%}, CPU load {load.cpu:.0%} of {load.cores} "
+            f"cores ({load.source})"
+        )
 
     def _settle(self, load: Load) -> None:
         """Moves the bands; runs of a band that has lasted are believed, others are forgotten."""
@@ -256,20 +274,31 @@ class Policy:
     def _predict(self, candidate: str, load: Load) -> float:
         """Seconds: the median of what was seen in this band, or else idle time x slowdown."""
         seen = self._recent[candidate][self._bands[self._of_cpu(candidate)]]
-        return median(seen) if len(seen) >= ENOUGH else self.idle_s[candidate] * slowdown(candidate, load, self.threads, self.software)
+        return (
+            median(seen)
+            if len(seen) >= ENOUGH
+            else self.idle_s[candidate] * slowdown(candidate, load, self.threads, self.software)
+        )
 
     def _best(self, predicted: Mapping[str, float], load: Load) -> str:
-        """The fastest candidate, or with a deadline the fastest of those that most likely meet it; with the handicap of hysteresis."""
+        """The fastest candidate, or with a deadline the fastest of those that most likely meet it; with the handicap of
+        hysteresis."""
         candidates = list(predicted)
         if self.deadline_s:
             chance = {candidate: self._chance(candidate, predicted[candidate]) for candidate in candidates}
             most = max(chance.values())
-            candidates = [p for p in candidates if chance[p] >= most - (KEEP_CHANCE if p == self.current else SAME_CHANCE)]
+            candidates = [
+                p for p in candidates if chance[p] >= most - (KEEP_CHANCE if p == self.current else SAME_CHANCE)
+            ]
         free = (self.home, self.current)
-        return min(candidates, key=lambda p: (predicted[p] if p in free else predicted[p] * LEAVE + TRIFLE_S, p != self.current))
+        return min(
+            candidates,
+            key=lambda p: (predicted[p] if p in free else predicted[p] * LEAVE + TRIFLE_S, p != self.current),
+        )
 
     def _chance(self, candidate: str, predicted_s: float) -> float:
-        """The part of runs that meet the deadline: as seen in this band, or of a log-normal distribution around the prediction."""
+        """The part of runs that meet the deadline: as seen in this band, or of a log-normal distribution around the
+        prediction."""
         seen = self._by_band[candidate][self._bands[self._of_cpu(candidate)]]
         if seen.runs >= RECENT:
             return seen.below(self.deadline_s)
@@ -280,8 +309,14 @@ class Policy:
         self._explore_at = self._calls + EXPLORE_EVERY
         now_s = self._predict(self.current, load)
         saved_s = EXPLORE_SHARE * self._total_s - self._spent_s
-        worth_s = max(now_s, self.deadline_s if self.deadline_s and self._chance(self.current, now_s) < 1.0 - SAME_CHANCE else 0.0)
-        able = [p for p in self.idle_s if p != self.current and self.idle_s[p] < worth_s and self._predict(p, load) <= saved_s]
+        worth_s = max(
+            now_s, self.deadline_s if self.deadline_s and self._chance(self.current, now_s) < 1.0 - SAME_CHANCE else 0.0
+        )
+        able = [
+            p
+            for p in self.idle_s
+            if p != self.current and self.idle_s[p] < worth_s and self._predict(p, load) <= saved_s
+        ]
         if not able:
             return self.current
         self.explored += 1
@@ -290,20 +325,33 @@ class Policy:
     # ---- what came of it
 
     def as_dict(self) -> dict[str, object]:
-        """The present candidate, why, and for each candidate its runs and p50, p95, p99 in milliseconds, over all and by band of load."""
+        """The present candidate, why, and for each candidate its runs and p50, p95, p99 in milliseconds, over all and
+        by band of load."""
         with self._lock:
             candidates = {
-                candidate: {"idle_ms": self.idle_s[candidate] * 1e3, **self._all[candidate].as_dict(),
-                            "bands": {b: h.as_dict() for b, h in zip(BANDS, self._by_band[candidate], strict=True) if h.runs}}
-                for candidate in self.idle_s}
-            return {"current": self.current, "home": self.home, "why": self.why, "switches": self.switches, "explored": self.explored,
-                    "deadline_ms": self.deadline_s * 1e3, "candidates": candidates}
+                candidate: {
+                    "idle_ms": self.idle_s[candidate] * 1e3,
+                    **self._all[candidate].as_dict(),
+                    "bands": {b: h.as_dict() for b, h in zip(BANDS, self._by_band[candidate], strict=True) if h.runs},
+                }
+                for candidate in self.idle_s
+            }
+            return {
+                "current": self.current,
+                "home": self.home,
+                "why": self.why,
+                "switches": self.switches,
+                "explored": self.explored,
+                "deadline_ms": self.deadline_s * 1e3,
+                "candidates": candidates,
+            }
 
 
 def slowdown(candidate: str, load: Load, threads: int, software: bool) -> float:
     """How many times as long a run takes under a load, 1 where it is unknown.
 
-    CPU: threads / free cores. GPU: 1 / (1 - load), as for a processor shared in turn. A candidate on both: the worse of the two.
+    CPU: threads / free cores. GPU: 1 / (1 - load), as for a processor shared in turn. A candidate on both: the worse of
+    the two.
     """
     free = max(load.cores * (1.0 - load.cpu), load.cores / WORST)
     if load.gpu is None:

@@ -1,4 +1,5 @@
-"""Pauses between runs, runs at the same time, and whether the GPU has lowered its clock meanwhile. Pure: told the time."""
+"""Pauses between runs, runs at the same time, and whether the GPU has lowered its clock meanwhile. Pure: told the
+time."""
 
 from __future__ import annotations
 
@@ -7,14 +8,18 @@ from collections import deque
 from ort_gpu_ep.utilization import SLEEPS_S, Uses
 
 BUSY, PAUSED, RARE, CONCURRENT = "busy", "paused", "rare", "concurrent"
-"""Rest of a GPU between two runs: none to speak of; such that it lowers its clock; longer (see RESTS_S). CONCURRENT is as BUSY, but other
-threads of this process have runs under way at the same time."""
+"""Rest of a GPU between two runs: none to speak of; such that it lowers its clock; longer (see RESTS_S). CONCURRENT is
+as BUSY, but other threads of this process have runs under way at the same time."""
 
 RESTS_S = (SLEEPS_S, 0.3)
 """Where one class of rest ends and the next begins."""
 
-RESTS = {BUSY: "less than 30 ms between runs", PAUSED: "30 to 300 ms between runs", RARE: "more than 300 ms between runs",
-         CONCURRENT: "other runs at the same time"}
+RESTS = {
+    BUSY: "less than 30 ms between runs",
+    PAUSED: "30 to 300 ms between runs",
+    RARE: "more than 300 ms between runs",
+    CONCURRENT: "other runs at the same time",
+}
 
 LAST = 3
 """Pauses whose median is the rhythm: one pause among quick runs changes nothing, two in three do."""
@@ -33,7 +38,8 @@ def rest_class(seconds: float) -> str:
 
 
 class Rhythm:
-    """Of one session. rest: the class of rest that the GPU has, or would have, between its runs. last: that before the latest run.
+    """Of one session. rest: the class of rest that the GPU has, or would have, between its runs. last: that before the
+    latest run.
 
     others: the mean number of other runs under way when one begins.
     """
@@ -46,8 +52,8 @@ class Rhythm:
         self._seen: deque[str] = deque(maxlen=LAST)
 
     def begin(self, now_s: float, others: int = 0) -> None:
-        """A run is asked for, while other threads have so many under way. The pause before it is the session's own, or shorter where others
-        use the GPU."""
+        """A run is asked for, while other threads have so many under way. The pause before it is the session's own, or
+        shorter where others use the GPU."""
         self.others += (others - self.others) * RECENT
         self._concurrent = self.others >= (ENDS if self._concurrent else BEGINS)
         if self._ended_s is None:

@@ -51,8 +51,8 @@ KEEP_S = 60.0
 class Streak:
     """Quick runs of one size on one candidate: no new decision, and their times are filed together.
 
-    turn: the run that it begins with, at whose reading of the load nothing changes. most: runs that may follow. seconds: of those that did
-    and are not filed yet. ended_s: the end of the latest.
+    turn: the run that it begins with, at whose reading of the load nothing changes. most: runs that may follow.
+    seconds: of those that did and are not filed yet. ended_s: the end of the latest.
     """
 
     candidate: Candidate
@@ -73,8 +73,13 @@ class Streak:
 
     def goes_on(self, entry: Entry, load: Load, others: int, now_s: float) -> bool:
         """Whether a run that begins now needs no decision. others: how many runs other threads have under way."""
-        return (entry is self.turn.entry and load is self.turn.load and now_s - self.ended_s < SLEEPS_S and len(self.seconds) < self.most
-                and (not others or self.turn.rest == CONCURRENT))
+        return (
+            entry is self.turn.entry
+            and load is self.turn.load
+            and now_s - self.ended_s < SLEEPS_S
+            and len(self.seconds) < self.most
+            and (not others or self.turn.rest == CONCURRENT)
+        )
 
     def taken(self) -> list[float]:
         """The seconds that are to be filed; nobody else gets them."""
@@ -86,27 +91,41 @@ class Streak:
 class Runner:
     """What stands behind `InferenceSession.run` where placement=auto.
 
-    model, settings, options, kwargs: as the candidates take them. device: names adapter, driver and code. profile: gives the adapter's,
-    whole or not. uses: when this process has used it. sampler: of its load, None where runs are not to be moved for it. software: the
-    adapter computes on the CPU.
+    model, settings, options, kwargs: as the candidates take them. device: names adapter, driver and code. profile:
+    gives the adapter's, whole or not. uses: when this process has used it. sampler: of its load, None where runs are
+    not to be moved for it. software: the adapter computes on the CPU.
     """
 
     def __init__(
-        self, model: Source, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config, device: str,
-        profile: Callable[[bool], Profile], uses: Uses, sampler: Sampler | None = None, software: bool = False,
+        self,
+        model: Source,
+        settings: Any,
+        options: Mapping[str, str],
+        kwargs: Mapping[str, Any],
+        config: Config,
+        device: str,
+        profile: Callable[[bool], Profile],
+        uses: Uses,
+        sampler: Sampler | None = None,
+        software: bool = False,
     ) -> None:
         self.config, self.sampler = config, sampler
         self.candidates = Candidates(model, settings, options, kwargs)
         self._decisions: Decisions | None = None
-        with suppress(OSError):        # onnxruntime will say what is wrong with the model's file
+        with suppress(OSError):  # onnxruntime will say what is wrong with the model's file
             key = key_of(model.path_or_bytes, device, settings, speed_options(config), model.digest())
             self._decisions = Decisions(config.cache_path, key)
             times = self._decisions.found.times if self._decisions.found is not None else None
             self.candidates.costs = Costs(profile(True), times.cpu_s, times.shapes) if times is not None else None
         self._profile, self._uses = profile, uses
         cores = processes.physical_cores()
-        self._host = Host((settings.intra_op_num_threads if settings is not None else 0) or cores, cores, software,
-                          config.deadline_ms * 1e-3, sampler is not None)
+        self._host = Host(
+            (settings.intra_op_num_threads if settings is not None else 0) or cores,
+            cores,
+            software,
+            config.deadline_ms * 1e-3,
+            sampler is not None,
+        )
         self._last: Entry | None = None
         self._used_s: dict[str, float] = {}
         self._tidy_s = math.inf
@@ -119,27 +138,39 @@ class Runner:
 
     @property
     def first(self) -> str:
-        """The candidate to begin with: what was decided for this model last time, else plain onnxruntime, which is there at once."""
+        """The candidate to begin with: what was decided for this model last time, else plain onnxruntime, which is
+        there at once."""
         learnt = self._decisions.found if self._decisions is not None else None
         return learnt.candidate if learnt is not None else CPU
 
     def begin(self, front: Candidate, fixed: bool, become: Callable[[Candidate], None]) -> None:
-        """front: the session that is there now. fixed: all its input shapes are known. become: makes a candidate the session's front."""
+        """front: the session that is there now. fixed: all its input shapes are known. become: makes a candidate the
+        session's front."""
         self.front, self.fixed, self._become = front, fixed, become
         self.candidates.add(front)
-        self.chooser = Chooser(self.candidates, self.config, self._profile, self._decisions, fixed, weakref.WeakMethod(self._settle),
-                               self._uses, self._host)
+        self.chooser = Chooser(
+            self.candidates,
+            self.config,
+            self._profile,
+            self._decisions,
+            fixed,
+            weakref.WeakMethod(self._settle),
+            self._uses,
+            self._host,
+        )
         self._tidy_s = time.perf_counter() + KEEP_S
         weakref.finalize(self, _save, self.chooser)
 
     def lead(self) -> None:
-        """Makes what was decided for this model last time the front, if that is not the CPU. Raises what onnxruntime raises."""
+        """Makes what was decided for this model last time the front, if that is not the CPU. Raises what onnxruntime
+        raises."""
         if self.first != CPU:
             self._lead(self.candidates.get(self.first))
             self._tidy(time.perf_counter(), 0.0 if self.fixed else KEEP_S)
 
     def renew_cpu(self) -> None:
-        """The CPU's candidate had fewer threads than it should: it is made anew, now where it answers, else when it is wanted.
+        """The CPU's candidate had fewer threads than it should: it is made anew, now where it answers, else when it is
+        wanted.
 
         Raises what onnxruntime raises, ModelError.
         """
@@ -148,7 +179,8 @@ class Runner:
             self._lead(self.candidates.get(CPU))
 
     def warm(self, feeds: Mapping[str, Any]) -> None:
-        """For the inputs of a run that is over: the fastest becomes the front, compared with the CPU and warm, before runs come here.
+        """For the inputs of a run that is over: the fastest becomes the front, compared with the CPU and warm, before
+        runs come here.
 
         Raises what the CPU raises for these inputs.
         """
@@ -161,11 +193,18 @@ class Runner:
         run_cpu = partial(cpu.run, None, feeds)
         try:
             candidate = self.candidates.get(name)
-            check_answer(self.candidates.model, candidate, feeds, [output.name for output in cpu.get_outputs()], run_cpu(), run_cpu,
-                         self.config.precision)
-            candidate.session.run(None, feeds)       # the second one records ahead
+            check_answer(
+                self.candidates.model,
+                candidate,
+                feeds,
+                [output.name for output in cpu.get_outputs()],
+                run_cpu(),
+                run_cpu,
+                self.config.precision,
+            )
+            candidate.session.run(None, feeds)  # the second one records ahead
             trouble(candidate)
-        except Exception as error:      # whatever keeps it from answering: the CPU goes on
+        except Exception as error:  # whatever keeps it from answering: the CPU goes on
             rejected(candidate, name, error, self.config.strict)
             self._judge(name, False, math.inf if isinstance(error, WrongResultError) else RETRY_S)
             return
@@ -174,7 +213,8 @@ class Runner:
         self._settle(entry)
 
     def run(self, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool = False) -> Any:
-        """One run, as `session.run`. values: as `session.run_with_ort_values`, whose results are OrtValues that own their memory."""
+        """One run, as `session.run`. values: as `session.run_with_ort_values`, whose results are OrtValues that own
+        their memory."""
         entry = self._last = self.chooser.entry(feeds)
         if entry.floor:
             candidate = self._candidate(CPU)
@@ -187,7 +227,9 @@ class Runner:
         finally:
             run_ends()
 
-    def _run(self, entry: Entry, others: int, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool) -> Any:
+    def _run(
+        self, entry: Entry, others: int, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool
+    ) -> Any:
         """One run that some candidate may answer. others: how many runs other threads have under way."""
         load, streak = self.sampler.latest if self.sampler is not None else UNKNOWN, self._streak
         if streak is not None:
@@ -216,7 +258,9 @@ class Runner:
             self._tidy(end_s)
         return answer
 
-    def _go_on(self, streak: Streak, begin_s: float, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool) -> Any:
+    def _go_on(
+        self, streak: Streak, begin_s: float, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool
+    ) -> Any:
         """One more run like the one before."""
         try:
             answer, well = self._answer(streak.candidate, outputs, feeds, options, values)
@@ -255,7 +299,9 @@ class Runner:
     def _candidate(self, name: str) -> Candidate:
         return self.candidates.ready(name) or self.front
 
-    def _answer(self, candidate: Candidate, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool) -> tuple[Any, bool]:
+    def _answer(
+        self, candidate: Candidate, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool
+    ) -> tuple[Any, bool]:
         """What the model gives, and whether the candidate did it all by itself."""
         self.runs[candidate.name] += 1
         state = candidate.state
@@ -280,7 +326,13 @@ class Runner:
             learner.succeeded(name)
 
     def _compared(
-        self, turn: Turn, candidate: Candidate, answer: Any, outputs: Any, feeds: Mapping[str, Any], values: bool,
+        self,
+        turn: Turn,
+        candidate: Candidate,
+        answer: Any,
+        outputs: Any,
+        feeds: Mapping[str, Any],
+        values: bool,
     ) -> tuple[Any, bool]:
         """The answer, if the CPU gives the same for these inputs, else the CPU's."""
         cpu = self.candidates.get(CPU).session if turn.name not in self.chooser.agreed else None
@@ -296,19 +348,26 @@ class Runner:
         self._used_s[CPU] = end_s
         try:
             arrays = dict(zip(feeds, _arrays(list(feeds.values())), strict=True))
-            check_outputs(names, _arrays(answer), _arrays(want), lambda: cpu.run(outputs, feeds), self.config.precision,
-                          partial(opinion, self.candidates.model, arrays))
+            check_outputs(
+                names,
+                _arrays(answer),
+                _arrays(want),
+                lambda: cpu.run(outputs, feeds),
+                self.config.precision,
+                partial(opinion, self.candidates.model, arrays),
+            )
         except WrongResultError as error:
             rejected(candidate, candidate.name, error, self.config.strict)
             self._judge(candidate.name, False, math.inf)
             return want, False
         self.chooser.agreed.add(candidate.name)
-        if self.fixed:      # no further size will be compared
+        if self.fixed:  # no further size will be compared
             self._tidy(end_s, 0.0, candidate.name)
         return answer, True
 
     def _settle(self, entry: Entry) -> None:
-        """The candidates were run side by side: the best becomes the front; of a model whose sizes are fixed the others go."""
+        """The candidates were run side by side: the best becomes the front; of a model whose sizes are fixed the others
+        go."""
         now_s = time.perf_counter()
         self._used_s |= {candidate.name: now_s for candidate in self.candidates.made}
         if not self._bound.is_set() and self.front.name != entry.choice:
@@ -320,7 +379,8 @@ class Runner:
         self._become(candidate)
 
     def _tidy(self, now_s: float, keep_s: float = KEEP_S, but: str = "") -> None:
-        """Candidates that no run has used for long give their memory back; they are made again, in the background, if they are wanted.
+        """Candidates that no run has used for long give their memory back; they are made again, in the background, if
+        they are wanted.
 
         but: what a comparison has chosen, which made sessions that are gone by now.
         """
@@ -329,7 +389,11 @@ class Runner:
         used_s = dict(self._used_s)
         gone = []
         for candidate in self.candidates.made:
-            if now_s - used_s.get(candidate.name, -math.inf) >= keep_s and candidate is not self.front and candidate.name != but:
+            if (
+                now_s - used_s.get(candidate.name, -math.inf) >= keep_s
+                and candidate is not self.front
+                and candidate.name != but
+            ):
                 gone.append(weakref.ref(behind(candidate.session)))
                 self._forget(candidate)
         if gone or but:
@@ -353,17 +417,20 @@ class Runner:
                     log.warning("placement: the session binds on the CPU: %s", error)
 
     def explain(self) -> Explanation:
-        """Of the candidate that the latest run's size goes by; before the first run, of the one that the partitioner expects to be best."""
+        """Of the candidate that the latest run's size goes by; before the first run, of the one that the partitioner
+        expects to be best."""
         self._file()
         decided, prover = self.chooser.decided, self.chooser.prover
-        latest = decided.get(self._last.size.key) if self._last is not None else None     # type: ignore[call-overload]
+        latest = decided.get(self._last.size.key) if self._last is not None else None  # type: ignore[call-overload]
         if latest is not None and latest.candidate == CPU:
             adapter, reports = prover.planned or prover.ask()
             shown = on_cpu(adapter, reports, f"{latest.source}: {latest.why}")
         else:
             shown = explanation(self.candidates.get(latest.candidate if latest else CUT).state)
             shown = shown.predicted_by(prover.planned[1]) if prover.planned else shown
-        said = dict.fromkeys([*shown.events, *self._said, *(line for state in self.states for line in events_of(state))])
+        said = dict.fromkeys(
+            [*shown.events, *self._said, *(line for state in self.states for line in events_of(state))]
+        )
         shapes = (", ".join(f"{name}{list(shape)}" for name, shape in key) or "every run" for key in decided)
         return replace(shown, events=tuple(said), decisions=tuple(zip(shapes, decided.values(), strict=True)))
 
@@ -380,9 +447,13 @@ class Runner:
             total.update(state.counts())
         last = self._last
         policy, thought = (last.policy, last.runs > 0) if last is not None else (None, False)
-        return {**total, "runs": sum(self.runs.values()), "runs_by_candidate": dict(self.runs),
-                **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and thought else {}),
-                **({"policy": policy.as_dict()} if policy is not None else {})}
+        return {
+            **total,
+            "runs": sum(self.runs.values()),
+            "runs_by_candidate": dict(self.runs),
+            **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and thought else {}),
+            **({"policy": policy.as_dict()} if policy is not None else {}),
+        }
 
 
 def _call(session: Any, outputs: Any, feeds: Mapping[str, Any], options: Any, values: bool) -> Any:
@@ -390,7 +461,8 @@ def _call(session: Any, outputs: Any, feeds: Mapping[str, Any], options: Any, va
 
 
 def _arrays(answer: Sequence[Any]) -> list[Any]:
-    """What can be compared of a run's results: the tensors among OrtValues as arrays; what numpy has no type for stays as it is."""
+    """What can be compared of a run's results: the tensors among OrtValues as arrays; what numpy has no type for stays
+    as it is."""
     return [v.numpy() if isinstance(v, OrtValue) and v.is_tensor() and v.data_type() in TENSORS else v for v in answer]
 
 

@@ -27,31 +27,34 @@ if TYPE_CHECKING:
     import onnx
 
 settings_lock = threading.RLock()
-"""Held while SessionOptions of a program, which may be those of several sessions, are changed for a moment, and where they are read."""
+"""Held while SessionOptions of a program, which may be those of several sessions, are changed for a moment, and where
+they are read."""
 
 
 class Source:
     """A model as it is now. Thread-safe.
 
-    model: path or bytes. folder: of a model in memory, where its external data lie; the current one by default. Files are held open, those
-    of external data too: that takes no memory, and what is deleted or replaced meanwhile is copied to a temporary folder where it is
-    needed. Those of a model of very many files are not (see files.most_held). What is overwritten in place is gone: all that would read it
-    then raises ModelError, for it may be another model.
+    model: path or bytes. folder: of a model in memory, where its external data lie; the current one by default. Files
+    are held open, those of external data too: that takes no memory, and what is deleted or replaced meanwhile is copied
+    to a temporary folder where it is needed. Those of a model of very many files are not (see files.most_held). What is
+    overwritten in place is gone: all that would read it then raises ModelError, for it may be another model.
     """
 
     def __init__(self, model: str | bytes, folder: str = "") -> None:
         self._model = os.path.abspath(model) if isinstance(model, str) else model
         self._path = self._model if isinstance(self._model, str) else ""
         self._folder = os.path.dirname(self._path) if self._path else os.path.abspath(folder or os.getcwd())
-        self._follows = not self._path and not folder       # onnxruntime looks in the folder that is the current one when it opens it
+        # onnxruntime looks in the folder that is the current one when it opens it
+        self._follows = not self._path and not folder
         self._own: Held | None = None
-        self._external: dict[str, Held] = {}        # by location
+        self._external: dict[str, Held] = {}  # by location
         self._digest: bytes | None = None
-        with suppress(OSError):     # onnxruntime says what is wrong with it
+        with suppress(OSError):  # onnxruntime says what is wrong with it
             self._look()
 
     def digest(self) -> bytes:
-        """Of what the model's own file holds; external data count by what tells their files. Read once. Raises OSError, ModelError."""
+        """Of what the model's own file holds; external data count by what tells their files. Read once. Raises OSError,
+        ModelError."""
         if self._digest is None:
             digest = hashlib.blake2b(digest_size=16)
             if isinstance(self._model, bytes):
@@ -60,7 +63,7 @@ class Source:
                 end = 0
                 with self._reading() as file:
                     for at, part in blocks(file):
-                        if at != end:       # a hole: without any, the same bytes count the same
+                        if at != end:  # a hole: without any, the same bytes count the same
                             digest.update(at.to_bytes(8, "little"))
                         digest.update(part)
                         end = at + len(part)
@@ -78,12 +81,16 @@ class Source:
     @property
     def nbytes(self) -> int:
         """Of its files; of bytes, their number, and their files'."""
-        return sum(file.identity.nbytes for file in self._files()) + (len(self._model) if isinstance(self._model, bytes) else 0)
+        return sum(file.identity.nbytes for file in self._files()) + (
+            len(self._model) if isinstance(self._model, bytes) else 0
+        )
 
     def session(self, settings: Any, names: list[str], options: list[dict[str, str]], kwargs: Mapping[str, Any]) -> Any:
         """A session of the model. Raises what onnxruntime raises, and ModelError."""
-        kind = PlainSession if EP_NAME in names else ort_session      # without callbacks of ours, Ctrl-C needs no care: half a microsecond
-        whole = settings_lock if names == [CPU_PROVIDER] else nullcontext()       # another session may have fewer threads set in them
+        # without callbacks of ours, Ctrl-C needs no care: half a microsecond
+        kind = PlainSession if EP_NAME in names else ort_session
+        # another session may have fewer threads set in them
+        whole = settings_lock if names == [CPU_PROVIDER] else nullcontext()
         with whole, not_written(settings), self.there() as model:
             return kind(model, settings, names, options, **kwargs)
 
@@ -101,7 +108,8 @@ class Source:
         else:
             self._own = Held(open_regular(Path(self._path), follow=True), self._path)
             locations = self._of_own(external.locations) if self._own.identity.nbytes else []
-        hold = len(locations) < most_held() // 4        # all or none: a part of a model is none; and others want to be held, too
+        # all or none: a part of a model is none; and others want to be held, too
+        hold = len(locations) < most_held() // 4
         for location in locations:
             with suppress(ModelError):
                 path = external.path_of(location, self._folder, self._path)
@@ -126,10 +134,13 @@ class Source:
             try:
                 file.check()
             except ChangedError as error:
-                raise ModelError(f"{error} after the session had been made of it. The session goes on with what it has; make a new one for "
-                                 "the file as it is now, and put a new model in a file's place by os.replace.") from error
+                raise ModelError(
+                    f"{error} after the session had been made of it. The session goes on with what it has; make a "
+                    f"new one for "
+                    "the file as it is now, and put a new model in a file's place by os.replace."
+                ) from error
             except OSError:
-                pass        # it is gone: onnxruntime says so
+                pass  # it is gone: onnxruntime says so
 
     def op_types(self) -> frozenset[str]:
         """See model_file.op_types. Raises OSError, ValueError for what is no ONNX model."""
@@ -153,12 +164,15 @@ class Source:
             return False
         try:
             return (self._own is None or self._own.is_there(self._path)) and all(
-                file.is_there(external.path_of(location, self._folder, self._path)) for location, file in self._external.items())
+                file.is_there(external.path_of(location, self._folder, self._path))
+                for location, file in self._external.items()
+            )
         except (OSError, ModelError):
             return False
 
     def _copied(self, folder: str) -> str:
-        """The path of a copy in a folder of ours. Files of external data have numbers for names: those in the model mean what they like."""
+        """The path of a copy in a folder of ours. Files of external data have numbers for names: those in the model
+        mean what they like."""
         numbers = {location: str(number) for number, location in enumerate(self._external)}
         for location, number in numbers.items():
             with self._external[location].opened() as file, _new(folder, number) as into:
@@ -181,7 +195,8 @@ def _new(folder: str, name: str) -> BinaryIO:
 
 @contextmanager
 def not_written(settings: Any) -> Iterator[None]:
-    """Keeps onnxruntime from writing the optimised model, which fails for one with nodes of ours; see `write_optimized`."""
+    """Keeps onnxruntime from writing the optimised model, which fails for one with nodes of ours; see
+    `write_optimized`."""
     if settings is None or not settings.optimized_model_filepath:
         yield
         return
@@ -195,7 +210,8 @@ def not_written(settings: Any) -> Iterator[None]:
 
 @contextmanager
 def with_profiler(settings: Any, prefix: str, most: onnxruntime.GraphOptimizationLevel | None = None) -> Iterator[None]:
-    """Sessions made meanwhile have onnxruntime's profiler on; its file's path begins with `prefix`. most: of optimisation."""
+    """Sessions made meanwhile have onnxruntime's profiler on; its file's path begins with `prefix`. most: of
+    optimisation."""
     with settings_lock:
         kept = settings.enable_profiling, settings.profile_file_prefix, settings.graph_optimization_level
         settings.enable_profiling, settings.profile_file_prefix = True, prefix

@@ -1,6 +1,7 @@
 """Calls into ONNX Runtime's C tables by slot number, through cffi without a compiler.
 
-`api.Name(arguments)` calls a function of OrtApi or OrtEpApi; one that returns an OrtStatus raises InternalError instead.
+`api.Name(arguments)` calls a function of OrtApi or OrtEpApi; one that returns an OrtStatus raises InternalError
+instead.
 """
 
 from __future__ import annotations
@@ -19,8 +20,19 @@ from ort_gpu_ep.plugin.slots import EP_API, NEWEST_API, OLDEST_API, ORT_API, Slo
 NULL: Any = ffi.NULL
 
 _TYPES = {
-    "v": "void", "p": "void*", "o": "void**", "c": "const char*", "z": "size_t", "n": "size_t*", "i": "int", "u": "uint32_t",
-    "q": "int64_t", "b": "bool", "a": "uintptr_t", "h": "uintptr_t*", "s": "void*",
+    "v": "void",
+    "p": "void*",
+    "o": "void**",
+    "c": "const char*",
+    "z": "size_t",
+    "n": "size_t*",
+    "i": "int",
+    "u": "uint32_t",
+    "q": "int64_t",
+    "b": "bool",
+    "a": "uintptr_t",
+    "h": "uintptr_t*",
+    "s": "void*",
 }
 _FAIL, _INVALID_ARGUMENT = 1, 2
 _MESSAGE_NBYTES = 6000
@@ -48,7 +60,8 @@ def check_version(version: str) -> int:
     if (major, minor) < (1, OLDEST_API):
         raise ConfigError(
             f"onnxruntime {version} is too old: ort_gpu_ep needs 1.{OLDEST_API} or newer "
-            "(1.26 or newer to select the provider by name). Try `pip install -U onnxruntime`.")
+            "(1.26 or newer to select the provider by name). Try `pip install -U onnxruntime`."
+        )
     return min(NEWEST_API, minor) if major == 1 else NEWEST_API
 
 
@@ -66,7 +79,9 @@ class Api:
         version = check_version(release)
         table = base.get_api(version)
         if table == NULL:
-            raise ConfigError(f"onnxruntime {release} does not offer API version {version}; try another release of onnxruntime")
+            raise ConfigError(
+                f"onnxruntime {release} does not offer API version {version}; try another release of onnxruntime"
+            )
         self.version = version
         self._bind(ORT_API, ffi.cast("void**", table))
         self._bind(EP_API, ffi.cast("void**", self.GetEpApi()))
@@ -76,7 +91,9 @@ class Api:
         return slot.since <= self.version
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        raise InternalError(f"onnxruntime function {name} is not bound: the API is not loaded, or too old ({self.version})")
+        raise InternalError(
+            f"onnxruntime function {name} is not bound: the API is not loaded, or too old ({self.version})"
+        )
 
     def _bind(self, slots: dict[str, Slot], table: Any) -> None:
         for name, slot in slots.items():
@@ -95,14 +112,15 @@ class Api:
         return call
 
     def status_of(self, error: BaseException) -> Any:
-        """An OrtStatus that says what was raised and where; an exception of onnxruntime's keeps its code and its words. Never raises."""
+        """An OrtStatus that says what was raised and where; an exception of onnxruntime's keeps its code and its words.
+        Never raises."""
         try:
             match = re.match(r"\[ONNXRuntimeError\] : (\d+) : ", str(error))
             lines = traceback.format_exception(type(error), error, error.__traceback__)
             notes = " ".join(getattr(error, "__notes__", ()))
             message = f"{error} {notes}" if match else f"{type(error).__name__}: {error} {notes}\n{''.join(lines)}"
             text = ffi.from_buffer(message.encode("utf-8", "replace")[:_MESSAGE_NBYTES] + b"\0")
-            own = _INVALID_ARGUMENT if isinstance(error, IndexOutOfRangeError) else _FAIL      # as of the CPU's kernels
+            own = _INVALID_ARGUMENT if isinstance(error, IndexOutOfRangeError) else _FAIL  # as of the CPU's kernels
             return self.CreateStatus(int(match[1]) if match else own, text)
         except BaseException:
             return self.CreateStatus(_FAIL, ffi.from_buffer(b"ort_gpu_ep: a Python callback failed\0"))
@@ -208,6 +226,6 @@ def _dims(shape: tuple[int, ...]) -> Any:
 
 def output_of(context: int, index: int, shape: tuple[int, ...]) -> int:
     """The OrtValue of an output of an OrtKernelContext, which ONNX Runtime allocates now."""
-    out = ffi.new("uintptr_t*")     # its own: ONNX Runtime calls Alloc meanwhile
+    out = ffi.new("uintptr_t*")  # its own: ONNX Runtime calls Alloc meanwhile
     api.KernelContext_GetOutput(context, index, _dims(shape), len(shape), out)
     return int(out[0])

@@ -17,6 +17,6 @@ def open_backend(config: Config) -> Backend:
     """The adapter that the config asks for. Raises AdapterError, DeviceError, ConfigError."""
     from ort_gpu_ep.health.libraries import settle
 
-    settle(config)      # before a library is loaded
+    settle(config)  # before a library is loaded
     backend: Backend = import_module(_MODULES[config.isolation]).open_backend(config)
     return backend

@@ -1,4 +1,5 @@
-"""Runs with values that are bound, which bypass ONNX Runtime: it makes a dozen calls for each value, though few values change."""
+"""Runs with values that are bound, which bypass ONNX Runtime: it makes a dozen calls for each value, though few values
+change."""
 
 from __future__ import annotations
 
@@ -42,39 +43,48 @@ class _Refused(Exception):
 class BoundRun(Run):
     """Runs of a session's only partition with what is bound. Not thread-safe.
 
-    What lies on the device is found once, and again where memory may have moved; arrays on the host may be others in each run. A run that
-    finds memory as the one before it left it goes by a recording: for what is bound there, and buffers of its own for what is on the host.
-    made: values of the last run for HOST, by the output's name.
+    What lies on the device is found once, and again where memory may have moved; arrays on the host may be others in
+    each run. A run that finds memory as the one before it left it goes by a recording: for what is bound there, and
+    buffers of its own for what is on the host. made: values of the last run for HOST, by the output's name.
     """
 
     def __init__(
-        self, partition: Partition, places: list[tuple[int, TensorType] | None], targets: list[tuple[int, TensorType] | None],
-        unwanted: set[int], repeats: bool,
+        self,
+        partition: Partition,
+        places: list[tuple[int, TensorType] | None],
+        targets: list[tuple[int, TensorType] | None],
+        unwanted: set[int],
+        repeats: bool,
     ) -> None:
-        """places: of the inputs, None for an array, which each run brings. targets: of the outputs, None for a new value on the host.
-        unwanted: positions of outputs that are not bound. repeats: there will be many runs, and Turns records them ahead.
+        """places: of the inputs, None for an array, which each run brings. targets: of the outputs, None for a new
+        value on the host. unwanted: positions of outputs that are not bound. repeats: there will be many runs, and
+        Turns records them ahead.
         """
         super().__init__(partition, 0)
         self._unwanted, self._repeats = unwanted, repeats
         self.made, self._next_made, self._forgotten = dict[str, Any](), dict[str, Any](), set[str]()
         self._where, self._targets = places, targets
         self._arrays = [k for k, place in enumerate(places) if place is None]
-        self._uploaded = [k for k, place in enumerate(places) if place is None or not memory.owns(place[0])]    # it may change in place
+        # it may change in place
+        self._uploaded = [k for k, place in enumerate(places) if place is None or not memory.owns(place[0])]
         self._made_here = [k for k, target in enumerate(targets) if target is None]
         self._reads_back = any(target is not None and not memory.owns(target[0]) for target in targets)
         self._shapes = [() if target is None else target[1].shape for target in targets]
         self._refused = False
         self._kept: Known | None = None
-        self._key: Key | None = None            # of a run that repeats
+        self._key: Key | None = None  # of a run that repeats
         self._recording: Recording[Ends] | None = None
-        self._filled: Filled | None = None      # that it was last used with
-        self._own = dict[tuple[bool, int], Any]()       # storages, by whether it is an output's, and which
-        self._read_from, self._written_to = list[tuple[Any, int]](), list[Any]()     # storages of the recording
-        self._there: tuple[int, Any] | None = None          # memory's version and the program that the last run had
+        self._filled: Filled | None = None  # that it was last used with
+        self._own = dict[tuple[bool, int], Any]()  # storages, by whether it is an output's, and which
+        self._read_from, self._written_to = list[tuple[Any, int]](), list[Any]()  # storages of the recording
+        self._there: tuple[int, Any] | None = None  # memory's version and the program that the last run had
 
     @staticmethod
     def of(
-        partition: Partition, dtypes: Mapping[str, np.dtype[Any] | None], given: Mapping[str, Any], wanted: Mapping[str, Any],
+        partition: Partition,
+        dtypes: Mapping[str, np.dtype[Any] | None],
+        given: Mapping[str, Any],
+        wanted: Mapping[str, Any],
     ) -> BoundRun | None:
         """Runs of an IO binding; None where they need ONNX Runtime.
 
@@ -90,11 +100,12 @@ class BoundRun(Run):
         targets = [None if wanted.get(n, HOST) is HOST else _place_of(wanted[n]) for n in graph.outputs]
         runs = BoundRun(partition, places, targets, {k for k, n in enumerate(graph.outputs) if n not in wanted}, False)
         fits = all(runs._fits(k, place[1]) for k, place in enumerate(places) if place is not None)
-        kinds = zip(targets, partition.output_dtypes, strict=True)      # memory for another type may be too small, too
+        kinds = zip(targets, partition.output_dtypes, strict=True)  # memory for another type may be too small, too
         return runs if fits and all(target is None or target[1].dtype is dtype for target, dtype in kinds) else None
 
     def run(self, given: Mapping[str, Any]) -> bool:
-        """One run. Returns False, and has done nothing, where ONNX Runtime is to do it. Raises what the partition does."""
+        """One run. Returns False, and has done nothing, where ONNX Runtime is to do it. Raises what the partition
+        does."""
         partition, names = self.partition, self.partition.graph.inputs
         for index in self._arrays:
             array = given[names[index]]
@@ -123,7 +134,8 @@ class BoundRun(Run):
             self._forgotten.add(name)
 
     def while_waiting(self) -> bool:
-        """Makes the values that the next run will want, and records it, if it is like this one. Whether it was to be recorded."""
+        """Makes the values that the next run will want, and records it, if it is like this one. Whether it was to be
+        recorded."""
         for name in self._forgotten - self._next_made.keys():
             value = self.made.get(name)
             if value is not None:
@@ -147,7 +159,8 @@ class BoundRun(Run):
     # ---- runs by a recording
 
     def _by_recording(self, program: Program, moved: bool) -> bool:
-        """One run. False, and nothing was enqueued, where it needs another way. moved: memory may be elsewhere than in the last run."""
+        """One run. False, and nothing was enqueued, where it needs another way. moved: memory may be elsewhere than in
+        the last run."""
         if moved or not self._repeats:
             self._places, self._filled = self._all_places(), None if moved else self._filled
             self._types = tuple([kind for _, kind in self._places])
@@ -165,7 +178,8 @@ class BoundRun(Run):
         return True
 
     def _recording_for(self, prepared: Prepared, filled: Filled) -> Recording[Ends] | None:
-        """What such a run goes by, with what is on the host uploaded. None where an output is bound that has other sizes."""
+        """What such a run goes by, with what is on the host uploaded. None where an output is bound that has other
+        sizes."""
         recording = self._recording
         if recording is None or recording.prepared is not prepared or filled is not self._filled:
             recording = self._bind(prepared, filled)
@@ -196,24 +210,30 @@ class BoundRun(Run):
             from ort_gpu_ep.runtime.ends import Ends  # only here: these load wgpu-native
             from ort_gpu_ep.runtime.recording import Recording
 
-            before, self._recording = self._recording if is_of_plan else None, None        # where this fails, the next run looks again
+            # where this fails, the next run looks again
+            before, self._recording = self._recording if is_of_plan else None, None
             inputs, outputs = self._tensors(gpu, filled, wanted)
             is_same = before is not None and (before.ends.inputs, before.ends.outputs) == (inputs, outputs)
             self._recording = before if is_same else Recording(prepared, Ends(inputs, outputs))
         self._filled = filled
         return self._recording
 
-    def _tensors(self, gpu: Gpu, filled: Filled, wanted: Mapping[tuple[bool, int], int]) -> tuple[list[Tensor], list[Tensor]]:
+    def _tensors(
+        self, gpu: Gpu, filled: Filled, wanted: Mapping[tuple[bool, int], int]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Inputs and outputs on the device. wanted: bytes of those that are buffers of its own, as `_own` has them."""
         for key, nbytes in wanted.items():
             if key not in self._own or self._own[key].gpu is not gpu or self._own[key].nbytes < nbytes:
                 memory.release([self._own.pop(key)] if key in self._own else [])
-                self._own[key] = memory.temporary(gpu, nbytes if key[0] else nbytes + nbytes // 2)      # a mask grows with each token
+                # a mask grows with each token
+                self._own[key] = memory.temporary(gpu, nbytes if key[0] else nbytes + nbytes // 2)
         self._read_from, self._written_to = [], []
         inputs, outputs = list[Tensor](), list[Tensor]()
         for k, (address, kind) in enumerate(self._places):
-            storage, offset = (self._own[False, k], 0) if k in self._uploaded else memory.read(gpu, address, kind.nbytes)
-            memory.release([] if k in self._uploaded else [storage])       # its block holds it
+            storage, offset = (
+                (self._own[False, k], 0) if k in self._uploaded else memory.read(gpu, address, kind.nbytes)
+            )
+            memory.release([] if k in self._uploaded else [storage])  # its block holds it
             self._read_from.append((storage, offset))
             inputs.append(Tensor(cast("Buffer", storage.buffer), offset, kind))
         for k, kind in enumerate(filled.outputs):
@@ -229,12 +249,12 @@ class BoundRun(Run):
         if index in self._unwanted:
             dtype = self.partition.output_dtypes[index]
             assert dtype is not None, "`of` has seen to it"
-            self.pins.append(memory.temporary(self._gpu, TensorType(dtype, shape).nbytes))      # type: ignore[arg-type]
-            return Tensor(self.pins[-1].buffer, 0, TensorType(dtype, shape))        # type: ignore[arg-type]
+            self.pins.append(memory.temporary(self._gpu, TensorType(dtype, shape).nbytes))  # type: ignore[arg-type]
+            return Tensor(self.pins[-1].buffer, 0, TensorType(dtype, shape))  # type: ignore[arg-type]
         return super().new_tensor(index, shape, over)
 
     def _all_places(self) -> list[tuple[int, TensorType]]:
-        return cast("list[tuple[int, TensorType]]", self._where)        # a run begins with its arrays' places
+        return cast("list[tuple[int, TensorType]]", self._where)  # a run begins with its arrays' places
 
     def _known_on(self, gpu: Gpu) -> Known | None:
         return self._kept if self._kept is not None and self._kept.gpu is gpu else None
@@ -243,7 +263,11 @@ class BoundRun(Run):
         self._kept = known
 
     def output(self, index: int, shape: Shape) -> tuple[int, TensorType]:
-        target, name, dtype = self._targets[index], self.partition.graph.outputs[index], self.partition.output_dtypes[index]
+        target, name, dtype = (
+            self._targets[index],
+            self.partition.graph.outputs[index],
+            self.partition.output_dtypes[index],
+        )
         if target is not None:
             if target[1].shape != shape:
                 raise _Refused(f"output {name!r}: a value of {target[1]} is bound, the run gives {list(shape)}")
@@ -254,7 +278,8 @@ class BoundRun(Run):
         if value is None and (ready := self._next_made.pop(name, None)) is not None:
             value = self.made[name] = ready
         if value is None or tuple(value.shape()) != shape:
-            value = self.made[name] = OrtValue.ortvalue_from_shape_and_type(shape, dtype.numpy.type)     # views of it keep it alive
+            # views of it keep it alive
+            value = self.made[name] = OrtValue.ortvalue_from_shape_and_type(shape, dtype.numpy.type)
         return value.data_ptr(), tensor_type(dtype.onnx, shape)
 
     def _input_address(self, index: int) -> tuple[int, TensorType]:
@@ -266,7 +291,7 @@ class BoundRun(Run):
         address, tensor = self._input_address(index)
         if not tensor.nbytes or memory.owns(address):
             return super()._host_input(index)
-        data = np.empty(tensor.nbytes, np.uint8)        # from where it is bound: its copy may be lost with the device
+        data = np.empty(tensor.nbytes, np.uint8)  # from where it is bound: its copy may be lost with the device
         self.read(address, data.ctypes.data, tensor.nbytes)
         return tensor, data
 
@@ -290,8 +315,11 @@ class Turns:
         self._runs, self._at = runs, 0
 
     @staticmethod
-    def of(session: Any, state: SessionState | None, values: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Turns | None:
-        """values: of each run, OrtValues on the device by the names of inputs and outputs. None where the runs need ONNX Runtime."""
+    def of(
+        session: Any, state: SessionState | None, values: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+    ) -> Turns | None:
+        """values: of each run, OrtValues on the device by the names of inputs and outputs. None where the runs need
+        ONNX Runtime."""
         partition = only_partition(session, state)
         if partition is None or partition.state.gpu is None:
             return None
@@ -299,7 +327,10 @@ class Turns:
         for inputs, outputs in values:
             if set(graph.outputs) != set(outputs):
                 return None
-            places, targets = [_place_of(inputs[n]) for n in graph.inputs], [_place_of(outputs[n]) for n in graph.outputs]
+            places, targets = (
+                [_place_of(inputs[n]) for n in graph.inputs],
+                [_place_of(outputs[n]) for n in graph.outputs],
+            )
             if not all(kind.nbytes and memory.owns(address) for address, kind in (*places, *targets)):
                 return None
             runs.append(BoundRun(partition, [*places], [*targets], set(), True))
@@ -340,16 +371,18 @@ def fill(value: Any, array: Array, waits: bool) -> None:
 
 
 def download_later(values: Sequence[Any]) -> Callable[[], list[bytes]] | None:
-    """The content of small values on the device, as it is now: what this gives waits for it, and is called once. None where they are not
-    all on a device of this process that works. Raises DeviceError, both times.
+    """The content of small values on the device, as it is now: what this gives waits for it, and is called once. None
+    where they are not all on a device of this process that works. Raises DeviceError, both times.
     """
     addresses = [value.data_ptr() for value in values]
     gpu = gpu_for(addresses[0]) if all(map(memory.owns, addresses)) else None
     if gpu is None:
         return None
-    parts = [(*memory.read(gpu, address, value.tensor_size_in_bytes()), value.tensor_size_in_bytes())
-             for address, value in zip(addresses, values, strict=True)]
-    memory.release([storage for storage, _, _ in parts])        # what is enqueued behind the copies may write there
+    parts = [
+        (*memory.read(gpu, address, value.tensor_size_in_bytes()), value.tensor_size_in_bytes())
+        for address, value in zip(addresses, values, strict=True)
+    ]
+    memory.release([storage for storage, _, _ in parts])  # what is enqueued behind the copies may write there
     pieces = [(cast("Buffer", storage.buffer), offset, nbytes) for storage, offset, nbytes in parts]
     later = gpu.read_later(pieces, tuple({word for storage, _, _ in parts for word in storage.words}))
 

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from ort_gpu_ep.runtime.backend import Executable
 
 _MAX_WORDS = 64
-"""Runs whose words are carried along: values that stay on the device depend on all runs that they come from. Then they are read."""
+"""Runs whose words are carried along: values that stay on the device depend on all runs that they come from. Then they
+are read."""
 
 _MAX_COUNTED = 1024
 """Sets of input types whose runs a partition counts for `verify`."""
@@ -63,17 +64,22 @@ class Performed(Protocol):
 class Partition(Table):
     """OrtNodeComputeInfo.
 
-    program: None where it could not be compiled; the CPU then does every run. fallback: None in strict mode without verify.
-    positions: which of the fused node's inputs the program reads, in the order of graph.inputs.
-    runs, fallbacks: how often it ran, and how often on the CPU. cpu_because: why its last run was on the CPU; empty if it was on the GPU.
-    forms: what runs past ONNX Runtime keep of the program (direct.py), by the sizes and the names that they are for.
-    circuit: whether it may use the GPU, as far as that is for what its own runs did there; the adapter has another one.
+    program: None where it could not be compiled; the CPU then does every run. fallback: None in strict mode without
+    verify. positions: which of the fused node's inputs the program reads, in the order of graph.inputs. runs,
+    fallbacks: how often it ran, and how often on the CPU. cpu_because: why its last run was on the CPU; empty if it was
+    on the GPU. forms: what runs past ONNX Runtime keep of the program (direct.py), by the sizes and the names that they
+    are for. circuit: whether it may use the GPU, as far as that is for what its own runs did there; the adapter has
+    another one.
     """
 
     SLOTS = slots.NODE_COMPUTE_INFO
 
     def __init__(
-        self, state: SessionState, graph: Graph, positions: tuple[int, ...], program: Executable | None,
+        self,
+        state: SessionState,
+        graph: Graph,
+        positions: tuple[int, ...],
+        program: Executable | None,
         fallback: Fallback | None,
     ) -> None:
         super().__init__()
@@ -84,7 +90,7 @@ class Partition(Table):
         self.forms: dict[Any, dict[tuple[str, ...], Any]] = {}
         self.cpu_because = "" if program is not None else "it could not be compiled"
         self.circuit = Circuit(None, what=f"partition {graph.name}")
-        self.known: Known | None = None         # of onnxruntime's runs
+        self.known: Known | None = None  # of onnxruntime's runs
         self._runs_of: dict[tuple[tuple[TensorType, ...], int], itertools.count[int]] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -107,16 +113,17 @@ class Partition(Table):
 
     def _note(self, begin_ns: int) -> None:
         """Tells the profiles about a run that is over."""
-        program: Any = self.program     # of this process, where there are any
+        program: Any = self.program  # of this process, where there are any
         try:
             for times in self.state.profiles if program is not None else ():
                 times.note(program.context, self.graph.name, begin_ns)
-        except DeviceError as error:        # the run has its results
+        except DeviceError as error:  # the run has its results
             self.state.record("warning", "profile", error)
             forget_frames(error)
 
     def perform(self, run: Performed, reason: str = "") -> None:
-        """One run on the GPU, or on the CPU where that fails or there is a reason. Raises the failure in strict mode."""
+        """One run on the GPU, or on the CPU where that fails or there is a reason. Raises the failure in strict
+        mode."""
         with self.state.allowance:
             self._perform(run, reason)
 
@@ -150,7 +157,9 @@ class Partition(Table):
         program = self.program
         if program is None or memory.forked:
             return True
-        return bool(program.gpu.lost or program.problem) or not (program.gpu.circuit.is_closed and self.circuit.is_closed)
+        return bool(program.gpu.lost or program.problem) or not (
+            program.gpu.circuit.is_closed and self.circuit.is_closed
+        )
 
     def _answer_by_cpu(self, run: Performed, why: BaseException | str) -> None:
         if self.fallback is None:
@@ -175,12 +184,14 @@ class Partition(Table):
             if not this_may:
                 return "this partition failed on the GPU; the CPU answers it for a while, and the GPU serves the others"
             return program.problem
-        if not gpu.reported:     # the driver said so between two runs
+        if not gpu.reported:  # the driver said so between two runs
             gpu.reported = True
             gpu.circuit.failed(f"the device was lost ({gpu.lost})", at_once=True)
         if self.fallback is not None and gpu.circuit.allows() and self.circuit.allows():
             renew(self.state)
-        return "" if self.state.strict else f"the device was lost ({gpu.lost}); the CPU answers until a new one is set up"
+        return (
+            "" if self.state.strict else f"the device was lost ({gpu.lost}); the CPU answers until a new one is set up"
+        )
 
     def _succeeded(self) -> None:
         if self.program is not None:
@@ -192,7 +203,8 @@ class Partition(Table):
             gpu.uses.end(time.perf_counter())
 
     def _failed(self, error: Exception) -> None:
-        """Tells the circuits: a device that is gone is gone for all sessions; other failures may be this model's own."""
+        """Tells the circuits: a device that is gone is gone for all sessions; other failures may be this model's
+        own."""
         if self.program is None or not isinstance(error, (DeviceError, ShaderError)):
             return
         if isinstance(error, MemoryLimitError) or not self.program.blames(error):
@@ -205,7 +217,7 @@ class Partition(Table):
         else:
             gpu.circuit.suspect(why, self.state.model if wrong else None)
         if wrong:
-            self._runs_of.clear()       # the next run on the GPU is compared with the CPU's, too
+            self._runs_of.clear()  # the next run on the GPU is compared with the CPU's, too
         self.circuit.failed(why, at_once=wrong, killed=error.killed)
 
     def leave_to_cpu(self, why: str) -> None:
@@ -219,14 +231,14 @@ class Partition(Table):
             unused = program if self._closed else self.program
             self.program = self.program if self._closed else program
             self.known = None
-            self.forms = {}         # they hold the old program's device; who asks for both asks for these first
+            self.forms = {}  # they hold the old program's device; who asks for both asks for these first
             self._runs_of.clear()
         if unused is not None:
             unused.close()
 
     def verify_due(self, types: tuple[TensorType, ...]) -> bool:
-        """Whether this run is compared with the CPU: the first one of its input types (and after some sizes got another plan), then one in
-        `verify`.
+        """Whether this run is compared with the CPU: the first one of its input types (and after some sizes got another
+        plan), then one in `verify`.
         """
         every = self.state.config.verify if self.state.config is not None else 0
         if not every or self.fallback is None:
@@ -234,7 +246,11 @@ class Partition(Table):
         if len(self._runs_of) > _MAX_COUNTED:
             self._runs_of.clear()
         program = self.program
-        plans = len(program.specialized) + sum(not plan.pending for plan in program.unit_plans) if program is not None else 0
+        plans = (
+            len(program.specialized) + sum(not plan.pending for plan in program.unit_plans)
+            if program is not None
+            else 0
+        )
         return next(self._runs_of.setdefault((types, plans), itertools.count())) % every == 0
 
     def close(self) -> None:
@@ -254,13 +270,14 @@ class Run:
         self.partition, self.context = partition, context
         self.pins: list[Storage] = []
         self._gpu: Gpu | None = None
-        self._types: tuple[TensorType, ...] = ()       # of the inputs
-        self._inputs: list[tuple[Storage, int]] = []   # those read so far; they hold even where an output has taken their address
+        self._types: tuple[TensorType, ...] = ()  # of the inputs
+        # those read so far; they hold even where an output has taken their address
+        self._inputs: list[tuple[Storage, int]] = []
         self._outputs: list[Storage] = []
-        self._late: list[tuple[Storage, int, int]] = []   # outputs in host memory: (storage, address, nbytes)
-        self._places: list[tuple[int, TensorType]] = []   # of the inputs
+        self._late: list[tuple[Storage, int, int]] = []  # outputs in host memory: (storage, address, nbytes)
+        self._places: list[tuple[int, TensorType]] = []  # of the inputs
         self._known: Known | None = None
-        self._found: list[Found] = []                     # values on the device that this run had to look for
+        self._found: list[Found] = []  # values on the device that this run had to look for
 
     def on_gpu(self) -> None:
         program = self.partition.program
@@ -282,7 +299,11 @@ class Run:
         self._gpu, self._known = gpu, tensors_known
         self._places = self._all_places()
         if tensors_known is not None:
-            there = {i: value for i, value in tensors_known.inputs.items() if value.place == self._places[i] and not value.piece.gone}
+            there = {
+                i: value
+                for i, value in tensors_known.inputs.items()
+                if value.place == self._places[i] and not value.piece.gone
+            }
             pins = [value.storage for value in there.values()]
             memory.pin(pins)
             self.pins += pins
@@ -321,7 +342,7 @@ class Run:
         for storage in self._outputs:
             storage.words = words
         if self._late or len(words) > _MAX_WORDS:
-            self._gpu.download_all([((s.buffer, 0, nbytes), address) for s, address, nbytes in self._late], words)   # type: ignore[misc]
+            self._gpu.download_all([((s.buffer, 0, nbytes), address) for s, address, nbytes in self._late], words)  # type: ignore[misc]
         for _, _, nbytes in self._late:
             self.count("device_to_host", nbytes)
 
@@ -344,13 +365,16 @@ class Run:
             ctypes.memmove(address, source, nbytes)
 
     def _verify(self) -> None:
-        """Raises WrongResultError, where the CPU gives something else from the same inputs. Says so where it has no kernel for that."""
+        """Raises WrongResultError, where the CPU gives something else from the same inputs. Says so where it has no
+        kernel for that."""
         partition = self.partition
         assert partition.fallback is not None
         assert partition.program is not None
         missing = partition.fallback.missing()
         if missing:
-            partition.state.record("warning", partition.graph.name, f"not verified, because the CPU can't run these nodes: {missing}")
+            partition.state.record(
+                "warning", partition.graph.name, f"not verified, because the CPU can't run these nodes: {missing}"
+            )
             return
         inputs, graph = [self._host_input(i) for i in range(len(partition.positions))], partition.graph
         pairs: list[tuple[Array, Array]] = []
@@ -371,7 +395,10 @@ class Run:
         try:
             check(ours, theirs)
         except WrongResultError as error:
-            feeds = {name: data.view(t.dtype.numpy).reshape(t.shape) for name, (t, data) in zip(graph.inputs, inputs, strict=True)}
+            feeds = {
+                name: data.view(t.dtype.numpy).reshape(t.shape)
+                for name, (t, data) in zip(graph.inputs, inputs, strict=True)
+            }
             decided = third_opinion(partition.fallback.model, feeds, ours, theirs, check)
             if not decided.cpu_is_wrong:
                 raise WrongResultError(f"{error} {decided.said}") from error
@@ -405,15 +432,20 @@ class Run:
             storage, offset = memory.read(gpu, address, tensor.nbytes)
         self.pins.append(storage)
         self._inputs.append((storage, offset))
-        return Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
+        return Tensor(storage.buffer, offset, tensor)  # type: ignore[arg-type]
 
     def content(self, index: int, tensor: TensorType) -> Array:
-        """The content of a small input: shapes depend on it. What the GPU computed costs a readback, which is counted."""
+        """The content of a small input: shapes depend on it. What the GPU computed costs a readback, which is
+        counted."""
         storage, offset = self._inputs[index]
         if storage.content is None:
             data = self._host_input(index)[1]
         else:
-            data = np.frombuffer(storage.content, np.uint8, tensor.nbytes, offset) if tensor.nbytes else np.empty(0, np.uint8)
+            data = (
+                np.frombuffer(storage.content, np.uint8, tensor.nbytes, offset)
+                if tensor.nbytes
+                else np.empty(0, np.uint8)
+            )
         return data.view(tensor.dtype.numpy).reshape(tensor.shape)
 
     def _host_input(self, index: int) -> tuple[TensorType, Array]:
@@ -439,8 +471,12 @@ class Run:
         assert gpu is not None
         place = self.output(index, shape)
         value = kept.outputs.get(index) if kept is not None else None
-        if value is not None and value.place == place and not value.piece.gone and (value.over, value.users) == (
-                over, value.storage.users):
+        if (
+            value is not None
+            and value.place == place
+            and not value.piece.gone
+            and (value.over, value.users) == (over, value.storage.users)
+        ):
             value.storage.content = None
             self._outputs.append(value.storage)
             return value.tensor
@@ -455,21 +491,23 @@ class Run:
         else:
             storage, offset = memory.write(gpu, address, tensor.nbytes)
         self._outputs.append(storage)
-        created = Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
+        created = Tensor(storage.buffer, offset, tensor)  # type: ignore[arg-type]
         if memory.owns(address):
             self._found.append(Found(True, index, place, (storage, offset), created, over))
         return created
 
     def _written_over(self, over: int, place: tuple[int, TensorType]) -> Tensor | None:
-        """The tensor of an input that has the address of an output, if nothing else shares its storage: it can be changed in place."""
+        """The tensor of an input that has the address of an output, if nothing else shares its storage: it can be
+        changed in place."""
         (storage, offset), (address, tensor) = self._inputs[over], place
         if self._places[over] != place or not tensor.nbytes or not memory.owns(address):
             return None
-        if storage.users != 2 and storage.users != 1 + sum(pinned is storage for pinned in self.pins):     # the block's and this run's
+        # the block's and this run's
+        if storage.users != 2 and storage.users != 1 + sum(pinned is storage for pinned in self.pins):
             return None
         storage.content = None
         self._outputs.append(storage)
-        return Tensor(storage.buffer, offset, tensor)   # type: ignore[arg-type]
+        return Tensor(storage.buffer, offset, tensor)  # type: ignore[arg-type]
 
 
 def _checked(address: int, tensor: TensorType) -> TensorType:

@@ -1,4 +1,5 @@
-"""If, Loop and Scan on our provider: ONNX Runtime runs their bodies, and the values of each iteration stay on the device."""
+"""If, Loop and Scan on our provider: ONNX Runtime runs their bodies, and the values of each iteration stay on the
+device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Runs that bypass ONNX Runtime, if one partition gives all outputs of the session and has run with inputs of these sizes before.
+"""Runs that bypass ONNX Runtime, if one partition gives all outputs of the session and has run with inputs of these
+sizes before.
 
-ONNX Runtime has then nothing left to check or to do but to make values, ask for memory and copy, call by call through Python: 0.1 ms.
+ONNX Runtime has then nothing left to check or to do but to make values, ask for memory and copy, call by call through
+Python: 0.1 ms.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Form:
     __slots__ = ("counts", "crossings", "from_buffer", "makes", "outputs", "program", "steady", "wanted")
 
     def __init__(self, program: Executable, steady: Steady, wanted: Sequence[int]) -> None:
-        from ort_gpu_ep.webgpu.library import ffi  # only here: with isolation=process no driver's library comes into this process
+        # only here: with isolation=process no driver's library comes into this process
+        from ort_gpu_ep.webgpu.library import ffi
 
         self.from_buffer = ffi.from_buffer
         inputs, outputs = steady.sent, steady.filled.outputs
@@ -45,7 +48,10 @@ class Form:
         self.program = program
         self.makes = [(outputs[i].shape, outputs[i].dtype.numpy) for i in wanted]
         targets = [outputs[i] for i in wanted]
-        self.crossings = [*(("host_to_device", t.nbytes) for t in inputs), *(("device_to_host", t.nbytes) for t in targets)]
+        self.crossings = [
+            *(("host_to_device", t.nbytes) for t in inputs),
+            *(("device_to_host", t.nbytes) for t in targets),
+        ]
         self.counts = len(inputs), sum(t.nbytes for t in inputs), len(targets), sum(t.nbytes for t in targets)
 
 
@@ -67,17 +73,20 @@ class DirectRun:
         self.refused = not form.steady.run([from_buffer(array) for array in self.arrays], targets)
 
     def on_cpu(self, fallback: Fallback) -> None:
-        inputs = [(t, a.reshape(-1).view(np.uint8)) for t, a in zip(self.form.steady.filled.inputs, self.arrays, strict=True)]
+        inputs = [
+            (t, a.reshape(-1).view(np.uint8)) for t, a in zip(self.form.steady.filled.inputs, self.arrays, strict=True)
+        ]
         values = fallback.run(inputs)
         self.refused, self.results = False, [values[i].numpy() for i in self.form.wanted]
 
 
 class Direct:
-    """Of one session, which it keeps alive while a run is under way. Thread-safe, as far as Partition and Steady are."""
+    """Of one session, which it keeps alive while a run is under way. Thread-safe, as far as Partition and Steady
+    are."""
 
     def __init__(self, session: Any, partition: Partition) -> None:
         self._alive, self.partition, self._state = private.behind(session), partition, partition.state
-        self._bound_runs = 0        # of onnxruntime's
+        self._bound_runs = 0  # of onnxruntime's
         self._names = tuple(i.name for i in session.get_inputs())
         graph = partition.graph
         self._read = tuple(self._names.index(name) for name in graph.inputs)
@@ -91,7 +100,8 @@ class Direct:
         return Direct(session, partition) if partition is not None else None
 
     def run(self, output_names: Sequence[str] | None, feeds: Any) -> list[Array] | None:
-        """What the session's `run` gives. None where ONNX Runtime is to do it. Raises as the partition does in strict mode."""
+        """What the session's `run` gives. None where ONNX Runtime is to do it. Raises as the partition does in strict
+        mode."""
         arrays, partition = self._arrays(feeds), self.partition
         forms = partition.forms.get(tuple([(a.dtype, a.shape) for a in arrays])) if arrays is not None else None
         if arrays is None or forms is None:
@@ -123,13 +133,18 @@ class Direct:
             if any(form.steady is not steady for form in forms.values()):
                 forms = {}
             if len(set(names)) == len(names):
-                earlier[key] = {**forms, names: Form(program, steady, [self._given[name] for name in names or self._given])}
+                earlier[key] = {
+                    **forms,
+                    names: Form(program, steady, [self._given[name] for name in names or self._given]),
+                }
         while len(self._seen) > _MAX_SIZES:
             oldest = next(iter(self._seen))
             self._seen.pop(oldest, None)
             earlier.pop(oldest, None)
 
-    def bound_run(self, dtypes: Mapping[str, Any], given: Mapping[str, Any], wanted: Mapping[str, Any]) -> BoundRun | None:
+    def bound_run(
+        self, dtypes: Mapping[str, Any], given: Mapping[str, Any], wanted: Mapping[str, Any]
+    ) -> BoundRun | None:
         """Runs with an IO binding, see BoundRun.of; None where ONNX Runtime is to make them."""
         return BoundRun.of(self.partition, dtypes, given, wanted) if self._bound_runs >= RUNS_BEFORE else None
 
@@ -153,4 +168,6 @@ class Direct:
         """Of what the partition reads."""
         values = self.partition.graph.values
         dtypes = [values[name].dtype for name in self.partition.graph.inputs]
-        return tuple(TensorType(dtype, arrays[i].shape) for dtype, i in zip(dtypes, self._read, strict=True) if dtype is not None)
+        return tuple(
+            TensorType(dtype, arrays[i].shape) for dtype, i in zip(dtypes, self._read, strict=True) if dtype is not None
+        )

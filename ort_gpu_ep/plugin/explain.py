@@ -39,7 +39,8 @@ GROUPS: dict[str, Callable[[NodeReport], str]] = {
     "reason": lambda node: f"{node.code}: {node.reason}" if node.code else ON[node.device],
     "block": lambda node: "/".join(node.name.strip("/").split("/")[:-1][:2]) or "-",
 }
-"""What nodes can be grouped by: their op, why they are where they are, or the first two parts of their name, as exporters write blocks."""
+"""What nodes can be grouped by: their op, why they are where they are, or the first two parts of their name, as
+exporters write blocks."""
 
 LISTED = 8
 """Sets of input shapes up to which the text has a line for each."""
@@ -72,10 +73,11 @@ class Profiled(Protocol):
 class Memory:
     """Device memory of one partition for one set of input shapes, in bytes.
 
-    barriers: dispatches that wait for all before them. activations: what its intermediate values share. unshared: what they would take with
-    a buffer each. weights: constants. exact: the shapes are the model's own or those of a run; else they are stand-ins for dynamic
-    dimensions. channels_last: nodes whose images are stored so. conversions: dispatches for the sake of layouts.
-    dense_nbytes: of the weights, what is dense beside their packed form (the option `weights`).
+    barriers: dispatches that wait for all before them. activations: what its intermediate values share. unshared: what
+    they would take with a buffer each. weights: constants. exact: the shapes are the model's own or those of a run;
+    else they are stand-ins for dynamic dimensions. channels_last: nodes whose images are stored so. conversions:
+    dispatches for the sake of layouts. dense_nbytes: of the weights, what is dense beside their packed form (the option
+    `weights`).
     """
 
     partition: str
@@ -114,11 +116,12 @@ class Group:
 class Explanation:
     """The decision of the partitioner and what came of it. `str()` gives a text that fits a terminal.
 
-    decisions: with placement=auto, what was chosen for which input shapes, by what was measured. profile: where it was asked for.
-    specialized: of partitions, by name, the sizes that have a plan of their own, or could not get one. device_memory: what the session
-    holds now; None where it has no device in this process. unit_plans: of partitions, by name, plans on matrix units that
-    are, or were, made beside the runs. graphs: what each of the reports is on, without the content of constants; none of a session that
-    was measured to be faster on the CPU. library: which one drives the GPU and why, where Dawn is installed or was asked for.
+    decisions: with placement=auto, what was chosen for which input shapes, by what was measured. profile: where it was
+    asked for. specialized: of partitions, by name, the sizes that have a plan of their own, or could not get one.
+    device_memory: what the session holds now; None where it has no device in this process. unit_plans: of partitions,
+    by name, plans on matrix units that are, or were, made beside the runs. graphs: what each of the reports is on,
+    without the content of constants; none of a session that was measured to be faster on the CPU. library: which one
+    drives the GPU and why, where Dawn is installed or was asked for.
     """
 
     adapter: str
@@ -141,7 +144,9 @@ class Explanation:
             **({"library": self.library} if self.library else {}),
             "graphs": [r.as_dict() for r in self.reports],
             "memory": [{**asdict(m), "ratio": m.ratio} for m in self.memory],
-            "device_memory": {**asdict(d), "session_nbytes": d.session_nbytes} if (d := self.device_memory) is not None else None,
+            "device_memory": {**asdict(d), "session_nbytes": d.session_nbytes}
+            if (d := self.device_memory) is not None
+            else None,
             "events": list(self.events),
             "specialized": [{"partition": partition, **asdict(item)} for partition, item in self.specialized],
             "unit_plans": [{"partition": partition, **asdict(item)} for partition, item in self.unit_plans],
@@ -150,22 +155,30 @@ class Explanation:
         }
 
     def predicted_by(self, reports: Iterable[Report]) -> Explanation:
-        """With the predictions of other reports on the same graphs: a session that takes all nodes weighs nothing itself."""
+        """With the predictions of other reports on the same graphs: a session that takes all nodes weighs nothing
+        itself."""
         pairs = zip(self.reports, reports, strict=False)
-        return replace(self, reports=tuple(replace(r, predictions=p.predictions, measured=p.measured) for r, p in pairs) or self.reports)
+        return replace(
+            self,
+            reports=tuple(replace(r, predictions=p.predictions, measured=p.measured) for r, p in pairs) or self.reports,
+        )
 
     def count(self, device: str) -> int:
         """Nodes on `gpu`, `host` (shape arithmetic, done when a plan is made) or `cpu`."""
         return sum(r.count(device) for r in self.reports)
 
     def kernels_of(self, name: str) -> dict[str, Kernel]:
-        """What the runs that are planned dispatch for a node, by label: that of its kernels, or of the node that it was fused into."""
-        hosts = {node.fused_into or node.name for report in self.reports for node in report.nodes if node.name == name} | {name}
+        """What the runs that are planned dispatch for a node, by label: that of its kernels, or of the node that it was
+        fused into."""
+        hosts = {
+            node.fused_into or node.name for report in self.reports for node in report.nodes if node.name == name
+        } | {name}
         steps = (step for plan in self.plans for step in plan.steps if isinstance(step, Dispatch))
         return {step.label: step.kernel for step in steps if step.label.rpartition("/")[0] in hosts}
 
     def grouped(self, by: str) -> tuple[Group, ...]:
-        """The nodes of all graphs by one of GROUPS, the most on the CPU first, then the largest. Raises KeyError for another one."""
+        """The nodes of all graphs by one of GROUPS, the most on the CPU first, then the largest. Raises KeyError for
+        another one."""
         counts: dict[str, Counter[str]] = {}
         for node in (n for r in self.reports for n in r.nodes):
             counts.setdefault(GROUPS[by](node), Counter())[node.device] += 1
@@ -189,12 +202,17 @@ class Explanation:
         lines.append(f"nodes: {counted if self.reports else unseen}")
         lines += _decision_lines(self.decisions)
         bodies = [report for report in self.reports if report.nested]
-        for report in self.reports if len(bodies) <= LISTED else (report for report in self.reports if not report.nested):
+        for report in (
+            self.reports if len(bodies) <= LISTED else (report for report in self.reports if not report.nested)
+        ):
             lines += _report_lines(report)
         if len(bodies) > LISTED:
             parts = [part for report in bodies for part in report.partitions]
             lines.append(f"{len(bodies)} graphs inside of If, Loop and Scan:")
-            lines += [*([_sum_line(parts)] if parts else []), *_cpu_lines(node for report in bodies for node in report.nodes)]
+            lines += [
+                *([_sum_line(parts)] if parts else []),
+                *_cpu_lines(node for report in bodies for node in report.nodes),
+            ]
         lines += _memory_lines(self.memory)
         lines += _device_memory_lines(self.device_memory) if self.device_memory is not None else []
         lines += _matrix_unit_lines(self.plans)
@@ -216,8 +234,10 @@ def _matrix_unit_lines(plans: Iterable[Plan]) -> list[str]:
         elif isinstance(step, Dispatch) and step.kernel.shader == "attention_units.wgsl":
             consts = dict(step.kernel.consts)
             rounded = "" if consts["HALVES"] else "2^-10 + "
-            lines[step.label] = (f"  {step.label}: scores within ({rounded}{consts['D']} * 2^-24) of scale * sum of |q k|, weighted "
-                                 f"values within (2^-10 + {consts['SK']} * 2^-23) of their magnitudes")
+            lines[step.label] = (
+                f"  {step.label}: scores within ({rounded}{consts['D']} * 2^-24) of scale * sum of |q k|, weighted "
+                f"values within (2^-10 + {consts['SK']} * 2^-23) of their magnitudes"
+            )
         elif isinstance(step, Dispatch) and step.kernel.shader == "byte_units.wgsl":
             lines[step.label] = f"  {step.label}: exact sums of bytes"
     shown = list(lines.values())
@@ -234,25 +254,37 @@ def _memory_lines(found: Sequence[Memory]) -> list[str]:
     for memory in found:
         about = "" if memory.exact else "about "
         shared = f" ({_size(memory.unshared_nbytes)} if none shared its buffer)" if memory.ratio < 1.0 else ""
-        lines.append(f"memory of {memory.partition} for {about}{', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} of activations"
-                     f"{shared}, {_size(memory.weight_nbytes)} of weights")
+        lines.append(
+            f"memory of {memory.partition} for {about}{', '.join(memory.shapes)}: {_size(memory.activation_nbytes)} "
+            f"of activations"
+            f"{shared}, {_size(memory.weight_nbytes)} of weights"
+        )
         steps = f"{_counted(memory.dispatches, 'dispatch', 'es')}, {_counted(memory.barriers, 'barrier')} between them"
         lines.append(f"  {steps}{_layout(memory)}")
         if memory.dense_nbytes:
-            lines.append(f"  of the weights {_size(memory.dense_nbytes)} are dense copies; without them (weights=packed) the others are "
-                         f"{_size(max(0, memory.weight_nbytes - memory.dense_nbytes))} and are written out in each run")
+            lines.append(
+                f"  of the weights {_size(memory.dense_nbytes)} are dense copies; without them (weights=packed) the "
+                f"others are "
+                f"{_size(max(0, memory.weight_nbytes - memory.dense_nbytes))} and are written out in each run"
+            )
     return lines
 
 
 def _device_memory_lines(found: DeviceMemory) -> list[str]:
     """What the session has device memory for, a line each, and what the process has besides."""
-    limit = f"memory_limit_mb allows {_size(found.limit_nbytes)}" if found.limit_nbytes else "memory_limit_mb sets no limit"
-    lines = [f"device memory of this session: {_size(found.session_nbytes) if found.session_nbytes else 'none yet'}; {limit}"]
+    limit = (
+        f"memory_limit_mb allows {_size(found.limit_nbytes)}" if found.limit_nbytes else "memory_limit_mb sets no limit"
+    )
+    lines = [
+        f"device memory of this session: {_size(found.session_nbytes) if found.session_nbytes else 'none yet'}; {limit}"
+    ]
     lines += [f"  {use}: {_size(nbytes)}" for use, nbytes in found.session.items() if nbytes]
     if not found.process_nbytes:
         return lines
-    lines.append(f"device memory of this process: {_size(found.process_nbytes)}, at most {_size(found.most_nbytes)}; of it "
-                 f"{_size(found.staging_nbytes)} for transfers, {_size(found.waiting_nbytes)} freed and kept for the next use")
+    lines.append(
+        f"device memory of this process: {_size(found.process_nbytes)}, at most {_size(found.most_nbytes)}; of it "
+        f"{_size(found.staging_nbytes)} for transfers, {_size(found.waiting_nbytes)} freed and kept for the next use"
+    )
     return lines
 
 
@@ -272,12 +304,15 @@ def _folded(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 def _decision_lines(decisions: Sequence[tuple[str, Decision]]) -> list[str]:
-    """One a decision, the latest last; of many, neighbours in size that were decided alike share one, and the latest has its own."""
+    """One a decision, the latest last; of many, neighbours in size that were decided alike share one, and the latest
+    has its own."""
     if len(decisions) <= LISTED:
         return [f"placement for {shapes}: {decision}" for shapes, decision in decisions]
     lines = []
     by_size = sorted(decisions, key=lambda item: item[1].work)
-    for (candidate, source, rest), group in groupby(by_size, key=lambda item: (item[1].candidate, item[1].source, item[1].rest)):
+    for (candidate, source, rest), group in groupby(
+        by_size, key=lambda item: (item[1].candidate, item[1].source, item[1].rest)
+    ):
         names = [shapes for shapes, _ in group]
         lines.append(f"placement for {len(names)} sizes from {names[0]} to {names[-1]}: {candidate}, {source}, {rest}")
     shapes, latest = decisions[-1]
@@ -291,9 +326,11 @@ def _report_lines(report: Report) -> list[str]:
     for part in report.partitions if len(report.partitions) <= LISTED else ():
         about = "" if part.exact else "about "
         lines.append(
-            f"  partition {part.index}: {_counted(part.nodes, 'node')} in {_counted(part.dispatches, 'dispatch', 'es')}, "
+            f"  partition {part.index}: {_counted(part.nodes, 'node')} in "
+            f"{_counted(part.dispatches, 'dispatch', 'es')}, "
             f"{about}{_size(part.input_nbytes)} in, "
-            f"{about}{_size(part.output_nbytes)} out")
+            f"{about}{_size(part.output_nbytes)} out"
+        )
         if part.packed_nbytes:
             lines.append(f"    weights read packed: {_size(part.packed_nbytes)}, as float32 {_size(part.dense_nbytes)}")
         if part.unpacked:
@@ -302,13 +339,22 @@ def _report_lines(report: Report) -> list[str]:
         if part.halved_nbytes:
             lines.append(f"    weights in float16: {_size(part.halved_nbytes)}")
         if part.whole:
-            lines.append(f"    weights that stay float32, because float16 does not reach to their numbers: {', '.join(part.whole)}")
+            lines.append(
+                f"    weights that stay float32, because float16 does not reach to their numbers: "
+                f"{', '.join(part.whole)}"
+            )
     if report.predictions:
-        what = f"{report.measured} of {len(report.nodes)} nodes measured on the CPU" if report.measured else "the CPU's costs assumed"
+        what = (
+            f"{report.measured} of {len(report.nodes)} nodes measured on the CPU"
+            if report.measured
+            else "the CPU's costs assumed"
+        )
         lines.append(f"  predicted ({what}):")
         for prediction in report.predictions:
-            lines.append(f"    {prediction}, {prediction.partitions} partitions, {_size(prediction.upload_nbytes)} up, "
-                         f"{_size(prediction.download_nbytes)} down")
+            lines.append(
+                f"    {prediction}, {prediction.partitions} partitions, {_size(prediction.upload_nbytes)} up, "
+                f"{_size(prediction.download_nbytes)} down"
+            )
     return [*lines, *_cpu_lines(report.nodes)]
 
 
@@ -316,14 +362,17 @@ def _sum_line(parts: Sequence[PartitionReport]) -> str:
     """What many partitions are together."""
     nodes, dispatches = sum(part.nodes for part in parts), sum(part.dispatches for part in parts)
     read, written = sum(part.input_nbytes for part in parts), sum(part.output_nbytes for part in parts)
-    return (f"  {_counted(len(parts), 'partition')}: {_counted(nodes, 'node')} in {_counted(dispatches, 'dispatch', 'es')}, "
-            f"{_size(read)} in, {_size(written)} out")
+    return (
+        f"  {_counted(len(parts), 'partition')}: {_counted(nodes, 'node')} in "
+        f"{_counted(dispatches, 'dispatch', 'es')}, "
+        f"{_size(read)} in, {_size(written)} out"
+    )
 
 
 def _cpu_lines(nodes: Iterable[NodeReport]) -> list[str]:
     """One a reason why nodes are on the CPU, the most frequent first."""
     lines = list[str]()
-    reasons, first = dict[str, Counter[str]](), dict[str, str]()       # by what is the same but for names of values
+    reasons, first = dict[str, Counter[str]](), dict[str, str]()  # by what is the same but for names of values
     for n in nodes:
         if n.device == "cpu":
             kind = kind_of(n)
@@ -356,11 +405,16 @@ def _size(nbytes: int) -> str:
 
 
 def on_cpu(adapter: str, reports: Iterable[Report], reason: str, events: Iterable[str] = ()) -> Explanation:
-    """Of a session that was measured to be faster on the CPU than with what the partitioner would have taken (`reports`)."""
+    """Of a session that was measured to be faster on the CPU than with what the partitioner would have taken
+    (`reports`)."""
     moved = []
     for report in reports:
-        nodes = tuple(n if n.device == "cpu" else replace(n, device="cpu", code=Code.COST, reason=reason, partition=-1, fused_into="")
-                      for n in report.nodes)
+        nodes = tuple(
+            n
+            if n.device == "cpu"
+            else replace(n, device="cpu", code=Code.COST, reason=reason, partition=-1, fused_into="")
+            for n in report.nodes
+        )
         moved.append(replace(report, nodes=nodes, partitions=()))
     return Explanation(adapter, tuple(moved), (), tuple(events))
 
@@ -368,9 +422,11 @@ def on_cpu(adapter: str, reports: Iterable[Report], reason: str, events: Iterabl
 def events_of(state: SessionState) -> tuple[str, ...]:
     """A line for each, those last that happened beside the runs."""
     names = state.labels()
-    lines = (*(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events)),
-             *(f"warning in {partition}: {item}" for partition, item in specialized(state) if item.why),
-             *(f"warning in {partition}: {plan}" for partition, plan in unit_plans(state) if plan.why))
+    lines = (
+        *(f"{e.kind} in {e.where}: {e.message}" for e in list(state.events)),
+        *(f"warning in {partition}: {item}" for partition, item in specialized(state) if item.why),
+        *(f"warning in {partition}: {plan}" for partition, plan in unit_plans(state) if plan.why),
+    )
     return tuple(_renamed(line, names) for line in lines)
 
 
@@ -383,15 +439,23 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 def specialized(state: SessionState) -> tuple[tuple[str, Specialization], ...]:
     """Of each partition, by name, the sizes that have a plan of their own, or could not get one."""
     names = state.labels()
-    return tuple((names.get(p.graph.name, p.graph.name), item)
-                 for p in state.partitions if p.program is not None for item in p.program.specialized)
+    return tuple(
+        (names.get(p.graph.name, p.graph.name), item)
+        for p in state.partitions
+        if p.program is not None
+        for item in p.program.specialized
+    )
 
 
 def unit_plans(state: SessionState) -> tuple[tuple[str, UnitPlan], ...]:
     """Of each partition, by name, plans on matrix units that were not there for the first run of their sizes."""
     names = state.labels()
-    return tuple((names.get(p.graph.name, p.graph.name), plan)
-                 for p in state.partitions if p.program is not None for plan in p.program.unit_plans)
+    return tuple(
+        (names.get(p.graph.name, p.graph.name), plan)
+        for p in state.partitions
+        if p.program is not None
+        for plan in p.program.unit_plans
+    )
 
 
 def explanation(state: SessionState | None) -> Explanation:
@@ -408,16 +472,36 @@ def explanation(state: SessionState | None) -> Explanation:
         expected = None if built else _expected_plan(program)
         for plan in built or ([expected] if expected else ()):
             plans.append(plan)
-            memory.append(Memory(
-                names.get(partition.graph.name, partition.graph.name), tuple(map(str, plan.inputs)), plan.dispatches, len(plan.barriers),
-                plan.slot_nbytes, plan.intermediate_nbytes, program.weight_nbytes or _stated_weights(reports, partition.graph.outputs),
-                bool(built), plan.channels_last, plan.conversions, plan.dense_nbytes))
+            memory.append(
+                Memory(
+                    names.get(partition.graph.name, partition.graph.name),
+                    tuple(map(str, plan.inputs)),
+                    plan.dispatches,
+                    len(plan.barriers),
+                    plan.slot_nbytes,
+                    plan.intermediate_nbytes,
+                    program.weight_nbytes or _stated_weights(reports, partition.graph.outputs),
+                    bool(built),
+                    plan.channels_last,
+                    plan.conversions,
+                    plan.dense_nbytes,
+                )
+            )
         last = (*built, expected)[-1 if expected else len(built) - 1] if built or expected else None
         if last is not None:
             reports = [_as_planned(report, partition.graph.outputs, last) for report in reports]
     return Explanation(
-        adapter_of(state), tuple(reports), tuple(memory), events_of(state), tuple(plans), specialized=specialized(state),
-        unit_plans=unit_plans(state), device_memory=device_memory_of(state), graphs=tuple(state.graphs), library=library_of())
+        adapter_of(state),
+        tuple(reports),
+        tuple(memory),
+        events_of(state),
+        tuple(plans),
+        specialized=specialized(state),
+        unit_plans=unit_plans(state),
+        device_memory=device_memory_of(state),
+        graphs=tuple(state.graphs),
+        library=library_of(),
+    )
 
 
 def device_memory_of(state: SessionState) -> DeviceMemory | None:
@@ -444,21 +528,33 @@ def _without_ours(report: Report) -> Report:
 
 def _fallen_back(report: Report, because: Mapping[str, str], whole: str) -> Iterator[NodeReport]:
     """because: why, by outputs of partitions. whole: why all of the model; empty if it is not."""
-    why = {part.index: next((because[name] for name in part.outputs if name in because), whole) for part in report.partitions}
+    why = {
+        part.index: next((because[name] for name in part.outputs if name in because), whole)
+        for part in report.partitions
+    }
     for node in report.nodes:
         reason = why.get(node.partition, whole) if node.device == "gpu" else ""
-        yield replace(node, device="cpu", code=Code.ERROR, reason=f"the CPU answered the last run: {reason}") if reason else node
+        yield (
+            replace(node, device="cpu", code=Code.ERROR, reason=f"the CPU answered the last run: {reason}")
+            if reason
+            else node
+        )
 
 
 def _stated_weights(reports: Iterable[Report], outputs: Sequence[str]) -> int:
     """Of a partition that has not run yet, and so has none on the device."""
-    return sum(part.weight_nbytes for report in reports for part in report.partitions if set(part.outputs) & set(outputs))
+    return sum(
+        part.weight_nbytes for report in reports for part in report.partitions if set(part.outputs) & set(outputs)
+    )
 
 
 def _as_planned(report: Report, outputs: Sequence[str], plan: Plan) -> Report:
-    """With what a partition's plan has: fusions that only a plan can make have come since the report, and weights that may stay dense."""
-    parts = tuple(replace(p, dispatches=plan.dispatches, stays_dense=bool(plan.dense)) if set(p.outputs) & set(outputs) else p
-                  for p in report.partitions)
+    """With what a partition's plan has: fusions that only a plan can make have come since the report, and weights that
+    may stay dense."""
+    parts = tuple(
+        replace(p, dispatches=plan.dispatches, stays_dense=bool(plan.dense)) if set(p.outputs) & set(outputs) else p
+        for p in report.partitions
+    )
     return replace(report, partitions=parts)
 
 
@@ -477,7 +573,8 @@ def library_of() -> str:
 
 
 def _expected_plan(program: Executable) -> Plan | None:
-    """The plan of a partition with dynamic shapes that has not run yet, for stand-in sizes; nothing is compiled. None if none fits."""
+    """The plan of a partition with dynamic shapes that has not run yet, for stand-in sizes; nothing is compiled. None
+    if none fits."""
     load_partitioner()
     from ort_gpu_ep.partitioner import sizes
 
@@ -488,6 +585,6 @@ def _expected_plan(program: Executable) -> Plan | None:
             return None
         try:
             return make_plan(graph, inputs, program.gpu.limits.of(program.config), program.rewrite)
-        except UnsupportedNodeError:    # another size may fit
+        except UnsupportedNodeError:  # another size may fit
             continue
     return None

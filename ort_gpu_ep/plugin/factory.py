@@ -21,21 +21,50 @@ from ort_gpu_ep.plugin.plain import COMPILES
 from ort_gpu_ep.plugin.provider import Provider, Shared
 from ort_gpu_ep.plugin.state import SessionState, announce
 from ort_gpu_ep.plugin.tables import Table, entry, owner_of
-from ort_gpu_ep.plugin.transfer import CPU_DEVICE, GPU_DEVICE, VENDOR, Allocator, DataTransfer, MemcpyKernel, memcpy_registry
+from ort_gpu_ep.plugin.transfer import (
+    CPU_DEVICE,
+    GPU_DEVICE,
+    VENDOR,
+    Allocator,
+    DataTransfer,
+    MemcpyKernel,
+    memcpy_registry,
+)
 from ort_gpu_ep.providers import EP_NAME, STAND_IN_NAME, VENDOR_ID
 
 adapters: tuple[AdapterInfo, ...] = ()
-"""What is offered from the next registration on: set by registration.py, which knows whether anybody asked to see them."""
+"""What is offered from the next registration on: set by registration.py, which knows whether anybody asked to see
+them."""
 
-_HARDWARE_VENDOR_ID = 0x57475055   # "WGPU"
+_HARDWARE_VENDOR_ID = 0x57475055  # "WGPU"
 _VIRTUAL_GPU = _HARDWARE_VENDOR_ID, 0
 """The ids of a virtual GPU, which stands for the one that a session chooses."""
 _DEVICE_MEMORY, _DEVICE_ALLOCATOR = 0, 0
-_WEBGPU_OPTIONS = frozenset((
-    "dawnBackendType", "dawnProcTable", "defaultBufferCacheMode", "deviceId", "enableGraphCapture", "enableInt64", "enablePIXCapture",
-    "forceCpuNodeNames", "maxNumPendingDispatches", "maxStorageBufferBindingSize", "multiRotaryCacheConcatOffset", "powerPreference",
-    "preferredLayout", "preserveDevice", "queryResolveBufferCacheMode", "sessionBufferPoolGenerations", "storageBufferCacheMode",
-    "uniformBufferCacheMode", "validationMode", "webgpuDevice", "webgpuInstance"))
+_WEBGPU_OPTIONS = frozenset(
+    (
+        "dawnBackendType",
+        "dawnProcTable",
+        "defaultBufferCacheMode",
+        "deviceId",
+        "enableGraphCapture",
+        "enableInt64",
+        "enablePIXCapture",
+        "forceCpuNodeNames",
+        "maxNumPendingDispatches",
+        "maxStorageBufferBindingSize",
+        "multiRotaryCacheConcatOffset",
+        "powerPreference",
+        "preferredLayout",
+        "preserveDevice",
+        "queryResolveBufferCacheMode",
+        "sessionBufferPoolGenerations",
+        "storageBufferCacheMode",
+        "uniformBufferCacheMode",
+        "validationMode",
+        "webgpuDevice",
+        "webgpuInstance",
+    )
+)
 
 
 class Factory(Table):
@@ -46,7 +75,11 @@ class Factory(Table):
     def __init__(self, name: str = EP_NAME) -> None:
         super().__init__()
         self.name = name
-        self.c_name, self.c_vendor, self.c_version = c_text(name), c_text(VENDOR), c_text(sys.modules["ort_gpu_ep"].__version__)
+        self.c_name, self.c_vendor, self.c_version = (
+            c_text(name),
+            c_text(VENDOR),
+            c_text(sys.modules["ort_gpu_ep"].__version__),
+        )
         self.registry: Any = NULL
         self._memory_info: Any = NULL
         self._host_info: Any = NULL
@@ -68,7 +101,8 @@ class Factory(Table):
         return False
 
     def get_supported_devices(self, devices: Any, count: int, out: Any, room: int, offered: Any) -> None:
-        """Offers the provider on each known adapter; where none is known once, on the first GPU that ONNX Runtime sees or a virtual one."""
+        """Offers the provider on each known adapter; where none is known once, on the first GPU that ONNX Runtime sees
+        or a virtual one."""
         gpus = [devices[i] for i in range(count) if api.HardwareDevice_Type(devices[i]) == GPU_DEVICE]
         self.offered = 0
         if not adapters and room:
@@ -102,7 +136,8 @@ class Factory(Table):
             api.DeviceEpIncompatibilityDetails_SetDetails(details, reason, 0, c_text(notes))
 
     def create_ep(self, devices: Any, described: Any, count: int, options: Any, logger: Any, out: Any) -> None:
-        """Raises ConfigError, and AdapterError in strict mode. ONNX Runtime's Python layer may then retry on the CPU: recorded."""
+        """Raises ConfigError, and AdapterError in strict mode. ONNX Runtime's Python layer may then retry on the CPU:
+        recorded."""
         state = SessionState()
         announce(state)
         with state.recording("CreateEp"):
@@ -115,7 +150,11 @@ class Factory(Table):
                 self.registry = memcpy_registry(self.c_name, create_memcpy_kernel)
                 add_control_flow(self.registry, self.c_name)
             to_be_written = entries.get("ep.context_enable") == "1"
-            forbidden = COMPILES if entries.get("session.disable_model_compile") == "1" and state.config.placement != "cpu" else ""
+            forbidden = (
+                COMPILES
+                if entries.get("session.disable_model_compile") == "1" and state.config.placement != "cpu"
+                else ""
+            )
             if forbidden and state.strict:
                 raise ConfigError(forbidden)
             if forbidden:
@@ -131,15 +170,17 @@ class Factory(Table):
             state.config = state.backend.settled(state.config)
             if why := lacks(state.backend.adapter.limits, state.config.precision):
                 if state.config.strict:
-                    raise ConfigError(f"precision={state.config.precision} on {state.backend.adapter.info.name}: {why}. "
-                                      "Choose precision=float32, or another adapter.")
+                    raise ConfigError(
+                        f"precision={state.config.precision} on {state.backend.adapter.info.name}: {why}. "
+                        "Choose precision=float32, or another adapter."
+                    )
                 state.record("warning", "precision", f"{state.config.precision} has no effect, float32 is used: {why}")
                 state.config = replace(state.config, precision="float32")
             for notice in state.backend.notices:
                 state.record("notice", "adapter", notice)
         except ConfigError:
             raise
-        except Exception as error:   # no adapter, no driver, a forked child: the CPU answers
+        except Exception as error:  # no adapter, no driver, a forked child: the CPU answers
             if state.config.strict:
                 raise
             state.record("error", "CreateEp", error)
@@ -206,7 +247,11 @@ def own_options(entries: Mapping[str, str], name: str, state: SessionState) -> d
         return own
     without_meaning = sorted(_WEBGPU_OPTIONS & own.keys())
     if without_meaning:
-        state.record("notice", "options", f"options of ONNX Runtime's WebGPU provider have no effect here: {', '.join(without_meaning)}")
+        state.record(
+            "notice",
+            "options",
+            f"options of ONNX Runtime's WebGPU provider have no effect here: {', '.join(without_meaning)}",
+        )
     return {key: value for key, value in own.items() if key not in _WEBGPU_OPTIONS}
 
 

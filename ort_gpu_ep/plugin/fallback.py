@@ -37,7 +37,8 @@ _MIN_IR_VERSION = 10
 _SUB_BYTE = frozenset(t.name for t in SUB_BYTE)
 
 NO_KERNEL = (private.Fail, private.NotImplemented)
-"""What onnxruntime raises for a model that it has no kernel for; of some operators ours have forms that its CPU provider lacks."""
+"""What onnxruntime raises for a model that it has no kernel for; of some operators ours have forms that its CPU
+provider lacks."""
 
 
 class NoProviderError(GpuEpError, private.NotImplemented):  # type: ignore[misc]  # which onnxruntime has no types for
@@ -49,15 +50,21 @@ _NOBODYS = re.compile(r"implementation for (\w+)\(|Provider type for (\w+) node"
 
 
 def taken_by_nobody(error: Exception, reports: Iterable[Report]) -> str:
-    """Why a session could not be made where neither our provider nor another takes a node; empty where it was another reason."""
+    """Why a session could not be made where neither our provider nor another takes a node; empty where it was another
+    reason."""
     match = _NOBODYS.search(str(error))
     op = (match[1] or match[2]) if match else ""
     nodes = [n for report in reports for n in report.nodes if op and n.op == op and n.device == "cpu"]
     if not nodes:
         return ""
-    said = "; ".join(f"{n.name}: {n.code}: {n.reason}" for n in nodes[:3]) + (f"; and {len(nodes) - 3} more" if len(nodes) > 3 else "")
-    return (f"no provider of this session takes {op}: onnxruntime's others have no kernel for it, and {EP_NAME} declined {said}. Try the "
-            f"model as it was before an optimiser wrote {op}, or add a provider that has it")
+    said = "; ".join(f"{n.name}: {n.code}: {n.reason}" for n in nodes[:3]) + (
+        f"; and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    )
+    return (
+        f"no provider of this session takes {op}: onnxruntime's others have no kernel for it, and {EP_NAME} "
+        f"declined {said}. Try the "
+        f"model as it was before an optimiser wrote {op}, or add a provider that has it"
+    )
 
 
 _POOLS = frozenset({"AveragePool", "MaxPool"})
@@ -67,27 +74,36 @@ BLOCKED = "NchwcTransformer"
 
 
 def may_empty_images(graph: Graph, nodes: Iterable[Node]) -> bool:
-    """Whether one of these nodes pools images of which a run may leave nothing: where onnxruntime pools them in blocks of channels, its
-    process ends (SIGFPE).
+    """Whether one of these nodes pools images of which a run may leave nothing: where onnxruntime pools them in blocks
+    of channels, its process ends (SIGFPE).
     """
-    return any(node.op in _POOLS and not _is_filled(graph.values[node.writes[0]]) for node in nodes if node.domain == "")
+    return any(
+        node.op in _POOLS and not _is_filled(graph.values[node.writes[0]]) for node in nodes if node.domain == ""
+    )
 
 
 def _is_filled(images: Value) -> bool:
     """Whether images have elements, whatever the run, or are none of float32. No images at all do no harm."""
     is_float = images.dtype is None or images.dtype is FLOAT32
-    return not is_float or (images.shape is not None and all(isinstance(size, int) and size > 0 for size in images.shape[2:]))
+    return not is_float or (
+        images.shape is not None and all(isinstance(size, int) and size > 0 for size in images.shape[2:])
+    )
 
 
 class Fallback:
     """The CPU version of one partition. Thread-safe.
 
-    graph: read at Compile; its constants are taken now. opsets: of the model. notify: is told what a user should know. own: the model's
-    files, where large constants may stay that are there already.
+    graph: read at Compile; its constants are taken now. opsets: of the model. notify: is told what a user should know.
+    own: the model's files, where large constants may stay that are there already.
     """
 
     def __init__(
-        self, graph: Graph, opsets: Mapping[str, int], config: Config, notify: Callable[[str], object], own: OwnWeights | None = None,
+        self,
+        graph: Graph,
+        opsets: Mapping[str, int],
+        config: Config,
+        notify: Callable[[str], object],
+        own: OwnWeights | None = None,
     ) -> None:
         self._graph, self._opsets = graph, dict(opsets)
         self._kept: dict[str, Array] = {}
@@ -112,7 +128,7 @@ class Fallback:
 
     def run(self, inputs: Sequence[tuple[TensorType, Array]]) -> list[Any]:
         """The outputs as OrtValues on the CPU. inputs: in the order of graph.inputs, each with its flat bytes."""
-        if not self._graph.outputs:     # nobody reads what it computes
+        if not self._graph.outputs:  # nobody reads what it computes
             return []
         session = self._built()
         feeds = {}
@@ -121,14 +137,16 @@ class Fallback:
         return list(session.run_with_ort_values(list(self._graph.outputs), feeds))
 
     def graph_with_constants(self) -> Graph:
-        """The partition's graph, with the constants that it reads: a program can be made of it. Raises ValueError, once closed."""
+        """The partition's graph, with the constants that it reads: a program can be made of it. Raises ValueError, once
+        closed."""
         values = dict(self._graph.values)
         for name, array in (self._kept | self._stored()).items():
             values[name] = replace(values[name], load=partial(_given, array))
         return self._graph.with_nodes(self._graph.nodes, values)
 
     def model(self) -> onnx.ModelProto:
-        """The partition as a model that holds its constants. Raises ModelError where they are more than JUDGED_NBYTES; as `_stored`."""
+        """The partition as a model that holds its constants. Raises ModelError where they are more than JUDGED_NBYTES;
+        as `_stored`."""
         constants = {**self._kept, **self._stored()}
         nbytes = sum(a.nbytes for a in constants.values())
         if nbytes > JUDGED_NBYTES:
@@ -148,7 +166,8 @@ class Fallback:
         return {**self._kept, **self._owned, **places}
 
     def _stored(self) -> dict[str, Array]:
-        """The large constants. Raises ValueError, once closed; OSError where the model's own file has them, and was overwritten."""
+        """The large constants. Raises ValueError, once closed; OSError where the model's own file has them, and was
+        overwritten."""
         if self._owned and self._own is None:
             raise ValueError("the model's files were closed with their session")
         owned = {name: self._own.load(place) for name, place in self._owned.items()} if self._own is not None else {}
@@ -186,21 +205,26 @@ class Fallback:
                 options = onnxruntime.SessionOptions()
                 options.log_severity_level = 3
                 exact_products(options)
-                options.enable_cpu_mem_arena = False    # an arena keeps the largest run's tensors, twice over
+                options.enable_cpu_mem_arena = False  # an arena keeps the largest run's tensors, twice over
                 stored = self._stored()
-                external = {n: a for n, a in stored.items() if a.dtype.name not in _SUB_BYTE}      # no OrtValue is made of the others
+                # no OrtValue is made of the others
+                external = {n: a for n, a in stored.items() if a.dtype.name not in _SUB_BYTE}
                 if external:
                     values = [_ort_value(a, self._onnx_type(n)) for n, a in external.items()]
                     options.add_external_initializers(list(external), values)
                 model = self._model(external, {**self._kept, **{n: a for n, a in stored.items() if n not in external}})
                 without = [BLOCKED] if may_empty_images(self._graph, self._graph.nodes) else []
-                self._session = ort_session(model.SerializeToString(), options, providers=[CPU_PROVIDER], disabled_optimizers=without)
+                self._session = ort_session(
+                    model.SerializeToString(), options, providers=[CPU_PROVIDER], disabled_optimizers=without
+                )
             return self._session
 
     def _onnx_type(self, name: str) -> int:
         dtype = self._graph.values[name].dtype
         if dtype is None:
-            raise InternalError(f"value {name!r} at the border of partition {self._graph.name} is not a tensor of a known type")
+            raise InternalError(
+                f"value {name!r} at the border of partition {self._graph.name} is not a tensor of a known type"
+            )
         return dtype.onnx
 
     def _model(self, external: Mapping[str, Array], inside: Mapping[str, Array]) -> onnx.ModelProto:
@@ -209,9 +233,12 @@ class Fallback:
         from ort_gpu_ep.weights.functions import DOMAIN, functions
 
         graph = onnx.helper.make_graph(
-            [_node_proto(n) for n in self._graph.nodes], self._graph.name or "partition",
-            [self._info(n) for n in self._graph.inputs], [self._info(n) for n in self._graph.outputs],
-            [self._initializer(n, a) for n, a in inside.items()])
+            [_node_proto(n) for n in self._graph.nodes],
+            self._graph.name or "partition",
+            [self._info(n) for n in self._graph.inputs],
+            [self._info(n) for n in self._graph.outputs],
+            [self._initializer(n, a) for n, a in inside.items()],
+        )
         for name, array in external.items():
             tensor = graph.initializer.add(name=name, data_type=self._onnx_type(name), dims=array.shape)
             tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -238,7 +265,9 @@ def _given(array: Array) -> Array:
 
 def _ort_value(array: Array, onnx_type: int) -> Any:
     """An OrtValue over the array's memory."""
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array).reshape(array.shape), onnx_type)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
+        np.ascontiguousarray(array).reshape(array.shape), onnx_type
+    )
 
 
 def _node_proto(node: Node) -> onnx.NodeProto:
@@ -253,7 +282,8 @@ def _node_proto(node: Node) -> onnx.NodeProto:
 
 
 def _attribute_types(node: Node) -> dict[str, int]:
-    """Attribute -> AttributeProto.AttributeType, from the op's schema: an empty list does not say what it is a list of."""
+    """Attribute -> AttributeProto.AttributeType, from the op's schema: an empty list does not say what it is a list
+    of."""
     import onnx
 
     try:

@@ -13,8 +13,8 @@ _FLOAT = 1
 class GivenInitializers:
     """Which initializers the session options give.
 
-    ONNX Runtime shows a provider the model's values all the same, and lists the given ones nowhere. But it takes none twice: a copy of the
-    options is asked. host: information about host memory, as ONNX Runtime names it.
+    ONNX Runtime shows a provider the model's values all the same, and lists the given ones nowhere. But it takes none
+    twice: a copy of the options is asked. host: information about host memory, as ONNX Runtime names it.
     """
 
     def __init__(self, session_options: Any, host: Any) -> None:

@@ -19,8 +19,8 @@ NO_GPU = DEVICE, "this is no GPU: the provider runs on GPUs, and ONNX Runtime ha
 def incompatibility(config: Config, ids: tuple[int, int] | None) -> tuple[int, str]:
     """(reason, notes) for a GPU by its vendor and device id; None: for the one that a session chooses by itself.
 
-    NONE with notes: a session runs there, without something. Nothing is probed: it goes by the verdict of earlier looks, the doctor's or a
-    session's, and by known faults.
+    NONE with notes: a session runs there, without something. Nothing is probed: it goes by the verdict of earlier
+    looks, the doctor's or a session's, and by known faults.
 
     Raises ConfigError, for a broken file of quirks.
     """
@@ -36,7 +36,11 @@ def incompatibility(config: Config, ids: tuple[int, int] | None) -> tuple[int, s
     here = [info for info in infos if ids in (None, (info.vendor_id, info.device_id))]
     if not here:
         there = "; ".join(f"{info.name} ({info.backend})" for info in infos)
-        return MISSING, f"no driver offers this GPU by Vulkan, Metal or DX12; they offer: {there}. Install the driver of the GPU's maker."
+        return (
+            MISSING,
+            f"no driver offers this GPU by Vulkan, Metal or DX12; they offer: {there}. Install the driver of the "
+            f"GPU's maker.",
+        )
     return _of(config, here[0])
 
 

@@ -1,8 +1,8 @@
 """IO bindings of our sessions: each run reads the bound values, whether they and the run are on the CPU or the GPU.
 
-Where an input lies on another device than the session wants it, ONNX Runtime copies it when it is bound. What a program writes into the
-bound array or OrtValue afterwards would be seen by a session on the CPU, and not by one on a GPU. Sessions of ours answer alike: they bind
-such inputs anew before each run.
+Where an input lies on another device than the session wants it, ONNX Runtime copies it when it is bound. What a program
+writes into the bound array or OrtValue afterwards would be seen by a session on the CPU, and not by one on a GPU.
+Sessions of ours answer alike: they bind such inputs anew before each run.
 """
 
 from __future__ import annotations
@@ -17,9 +17,23 @@ import numpy as np
 from ort_gpu_ep.private import OrtBinding, OrtSession, OrtValueVector, behind, device_name
 from ort_gpu_ep.providers import EP_NAME, STAND_IN_NAME
 
-TENSORS = {f"tensor({name})": np.dtype(numpy) for name, numpy in (
-    ("float", "f4"), ("double", "f8"), ("float16", "f2"), ("bool", "?"), ("int8", "i1"), ("uint8", "u1"), ("int16", "i2"), ("uint16", "u2"),
-    ("int32", "i4"), ("uint32", "u4"), ("int64", "i8"), ("uint64", "u8"))}
+TENSORS = {
+    f"tensor({name})": np.dtype(numpy)
+    for name, numpy in (
+        ("float", "f4"),
+        ("double", "f8"),
+        ("float16", "f2"),
+        ("bool", "?"),
+        ("int8", "i1"),
+        ("uint8", "u1"),
+        ("int16", "i2"),
+        ("uint16", "u2"),
+        ("int32", "i4"),
+        ("uint32", "u4"),
+        ("int64", "i8"),
+        ("uint64", "u8"),
+    )
+}
 """ONNX Runtime's names of tensors that numpy has, too, and numpy's element types."""
 
 STRINGS, STRING_TENSOR = 8, "tensor(string)"
@@ -35,21 +49,25 @@ HOST = "host"
 """Stands for an output that is to be a new value on the host."""
 
 Bind: TypeAlias = tuple[Callable[..., object], tuple[Any, ...]]
-"""A method of onnxruntime's class and its arguments. Not bound to the binding: a cycle would keep its values until a collection."""
+"""A method of onnxruntime's class and its arguments. Not bound to the binding: a cycle would keep its values until a
+collection."""
 
 
 def check_output(name: str, kind: str, on_host: bool) -> None:
     """Raises RuntimeError for an output of strings that is wanted on a device. kind: onnxruntime's name of its type."""
-    if STRING_TENSOR in kind and not on_host:       # also of sequences
-        raise RuntimeError(f"Only binding non-string Tensors is currently supported: output {name!r} is a {kind}, wanted on a device. "
-                           "Bind it to 'cpu'.")
+    if STRING_TENSOR in kind and not on_host:  # also of sequences
+        raise RuntimeError(
+            f"Only binding non-string Tensors is currently supported: output {name!r} is a {kind}, wanted on a device. "
+            "Bind it to 'cpu'."
+        )
 
 
 class CheckedBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no types
     """onnxruntime's, for its own sessions with a provider whose memory is the device's.
 
-    onnxruntime copies an input to where the session wants it when it is bound, and only a run looks at its type; it copies an output to
-    where it is bound. It would make strings in the device's address space, and the process would end.
+    onnxruntime copies an input to where the session wants it when it is bound, and only a run looks at its type; it
+    copies an output to where it is bound. It would make strings in the device's address space, and the process would
+    end.
     """
 
     def __init__(self, session: Any) -> None:
@@ -68,7 +86,13 @@ class CheckedBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no ty
         super().bind_ortvalue_input(name, ortvalue)
 
     def bind_output(
-        self, name: str, device_type: str = "cpu", device_id: int = 0, element_type: Any = None, shape: Any = None, buffer_ptr: Any = None,
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Any = None,
+        buffer_ptr: Any = None,
     ) -> None:
         check_output(name, self._output_types.get(name, ""), device_type.lower() == "cpu")
         super().bind_output(name, device_type, device_id, element_type, shape, buffer_ptr)
@@ -80,27 +104,33 @@ class CheckedBinding(OrtBinding):  # type: ignore[misc]  # onnxruntime has no ty
     def _check_strings(self, name: str, what: str) -> None:
         """Raises RuntimeError, as onnxruntime does for strings, for an input on the device."""
         if self._wants_host_memory.get(name) is False:
-            raise RuntimeError(f"Only binding non-string Tensors is currently supported: input {name!r} was given as {what}, which "
-                               "onnxruntime reads as strings. Convert it first, as by .astype(numpy.float32).")
+            raise RuntimeError(
+                f"Only binding non-string Tensors is currently supported: input {name!r} was given as {what}, which "
+                "onnxruntime reads as strings. Convert it first, as by .astype(numpy.float32)."
+            )
 
 
 class IOBinding(CheckedBinding):
-    """onnxruntime's, for sessions that call `run_past`, or else `refresh`, before each run, and hold `lock` meanwhile: runs of one binding
-    wait for each other.
+    """onnxruntime's, for sessions that call `run_past`, or else `refresh`, before each run, and hold `lock` meanwhile:
+    runs of one binding wait for each other.
     """
 
     def __init__(self, session: Any) -> None:
         super().__init__(session)
         self.lock = threading.RLock()
-        self._session = behind(session)         # onnxruntime keeps it, too, since 1.31
+        self._session = behind(session)  # onnxruntime keeps it, too, since 1.31
         self._dtypes = {i.name: TENSORS.get(i.type) for i in session.get_inputs()}
         self._elsewhere: dict[str, Bind] = {}
-        self._read, self._written = dict[str, range](), dict[str, range]()      # host memory, by the input or output that lies there
-        self._given: dict[str, Any] = {}        # by name: arrays and OrtValues as they are bound; None: what onnxruntime alone knows
-        self._wanted: dict[str, Any] = {}       # by name, in onnxruntime's order: OrtValues, HOST; None: what onnxruntime alone knows
-        self._fresh = set[str]()        # outputs that onnxruntime is to make on the host, and has not made since it was told so
-        self._run: Any = None        # bound.py, for what is bound now
-        self._is_answered = False               # the last run went past onnxruntime, which has none of its outputs
+        # host memory, by the input or output that lies there
+        self._read, self._written = dict[str, range](), dict[str, range]()
+        # by name: arrays and OrtValues as they are bound; None: what onnxruntime alone knows
+        self._given: dict[str, Any] = {}
+        # by name, in onnxruntime's order: OrtValues, HOST; None: what onnxruntime alone knows
+        self._wanted: dict[str, Any] = {}
+        # outputs that onnxruntime is to make on the host, and has not made since it was told so
+        self._fresh = set[str]()
+        self._run: Any = None  # bound.py, for what is bound now
+        self._is_answered = False  # the last run went past onnxruntime, which has none of its outputs
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
         self._check_array(name, arr_on_cpu)
@@ -109,16 +139,21 @@ class IOBinding(CheckedBinding):
             self._read[name] = range(arr_on_cpu.ctypes.data, arr_on_cpu.ctypes.data + arr_on_cpu.nbytes)
             self._bind(name, True, arr_on_cpu.dtype, bind)
             self._give(name, arr_on_cpu)
-        else:       # on the CPU, too, it is copied now
+        else:  # on the CPU, too, it is copied now
             self._bind(name, self._wants_host_memory.get(name), None, bind)
             self._give(name, None)
 
-    def bind_input(self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int) -> None:
+    def bind_input(
+        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
+    ) -> None:
         dtype = _dtype(element_type)
         if dtype.kind in "OSU" if dtype is not None else element_type == STRINGS:
-            # onnxruntime says so itself since 1.30; before, it wrote to memory that nobody has given it, and the process ended
-            raise RuntimeError(f"Only binding non-string Tensors is currently supported: {name!r} was given as {element_type}. "
-                               "Use bind_ortvalue_input for strings.")
+            # onnxruntime says so itself since 1.30; before, it wrote to memory that nobody has given it, and the
+            # process ended
+            raise RuntimeError(
+                f"Only binding non-string Tensors is currently supported: {name!r} was given as {element_type}. "
+                "Use bind_ortvalue_input for strings."
+            )
         bind = OrtBinding.bind_input, (name, device_type, device_id, element_type, list(shape), buffer_ptr)
         self._read[name] = _place(element_type, shape, buffer_ptr)
         self._bind(name, device_type == "cpu", dtype if buffer_ptr else None, bind)
@@ -145,7 +180,13 @@ class IOBinding(CheckedBinding):
         super().clear_binding_inputs()
 
     def bind_output(
-        self, name: str, device_type: str = "cpu", device_id: int = 0, element_type: Any = None, shape: Any = None, buffer_ptr: Any = None,
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Any = None,
+        buffer_ptr: Any = None,
     ) -> None:
         is_new = device_type == "cpu" and buffer_ptr is None
         if not (is_new and name in self._fresh):
@@ -170,7 +211,9 @@ class IOBinding(CheckedBinding):
     @property
     def keeps_inputs(self) -> bool:
         """Whether a run that fails half-way has left its inputs as they were: no output lies where an input does."""
-        return not any(r.start < w.stop and w.start < r.stop for r in self._read.values() for w in self._written.values())
+        return not any(
+            r.start < w.stop and w.start < r.stop for r in self._read.values() for w in self._written.values()
+        )
 
     def get_outputs(self) -> Any:
         return self._answers() if self._is_answered else super().get_outputs()
@@ -184,10 +227,15 @@ class IOBinding(CheckedBinding):
         return values
 
     def copy_outputs_to_cpu(self) -> Any:
-        return [np.array(value.numpy()) for value in self._answers()] if self._is_answered else super().copy_outputs_to_cpu()
+        return (
+            [np.array(value.numpy()) for value in self._answers()]
+            if self._is_answered
+            else super().copy_outputs_to_cpu()
+        )
 
     def run_past(self, session: Any, direct: Any) -> bool:
-        """One run of a session past onnxruntime, if this is a binding of that one. direct: its way past, see plain.Shortcut.
+        """One run of a session past onnxruntime, if this is a binding of that one. direct: its way past, see
+        plain.Shortcut.
 
         False, and nothing is done, where that is not possible. Raises what the partition does.
         """
@@ -200,7 +248,8 @@ class IOBinding(CheckedBinding):
         return self._is_answered
 
     def refresh(self) -> None:
-        """Before a run of onnxruntime: binds the inputs that lie elsewhere than the session wants them to what they hold now."""
+        """Before a run of onnxruntime: binds the inputs that lie elsewhere than the session wants them to what they
+        hold now."""
         self._is_answered = False
         self._fresh.clear()
         for bind, arguments in self._elsewhere.values():
@@ -226,7 +275,8 @@ class IOBinding(CheckedBinding):
         return [self._run.made[name] if value is HOST else value for name, value in self._wanted.items()]
 
     def _bind(self, name: str, on_host: bool | None, dtype: np.dtype[Any] | None, bind: Bind) -> None:
-        """dtype: of the input, if known. One that is as the session wants it is copied before a run only: to bind it can't fail."""
+        """dtype: of the input, if known. One that is as the session wants it is copied before a run only: to bind it
+        can't fail."""
         elsewhere = self._wants_host_memory.get(name) != on_host
         if not elsewhere or dtype is None or self._dtypes.get(name) != dtype:
             bind[0](self, *bind[1])
@@ -243,7 +293,8 @@ def refresh(iobinding: Any) -> None:
 
 
 def take_over(refreshes: Callable[[Any], bool]) -> None:
-    """From now on `onnxruntime.IOBinding(session)` makes ours for our provider. refreshes: whether a session calls `refresh`."""
+    """From now on `onnxruntime.IOBinding(session)` makes ours for our provider. refreshes: whether a session calls
+    `refresh`."""
 
     def new(cls: Any, session: Any = None, *_: Any, **__: Any) -> Any:
         if cls is OrtBinding and refreshes(session):
@@ -258,7 +309,11 @@ def take_over(refreshes: Callable[[Any], bool]) -> None:
 def _place(element_type: Any, shape: Sequence[int], address: int | None) -> range:
     """Where a tensor lies; more than that for an element type that numpy has not."""
     dtype = _dtype(element_type)
-    return range(address, address + math.prod(shape) * (dtype.itemsize if dtype is not None else 16)) if address else range(0)
+    return (
+        range(address, address + math.prod(shape) * (dtype.itemsize if dtype is not None else 16))
+        if address
+        else range(0)
+    )
 
 
 def _place_of(value: Any) -> range:

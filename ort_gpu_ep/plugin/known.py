@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Value:
-    """place: address and type, as a run has them. over: of an output, the input whose buffer it is, None for one of its own. users: of
-    the storage while a run is made ready. It holds for the same place as long as the piece is not gone.
+    """place: address and type, as a run has them. over: of an output, the input whose buffer it is, None for one of its
+    own. users: of the storage while a run is made ready. It holds for the same place as long as the piece is not gone.
     """
 
     place: tuple[int, TensorType]
@@ -47,8 +47,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Of a partition's last runs on a GPU: inputs and outputs that lie on the device, by their positions. seen: the places of those that
-    the last run had to look for.
+    """Of a partition's last runs on a GPU: inputs and outputs that lie on the device, by their positions. seen: the
+    places of those that the last run had to look for.
     """
 
     gpu: Gpu
@@ -57,7 +57,8 @@ class Known:
     seen: dict[tuple[bool, int], tuple[int, TensorType]] = field(default_factory=dict)
 
     def with_found(self, found: Sequence[Found]) -> Known:
-        """The same behind a run, which is not over. A value is known once it was in the same place twice: a cache that grows never is."""
+        """The same behind a run, which is not over. A value is known once it was in the same place twice: a cache that
+        grows never is."""
         inputs, outputs = dict(self.inputs), dict(self.outputs)
         for f in found:
             values = outputs if f.is_output else inputs

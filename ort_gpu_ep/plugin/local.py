@@ -35,8 +35,11 @@ class LocalProgram(Program):
         return bool(self.gpu.lost) or not isinstance(error, DeviceLostError)
 
 
-ALL_CHECKED = ("all shaders check their bounds, which takes time: no probe has passed on this adapter without (checked_shaders=auto, "
-               "docs/doctor.md)")
+ALL_CHECKED = (
+    "all shaders check their bounds, which takes time: no probe has passed on this adapter without "
+    "(checked_shaders=auto, "
+    "docs/doctor.md)"
+)
 
 
 class LocalBackend:
@@ -50,7 +53,9 @@ class LocalBackend:
         own, self._cache_path = self.settled(config), config.cache_path
         self.allowance = Allowance(own.memory_limit_mb << 20, own.hang_timeout_ms / 1e3)
         # a rewritten text computes the same, about as fast: `doctor` tells of those
-        self.notices: Sequence[str] = [f"workaround {workaround}" for workaround in gpu.workarounds if workaround.name not in REWRITINGS]
+        self.notices: Sequence[str] = [
+            f"workaround {workaround}" for workaround in gpu.workarounds if workaround.name not in REWRITINGS
+        ]
 
     @property
     def known_plans(self) -> KnownPlans:
@@ -59,24 +64,40 @@ class LocalBackend:
     def settled(self, config: Config) -> Config:
         return with_workarounds(config, self.device.workarounds)
 
-    def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> LocalProgram:
+    def compile(
+        self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]
+    ) -> LocalProgram:
         while True:
-            if self.device.lost_compiling:      # each time without one more shader file, or from now on one pipeline at a time
+            # each time without one more shader file, or from now on one pipeline at a time
+            if self.device.lost_compiling:
                 self.adapter = self.device = open_gpu(self._config)
             device = self.device
             try:
                 with self.allowance:
                     kept = composer(config.cache_path, code_hash())
-                    return LocalProgram(graph, config, device, rewrite, kept, after_run(device), self.known_plans,
-                                        config.unit_plans == "background")
+                    return LocalProgram(
+                        graph,
+                        config,
+                        device,
+                        rewrite,
+                        kept,
+                        after_run(device),
+                        self.known_plans,
+                        config.unit_plans == "background",
+                    )
             except (ShaderError, DeviceLostError):
                 if not device.lost_compiling:
                     raise
 
     def profile(self, config: Config, measured: bool = True) -> Profile:
-        from ort_gpu_ep.calibration import known_profile, profile_of  # a session that is told where to run loads none of it
+        # a session that is told where to run loads none of it
+        from ort_gpu_ep.calibration import known_profile, profile_of
 
-        return profile_of(self.device, config) if measured else known_profile(self.device, config) or guessed_for(self.device.info.type)
+        return (
+            profile_of(self.device, config)
+            if measured
+            else known_profile(self.device, config) or guessed_for(self.device.info.type)
+        )
 
     def close(self) -> None:
         """The device stays open for the next session."""

@@ -32,9 +32,12 @@ _ALIGNMENT = 256
 
 
 FORKED = (
-    "the GPU can't be used in a forked child process whose parent used it, nor can what the parent left on the GPU: the CPU answers here. "
-    "Create the sessions in the child alone (gunicorn: without --preload; multiprocessing: the start method `spawn`), or use "
-    "isolation=process, whose sessions get a worker of their own after a fork")
+    "the GPU can't be used in a forked child process whose parent used it, nor can what the parent left on the GPU: "
+    "the CPU answers here. "
+    "Create the sessions in the child alone (gunicorn: without --preload; multiprocessing: the start method "
+    "`spawn`), or use "
+    "isolation=process, whose sessions get a worker of their own after a fork"
+)
 
 CONTENT_NBYTES = 8192
 """Of an upload that is small: as many 64-bit numbers as shapes are calculated with (shape_arithmetic.MAX_ELEMENTS)."""
@@ -42,10 +45,12 @@ CONTENT_NBYTES = 8192
 
 @dataclass(eq=False, slots=True)
 class Storage:
-    """Bytes somewhere: in a GPU buffer, or on the host where the GPU could not take them. users: pieces and running calls.
+    """Bytes somewhere: in a GPU buffer, or on the host where the GPU could not take them. users: pieces and running
+    calls.
 
-    content: what is in the buffer, too, where little was uploaded: shapes may depend on it, and a readback would wait for the GPU.
-    words: of the runs that it comes from, which say whether an index was out of range; they are read when it is.
+    content: what is in the buffer, too, where little was uploaded: shapes may depend on it, and a readback would wait
+    for the GPU. words: of the runs that it comes from, which say whether an index was out of range; they are read when
+    it is.
     """
 
     nbytes: int
@@ -59,7 +64,8 @@ class Storage:
 
 @dataclass(eq=False, slots=True)
 class Piece:
-    """[start, stop) of the address space is in `storage` from `offset` on. gone: it is elsewhere now, or the block was freed."""
+    """[start, stop) of the address space is in `storage` from `offset` on. gone: it is elsewhere now, or the block was
+    freed."""
 
     start: int
     stop: int
@@ -79,7 +85,8 @@ class Block:
 
 
 class Memory:
-    """All blocks of the process. version: counts up when a range may be elsewhere than before, or have a storage together with another."""
+    """All blocks of the process. version: counts up when a range may be elsewhere than before, or have a storage
+    together with another."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -87,7 +94,7 @@ class Memory:
         self._blocks: dict[int, Block] = {}
         self._lock = threading.RLock()
         self._freed: deque[int] = deque()
-        self._orphans: list[Buffer] = []   # of a forked child: wgpu must not even hear that they are gone
+        self._orphans: list[Buffer] = []  # of a forked child: wgpu must not even hear that they are gone
         self.forked = False
 
     # ---- blocks
@@ -103,8 +110,8 @@ class Memory:
     def free(self, address: int) -> None:
         """Frees a block; its buffers go back to their GPU's pool.
 
-        Never waits: a value may be collected on any thread at any allocation, also on one that has the GPU's lock, while another one has
-        this lock and waits for the GPU's. Then whoever frees or allocates next does it.
+        Never waits: a value may be collected on any thread at any allocation, also on one that has the GPU's lock,
+        while another one has this lock and waits for the GPU's. Then whoever frees or allocates next does it.
         """
         self._freed.append(address)
         if not self._lock.acquire(blocking=False):
@@ -139,7 +146,8 @@ class Memory:
         return block.state if block else None
 
     def gpu_of(self, address: int) -> Gpu | None:
-        """The GPU that has the content of an address; None where it is on the host, or nothing was written there yet."""
+        """The GPU that has the content of an address; None where it is on the host, or nothing was written there
+        yet."""
         with self._lock:
             pieces = self._find(address, 0)[0].pieces if self.owns(address) else []
             return next((p.storage.gpu for p in pieces if p.start <= address < p.stop), None)
@@ -152,7 +160,8 @@ class Memory:
     # ---- ranges
 
     def read(self, gpu: Gpu, address: int, nbytes: int) -> tuple[Storage, int]:
-        """(storage, offset) of a range on `gpu`, pinned: `release` it after the run. Brings it there if it is elsewhere."""
+        """(storage, offset) of a range on `gpu`, pinned: `release` it after the run. Brings it there if it is
+        elsewhere."""
         self.check_usable()
         if nbytes == 0:
             return self._pin(self._empty_on(gpu)), 0
@@ -179,7 +188,7 @@ class Memory:
                 if same and piece.storage.gpu is gpu and piece.storage.users == 1:
                     piece.storage.content = None
                     return piece.storage, 0
-            storage = Storage(nbytes, gpu, gpu.allocate(nbytes, VALUES))   # first: if it fails, the old content stays
+            storage = Storage(nbytes, gpu, gpu.allocate(nbytes, VALUES))  # first: if it fails, the old content stays
             self._carve(block, address, address + nbytes)
             self._insert(block, Piece(address, address + nbytes, storage, 0))
             return storage, 0
@@ -217,7 +226,8 @@ class Memory:
     # ---- copies
 
     def copy_in(self, gpu: Gpu | None, address: int, host_address: int, nbytes: int, waits: bool = True) -> None:
-        """Host memory into a range. Without a working GPU the range stays on the host, so that the CPU can go on from it.
+        """Host memory into a range. Without a working GPU the range stays on the host, so that the CPU can go on from
+        it.
 
         waits: as Gpu.upload has it, of the buffer that the range has had.
         """
@@ -228,7 +238,7 @@ class Memory:
                 version = self.version
                 storage, _ = self.write(gpu, address, nbytes)
                 storage.words = ()
-                gpu.upload(storage.buffer, 0, host_address, nbytes, waits or self.version != version)   # type: ignore[arg-type]
+                gpu.upload(storage.buffer, 0, host_address, nbytes, waits or self.version != version)  # type: ignore[arg-type]
                 storage.content = _small(host_address, nbytes)
                 self.count("host_to_device", self.state_of(address), nbytes)
                 return
@@ -250,13 +260,19 @@ class Memory:
 
     def copy_out_all(self, wanted: Iterable[tuple[int, int, int]]) -> None:
         """Like `copy_out`, of (address, host_address, nbytes), with one wait for all that a GPU has."""
-        parts: list[tuple[Storage, int, int, int, int]] = []      # storage, its offset, host address, bytes, the block's address
+        # storage, its offset, host address, bytes, the block's address
+        parts: list[tuple[Storage, int, int, int, int]] = []
         with self._lock:
             for address, host_address, nbytes in wanted:
                 pieces = self._find(address, nbytes)[1] if nbytes else []
-                copies = [(max(p.start, address), min(p.stop, address + nbytes), p.storage, p.offset - p.start) for p in pieces]
-                parts += [(self._pin(s), start + shift, host_address + start - address, stop - start, address)
-                          for start, stop, s, shift in copies]
+                copies = [
+                    (max(p.start, address), min(p.stop, address + nbytes), p.storage, p.offset - p.start)
+                    for p in pieces
+                ]
+                parts += [
+                    (self._pin(s), start + shift, host_address + start - address, stop - start, address)
+                    for start, stop, s, shift in copies
+                ]
                 if sum(stop - start for start, stop, _, _ in copies) < nbytes:
                     ctypes.memset(host_address, 0, nbytes)
         try:
@@ -336,9 +352,11 @@ class Memory:
         return storage
 
     def _fill(self, storage: Storage, address: int, pieces: list[Piece], state: SessionState | None) -> None:
-        """The content of a range into a storage of its size: by copies on the GPU if all parts allow that, else through the host.
+        """The content of a range into a storage of its size: by copies on the GPU if all parts allow that, else through
+        the host.
 
-        What nobody has written is 0, as in what a program makes in host memory: a cache's rows may be read before they are written.
+        What nobody has written is 0, as in what a program makes in host memory: a cache's rows may be read before they
+        are written.
         """
         gpu, nbytes = storage.gpu, storage.nbytes
         assert gpu is not None
@@ -349,16 +367,16 @@ class Memory:
         words = all(at % 4 == 0 and to % 4 == 0 and (n % 4 == 0 or to + n == nbytes) for _, at, to, n in parts)
         if words and all(source.gpu is gpu for source, _, _, _ in parts):
             if sum(n for _, _, _, n in parts) < nbytes:
-                gpu.clear(storage.buffer, (nbytes + 3) & ~3)   # type: ignore[arg-type]
+                gpu.clear(storage.buffer, (nbytes + 3) & ~3)  # type: ignore[arg-type]
             for source, at, to, n in parts:
-                gpu.copy(source.buffer, at, storage.buffer, to, n)   # type: ignore[arg-type]
+                gpu.copy(source.buffer, at, storage.buffer, to, n)  # type: ignore[arg-type]
             storage.words = tuple({word for source, _, _, _ in parts for word in source.words})
             return
         data = np.zeros(nbytes, np.uint8)
         for source, at, to, n in parts:
             self.fetch(source, at, data.ctypes.data + to, n)
         self.count("device_to_host", state, sum(n for source, _, _, n in parts if source.host is None))
-        gpu.upload(storage.buffer, 0, data.ctypes.data, nbytes)   # type: ignore[arg-type]
+        gpu.upload(storage.buffer, 0, data.ctypes.data, nbytes)  # type: ignore[arg-type]
         self.count("host_to_device", state, nbytes)
 
     def _empty_on(self, gpu: Gpu) -> Storage:
@@ -366,7 +384,8 @@ class Memory:
         with self._lock:
             if gpu.nothing is None:
                 gpu.nothing = gpu.allocate(_ALIGNMENT, VALUES)
-            return Storage(_ALIGNMENT, gpu, gpu.nothing, users=2)       # one of them never ends: the buffer stays the GPU's
+            # one of them never ends: the buffer stays the GPU's
+            return Storage(_ALIGNMENT, gpu, gpu.nothing, users=2)
 
     def _pin(self, storage: Storage) -> Storage:
         with self._lock:
@@ -386,14 +405,14 @@ class Memory:
         """Bytes of a storage into host memory. Raises DeviceError, if the GPU can't give them back."""
         if storage.host is not None:
             ctypes.memmove(host_address, storage.host.ctypes.data + offset, nbytes)
-        elif offset % 4:   # the GPU copies whole words
+        elif offset % 4:  # the GPU copies whole words
             data = np.empty(nbytes + offset % 4, np.uint8)
             self.fetch(storage, offset - offset % 4, data.ctypes.data, data.nbytes)
             ctypes.memmove(host_address, data.ctypes.data + offset % 4, nbytes)
         else:
             self.check_usable()
             assert storage.gpu is not None
-            storage.gpu.download_all([((storage.buffer, offset, nbytes), host_address)], storage.words)   # type: ignore[list-item]
+            storage.gpu.download_all([((storage.buffer, offset, nbytes), host_address)], storage.words)  # type: ignore[list-item]
 
     def _fetch_all(self, wanted: Iterable[tuple[Storage, int, int, int]]) -> None:
         """`fetch` of each, but those that need no more than a readback together."""

@@ -17,13 +17,22 @@ log = logging.getLogger("ort_gpu_ep")
 ADAPTER = "adapter"
 """The key of a device's metadata that holds what the option of this name takes."""
 
-_VENDORS = {0x1002: "AMD", 0x106B: "Apple", 0x10DE: "NVIDIA", 0x13B5: "ARM", 0x1414: "Microsoft", 0x5143: "Qualcomm", 0x8086: "Intel",
-            0x10005: "Mesa"}
+_VENDORS = {
+    0x1002: "AMD",
+    0x106B: "Apple",
+    0x10DE: "NVIDIA",
+    0x13B5: "ARM",
+    0x1414: "Microsoft",
+    0x5143: "Qualcomm",
+    0x8086: "Intel",
+    0x10005: "Mesa",
+}
 """By PCI's numbers, and those of Khronos (VkVendorId)."""
 
 
 def known_adapters() -> tuple[AdapterInfo, ...]:
-    """What there is, seen by another process; none where drivers fail, or are to be loaded by sessions only (health=off).
+    """What there is, seen by another process; none where drivers fail, or are to be loaded by sessions only
+    (health=off).
 
     Raises: ConfigError, for the environment's options.
     """
@@ -34,16 +43,26 @@ def known_adapters() -> tuple[AdapterInfo, ...]:
 
     try:
         return look(config)
-    except AdapterError as error:       # a session says so, if it comes to that
+    except AdapterError as error:  # a session says so, if it comes to that
         log.info("no adapters to offer: %s", error)
         return ()
 
 
 def metadata(info: AdapterInfo, all_of_them: Sequence[AdapterInfo]) -> dict[str, str]:
-    """What onnxruntime shows of an adapter. `adapter`: its PCI address or UUID, where no other has the same, else its index."""
+    """What onnxruntime shows of an adapter. `adapter`: its PCI address or UUID, where no other has the same, else its
+    index."""
     names = [n for n in (info.pci, info.uuid) if n and sum(n in (a.pci, a.uuid) for a in all_of_them) == 1]
-    return {ADAPTER: next(iter(names), str(info.index)), "index": str(info.index), "name": info.name, "vendor": _vendor(info),
-            "type": info.type, "backend": info.backend, "driver": info.driver, "pci": info.pci, "uuid": info.uuid}
+    return {
+        ADAPTER: next(iter(names), str(info.index)),
+        "index": str(info.index),
+        "name": info.name,
+        "vendor": _vendor(info),
+        "type": info.type,
+        "backend": info.backend,
+        "driver": info.driver,
+        "pci": info.pci,
+        "uuid": info.uuid,
+    }
 
 
 def _vendor(info: AdapterInfo) -> str:
@@ -51,8 +70,8 @@ def _vendor(info: AdapterInfo) -> str:
 
 
 def choice(described: Any, count: int) -> dict[str, str]:
-    """The option by which a session gets the device that was chosen for it. The first is what a session gets by itself, and what ONNX
-    Runtime passes for a provider that is given by its name: no choice, so that the environment's holds.
+    """The option by which a session gets the device that was chosen for it. The first is what a session gets by itself,
+    and what ONNX Runtime passes for a provider that is given by its name: no choice, so that the environment's holds.
     """
     if count != 1 or not described[0] or text_of(api.GetKeyValue(described[0], c_text("index"))) in ("", "0"):
         return {}

@@ -1,4 +1,5 @@
-"""Sessions of onnxruntime's own class, also where patching.py makes ours of those, and what all sessions ask of onnxruntime."""
+"""Sessions of onnxruntime's own class, also where patching.py makes ours of those, and what all sessions ask of
+onnxruntime."""
 
 from __future__ import annotations
 
@@ -21,14 +22,15 @@ def ort_session(*arguments: Any, **named: Any) -> Any:
 
 
 def exact_products(settings: Any) -> Any:
-    """The SessionOptions (new ones for None), asking for products of float activations with quantised weights as the file has them.
+    """The SessionOptions (new ones for None), asking for products of float activations with quantised weights as the
+    file has them.
 
-    By default onnxruntime's CPU rounds the activations of DequantizeLinear + MatMul to 8 bits: 5e-3 off what the same file gives elsewhere.
-    What the settings say of it already stays.
+    By default onnxruntime's CPU rounds the activations of DequantizeLinear + MatMul to 8 bits: 5e-3 off what the same
+    file gives elsewhere. What the settings say of it already stays.
     """
     settings = settings if settings is not None else onnxruntime.SessionOptions()
     try:
         settings.get_session_config_entry(_ACCURACY)
-    except RuntimeError:        # not there
+    except RuntimeError:  # not there
         settings.add_session_config_entry(_ACCURACY, "1")
     return settings

@@ -1,4 +1,5 @@
-"""The partitioner as a session asks it: what an earlier process decided on the same graph is read, and no row is loaded."""
+"""The partitioner as a session asks it: what an earlier process decided on the same graph is read, and no row is
+loaded."""
 
 from __future__ import annotations
 
@@ -28,23 +29,40 @@ def load_partitioner() -> None:
 
 
 def partition(
-    known: KnownPlans | None, graph: Graph, config: Config, limits: Limits, software: bool, costs: Costs | None,
-    inner: Mapping[int, Sequence[Report]], resident: bool,
+    known: KnownPlans | None,
+    graph: Graph,
+    config: Config,
+    limits: Limits,
+    software: bool,
+    costs: Costs | None,
+    inner: Mapping[int, Sequence[Report]],
+    resident: bool,
 ) -> Partitioning:
     """As the partitioner decides, see there."""
     halves, contents = limits.precision in HALVED, dict[str, str]()
 
     def decided() -> Partitioning:
         load_partitioner()
-        return partitioner.partition(_watched(graph, halves, contents), config, limits, software, costs, inner, resident)
+        return partitioner.partition(
+            _watched(graph, halves, contents), config, limits, software, costs, inner, resident
+        )
 
     if known is None:
         return decided()
 
     def asked() -> str:
         options = {o.name: getattr(config, o.name) for o in OPTIONS if o.name not in NO_PLAN}
-        return digest("partitioning", graph.name, graph_digest(graph, MAX_CONSTANT_NBYTES, halves), options, *said(limits), software, costs,
-                      dict(inner), resident)
+        return digest(
+            "partitioning",
+            graph.name,
+            graph_digest(graph, MAX_CONSTANT_NBYTES, halves),
+            options,
+            *said(limits),
+            software,
+            costs,
+            dict(inner),
+            resident,
+        )
 
     def read(data: Mapping[str, Any]) -> Partitioning:
         for name, content in data["contents"].items():
@@ -60,14 +78,18 @@ def partition(
     return partitioning
 
 
-def rewrite(graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, *, known: Mapping[str, Array] | None = None) -> Graph:
+def rewrite(
+    graph: Graph, inputs: Mapping[str, TensorType], limits: Limits, *, known: Mapping[str, Array] | None = None
+) -> Graph:
     """The partitioner's, which is loaded when it is first wanted."""
     load_partitioner()
     return partitioner.rewrite(graph, inputs, limits, known=known)
 
 
 def _watched(graph: Graph, halves: bool, contents: dict[str, str]) -> Graph:
-    """The graph, whose large constants tell `contents` that they were read: by name, a hash. What `graph_digest` knows needs no reading."""
+    """The graph, whose large constants tell `contents` that they were read: by name, a hash. What `graph_digest` knows
+    needs no reading."""
+
     def watched(value: Value) -> Value:
         def read() -> Array:
             array = value.load() if value.load is not None else None

@@ -12,13 +12,18 @@ from ort_gpu_ep.private import behind
 from ort_gpu_ep.processes.interrupts import uninterrupted
 
 NOT_COMPILED = (
-    "WgpuExecutionProvider writes no compiled models (EPContext nodes): what it makes of a model depends on the adapter, and on the shapes "
-    "of runs; shaders and what was measured are kept in the cache folder (option cache_dir). Leave out ep.context_enable, or compile the "
-    "model without this provider (ModelCompiler with placement=cpu).")
+    "WgpuExecutionProvider writes no compiled models (EPContext nodes): what it makes of a model depends on the "
+    "adapter, and on the shapes "
+    "of runs; shaders and what was measured are kept in the cache folder (option cache_dir). Leave out "
+    "ep.context_enable, or compile the "
+    "model without this provider (ModelCompiler with placement=cpu)."
+)
 
 COMPILES = (
-    "session.disable_model_compile=1 forbids providers that compile a part of the model, as WgpuExecutionProvider does: leave out that "
-    "entry")
+    "session.disable_model_compile=1 forbids providers that compile a part of the model, as WgpuExecutionProvider "
+    "does: leave out that "
+    "entry"
+)
 
 
 class Shortcut(Protocol):
@@ -38,7 +43,8 @@ class Shortcut(Protocol):
 
 
 class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no types
-    """onnxruntime's session. A Ctrl-C takes effect when what it does is done: KeyboardInterrupt, and the session goes on.
+    """onnxruntime's session. A Ctrl-C takes effect when what it does is done: KeyboardInterrupt, and the session goes
+    on.
 
     direct: how runs get past onnxruntime, None where they don't.
     """
@@ -46,7 +52,8 @@ class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no type
     direct: Shortcut | None = None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        """As onnxruntime's. Which of its optimisers the session must do without is known when it has been made: then it is made again."""
+        """As onnxruntime's. Which of its optimisers the session must do without is known when it has been made: then it
+        is made again."""
         with capture() as states:
             uninterrupted(OrtSession.__init__, self, *arguments, **named)
         unwanted = {name for state in states for name in state.unwanted_optimizers}
@@ -71,10 +78,17 @@ class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no type
         return uninterrupted(OrtSession.run_with_ort_values, self, output_names, input_dict_ort_values, run_options)
 
     def run_with_ortvaluevector(
-        self, run_options: Any, feed_names: Any, feeds: Any, fetch_names: Any, fetches: Any, fetch_devices: Any,
+        self,
+        run_options: Any,
+        feed_names: Any,
+        feeds: Any,
+        fetch_names: Any,
+        fetches: Any,
+        fetch_devices: Any,
     ) -> None:
         kinds = {o.name: o.type for o in self.get_outputs()}
-        for name, device in zip(fetch_names, fetch_devices, strict=False):      # onnxruntime says where there are too few
+        # onnxruntime says where there are too few
+        for name, device in zip(fetch_names, fetch_devices, strict=False):
             check_output(name, kinds.get(name, ""), device.device_type() == device.cpu())
         super().run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
 

@@ -24,11 +24,15 @@ _KERNEL, _NO_THREAD = 2, -1
 _PLACED = 4
 """So many runs tell where the profile's zero is on the host's clock."""
 
-NO_TIMES = "onnxruntime's profile is without GPU times: the adapter has no timestamps, or something else measures with them now"
+NO_TIMES = (
+    "onnxruntime's profile is without GPU times: the adapter has no timestamps, or something else measures "
+    "with them now"
+)
 
 
 class Profiler(Table):
-    """OrtEpProfilerImpl: of a session, or of one run by its RunOptions. ONNX Runtime makes one for each session, and most never start."""
+    """OrtEpProfilerImpl: of a session, or of one run by its RunOptions. ONNX Runtime makes one for each session, and
+    most never start."""
 
     SLOTS = slots.PROFILER
 
@@ -36,11 +40,12 @@ class Profiler(Table):
         super().__init__()
         self._state, self._gpu = state, gpu
         self._times: DispatchTimes | None = None
-        self._placed = self._first_ns = self._last_ns = 0       # by time.perf_counter_ns the profile's zero is between these
+        # by time.perf_counter_ns the profile's zero is between these
+        self._placed = self._first_ns = self._last_ns = 0
 
     def start_profiling(self, elapsed_ns: int) -> None:
         """elapsed_ns: since the time from which the profile counts."""
-        self._last_ns = time.perf_counter_ns() - elapsed_ns     # the call may have waited for the interpreter
+        self._last_ns = time.perf_counter_ns() - elapsed_ns  # the call may have waited for the interpreter
         from ort_gpu_ep.device.dispatch_times import DispatchTimes  # only where a profile is taken
 
         times = DispatchTimes(self._gpu)
@@ -51,7 +56,8 @@ class Profiler(Table):
             self._state.record("notice", "profile", NO_TIMES)
 
     def stop_event(self, correlation: int, event: Any) -> None:
-        """A node is over; if one of our partitions just ran on this thread, that was the node, and its times bound where zero is."""
+        """A node is over; if one of our partitions just ran on this thread, that was the node, and its times bound
+        where zero is."""
         latest = self._times.latest if self._times is not None else None
         if self._times is None or latest is None or latest[0] != threading.get_ident():
             return
@@ -62,7 +68,8 @@ class Profiler(Table):
         self._last_ns = min(self._last_ns, latest[1] - begin_us * 1000)
         self._placed += 1
         if self._placed >= _PLACED:
-            self.pointer.slot[slots.PROFILER["StopEvent"].number] = NULL     # or each node of the profile would wait for Python
+            # or each node of the profile would wait for Python
+            self.pointer.slot[slots.PROFILER["StopEvent"].number] = NULL
 
     def end_profiling(self, container: Any) -> None:
         """Gives ONNX Runtime an event for each dispatch since it began."""
@@ -73,8 +80,18 @@ class Profiler(Table):
             for dispatch in times:
                 values = [c_text(_plain(dispatch.run)), c_text(dispatch.shader)]
                 begin_us, us = math.floor((dispatch.begin_ns - origin_ns) / 1e3), math.ceil(dispatch.ns / 1e3)
-                api.CreateProfilingEvent(_KERNEL, os.getpid(), _NO_THREAD, c_text(_plain(dispatch.label)), begin_us, us,
-                                         ffi.new("char*[]", keys), ffi.new("char*[]", values), len(keys), out)
+                api.CreateProfilingEvent(
+                    _KERNEL,
+                    os.getpid(),
+                    _NO_THREAD,
+                    c_text(_plain(dispatch.label)),
+                    begin_us,
+                    us,
+                    ffi.new("char*[]", keys),
+                    ffi.new("char*[]", values),
+                    len(keys),
+                    out,
+                )
                 events.append(out[0])
             if events:
                 api.ProfilingEventsContainer_AddEvents(container, ffi.new("void*[]", events), len(events))
@@ -93,5 +110,6 @@ class Profiler(Table):
 
 
 def _plain(text: str) -> str:
-    """Without what JSON escapes: ONNX Runtime writes names between quotes, and only newer ones escape what is in them."""
+    """Without what JSON escapes: ONNX Runtime writes names between quotes, and only newer ones escape what is in
+    them."""
     return re.sub(r"[\x00-\x1f]", " ", text.replace('"', "'").replace("\\", "/"))

@@ -38,7 +38,8 @@ _NO_RESOURCE, _TOTAL_BYTES = 0, 1
 
 
 class Shared(NamedTuple):
-    """What all providers of a factory have, as C has it: their name, the registry of their kernels, the OrtMemoryInfo of host memory."""
+    """What all providers of a factory have, as C has it: their name, the registry of their kernels, the OrtMemoryInfo
+    of host memory."""
 
     c_name: Any
     registry: Any
@@ -47,17 +48,28 @@ class Shared(NamedTuple):
 
 class Provider(Table):
     """The EP of one session. given: initializers that its options bring: nodes that read them stay on the CPU, because
-    ONNX Runtime passes the model's own values to a provider with memory of its own.
-    to_be_written: the session is to write a compiled model. forbidden: why it may not compile anything, empty where it may.
+    ONNX Runtime passes the model's own values to a provider with memory of its own. to_be_written: the session is to
+    write a compiled model. forbidden: why it may not compile anything, empty where it may.
     """
 
     SLOTS = slots.EP
 
     def __init__(
-        self, shared: Shared, state: SessionState, given: GivenInitializers, to_be_written: bool = False, forbidden: str = "",
+        self,
+        shared: Shared,
+        state: SessionState,
+        given: GivenInitializers,
+        to_be_written: bool = False,
+        forbidden: str = "",
     ) -> None:
         super().__init__()
-        self.shared, self.state, self.given, self.to_be_written, self.forbidden = shared, state, given, to_be_written, forbidden
+        self.shared, self.state, self.given, self.to_be_written, self.forbidden = (
+            shared,
+            state,
+            given,
+            to_be_written,
+            forbidden,
+        )
         self._bodies: dict[Parent, dict[str, Report]] = {}
         self._own: OwnWeights | None = None
         if state.backend is None or state.backend.device is not None:
@@ -80,8 +92,12 @@ class Provider(Table):
             partitioning = self._partitioning(whole)
             self.state.report(partitioning.report, whole)
             if reader.given:
-                self.state.record("notice", "placement", f"nodes that read {', '.join(sorted(reader.given))} stay on the CPU: "
-                                  "SessionOptions.add_initializer gives other values than the model's")
+                self.state.record(
+                    "notice",
+                    "placement",
+                    f"nodes that read {', '.join(sorted(reader.given))} stay on the CPU: "
+                    "SessionOptions.add_initializer gives other values than the model's",
+                )
             ours = {i for group in partitioning.groups for i in group} if self.state.backend is not None else set[int]()
             if may_empty_images(whole, [node for node in whole.nodes if node.id not in ours]):
                 self.state.unwanted_optimizers.add(BLOCKED)
@@ -97,7 +113,8 @@ class Provider(Table):
                 if (bodies := self._inner(whole).get(node.id)) and partitioner.is_ours(bodies):
                     api.EpGraphSupportInfo_AddSingleNode(support, reader.nodes[node.id])
             if whole.parent is not None:
-                self._bodies.setdefault(whole.parent, {}).setdefault(whole.name, partitioning.report)     # asked again, it is in partitions
+                # asked again, it is in partitions
+                self._bodies.setdefault(whole.parent, {}).setdefault(whole.name, partitioning.report)
 
     def _inner(self, graph: Graph) -> dict[int, list[Report]]:
         """What was decided on the bodies of a graph's If, Loop and Scan, by id of the node."""
@@ -112,11 +129,15 @@ class Provider(Table):
         if gpu is None and self.config.placement != "cpu":
             why = "; ".join(map(str, self.state.errors)) or "no GPU was opened"
             return self._nothing(graph, Decline(Code.DRIVER, why))
-        limits, software = (gpu.limits.of(self.config), gpu.info.type == "software") if gpu is not None else (Limits(), True)
+        limits, software = (
+            (gpu.limits.of(self.config), gpu.info.type == "software") if gpu is not None else (Limits(), True)
+        )
         try:
             resident = self.state.backend is not None and self.state.backend.device is not None
             plans = self.state.backend.known_plans if self.state.backend is not None else None
-            return partition(plans, graph, self.config, limits, software, self._costs(graph, software), self._inner(graph), resident)
+            return partition(
+                plans, graph, self.config, limits, software, self._costs(graph, software), self._inner(graph), resident
+            )
         except Exception as error:
             why = f"the partitioner fails: {type(error).__name__}: {error}"
             self.state.report(self._nothing(graph, Decline(Code.ERROR, why)).report, graph)
@@ -127,7 +148,8 @@ class Provider(Table):
         return partitioner.nothing(graph, self.config, why)
 
     def _costs(self, graph: Graph, software: bool) -> Costs | None:
-        """What placement=auto decides by: what was given, else the adapter's profile; not for a software adapter that nobody asked for.
+        """What placement=auto decides by: what was given, else the adapter's profile; not for a software adapter that
+        nobody asked for.
 
         For a body of Loop or Scan, the profile if it is known: nothing is measured for it.
         """
@@ -155,7 +177,9 @@ class Provider(Table):
             graph = reader.graph(names, outputs)
             missing = [name for name in graph.inputs if name not in names]
             if missing:
-                raise InternalError(f"partition {graph.name} reads {missing}, which ONNX Runtime will not pass; it passes {list(names)}")
+                raise InternalError(
+                    f"partition {graph.name} reads {missing}, which ONNX Runtime will not pass; it passes {list(names)}"
+                )
             positions = tuple(names.index(name) for name in graph.inputs)
             notify = partial(self.state.record, "warning", graph.name)
             program, backend, fallback = None, self.state.backend, None
@@ -183,7 +207,7 @@ class Provider(Table):
             raise InternalError(f"partition {graph.name} was claimed without a GPU")
         constants = fallback.constants() if fallback is not None else {}
         if not self.config.fusion:
-            load_partitioner()      # else `rewrite` does
+            load_partitioner()  # else `rewrite` does
         program = self.state.backend.compile(graph, self.config, rewrite if self.config.fusion else None, constants)
         if program.problem:
             self.state.record("fallback", graph.name, program.problem)
@@ -222,7 +246,8 @@ class Provider(Table):
         out[0] = Profiler(self.state, gpu).pointer if gpu is not None else NULL
 
     def get_available_resource(self, out: Any) -> None:
-        """Bytes of device memory that memory_limit_mb leaves. Without a limit nobody knows: WebGPU does not tell how much there is."""
+        """Bytes of device memory that memory_limit_mb leaves. Without a limit nobody knows: WebGPU does not tell how
+        much there is."""
         allowance = self.state.backend.allowance if self.state.backend is not None else None
         limited = allowance is not None and allowance.memory_nbytes > 0
         ffi.cast("uint32_t*", out)[0] = _TOTAL_BYTES if limited else _NO_RESOURCE
@@ -241,5 +266,3 @@ def check_border(graph: Graph, group: tuple[int, ...]) -> None:
         for name in (*node.reads, *node.writes):
             if graph.values[name].dtype is None:
                 raise InternalError(f"{node.label} was claimed, but {name!r} is not a tensor of a known element type")
-
-

@@ -42,8 +42,8 @@ class Reader:
 
     def __init__(self, pointer: Any, is_given: Callable[[str], bool] = lambda name: False) -> None:
         self.pointer, self._is_given = pointer, is_given
-        self.given: set[str] = set()      # initializers of which it is true
-        self.nodes: dict[int, Any] = {}   # ONNX Runtime's node id -> OrtNode*
+        self.given: set[str] = set()  # initializers of which it is true
+        self.nodes: dict[int, Any] = {}  # ONNX Runtime's node id -> OrtNode*
         self._values: dict[str, Value] = {}
         self._names: dict[int, str] = {}
         self._open = True
@@ -51,7 +51,9 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._open = False
 
     def graph(self, inputs: Iterable[str] | None = None, outputs: Iterable[str] | None = None) -> Graph:
@@ -63,15 +65,25 @@ class Reader:
         parent = self._parent(get(api.Graph_GetParentNode, g))
         written = {name for node in nodes for name in node.writes}
         outside = [name for node in nodes for name in node.reads if name not in written]
-        names = [n for n in dict.fromkeys((*(formal if inputs is None else inputs), *outside)) if not self._values[n].is_constant]
+        names = [
+            n
+            for n in dict.fromkeys((*(formal if inputs is None else inputs), *outside))
+            if not self._values[n].is_constant
+        ]
         results = tuple(formal_outputs if outputs is None else outputs)
-        return Graph(get_text(api.Graph_GetName, g), tuple(names), results, nodes, self._values, parent is not None, parent)
+        return Graph(
+            get_text(api.Graph_GetName, g), tuple(names), results, nodes, self._values, parent is not None, parent
+        )
 
     @staticmethod
     def _parent(node: Any) -> Parent | None:
         if node == NULL:
             return None
-        writes = (get_text(api.GetValueInfoName, p) for p in get_list(api.Node_GetNumOutputs, api.Node_GetOutputs, node) if p != NULL)
+        writes = (
+            get_text(api.GetValueInfoName, p)
+            for p in get_list(api.Node_GetNumOutputs, api.Node_GetOutputs, node)
+            if p != NULL
+        )
         op, version = get_text(api.Node_GetOperatorType, node), get(api.Node_GetSinceVersion, node, "int*")
         return Parent(op, tuple(name for name in writes if name), version, _attributes(node))
 
@@ -116,7 +128,10 @@ class Reader:
 
     def _load(self, name: str, info: Any) -> Array:
         if not self._open:
-            raise InternalError(f"constant {name!r} was read after ONNX Runtime's callback had ended; expected it to be read in Program()")
+            raise InternalError(
+                f"constant {name!r} was read after ONNX Runtime's callback had ended; expected it to be read "
+                f"in Program()"
+            )
         value = get(api.ValueInfo_GetInitializerValue, info)
         if value == NULL:
             raise InternalError(f"onnxruntime calls {name!r} a constant but gives no value for it")
@@ -166,13 +181,16 @@ def _tensor_array(value: Any) -> Array:
 
 
 def _attributes(node: Any) -> dict[str, Attribute]:
-    return {get_text(api.OpAttr_GetName, a): _attribute(a) for a in get_list(api.Node_GetNumAttributes, api.Node_GetAttributes, node)}
+    return {
+        get_text(api.OpAttr_GetName, a): _attribute(a)
+        for a in get_list(api.Node_GetNumAttributes, api.Node_GetAttributes, node)
+    }
 
 
 def _attribute(attribute: Any) -> Attribute:
     try:
         kind = get(api.OpAttr_GetType, attribute, "int*")
-    except InternalError:   # a type that the C API has no name for (a TypeProto, a sparse tensor)
+    except InternalError:  # a type that the C API has no name for (a TypeProto, a sparse tensor)
         return None
     if kind == _TENSOR:
         return _tensor_attribute(attribute)
@@ -181,7 +199,7 @@ def _attribute(attribute: Any) -> Attribute:
     nbytes, data = ffi.new("size_t*"), ffi.new("char[]", _ATTRIBUTE_NBYTES)
     try:
         api.ReadOpAttr(attribute, kind, data, _ATTRIBUTE_NBYTES, nbytes)
-    except InternalError:   # too few: it has told how many it takes
+    except InternalError:  # too few: it has told how many it takes
         data = ffi.new("char[]", nbytes[0])
         api.ReadOpAttr(attribute, kind, data, nbytes[0], nbytes)
     raw = bytes(ffi.buffer(data, nbytes[0]))

@@ -1,4 +1,5 @@
-"""Tells ONNX Runtime about our provider, and makes sure that nothing calls Python after the interpreter has begun to exit."""
+"""Tells ONNX Runtime about our provider, and makes sure that nothing calls Python after the interpreter has begun to
+exit."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ _registered_as = ""
 def register(name: str = "ort_gpu_ep") -> None:
     """Registers the provider library with ONNX Runtime; does nothing if it is registered already, under whatever name.
 
-    onnxruntime.get_ep_devices() has a device for each adapter then, its metadata says which; `ensure_registered` looks for none.
-    Raises: ConfigError, where ONNX Runtime is too old; BuildError, where the native shim is missing and can't be compiled.
+    onnxruntime.get_ep_devices() has a device for each adapter then, its metadata says which; `ensure_registered` looks
+    for none. Raises: ConfigError, where ONNX Runtime is too old; BuildError, where the native shim is missing and can't
+    be compiled.
     """
     ensure_registered(name, get_library_path)
 
@@ -51,8 +53,11 @@ def too_old() -> str:
     """Why this onnxruntime does not find the provider by its name; empty where it does."""
     if release_of(onnxruntime.__version__) >= BY_NAME:
         return ""
-    return (f"onnxruntime {onnxruntime.__version__} finds no provider of a plugin by its name: install {'.'.join(map(str, BY_NAME))} or "
-            "newer (pip install -U onnxruntime)")
+    return (
+        f"onnxruntime {onnxruntime.__version__} finds no provider of a plugin by its name: install "
+        f"{'.'.join(map(str, BY_NAME))} or "
+        "newer (pip install -U onnxruntime)"
+    )
 
 
 def get_library_path() -> str:
@@ -73,13 +78,14 @@ def get_library_path() -> str:
 def _library_path() -> str:
     global _shim
     load("ort_gpu_ep.plugin.factory")
-    from ort_gpu_ep.plugin.factory import create_factories, release_factory  # all that makes partitions: not where the CPU answers
+    # all that makes partitions: not where the CPU answers
+    from ort_gpu_ep.plugin.factory import create_factories, release_factory
 
     with _lock:
         check_version(onnxruntime.__version__)
         path = str(find_or_build())
         if _shim is None:
-            _shim = ffi.dlopen(path)   # first, so that ONNX Runtime finds it loaded, with our callbacks in it
+            _shim = ffi.dlopen(path)  # first, so that ONNX Runtime finds it loaded, with our callbacks in it
             atexit.register(_exit)
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=_after_fork)
@@ -98,7 +104,8 @@ def get_ep_names() -> list[str]:
 
 
 def get_available_providers() -> list[str]:
-    """As onnxruntime's, in the order in which a session asks them: ours first. There it is behind the CPU's, and only once registered."""
+    """As onnxruntime's, in the order in which a session asks them: ours first. There it is behind the CPU's, and only
+    once registered."""
     return [EP_NAME, *(name for name in onnxruntime.get_available_providers() if name != EP_NAME)]
 
 

@@ -27,7 +27,8 @@ def renew(state: SessionState) -> None:
 
 
 def _renew(state: SessionState) -> None:
-    """All programs or none. The next attempt waits longer: for the adapter where that gives no device, else for this session alone."""
+    """All programs or none. The next attempt waits longer: for the adapter where that gives no device, else for this
+    session alone."""
     programs: list[tuple[Compiled, Executable]] = []
     left: list[tuple[Compiled, str]] = []
     old = state.backend
@@ -38,7 +39,7 @@ def _renew(state: SessionState) -> None:
             if partition.program is not None and partition.program.gpu is not backend.adapter:
                 try:
                     programs.append((partition, _rebuilt(partition, partition.program, backend)))
-                except UnsupportedNodeError as error:       # what it needs has been put out of use since
+                except UnsupportedNodeError as error:  # what it needs has been put out of use since
                     left.append((partition, error.reason))
         for partition, why in left:
             state.record("warning", "renewal", f"{partition.graph.name} is left to the CPU: {why}")
@@ -47,8 +48,10 @@ def _renew(state: SessionState) -> None:
             partition.replace(program)
         state.backend = backend
         state.renewals += 1
-        state.record("notice", "renewal", f"the session uses the GPU again, on a new device ({backend.adapter.info.name})")
-    except Exception as error:   # whatever a driver raises means: not yet
+        state.record(
+            "notice", "renewal", f"the session uses the GPU again, on a new device ({backend.adapter.info.name})"
+        )
+    except Exception as error:  # whatever a driver raises means: not yet
         for _, program in programs:
             program.close()
         state.record("warning", "renewal", error)
@@ -63,10 +66,13 @@ def _renew(state: SessionState) -> None:
     finally:
         programs.clear()
         old = None
-        gc.collect()        # programs are cycles, and hold the lost device with its threads and memory until somebody looks for them
+        # programs are cycles, and hold the lost device with its threads and memory until somebody looks for them
+        gc.collect()
         state.renewing.release()
 
 
 def _rebuilt(partition: Compiled, old: Executable, backend: Backend) -> Executable:
     assert partition.fallback is not None
-    return backend.compile(partition.fallback.graph_with_constants(), old.config, old.rewrite, partition.fallback.constants())
+    return backend.compile(
+        partition.fallback.graph_with_constants(), old.config, old.rewrite, partition.fallback.constants()
+    )

@@ -19,17 +19,24 @@ _LEAST_NBYTES = 1 << 33
 
 
 class Reservation:
-    """Hands out address ranges. A freed range is the next one given for its size class, so steady states repeat addresses.
+    """Hands out address ranges. A freed range is the next one given for its size class, so steady states repeat
+    addresses.
 
     trouble: why there are no addresses at all; empty where there are.
     """
 
     def __init__(self) -> None:
         self.base, self.nbytes = _reserve()
-        self.trouble = "" if self.nbytes else (
-            f"address space: the system does not even reserve {_LEAST_NBYTES} B of it for device memory (is `ulimit -v` set?)")
+        self.trouble = (
+            ""
+            if self.nbytes
+            else (
+                f"address space: the system does not even reserve {_LEAST_NBYTES} B of it for device memory (is "
+                f"`ulimit -v` set?)"
+            )
+        )
         self._next = self.base
-        self._starts: list[int] = []   # of every range ever given, ascending: ranges are reused, never merged
+        self._starts: list[int] = []  # of every range ever given, ascending: ranges are reused, never merged
         self._sizes: dict[int, int] = {}
         self._free: dict[int, list[int]] = {}
         self._lock = threading.Lock()
@@ -45,7 +52,9 @@ class Reservation:
                 return free.pop()
             start = self._next
             if start + size > self.base + self.nbytes:
-                raise OutOfDeviceMemoryError(f"address space: {nbytes} B asked for; the {self.nbytes} B for device memory are in use")
+                raise OutOfDeviceMemoryError(
+                    f"address space: {nbytes} B asked for; the {self.nbytes} B for device memory are in use"
+                )
             self._next = start + size
             self._starts.append(start)
             self._sizes[start] = size

@@ -3,8 +3,8 @@
 The tables are append-only, so a slot number never changes. `since` is the API version (the minor number of the ONNX
 Runtime release) that added a slot; a slot newer than the running ONNX Runtime is neither called nor filled.
 
-Signature letters, return type first: v void, p void*, o void**, c const char*, z size_t, n size_t*, i int,
-u uint32_t, q int64_t, b bool; a, h a pointer, a pointer's address as numbers (what every run uses, because numbers need no casts);
+Signature letters, return type first: v void, p void*, o void**, c const char*, z size_t, n size_t*, i int, u uint32_t,
+q int64_t, b bool; a, h a pointer, a pointer's address as numbers (what every run uses, because numbers need no casts);
 s OrtStatus*, which abi.py turns into an exception.
 """
 
@@ -131,15 +131,24 @@ EP_API = {
     "ProfilingEventsContainer_AddEvents": Slot(72, "sppz", 25),
 }
 
-# Tables that this package fills, with all their functions: {uint32_t version; void *slot[]}. Here the signature is that of the callback,
-# whose first argument is the table; it is "" for a function that is left out. docs/provider-api.md shows them.
+# Tables that this package fills, with all their functions: {uint32_t version; void *slot[]}. Here the signature is that
+# of the callback, whose first argument is the table; it is "" for a function that is left out. docs/provider-api.md
+# shows them.
 
-_COMPILED = "there are no compiled models (EPContext): kernels and weights belong to an adapter and its driver, and are kept in the cache"
+_COMPILED = (
+    "there are no compiled models (EPContext): kernels and weights belong to an adapter and its driver, and "
+    "are kept in the cache"
+)
 _STREAMS = "WebGPU has one queue, in order, and a session's runs need no other: IsStreamAware says no"
 _CAPTURE = "runs are recorded ahead without it, and a replay would take no inputs: see [graph capture](#graph-capture)"
 _SEE_CAPTURE = "see IsGraphCaptureEnabled"
-_DECLARED = "an operator of our own comes with the model, as a function (packed-weights.md), and onnxruntime declares all others"
-_EVENTS = "it would be called for every node, the CPU's too; StopEvent, which tells the same, is taken out again after a few"
+_DECLARED = (
+    "an operator of our own comes with the model, as a function (packed-weights.md), and onnxruntime "
+    "declares all others"
+)
+_EVENTS = (
+    "it would be called for every node, the CPU's too; StopEvent, which tells the same, is taken out again after a few"
+)
 _NOT_LENT = "WebGPU lends no memory and no semaphores of other APIs"
 
 EP_FACTORY = {
@@ -171,10 +180,17 @@ EP = {
     "GetCapability": Slot(1, "sapp", 23),
     "Compile": Slot(2, "saoozoo", 23),
     "ReleaseNodeComputeInfos": Slot(3, "vahz", 23),
-    "GetPreferredDataLayout": Slot(4, "", 23, "layouts are chosen inside a partition; around it they are NCHW, the default"),
+    "GetPreferredDataLayout": Slot(
+        4, "", 23, "layouts are chosen inside a partition; around it they are NCHW, the default"
+    ),
     "ShouldConvertDataLayoutForOp": Slot(5, "", 23, "see GetPreferredDataLayout"),
     "SetDynamicOptions": Slot(6, "", 23, "no option can change once kernels are chosen by it"),
-    "OnRunStart": Slot(7, "", 23, "it would cost every run a call of Python: what RunOptions ask for comes by CreateProfiler and Shrink"),
+    "OnRunStart": Slot(
+        7,
+        "",
+        23,
+        "it would cost every run a call of Python: what RunOptions ask for comes by CreateProfiler and Shrink",
+    ),
     "OnRunEnd": Slot(8, "", 23, "see OnRunStart"),
     "CreateAllocator": Slot(9, "sapo", 23),
     "CreateSyncStreamForDevice": Slot(10, "", 23, _STREAMS),
@@ -243,17 +259,28 @@ PROFILER = {
 }
 
 FILLED = {
-    "OrtEpFactory": EP_FACTORY, "OrtEp": EP, "OrtNodeComputeInfo": NODE_COMPUTE_INFO, "OrtAllocator": ALLOCATOR,
-    "OrtDataTransferImpl": DATA_TRANSFER, "OrtEpProfilerImpl": PROFILER, "OrtKernelImpl": KERNEL, "OrtLoopKernelHelper": LOOP_HELPER,
-    "OrtScanKernelHelper": SCAN_HELPER}
+    "OrtEpFactory": EP_FACTORY,
+    "OrtEp": EP,
+    "OrtNodeComputeInfo": NODE_COMPUTE_INFO,
+    "OrtAllocator": ALLOCATOR,
+    "OrtDataTransferImpl": DATA_TRANSFER,
+    "OrtEpProfilerImpl": PROFILER,
+    "OrtKernelImpl": KERNEL,
+    "OrtLoopKernelHelper": LOOP_HELPER,
+    "OrtScanKernelHelper": SCAN_HELPER,
+}
 """By the header's names."""
 
 MEMORY = {
     "OrtDeviceAllocator, DEFAULT": "",
     "OrtDeviceAllocator, HOST_ACCESSIBLE": "WebGPU has no memory that the host may touch while the GPU uses it",
-    "OrtReadOnlyAllocator, DEFAULT": "weights do not come this way: a partition reads constants when it is compiled"}
+    "OrtReadOnlyAllocator, DEFAULT": "weights do not come this way: a partition reads constants when it is compiled",
+}
 """What EpDevice_AddAllocatorInfo can offer, and why it does not."""
 
 NOT_FILLED = {
-    "OrtSyncStreamImpl": (23, _STREAMS), "OrtSyncNotificationImpl": (23, _STREAMS), "OrtExternalResourceImporterImpl": (24, _NOT_LENT)}
+    "OrtSyncStreamImpl": (23, _STREAMS),
+    "OrtSyncNotificationImpl": (23, _STREAMS),
+    "OrtExternalResourceImporterImpl": (24, _NOT_LENT),
+}
 """Tables of the header that nobody makes here: since which version there is one, and why not."""

@@ -111,17 +111,16 @@ class Compiled(Protocol):
 class SessionState:
     """One EP instance, which is one session.
 
-    options: the provider options as given. config: None until they are checked.
-    costs: what placement=auto decides by, where `capture` was given any; else the provider finds out for itself.
-    backend: None where there is no adapter, or none is wanted. reports: one a graph, bodies of If and Loop first.
-    graphs: of each report, without the content of constants.
-    partitions: what was compiled, in ONNX Runtime's order. ready: whether the session was created to the end.
-    troubles: how many events say that something failed, or that the CPU answered: a run during which it grew is no measure of the GPU.
-    renewals: how often the programs were rebuilt on a new device. renewing: held while that goes on.
-    runs: how many `begin_run` was told of. last_run: (kind, nbytes) of each copy since the last one; runs that overlap share it.
-    cpu_because: why the CPU answered the whole of the last run, past all partitions; empty where it did not.
-    profiles: what wants the times of runs now, for ONNX Runtime's profiles (profiler.py).
-    unwanted_optimizers: those of onnxruntime that the session must do without: nodes that stay on its CPU would end the process.
+    options: the provider options as given. config: None until they are checked. costs: what placement=auto decides by,
+    where `capture` was given any; else the provider finds out for itself. backend: None where there is no adapter, or
+    none is wanted. reports: one a graph, bodies of If and Loop first. graphs: of each report, without the content of
+    constants. partitions: what was compiled, in ONNX Runtime's order. ready: whether the session was created to the
+    end. troubles: how many events say that something failed, or that the CPU answered: a run during which it grew is no
+    measure of the GPU. renewals: how often the programs were rebuilt on a new device. renewing: held while that goes
+    on. runs: how many `begin_run` was told of. last_run: (kind, nbytes) of each copy since the last one; runs that
+    overlap share it. cpu_because: why the CPU answered the whole of the last run, past all partitions; empty where it
+    did not. profiles: what wants the times of runs now, for ONNX Runtime's profiles (profiler.py). unwanted_optimizers:
+    those of onnxruntime that the session must do without: nodes that stay on its CPU would end the process.
     """
 
     def __init__(self) -> None:
@@ -147,7 +146,8 @@ class SessionState:
         self._said: set[tuple[str, str]] = set()
 
     def begin_run(self) -> None:
-        """The session begins a run; what is copied from now on belongs to it. (A callback by ONNX Runtime's OnRunStart takes 7 us.)"""
+        """The session begins a run; what is copied from now on belongs to it. (A callback by ONNX Runtime's OnRunStart
+        takes 7 us.)"""
         self.runs += 1
         self.last_run = []
         self.cpu_because = ""
@@ -199,9 +199,15 @@ class SessionState:
     def counts(self) -> dict[str, int]:
         """The numbers of `stats()`, which sum up over candidates."""
         programs = [p.program for p in self.partitions if p.program is not None]
-        return {"runs": self.runs, **self.copies.as_dict(), "weights": sum(p.uploads for p in programs),
-                "weights_nbytes": sum(p.uploaded_nbytes for p in programs), "fallbacks": self.failures, "renewals": self.renewals,
-                "specialized": sum(not s.why for p in programs for s in p.specialized)}
+        return {
+            "runs": self.runs,
+            **self.copies.as_dict(),
+            "weights": sum(p.uploads for p in programs),
+            "weights_nbytes": sum(p.uploaded_nbytes for p in programs),
+            "fallbacks": self.failures,
+            "renewals": self.renewals,
+            "specialized": sum(not s.why for p in programs for s in p.specialized),
+        }
 
     @property
     def errors(self) -> list[BaseException]:
@@ -209,8 +215,8 @@ class SessionState:
         return [event.error for event in list(self.events) if event.error is not None]
 
     def report(self, report: Report, graph: Graph) -> None:
-        """Keeps what was decided on a graph. A model with local functions is asked twice, before and after ONNX Runtime inlines those that
-        nobody takes: the last answer counts.
+        """Keeps what was decided on a graph. A model with local functions is asked twice, before and after ONNX Runtime
+        inlines those that nobody takes: the last answer counts.
         """
         before = [k for k, earlier in enumerate(self.reports) if not earlier.nested]
         if not report.nested and before:
@@ -227,7 +233,9 @@ class SessionState:
             for report in self.reports:
                 for part in report.partitions:
                     if set(part.outputs) & set(partition.graph.outputs):
-                        labels[partition.graph.name] = f"partition {part.index}{f' of {report.graph}' if report.nested else ''}"
+                        labels[partition.graph.name] = (
+                            f"partition {part.index}{f' of {report.graph}' if report.nested else ''}"
+                        )
         return labels
 
     def record(self, kind: str, where: str, what: BaseException | str) -> Event:
@@ -241,8 +249,13 @@ class SessionState:
             self._said.add((where, message))
             if not isinstance(error, AdapterError):
                 label = self.labels().get(where, "a partition") if where.startswith(f"{EP_NAME}_") else where
-                log.log(logging.INFO if kind == "notice" else logging.WARNING, "%s: %s", label, message.replace(where, label))
-            elif not self.strict:       # what is strict is raised
+                log.log(
+                    logging.INFO if kind == "notice" else logging.WARNING,
+                    "%s: %s",
+                    label,
+                    message.replace(where, label),
+                )
+            elif not self.strict:  # what is strict is raised
                 say_once(str(error))
         return event
 

@@ -26,14 +26,15 @@ _DEFAULTS: dict[str, Any] = {"v": None, "p": NULL, "c": NULL, "b": False, "i": 0
 _GRACE_S = 0.005
 """Time for a thread that has already read a slot to arrive in Python."""
 _RETURN_S = 0.25
-"""Time for such a thread to return through ONNX Runtime to Python: met in C++, the interpreter's end aborts the process."""
+"""Time for such a thread to return through ONNX Runtime to Python: met in C++, the interpreter's end aborts the
+process."""
 _PATIENCE_S = 10.0
 """How long the exit waits for callbacks that are running."""
 
 _live: dict[int, Table] = {}
 _lock = threading.Lock()
 _running = 0
-_last_call = (0, 0.0)   # (thread, time) of the call that ended last
+_last_call = (0, 0.0)  # (thread, time) of the call that ended last
 
 
 class Table:
@@ -46,7 +47,9 @@ class Table:
     def __init_subclass__(cls) -> None:
         cls._callbacks = {
             name: _callback(slot.signature, _python_name(name))
-            for name, slot in cls.SLOTS.items() if hasattr(cls, _python_name(name))}
+            for name, slot in cls.SLOTS.items()
+            if hasattr(cls, _python_name(name))
+        }
 
     def __init__(self) -> None:
         self.pointer: Any = ffi.new("Table*")

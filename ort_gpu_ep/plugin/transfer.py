@@ -51,14 +51,20 @@ class Allocator(Table):
         return self.memory_info
 
     def get_stats(self, out: Any) -> None:
-        """Bytes that the session and the process hold of the device, by the keys of ONNX Runtime's arenas; zeros without a device."""
+        """Bytes that the session and the process hold of the device, by the keys of ONNX Runtime's arenas; zeros
+        without a device."""
         backend = self.state.backend if self.state is not None else None
         memory = None
         if backend is not None and backend.device is not None and backend.allowance is not None:
             memory = backend.device.memory_of(backend.allowance)
-        out[0] = key_value_pairs({
-            "Limit": str(memory.limit_nbytes if memory else 0), "InUse": str(memory.session_nbytes if memory else 0),
-            "TotalAllocated": str(memory.process_nbytes if memory else 0), "MaxInUse": str(memory.most_nbytes if memory else 0)})
+        out[0] = key_value_pairs(
+            {
+                "Limit": str(memory.limit_nbytes if memory else 0),
+                "InUse": str(memory.session_nbytes if memory else 0),
+                "TotalAllocated": str(memory.process_nbytes if memory else 0),
+                "MaxInUse": str(memory.most_nbytes if memory else 0),
+            }
+        )
 
     def shrink(self) -> None:
         """Gives what no value, no weight and no run needs now back to the driver: the next run takes it again."""
@@ -89,7 +95,8 @@ class DataTransfer(Table):
             return False
         return all(
             kind == CPU_DEVICE or (kind == GPU_DEVICE and api.MemoryDevice_GetVendorId(device) == self.vendor_id)
-            for kind, device in zip(kinds, (source, target), strict=True))
+            for kind, device in zip(kinds, (source, target), strict=True)
+        )
 
     def copy_tensors(self, sources: Any, targets: Any, streams: Any, count: int) -> None:
         outwards = []
@@ -105,7 +112,8 @@ class DataTransfer(Table):
 
 @contextmanager
 def recording(*addresses: int) -> Iterator[None]:
-    """Works for the session that one of these addresses belongs to, if one does, and keeps what is raised meanwhile for it."""
+    """Works for the session that one of these addresses belongs to, if one does, and keeps what is raised meanwhile for
+    it."""
     state = next(filter(None, map(memory.state_of, addresses)), None)
     if state is None:
         yield
@@ -115,12 +123,16 @@ def recording(*addresses: int) -> Iterator[None]:
 
 
 def _places(source: int, target: int) -> tuple[int, int, int]:
-    """Addresses of two tensor OrtValues, and the bytes of each. Raises InputError where they are not alike: a program may copy any two."""
+    """Addresses of two tensor OrtValues, and the bytes of each. Raises InputError where they are not alike: a program
+    may copy any two."""
     (address, shape, kind), (into, into_shape, into_kind) = tensor_of(source), tensor_of(target)
     tensor, place = tensor_type(kind, shape), tensor_type(into_kind, into_shape)
     if tensor.dtype is not place.dtype or tensor.size != place.size:
-        raise InputError(f"copy between devices: got a source of {tensor} and a target of {place}, expected one element type and as many "
-                         "elements. Make the target with the source's shape and type.")
+        raise InputError(
+            f"copy between devices: got a source of {tensor} and a target of {place}, expected one element type "
+            f"and as many "
+            "elements. Make the target with the source's shape and type."
+        )
     return address, into, tensor.nbytes
 
 
@@ -140,19 +152,23 @@ def copy_value(source: int, target: int) -> None:
         else:
             raise InternalError(
                 f"asked to copy {address:#x} to {into:#x}, neither of which is memory of {VENDOR}. "
-                "Is a second GPU provider in the same session?")
+                "Is a second GPU provider in the same session?"
+            )
 
 
 @lru_cache(maxsize=4096)
 def tensor_type(onnx_type: int, shape: Shape) -> TensorType:
     """The TensorType of what ONNX Runtime passes. Raises InternalError for an element type that is not ours."""
     if onnx_type not in BY_ONNX:
-        raise InternalError(f"a tensor of ONNX element type {onnx_type} came to the device; expected one of {sorted(BY_ONNX)}")
+        raise InternalError(
+            f"a tensor of ONNX element type {onnx_type} came to the device; expected one of {sorted(BY_ONNX)}"
+        )
     return TensorType(BY_ONNX[onnx_type], shape)
 
 
 def gpu_for(address: int) -> Gpu | None:
-    """The GPU that new content of an address should go to: its session's, else that which has its content now, else the default one.
+    """The GPU that new content of an address should go to: its session's, else that which has its content now, else the
+    default one.
 
     None if there is none, or it is a worker's: what it holds is on the host then.
     """
@@ -176,7 +192,8 @@ def gpu_for(address: int) -> Gpu | None:
 
 
 class MemcpyKernel(Table):
-    """OrtKernelImpl of MemcpyFromHost and MemcpyToHost, which ONNX Runtime puts between our partitions and CPU nodes."""
+    """OrtKernelImpl of MemcpyFromHost and MemcpyToHost, which ONNX Runtime puts between our partitions and CPU
+    nodes."""
 
     SLOTS = slots.KERNEL
 
@@ -198,9 +215,16 @@ def memcpy_registry(ep_name: Any, create_kernel: Any) -> Any:
 
 
 def add_kernel(
-    registry: Any, ep_name: Any, op: str, create: Any, host_inputs: Iterable[int] = (), host_outputs: Iterable[int] = (), typed: str = "",
+    registry: Any,
+    ep_name: Any,
+    op: str,
+    create: Any,
+    host_inputs: Iterable[int] = (),
+    host_outputs: Iterable[int] = (),
+    typed: str = "",
 ) -> None:
-    """Adds a kernel for all versions of an op. host_inputs, host_outputs: what is in host memory. typed: what has one of our types."""
+    """Adds a kernel for all versions of an op. host_inputs, host_outputs: what is in host memory. typed: what has one
+    of our types."""
     builder = _make(api.CreateKernelDefBuilder)
     api.KernelDefBuilder_SetOperatorType(builder, c_text(op))
     api.KernelDefBuilder_SetDomain(builder, c_text(""))

@@ -1,4 +1,5 @@
-"""What OrtValues say of memory that is ours: onnxruntime takes any GPU's for CUDA's, whose addresses other libraries would use."""
+"""What OrtValues say of memory that is ours: onnxruntime takes any GPU's for CUDA's, whose addresses other libraries
+would use."""
 
 from __future__ import annotations
 
@@ -14,14 +15,17 @@ GPU = "gpu"
 """The name of our devices, as `ortvalue_from_numpy` and `bind_output` take it."""
 
 REFUSED = (
-    "a value in the memory of WgpuExecutionProvider can't be exported by DLPack: its address is no pointer that CUDA or another library "
-    "could use. Take a copy in host memory: value.numpy(), or bind the output to 'cpu'")
+    "a value in the memory of WgpuExecutionProvider can't be exported by DLPack: its address is no pointer that CUDA "
+    "or another library "
+    "could use. Take a copy in host memory: value.numpy(), or bind the output to 'cpu'"
+)
 
 _original = {name: getattr(OrtValue, name) for name in ("__dlpack__", "__dlpack_device__") if hasattr(OrtValue, name)}
 
 
 def is_ours(value: Any) -> bool:
-    """Whether a tensor lies in our memory. One without elements has no address: it does where there is no CUDA that could have it."""
+    """Whether a tensor lies in our memory. One without elements has no address: it does where there is no CUDA that
+    could have it."""
     if device_name(value) != "cuda":
         return False
     address = value.data_ptr()

@@ -31,9 +31,11 @@ IN_HALVES = TOLERANCE[2]
 
 
 def compare(name: str, got: Array, want: Array, precision: str = "float32") -> None:
-    """Integers and booleans are equal; 8-bit integers differ by 1 at most (rounding); floats agree within what `precision` allows.
+    """Integers and booleans are equal; 8-bit integers differ by 1 at most (rounding); floats agree within what
+    `precision` allows.
 
-    NaN and infinities stand where the CPU has them. Raises WrongResultError, with the first and the number of bad elements.
+    NaN and infinities stand where the CPU has them. Raises WrongResultError, with the first and the number of bad
+    elements.
     """
     if got.dtype.kind in "biu":
         allowed = 1 if got.dtype.kind in "iu" and got.dtype.itemsize == 1 else 0
@@ -50,8 +52,10 @@ def compare(name: str, got: Array, want: Array, precision: str = "float32") -> N
     if bad.any():
         at = np.unravel_index(int(np.argmax(bad)), bad.shape)
         raise WrongResultError(
-            f"{name}: {int(bad.sum())} of {bad.size} elements differ from the CPU's; at {tuple(map(int, at))} got {got[at]}, expected "
-            f"{want[at]}.")
+            f"{name}: {int(bad.sum())} of {bad.size} elements differ from the CPU's; at {tuple(map(int, at))} got "
+            f"{got[at]}, expected "
+            f"{want[at]}."
+        )
 
 
 _ADVICE = "Run `ort-gpu-ep doctor`, try fusion=0 or checked_shaders=1, or use placement=cpu."
@@ -65,20 +69,23 @@ class Opinion(NamedTuple):
 
 
 def third_opinion(
-    model: Callable[[], onnx.ModelProto], feeds: Mapping[str, Any], got: Sequence[Any], want: Sequence[Any],
+    model: Callable[[], onnx.ModelProto],
+    feeds: Mapping[str, Any],
+    got: Sequence[Any],
+    want: Sequence[Any],
     check: Callable[[Sequence[Any], Sequence[Any]], object],
 ) -> Opinion:
     """Who is wrong where the GPU's outputs differ from the CPU's, by the model evaluated in float64.
 
-    model: all outputs of it are meant; it raises where it can't be read, or is too large. check: raises WrongResultError for outputs that
-    differ.
+    model: all outputs of it are meant; it raises where it can't be read, or is too large. check: raises
+    WrongResultError for outputs that differ.
     """
     from ort_gpu_ep.comparison.float64 import Float64  # it loads onnx's reference implementation
 
     evaluator = Float64(cpu_run)
     try:
         exact = evaluator.run(model(), feeds)
-    except Exception as error:      # custom ops, a file that was overwritten: whatever keeps it from an opinion
+    except Exception as error:  # custom ops, a file that was overwritten: whatever keeps it from an opinion
         return Opinion(False, f"Float64 can't decide ({type(error).__name__}: {str(error).splitlines()[0]}). {_ADVICE}")
     if evaluator.in_float32:
         return Opinion(False, f"Float64 can't decide ({evaluator.in_float32[0]} has no such form). {_ADVICE}")

@@ -34,7 +34,8 @@ _RESERVE_NBYTES = 256 << 20
 _ALIGNMENT = 4096
 
 _OURS = re.compile(r"\d+-\w+\.lock")
-"""Names of locks: process and random digits. Nothing else is removed (`...lock` would be the lock of the folder above)."""
+"""Names of locks: process and random digits. Nothing else is removed (`...lock` would be the lock of the folder
+above)."""
 
 _folders: dict[str, WeightFolder] = {}
 _lock = threading.Lock()
@@ -59,7 +60,7 @@ class WeightFolder:
             shutil.rmtree(self.path, ignore_errors=True)
             self._lock_file.close()
             self._lock_file = None
-            with suppress(OSError):      # somebody has cleared the folder, or put something else there
+            with suppress(OSError):  # somebody has cleared the folder, or put something else there
                 self._lock_path.unlink()
 
 
@@ -102,9 +103,9 @@ class WeightFile:
         """Deletes the file. What is mapped stays readable."""
         file, self._file, self._held = self._file, None, None
         if file is not None:
-            with suppress(OSError):   # a full disk, for what was not written yet
+            with suppress(OSError):  # a full disk, for what was not written yet
                 file.close()
-        with suppress(OSError):   # Windows, while it is mapped: then it goes with the folder
+        with suppress(OSError):  # Windows, while it is mapped: then it goes with the folder
             self.path.unlink(missing_ok=True)
 
 
@@ -124,14 +125,15 @@ def _remove_stale(root: Path) -> None:
         try:
             lock = _locked(lock_path)
         except OSError:
-            continue   # somebody lives there, or it is no file
+            continue  # somebody lives there, or it is no file
         shutil.rmtree(lock_path.with_suffix(""), ignore_errors=True)
         lock.close()
         lock_path.unlink(missing_ok=True)
 
 
 def _locked(path: Path) -> BinaryIO:
-    """An open file with an exclusive lock that ends with the process. Raises OSError, if somebody else has it, or it is no file."""
+    """An open file with an exclusive lock that ends with the process. Raises OSError, if somebody else has it, or it is
+    no file."""
     file = open_regular(path, os.O_RDWR | os.O_CREAT)
     try:
         store.lock(file)

@@ -1,7 +1,8 @@
 """Starts helper processes, and reports how they ended.
 
-`python -m` and `python -c` put the current folder first in `sys.path`: what lies there (numpy.py in a folder of downloads) would be
-executed. So a helper begins with a script of this package, launch.py, which is told where this process has its packages from.
+`python -m` and `python -c` put the current folder first in `sys.path`: what lies there (numpy.py in a folder of
+downloads) would be executed. So a helper begins with a script of this package, launch.py, which is told where this
+process has its packages from.
 """
 
 from __future__ import annotations
@@ -15,9 +16,20 @@ from contextlib import suppress
 from pathlib import Path
 
 PACKAGES = (
-    "ort_gpu_ep", "_cffi_backend", "cffi", "ml_dtypes", "numpy", "onnx", "onnxruntime", "platformdirs", "psutil", "wgpu",
-    "wgpudawn")
-"""What helpers import, and must have from where this process has it: other versions beside it would not fit each other."""
+    "ort_gpu_ep",
+    "_cffi_backend",
+    "cffi",
+    "ml_dtypes",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "platformdirs",
+    "psutil",
+    "wgpu",
+    "wgpudawn",
+)
+"""What helpers import, and must have from where this process has it: other versions beside it would not fit each
+other."""
 
 _LAUNCH = Path(__file__).with_name("launch.py")
 
@@ -27,15 +39,23 @@ def command(module: str, *arguments: str) -> list[str]:
     if not sys.executable or getattr(sys, "frozen", False):
         raise OSError("this Python has no interpreter of its own that could be started")
     folders = _folders()
-    rest = [folder for name, folder in folders.items() if name != "ort_gpu_ep"]     # what is not imported yet lies beside them at last
-    places = json.dumps({"path": list(_path()), "rest": rest, "folders": folders})  # ASCII, whatever the folders are called
+    # what is not imported yet lies beside them at last
+    rest = [folder for name, folder in folders.items() if name != "ort_gpu_ep"]
+    # ASCII, whatever the folders are called
+    places = json.dumps({"path": list(_path()), "rest": rest, "folders": folders})
     return [sys.executable, *_flags(), str(_LAUNCH), places, module, *arguments]
 
 
 def _flags() -> Iterator[str]:
-    """-s, -P: neither the user's site-packages, which come by `sys.path`, nor the script's folder. The rest as in this process."""
+    """-s, -P: neither the user's site-packages, which come by `sys.path`, nor the script's folder. The rest as in this
+    process."""
     yield from ("-s", "-P")
-    for name, flag in (("isolated", "-I"), ("ignore_environment", "-E"), ("no_site", "-S"), ("dont_write_bytecode", "-B")):
+    for name, flag in (
+        ("isolated", "-I"),
+        ("ignore_environment", "-E"),
+        ("no_site", "-S"),
+        ("dont_write_bytecode", "-B"),
+    ):
         if getattr(sys.flags, name):
             yield flag
 
@@ -44,7 +64,7 @@ def _path() -> Iterator[str]:
     """This process's `sys.path` without the current folder, whatever it is called there."""
     try:
         current = os.path.realpath(os.getcwd())
-    except OSError:      # it was removed: nothing relative can be found
+    except OSError:  # it was removed: nothing relative can be found
         yield from filter(os.path.isabs, sys.path)
         return
     for entry in sys.path:
@@ -58,7 +78,9 @@ def _folders() -> dict[str, str]:
     for name in PACKAGES:
         spec = getattr(sys.modules.get(name), "__spec__", None)
         if spec is not None and spec.has_location and spec.origin:
-            folders[name] = os.path.abspath(Path(spec.origin).parents[1 if spec.submodule_search_locations is not None else 0])
+            folders[name] = os.path.abspath(
+                Path(spec.origin).parents[1 if spec.submodule_search_locations is not None else 0]
+            )
     return folders
 
 
@@ -69,20 +91,22 @@ handed_on: dict[str, str] = {}
 
 
 def environment() -> dict[str, str]:
-    """This process's, without options that are not about probing; packages are found by `command`, not by PYTHONPATH."""
+    """This process's, without options that are not about probing; packages are found by `command`, not by
+    PYTHONPATH."""
     own = {k: v for k, v in os.environ.items() if not k.startswith("ORT_GPU_EP_") or k in _KEPT}
     own.pop("PYTHONPATH", None)
     return own | handed_on
 
 
 def starved_s(pid: int) -> dict[str, float]:
-    """Seconds that each thread of a process has waited for a core so far, by its number; empty where the system does not tell.
+    """Seconds that each thread of a process has waited for a core so far, by its number; empty where the system does
+    not tell.
 
     Source: the Linux kernel's Documentation/scheduler/sched-stats.rst, /proc/<pid>/schedstat.
     """
     seconds = {}
     for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with suppress(OSError, IndexError):        # the thread has ended meanwhile
+        with suppress(OSError, IndexError):  # the thread has ended meanwhile
             seconds[file.parent.name] = int(file.read_text().split()[1]) * 1e-9
     return seconds
 

@@ -18,11 +18,13 @@ def hooked(options: Mapping[str, object], environment: Mapping[str, str]) -> dic
 
 
 def announcement(placement: str) -> str:
-    """What sessions of a program are about to get: with placement=auto nobody knows yet on which side their nodes will run."""
+    """What sessions of a program are about to get: with placement=auto nobody knows yet on which side their nodes will
+    run."""
     chances = {
         "auto": "is offered to sessions; placement=auto may choose the CPU",
         "gpu": "comes first in all sessions (placement=gpu)",
-        "cpu": "is loaded, but takes no node (placement=cpu)"}
+        "cpu": "is loaded, but takes no node (placement=cpu)",
+    }
     return f"WgpuExecutionProvider {chances[placement]}"
 
 

@@ -1,4 +1,5 @@
-"""A fork waits for what other threads of this package import: the child, where those threads are not, could never import it.
+"""A fork waits for what other threads of this package import: the child, where those threads are not, could never
+import it.
 
 To be imported before the first such thread begins.
 """
@@ -26,7 +27,9 @@ _bootstrap: Any = importlib.import_module("importlib._bootstrap")
 
 def _importing() -> bool:
     """Whether another thread of this package imports something right now."""
-    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(PREFIX)} - {threading.get_ident()}
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(PREFIX)} - {
+        threading.get_ident()
+    }
     locks = [lock() for lock in list(_bootstrap._module_locks.values())]
     return any(lock is not None and lock.owner in ours for lock in locks)
 

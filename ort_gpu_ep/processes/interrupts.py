@@ -1,7 +1,8 @@
 """Ctrl-C while onnxruntime is at work: it takes effect once the call is over.
 
-Python runs a signal's handler wherever its main thread next executes bytecode. During a run that is one of our callbacks, with C++ above
-it that turns KeyboardInterrupt into an error of its own, and with a GPU whose work uses the memory that an exception would free.
+Python runs a signal's handler wherever its main thread next executes bytecode. During a run that is one of our
+callbacks, with C++ above it that turns KeyboardInterrupt into an error of its own, and with a GPU whose work uses the
+memory that an exception would free.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def _note(number: int, frame: FrameType | None) -> None:
 def hold() -> Handler | None:
     """From now on, until `release`, Ctrl-C is noted only.
 
-    Returns what to release, None where there is nothing to do: in another thread, held already, or nothing in Python handles Ctrl-C.
+    Returns what to release, None where there is nothing to do: in another thread, held already, or nothing in Python
+    handles Ctrl-C.
     """
     global _held, _noted
     if _held or threading.get_ident() != threading.main_thread().ident:
@@ -52,7 +54,7 @@ def hold() -> Handler | None:
     _noted = False
     try:
         _set(signal.SIGINT, _note)
-    except ValueError:      # another program's main thread is not Python's
+    except ValueError:  # another program's main thread is not Python's
         return None
     _held = True
     return handler
@@ -79,9 +81,11 @@ def uninterrupted(function: Callable[..., T], *arguments: Any, **named: Any) -> 
 
 
 def load(*names: str) -> None:
-    """Imports modules that are not loaded with the package: whole, whatever Ctrl-C says, and one thread after the other.
+    """Imports modules that are not loaded with the package: whole, whatever Ctrl-C says, and one thread after the
+    other.
 
-    Two threads that load two modules of one folder at a time can wait for each other, which ends in an ImportError in one of them.
+    Two threads that load two modules of one folder at a time can wait for each other, which ends in an ImportError in
+    one of them.
     """
     if all(name in _loaded for name in names):
         return
@@ -106,7 +110,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def callback(function: Callable[..., T]) -> Callable[..., T]:
-    """A function that C++ calls, and that raises nothing by itself, kept from Ctrl-C: it is sent anew when the call is over."""
+    """A function that C++ calls, and that raises nothing by itself, kept from Ctrl-C: it is sent anew when the call is
+    over."""
 
     def call(*arguments: Any) -> T:
         global _inside
@@ -117,14 +122,16 @@ def callback(function: Callable[..., T]) -> Callable[..., T]:
         result = function(*arguments)
         if release(handler):
             _thread.start_new_thread(_send, (threading.get_ident(),))
-        _inside = False     # the last call of a function is behind us, and with it the last bytecode that handles signals
+        # the last call of a function is behind us, and with it the last bytecode that handles signals
+        _inside = False
         return result
 
     return call
 
 
 def late(kind: type[BaseException], error: BaseException, trace: TracebackType) -> Any:
-    """What cffi calls where a function made by `callback` raises: a handler ran at its first bytecode, or after its last call."""
+    """What cffi calls where a function made by `callback` raises: a handler ran at its first bytecode, or after its
+    last call."""
     global _inside
     values, on_main = trace.tb_frame.f_locals, threading.get_ident() == threading.main_thread().ident
     if on_main:
@@ -137,10 +144,11 @@ def late(kind: type[BaseException], error: BaseException, trace: TracebackType) 
 
 
 def _send(main: int) -> None:
-    """Sends a Ctrl-C once the main thread is not in a callback. Where it meets the next one, that one does this again."""
+    """Sends a Ctrl-C once the main thread is not in a callback. Where it meets the next one, that one does this
+    again."""
     while _inside:
         time.sleep(_AGAIN_S)
     if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(main, signal.SIGINT)     # also ends a sleep
+        signal.pthread_kill(main, signal.SIGINT)  # also ends a sleep
     else:
         _thread.interrupt_main()

@@ -37,7 +37,7 @@ def cores(root: Path = Path("/")) -> int:
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = (root / "sys/fs/cgroup/cpu.max").read_text("ascii", "replace").split()[:2]
-    except (OSError, ValueError):     # no control groups here: no quota
+    except (OSError, ValueError):  # no control groups here: no quota
         return count
     return count if quota == "max" else max(min(count, -(-int(quota) // int(period))), 1)
 

@@ -1,4 +1,5 @@
-"""The script that starts every helper process: python -s -P launch.py PLACES MODULE ARGUMENT... (child.py makes that line).
+"""The script that starts every helper process: python -s -P launch.py PLACES MODULE ARGUMENT... (child.py makes that
+line).
 
 It runs MODULE as `python -m` would, without the current folder in `sys.path`: nothing that lies there is imported.
 """
@@ -17,7 +18,9 @@ class Pinned:
     def __init__(self, folders: dict[str, str]) -> None:
         self._folders = folders
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """None for what is not pinned, or not there any more: the others look then."""
         return PathFinder.find_spec(name, [self._folders[name]]) if name in self._folders else None
 

@@ -22,7 +22,8 @@ from ort_gpu_ep.profiling.result import PHASES, Roofs, RunProfile, TimedDispatch
 from ort_gpu_ep.scheduler.plan import Dispatch, Plan
 
 BLOCKS = 3
-"""Whole runs, runs with a timed pass and runs with timed dispatches take turns, so often each: a drift hits all of them."""
+"""Whole runs, runs with a timed pass and runs with timed dispatches take turns, so often each: a drift hits all of
+them."""
 
 WARM_RUNS = 3
 
@@ -31,7 +32,8 @@ Progress = Callable[[str, float], None]
 
 @dataclass
 class _Taken:
-    """Microseconds of runs. phases: one mapping a run. dispatches: (partition, step) -> (begin, duration) of each run."""
+    """Microseconds of runs. phases: one mapping a run. dispatches: (partition, step) -> (begin, duration) of each
+    run."""
 
     whole: list[float] = field(default_factory=list)
     phases: list[dict[str, float]] = field(default_factory=list)
@@ -41,19 +43,26 @@ class _Taken:
 
 
 def profile_runs(
-    run: Callable[[], object], partitions: Sequence[Any], gpu: Gpu | None, config: Config, model: str, runs: int = 20,
+    run: Callable[[], object],
+    partitions: Sequence[Any],
+    gpu: Gpu | None,
+    config: Config,
+    model: str,
+    runs: int = 20,
     progress: Progress | None = None,
 ) -> RunProfile:
     """What `run` takes, which runs a session's partitions on a device of this process.
 
-    partitions: plugin.compute.Partition each. runs: counted of each kind. progress: is called with what comes next and the part done.
-    Raises ConfigError where nothing of it is on such a device; what `run` raises.
+    partitions: plugin.compute.Partition each. runs: counted of each kind. progress: is called with what comes next and
+    the part done. Raises ConfigError where nothing of it is on such a device; what `run` raises.
     """
     ours = [p for p in partitions if p.program is not None]
     if gpu is None or not ours:
         raise ConfigError(
-            f"{model}: nothing of it runs on a GPU of this process, so there is nothing to profile. Use placement=gpu and isolation=none; "
-            "explain() says why a node is on the CPU.")
+            f"{model}: nothing of it runs on a GPU of this process, so there is nothing to profile. Use "
+            f"placement=gpu and isolation=none; "
+            "explain() says why a node is on the CPU."
+        )
     say = progress or (lambda what, part: None)
     say("the adapter", 0.0)
     roofs, order = with_roofs(gpu, config).roofs, order_among_equals(gpu.info)
@@ -68,25 +77,42 @@ def profile_runs(
         _block(run, gpu, ours, watches, -(-runs // BLOCKS), taken)
     clocks.append(_clocks(gpu, order))
     return RunProfile(
-        model, gpu.info.name, f"{gpu.info.backend}, {gpu.info.driver}", len(taken.whole), median(taken.whole),
-        _phases(taken), median(taken.passes) if taken.passes else 0.0,
-        _dispatches(taken, [p.program.context for p in ours]), Roofs(roofs.flops_per_s / 1e9, roofs.nbytes_per_s / 1e9),
+        model,
+        gpu.info.name,
+        f"{gpu.info.backend}, {gpu.info.driver}",
+        len(taken.whole),
+        median(taken.whole),
+        _phases(taken),
+        median(taken.passes) if taken.passes else 0.0,
+        _dispatches(taken, [p.program.context for p in ours]),
+        Roofs(roofs.flops_per_s / 1e9, roofs.nbytes_per_s / 1e9),
         (clocks[0], clocks[1]),
-        all(is_checked(gpu, p.program.config.checked_shaders, s.kernel.shader)
-            for p in ours for plan in p.program.plans for s in plan.steps if isinstance(s, Dispatch)), _notes(gpu, timed))
+        all(
+            is_checked(gpu, p.program.config.checked_shaders, s.kernel.shader)
+            for p in ours
+            for plan in p.program.plans
+            for s in plan.steps
+            if isinstance(s, Dispatch)
+        ),
+        _notes(gpu, timed),
+    )
 
 
 def _phases(taken: _Taken) -> dict[str, float]:
     """Means over the middle third of the runs by length: their sum is such a run's."""
     order = sorted(range(len(taken.whole)), key=lambda k: taken.whole[k])
-    middle = order[len(order) // 3:len(order) - len(order) // 3]
+    middle = order[len(order) // 3 : len(order) - len(order) // 3]
     return {name: fmean(taken.phases[k][name] for k in middle) for name in PHASES}
 
 
 def _notes(gpu: Gpu, timed: bool) -> tuple[str, ...]:
     if not timed:
         return ("the adapter has no timestamps: no dispatch is timed",)
-    return ("llvmpipe takes a timestamp late now and then: the shortest dispatches are uncertain",) if gpu.info.is_software else ()
+    return (
+        ("llvmpipe takes a timestamp late now and then: the shortest dispatches are uncertain",)
+        if gpu.info.is_software
+        else ()
+    )
 
 
 def _clocks(gpu: Gpu, order: int) -> str:
@@ -103,7 +129,12 @@ def _warm(run: Callable[[], object], gpu: Gpu) -> None:
 
 
 def _block(
-    run: Callable[[], object], gpu: Gpu, partitions: Sequence[Any], watches: Sequence[Stopwatch], runs: int, taken: _Taken,
+    run: Callable[[], object],
+    gpu: Gpu,
+    partitions: Sequence[Any],
+    watches: Sequence[Stopwatch],
+    runs: int,
+    taken: _Taken,
 ) -> None:
     """Some runs of each kind. The first one of a kind does not count: what was recorded ahead was for another."""
     for watch in (None, *watches):
@@ -118,7 +149,7 @@ def _block(
                     _read(watch, taken)
         finally:
             gpu.timer = before
-            gpu.flush()     # a recording that names the timestamps' buffers
+            gpu.flush()  # a recording that names the timestamps' buffers
 
 
 def _read(watch: Stopwatch, taken: _Taken) -> None:
@@ -147,6 +178,7 @@ def _whole(run: Callable[[], object], gpu: Gpu, partitions: Sequence[Any], taken
                 perform(*arguments)
             finally:
                 spans.append((start, before, time.perf_counter(), read()))
+
         return call
 
     for partition in partitions:
@@ -159,10 +191,16 @@ def _whole(run: Callable[[], object], gpu: Gpu, partitions: Sequence[Any], taken
         for partition in partitions:
             del partition.perform
     upload, submit, wait, download = (b - a for a, b in zip(first, last, strict=True))
-    inside = sum(b - a - (n[0] - m[0]) - (n[3] - m[3]) for a, m, b, n in spans)     # submission and wait are parts of a download
+    # submission and wait are parts of a download
+    inside = sum(b - a - (n[0] - m[0]) - (n[3] - m[3]) for a, m, b, n in spans)
     phases = {
-        "before": spans[0][0] - start - (spans[0][1][0] - first[0]) if spans else 0.0, "upload": upload, "prepare": max(inside, 0.0),
-        "submit": submit, "wait": wait, "copy_out": max(download - wait - submit, 0.0)}
+        "before": spans[0][0] - start - (spans[0][1][0] - first[0]) if spans else 0.0,
+        "upload": upload,
+        "prepare": max(inside, 0.0),
+        "submit": submit,
+        "wait": wait,
+        "copy_out": max(download - wait - submit, 0.0),
+    }
     phases["after"] = max(end - start - sum(phases.values()), 0.0)
     taken.whole.append((end - start) * 1e6)
     taken.phases.append({name: seconds * 1e6 for name, seconds in phases.items()})
@@ -179,7 +217,9 @@ def _dispatches(taken: _Taken, contexts: Sequence[Any]) -> tuple[TimedDispatch, 
         times = taken.dispatches[id(owner), step]
         dispatch = plan.steps[step]
         assert isinstance(dispatch, Dispatch)
-        dispatches.append(_timed(dispatch, contexts.index(owner.context), median(b for b, _ in times), median(d for _, d in times)))
+        dispatches.append(
+            _timed(dispatch, contexts.index(owner.context), median(b for b, _ in times), median(d for _, d in times))
+        )
     return tuple(sorted(dispatches, key=lambda d: d.begin_us))
 
 
@@ -187,5 +227,14 @@ def _timed(dispatch: Dispatch, partition: int, begin_us: float, us: float) -> Ti
     work = work_of(dispatch.kernel, dispatch.bindings)
     written = next((t.type.shape for t in dispatch.tensors if t.written), ())
     return TimedDispatch(
-        dispatch.label, dispatch.kernel.shader.removesuffix(".wgsl"), record_of(dispatch.kernel.shader).family,
-        "x".join(map(str, written)), dispatch.groups, partition, begin_us, us, work.flops, work.nbytes)
+        dispatch.label,
+        dispatch.kernel.shader.removesuffix(".wgsl"),
+        record_of(dispatch.kernel.shader).family,
+        "x".join(map(str, written)),
+        dispatch.groups,
+        partition,
+        begin_us,
+        us,
+        work.flops,
+        work.nbytes,
+    )

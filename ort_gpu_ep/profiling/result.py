@@ -29,8 +29,8 @@ WIDTH = 80
 class TimedDispatch:
     """One dispatch of a run; times are medians over runs.
 
-    begin_us: since the first dispatch of the run began. flops, nbytes: what it does (kernels.work_of); flops is 0 where bytes alone tell.
-    shape: of its output. partition: its number.
+    begin_us: since the first dispatch of the run began. flops, nbytes: what it does (kernels.work_of); flops is 0 where
+    bytes alone tell. shape: of its output. partition: its number.
     """
 
     label: str
@@ -57,7 +57,8 @@ class TimedDispatch:
 
 @dataclass(frozen=True, slots=True)
 class Roofs:
-    """The most that the adapter does, measured: floating-point operations and bytes a nanosecond; 0 where that is not known."""
+    """The most that the adapter does, measured: floating-point operations and bytes a nanosecond; 0 where that is not
+    known."""
 
     gflops: float
     gbytes: float
@@ -76,7 +77,8 @@ class Roofs:
 class TimedNode:
     """A node of one run in ONNX Runtime's order, or one of our partitions, which has no op and no provider.
 
-    begin_us: since the run began. provider: of the kernel; copies between CPU and GPU are nodes of ours with an op such as MemcpyToHost.
+    begin_us: since the run began. provider: of the kernel; copies between CPU and GPU are nodes of ours with an op such
+    as MemcpyToHost.
     """
 
     name: str
@@ -105,10 +107,11 @@ class Family:
 class RunProfile:
     """What runs took. All times are medians, in microseconds.
 
-    run_us: a whole run, nothing timed on the GPU. phases_us: by PHASES, means of the runs whose length is in the middle third. gpu_us: from
-    the beginning of each pass to its end, with no timestamps between dispatches; 0 where the adapter has none. dispatches: in the order
-    of time. runs: how many were counted. clocks: before and after, as text; empty where nothing tells them. checked: all shaders
-    have bounds checks. nodes: of one more run, under ONNX Runtime's profiler; empty where no node is on the CPU.
+    run_us: a whole run, nothing timed on the GPU. phases_us: by PHASES, means of the runs whose length is in the middle
+    third. gpu_us: from the beginning of each pass to its end, with no timestamps between dispatches; 0 where the
+    adapter has none. dispatches: in the order of time. runs: how many were counted. clocks: before and after, as text;
+    empty where nothing tells them. checked: all shaders have bounds checks. nodes: of one more run, under ONNX
+    Runtime's profiler; empty where no node is on the CPU.
     """
 
     model: str
@@ -157,13 +160,34 @@ class RunProfile:
         rows = []
         for dispatch in self.dispatches:
             share, of = self.roofs.share(dispatch)
-            rows.append({**asdict(dispatch), "gflops": dispatch.gflops, "gbytes": dispatch.gbytes, "roof_share": share, "roof": of})
+            rows.append(
+                {
+                    **asdict(dispatch),
+                    "gflops": dispatch.gflops,
+                    "gbytes": dispatch.gbytes,
+                    "roof_share": share,
+                    "roof": of,
+                }
+            )
         return {
-            "model": self.model, "adapter": self.adapter, "driver": self.driver, "runs": self.runs, "checked_shaders": self.checked,
-            "clocks": list(self.clocks), "roofs": asdict(self.roofs), "run_us": self.run_us, "phases_us": self.phases_us,
-            "gpu_us": self.gpu_us, "kernels_us": self.kernels_us, "gaps_us": self.gaps_us, "overlap_us": self.overlap_us,
-            "families": [asdict(f) for f in self.families], "dispatches": rows, "notes": list(self.notes),
-            "nodes": [asdict(n) for n in self.nodes]}
+            "model": self.model,
+            "adapter": self.adapter,
+            "driver": self.driver,
+            "runs": self.runs,
+            "checked_shaders": self.checked,
+            "clocks": list(self.clocks),
+            "roofs": asdict(self.roofs),
+            "run_us": self.run_us,
+            "phases_us": self.phases_us,
+            "gpu_us": self.gpu_us,
+            "kernels_us": self.kernels_us,
+            "gaps_us": self.gaps_us,
+            "overlap_us": self.overlap_us,
+            "families": [asdict(f) for f in self.families],
+            "dispatches": rows,
+            "notes": list(self.notes),
+            "nodes": [asdict(n) for n in self.nodes],
+        }
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -174,21 +198,37 @@ class RunProfile:
 
     def _lines(self, top: int) -> list[str]:
         checks = f"shaders {'with' if self.checked else 'without'} bounds checks"
-        lines = [f"{self.model}: {_us(self.run_us)} a run, median of {self.runs}; {len(self.dispatches)} dispatches, {checks}",
-                 f"adapter: {self.adapter}, {self.driver}"]
+        lines = [
+            f"{self.model}: {_us(self.run_us)} a run, median of {self.runs}; {len(self.dispatches)} "
+            f"dispatches, {checks}",
+            f"adapter: {self.adapter}, {self.driver}",
+        ]
         lines += [f"clocks: {text} {when}" for text, when in zip(self.clocks, ("before", "after"), strict=True) if text]
         if self.roofs.gflops or self.roofs.gbytes:
-            lines.append(f"limits, measured: {_short_number(self.roofs.gflops)} GFLOP/s (f), {_short_number(self.roofs.gbytes)} GB/s (b)")
-        lines = [part for line in (*lines, *(f"note: {note}" for note in self.notes)) for part in wrap(line, WIDTH, subsequent_indent="  ")]
+            lines.append(
+                f"limits, measured: {_short_number(self.roofs.gflops)} GFLOP/s (f), "
+                f"{_short_number(self.roofs.gbytes)} GB/s (b)"
+            )
+        lines = [
+            part
+            for line in (*lines, *(f"note: {note}" for note in self.notes))
+            for part in wrap(line, WIDTH, subsequent_indent="  ")
+        ]
         lines += ["", "host, us"] + [f"  {name:8} {self.phases_us[name]:9.1f}  {what}" for name, what in PHASES.items()]
         lines += self._on_cpu(top)
         if not self.dispatches:
             return lines
         between = f"overlap {_us(self.overlap_us)}" if self.overlap_us else f"gaps {_us(self.gaps_us)}"
-        lines += ["", f"GPU {_us(self.gpu_us)}: dispatches alone {_us(self.kernels_us)}, {between}",
-                  f"  {'family':12} {'dispatches':>10} {'us':>9} {'part':>5} {'GFLOP/s':>9} {'GB/s':>7}"]
-        lines += [f"  {f.name:12} {f.dispatches:10} {f.us:9.1f} {_part(f.us, self.kernels_us)} {_rate(f.flops, f.us):>9} "
-                  f"{_rate(f.nbytes, f.us):>7}" for f in self.families]
+        lines += [
+            "",
+            f"GPU {_us(self.gpu_us)}: dispatches alone {_us(self.kernels_us)}, {between}",
+            f"  {'family':12} {'dispatches':>10} {'us':>9} {'part':>5} {'GFLOP/s':>9} {'GB/s':>7}",
+        ]
+        lines += [
+            f"  {f.name:12} {f.dispatches:10} {f.us:9.1f} {_part(f.us, self.kernels_us)} {_rate(f.flops, f.us):>9} "
+            f"{_rate(f.nbytes, f.us):>7}"
+            for f in self.families
+        ]
         shown = self.costliest[:top]
         lines += ["", f"  {'us':>8} {'part':>5} {'GFLOP/s':>7} {'GB/s':>5} {'limit':>6} {'kernel':11} output, node"]
         lines += [self._line(d) for d in shown]
@@ -211,23 +251,29 @@ class RunProfile:
     def _line(self, d: TimedDispatch) -> str:
         share, of = self.roofs.share(d)
         roof = f"{share:.0%} {of[0]}" if of else ""
-        line = (f"  {d.us:8.1f} {_part(d.us, self.kernels_us)} {_rate(d.flops, d.us):>7} {_rate(d.nbytes, d.us):>5} {roof:>6} "
-                f"{d.kernel[:11]:11} {d.shape}")
+        line = (
+            f"  {d.us:8.1f} {_part(d.us, self.kernels_us)} {_rate(d.flops, d.us):>7} "
+            f"{_rate(d.nbytes, d.us):>5} {roof:>6} "
+            f"{d.kernel[:11]:11} {d.shape}"
+        )
         return f"{line} {_short(printable(d.label.rpartition('/')[0] or d.label), WIDTH - 1 - len(line))}".rstrip()
 
 
 def _short(name: str, room: int) -> str:
-    """A name in so many columns: its middle is left out, since blocks are told by the beginning and layers by the end."""
+    """A name in so many columns: its middle is left out, since blocks are told by the beginning and layers by the
+    end."""
     if len(name) <= room:
         return name
     if room < 3:
         return ""
     end = (room - 1) * 2 // 3
-    return f"{name[:room - 1 - end]}…{name[-end:]}"
+    return f"{name[: room - 1 - end]}…{name[-end:]}"
 
 
 def _family(name: str, members: Sequence[TimedDispatch]) -> Family:
-    return Family(name, len(members), sum(d.us for d in members), sum(d.flops for d in members), sum(d.nbytes for d in members))
+    return Family(
+        name, len(members), sum(d.us for d in members), sum(d.flops for d in members), sum(d.nbytes for d in members)
+    )
 
 
 def _short_number(value: float) -> str:

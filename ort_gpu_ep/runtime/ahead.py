@@ -1,7 +1,8 @@
 """Pipelines of a known model, compiled on threads beside what Python and onnxruntime do until they are wanted.
 
-<cache>/pipelines/<key>.json has the texts of the pipelines that sessions of a model compiled. It says nothing that a session relies on: a
-pipeline is taken by its text, which the session composes by itself, so a file that is wrong in any way costs time and nothing else.
+<cache>/pipelines/<key>.json has the texts of the pipelines that sessions of a model compiled. It says nothing that a
+session relies on: a pipeline is taken by its text, which the session composes by itself, so a file that is wrong in any
+way costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _thread = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A pipeline. shader: the file that its text is made of. written, varies, awaited: of its layout, see pipelines.bind_group_layout."""
+    """A pipeline. shader: the file that its text is made of. written, varies, awaited: of its layout, see
+    pipelines.bind_group_layout."""
 
     shader: str
     source: str
@@ -65,7 +67,8 @@ def key_of(model: str | bytes, *about: str) -> str:
 
 
 class Known:
-    """The pipelines of one model. Thread-safe. As a context manager it is `current()` for the thread, whose programs tell it theirs."""
+    """The pipelines of one model. Thread-safe. As a context manager it is `current()` for the thread, whose programs
+    tell it theirs."""
 
     def __init__(self, cache_path: str, key: str) -> None:
         self._path = Path(cache_path) / "pipelines" / f"{key}.json"
@@ -88,22 +91,30 @@ class Known:
         _thread.known = self._before.pop()
 
     def compile(self, gpu: Gpu, checked: str) -> None:
-        """Compiles all that is known, on as many threads as there are cores. The session that needs a pipeline reports why it fails.
+        """Compiles all that is known, on as many threads as there are cores. The session that needs a pipeline reports
+        why it fails.
 
         checked: the option checked_shaders.
         """
+
         def one(entry: Entry) -> None:
             if ending() or gpu.lost:
                 return
             try:
                 safe = is_checked(gpu, checked, entry.shader)
-                compiled(gpu, entry.label, entry.shader, entry.source, (entry.written, entry.varies, entry.awaited), safe)
+                compiled(
+                    gpu, entry.label, entry.shader, entry.source, (entry.written, entry.varies, entry.awaited), safe
+                )
             except (ShaderError, DeviceError) as error:
                 log.info("a pipeline that is known from before does not compile: %s", str(error)[:200])
 
         if self._entries:
-            with suppress(RuntimeError), ThreadPoolExecutor(min(len(self._entries), os.cpu_count() or 1), "ort_gpu_ep-ahead") as pool:
-                list(pool.map(one, list(self._entries.values())))       # RuntimeError: no thread begins any more at exit
+            with (
+                suppress(RuntimeError),
+                ThreadPoolExecutor(min(len(self._entries), os.cpu_count() or 1), "ort_gpu_ep-ahead") as pool,
+            ):
+                # RuntimeError: no thread begins any more at exit
+                list(pool.map(one, list(self._entries.values())))
 
     def note(self, entry: Entry) -> None:
         """A program uses this one."""
@@ -157,7 +168,11 @@ def _parsed(data: Mapping[str, Any]) -> list[Entry]:
 
 def _entry(shader: Any, source: Any, label: Any, written: Any, varies: Any, awaited: Any) -> Entry:
     texts = all(isinstance(text, str) for text in (shader, source, label))
-    flags = isinstance(written, list) and len(written) <= MAX_BINDINGS and all(isinstance(flag, bool) for flag in (*written, varies))
+    flags = (
+        isinstance(written, list)
+        and len(written) <= MAX_BINDINGS
+        and all(isinstance(flag, bool) for flag in (*written, varies))
+    )
     if not texts or not flags or type(awaited) is not int or not 0 <= awaited <= MAX_BINDINGS:
         raise ValueError(f"got {str((shader, label, written, varies, awaited))[:100]}, expected a pipeline")
     return Entry(shader, source, label, tuple(written), varies, awaited)

@@ -1,7 +1,7 @@
 """Interface between a session and the backend that owns its device: an open adapter, and partitions compiled for it.
 
-A backend is one module with `open_backend(config)`, named in plugin/backends.py: the device of this process (plugin/local.py) or a
-worker's (isolation/backend.py).
+A backend is one module with `open_backend(config)`, named in plugin/backends.py: the device of this process
+(plugin/local.py) or a worker's (isolation/backend.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class FilePlace:
 
 
 class Adapter(Protocol):
-    """An adapter in use, shared by sessions. lost: why its device is gone, for good; empty where it is not, or is replaced by itself.
+    """An adapter in use, shared by sessions. lost: why its device is gone, for good; empty where it is not, or is
+    replaced by itself.
 
     circuit: the trust in it. uses: when it worked. reported: whether the circuit knows of the loss.
     """
@@ -92,7 +93,8 @@ class Host(Protocol):
         """The content of a small input: shapes depend on it."""
 
     def deliver(self, word: Word | None) -> None:
-        """Waits for the outputs that are wanted on the host, and brings them there. word: to be looked at with any of them, now or later.
+        """Waits for the outputs that are wanted on the host, and brings them there. word: to be looked at with any of
+        them, now or later.
 
         Raises InputError, DeviceError.
         """
@@ -158,8 +160,8 @@ class Executable(Protocol):
 class Backend(Protocol):
     """An open adapter, as one session has it.
 
-    notices: what its user should know. rereads_constants: it needs a partition's constants later, too, as CPU fallbacks keep them.
-    known_plans: what earlier processes decided for this adapter; None where none is kept.
+    notices: what its user should know. rereads_constants: it needs a partition's constants later, too, as CPU fallbacks
+    keep them. known_plans: what earlier processes decided for this adapter; None where none is kept.
     """
 
     notices: Sequence[str]
@@ -182,11 +184,14 @@ class Backend(Protocol):
     def settled(self, config: Config) -> Config:
         """The options that this adapter needs instead of the given ones."""
 
-    def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> Executable:
+    def compile(
+        self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]
+    ) -> Executable:
         """A partition. constants: where graph's are later on. Raises UnsupportedNodeError, ShaderError, DeviceError."""
 
     def profile(self, config: Config, measured: bool = True) -> Profile:
-        """What the adapter takes, measured at the first call; GUESSED where it can't be, or is not to be and was not."""
+        """What the adapter takes, measured at the first call; GUESSED where it can't be, or is not to be and was
+        not."""
 
     def close(self) -> None:
         """The session ends."""

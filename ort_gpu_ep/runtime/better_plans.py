@@ -1,8 +1,9 @@
-"""Upgrades of a program's plans: for fixed sizes that come often, and to kernels on matrix units, which take seconds to compile.
+"""Upgrades of a program's plans: for fixed sizes that come often, and to kernels on matrix units, which take seconds to
+compile.
 
-A plan for fixed sizes takes less time on the device than a general one, which stays for all other sizes. A plan on matrix units takes the
-place of one without them, between two runs, for all sizes that this had; then what that had on the device is freed. Where matrix units
-fail, the plan without stays, and so do all later ones of the program.
+A plan for fixed sizes takes less time on the device than a general one, which stays for all other sizes. A plan on
+matrix units takes the place of one without them, between two runs, for all sizes that this had; then what that had on
+the device is freed. Where matrix units fail, the plan without stays, and so do all later ones of the program.
 """
 
 from __future__ import annotations
@@ -35,27 +36,32 @@ from ort_gpu_ep.scheduler.template import Filled, Specialization, Template
 log = logging.getLogger("ort_gpu_ep")
 
 MAX_SPECIALIZED = 3
-"""Plans for fixed sizes that a program keeps; the least recently used goes first, and its sizes are the general plan's again."""
+"""Plans for fixed sizes that a program keeps; the least recently used goes first, and its sizes are the general plan's
+again."""
 
 MAX_NBYTES = 256 << 20
-"""Device memory that one may take besides what the program has: activations, and weights in an order of its own. See SHARE."""
+"""Device memory that one may take besides what the program has: activations, and weights in an order of its own. See
+SHARE."""
 
 SHARE = 16
-"""One may take one part in so many of memory_limit_mb instead, where that is more: how much an adapter has, WebGPU does not tell."""
+"""One may take one part in so many of memory_limit_mb instead, where that is more: how much an adapter has, WebGPU does
+not tell."""
 
 PATIENCE_S = 0.1
-"""So long a plan waits for its pipelines on matrix units: a driver that has compiled them before needs a few milliseconds for each, and a
-second plan would cost more."""
+"""So long a plan waits for its pipelines on matrix units: a driver that has compiled them before needs a few
+milliseconds for each, and a second plan would cost more."""
 
 MAX_RECORDS = 8
-"""Plans on matrix units that a program tells of, and sets of sizes that it remembers as not to be tried again: the latest ones."""
+"""Plans on matrix units that a program tells of, and sets of sizes that it remembers as not to be tried again: the
+latest ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitPlan:
     """A plan on matrix units that was not there for the first run of its sizes.
 
-    inputs: types of that run. pending: it is being made. seconds: what making it took. why: what failed; empty where nothing did.
+    inputs: types of that run. pending: it is being made. seconds: what making it took. why: what failed; empty where
+    nothing did.
     """
 
     inputs: tuple[str, ...]
@@ -67,8 +73,10 @@ class UnitPlan:
         if self.why:
             return f"{', '.join(self.inputs)}: no matrix units are used: {self.why}"
         return f"{', '.join(self.inputs)}: " + (
-            "kernels on matrix units are being compiled beside the runs, which go by kernels without them until then" if self.pending else
-            f"kernels on matrix units were compiled beside the first runs in {self.seconds:.1f} s")
+            "kernels on matrix units are being compiled beside the runs, which go by kernels without them until then"
+            if self.pending
+            else f"kernels on matrix units were compiled beside the first runs in {self.seconds:.1f} s"
+        )
 
 
 class BetterPlans:
@@ -99,9 +107,11 @@ class BetterPlans:
         for old in [k for k, r in records.items() if r.why][:-MAX_RECORDS]:
             del records[old]
 
-    def on_units(self, template: Template, types: tuple[TensorType, ...], values: Mapping[int, Array]) -> OnUnits | None:
-        """A plan's pipelines on matrix units are compiled from now on: what runs have meanwhile goes by its `instead`, and it is begun with
-        that. None where the pipelines are there at once, or there is no way without them.
+    def on_units(
+        self, template: Template, types: tuple[TensorType, ...], values: Mapping[int, Array]
+    ) -> OnUnits | None:
+        """A plan's pipelines on matrix units are compiled from now on: what runs have meanwhile goes by its `instead`,
+        and it is begun with that. None where the pipelines are there at once, or there is no way without them.
         """
         upgrade = OnUnits(self, template, types, values)
         return upgrade if upgrade.takes_long() else None
@@ -127,10 +137,15 @@ class BetterPlans:
 
 
 class BetterPlan(Upgrade):
-    """A plan of the program's, warmed up before runs have it. first: the plan that goes when this one is there, None where none does."""
+    """A plan of the program's, warmed up before runs have it. first: the plan that goes when this one is there, None
+    where none does."""
 
     def __init__(
-        self, owner: BetterPlans, types: tuple[TensorType, ...], values: Mapping[int, Array], **plan: bool,
+        self,
+        owner: BetterPlans,
+        types: tuple[TensorType, ...],
+        values: Mapping[int, Array],
+        **plan: bool,
     ) -> None:
         super().__init__(owner.context, types, values, **plan)
         self.owner = owner
@@ -154,7 +169,7 @@ class BetterPlan(Upgrade):
 
     def _check_open(self, prepared: Prepared) -> None:
         self.check_wanted()
-        if prepared.closed:     # other plans needed its place
+        if prepared.closed:  # other plans needed its place
             raise UnwantedError
 
     def added(self, template: Template, compiled: list[Any]) -> Prepared:
@@ -171,7 +186,7 @@ class BetterPlan(Upgrade):
         try:
             for kind in (*filled.inputs, *filled.outputs):
                 tensors.append(Tensor(gpu.allocate(kind.nbytes, RUNS), 0, kind))
-            inputs, outputs = tensors[:len(filled.inputs)], tensors[len(filled.inputs):]
+            inputs, outputs = tensors[: len(filled.inputs)], tensors[len(filled.inputs) :]
             for step in range(len(context.steps(prepared.template.plan))):
                 with context.lock:
                     self._check_open(prepared)
@@ -198,7 +213,8 @@ class ForFixedSizes(BetterPlan):
         if nbytes > most:
             raise OutOfDeviceMemoryError(
                 f"it takes {nbytes >> 20} MiB of device memory besides; up to {most >> 20} MiB are given, "
-                f"a {SHARE}th of memory_limit_mb where that is more")
+                f"a {SHARE}th of memory_limit_mb where that is more"
+            )
 
     def added(self, template: Template, compiled: list[Any]) -> Prepared:
         return self.owner.plans.add(template, compiled)
@@ -219,7 +235,11 @@ class OnUnits(BetterPlan):
     instead: Template
 
     def __init__(
-        self, owner: BetterPlans, template: Template, types: tuple[TensorType, ...], values: Mapping[int, Array],
+        self,
+        owner: BetterPlans,
+        template: Template,
+        types: tuple[TensorType, ...],
+        values: Mapping[int, Array],
     ) -> None:
         super().__init__(owner, types, values)
         self.template, self._pipelines, self._begin_s = template, list[Future[Any]](), time.perf_counter()
@@ -227,14 +247,15 @@ class OnUnits(BetterPlan):
         self.failed = f"{owner.context.graph.name} for {', '.join(self._record.inputs)}: no matrix units are used"
 
     def takes_long(self) -> bool:
-        """Begins to compile its kernels on matrix units; whether runs need another plan meanwhile, and there is one. With the lock."""
+        """Begins to compile its kernels on matrix units; whether runs need another plan meanwhile, and there is one.
+        With the lock."""
         assert self.template is not None, "it has been planned"
         context, steps = self.context, self._on_units(self.template.plan)
         if not steps or target.FORCING or questions.are_apart():
             return False
         try:
             self._pipelines = self._compiling(steps)
-        except RuntimeError:        # no thread begins any more at exit
+        except RuntimeError:  # no thread begins any more at exit
             return False
         done, open_ones = wait(self._pipelines, PATIENCE_S, FIRST_EXCEPTION)
         if not open_ones and not any(future.exception() for future in done):
@@ -259,9 +280,11 @@ class OnUnits(BetterPlan):
         return list({(self.context.text(step), len(step.awaited)): step for step in slow}.values())
 
     def _compiling(self, steps: Sequence[Dispatch]) -> list[Future[Any]]:
-        """The pipelines of steps, on threads of their own; one core is left for the runs. Raises RuntimeError where no thread begins.
+        """The pipelines of steps, on threads of their own; one core is left for the runs. Raises RuntimeError where no
+        thread begins.
 
-        Not a ThreadPoolExecutor's: Python waits at exit for all that one was given, before background.ending() can be seen.
+        Not a ThreadPoolExecutor's: Python waits at exit for all that one was given, before background.ending() can be
+        seen.
         """
         futures = [Future[Any]() for _ in steps]
         left = deque(zip(steps, futures, strict=True))
@@ -270,12 +293,12 @@ class OnUnits(BetterPlan):
             while left:
                 try:
                     step, future = left.popleft()
-                except IndexError:      # another thread has taken it
+                except IndexError:  # another thread has taken it
                     return
                 try:
                     self.context.check_wanted()
                     future.set_result(self.context.pipeline(step))
-                except BaseException as error:      # for whoever asks for the result
+                except BaseException as error:  # for whoever asks for the result
                     future.set_exception(error)
 
         for _ in range(min(len(steps), max(1, (os.cpu_count() or 1) - 1))):
@@ -284,18 +307,18 @@ class OnUnits(BetterPlan):
 
     def check_wanted(self) -> None:
         super().check_wanted()
-        if self.first is None or self.first.closed:       # its sizes get a new plan, which finds these pipelines
+        if self.first is None or self.first.closed:  # its sizes get a new plan, which finds these pipelines
             raise UnwantedError
 
     def _make(self) -> None:
-        for future in self._pipelines:      # those that take long; all others follow
+        for future in self._pipelines:  # those that take long; all others follow
             future.result()
         super()._make()
 
     def install(self, template: Template, filled: Filled, compiled: list[Any]) -> None:
         try:
             super().install(template, filled, compiled)
-        except OutOfDeviceMemoryError:      # beside the first one: it goes before
+        except OutOfDeviceMemoryError:  # beside the first one: it goes before
             with self.context.lock:
                 self.check_wanted()
                 keys, first = self._keys(), self.first
@@ -305,7 +328,7 @@ class OnUnits(BetterPlan):
                 self._take(self.added(template, compiled), keys)
 
     def added(self, template: Template, compiled: list[Any]) -> Prepared:
-        return self.owner.plans.add(template)       # which finds them, and notes them for later processes
+        return self.owner.plans.add(template)  # which finds them, and notes them for later processes
 
     def switch(self, prepared: Prepared, filled: Filled) -> None:
         self._take(prepared, self._keys())

@@ -18,8 +18,9 @@ from ort_gpu_ep.webgpu.library import GPUError
 class Bound:
     """What a step binds, whatever the run. outer: whether an input or an output is among it.
 
-    pieces: (place, offset in it, bytes) of each binding; bytes is None for the whole buffer: the bind group serves every size that fits.
-    awaited: places bound behind all, by a word each: what is bound of a buffer does not matter to the barrier that serves it.
+    pieces: (place, offset in it, bytes) of each binding; bytes is None for the whole buffer: the bind group serves
+    every size that fits. awaited: places bound behind all, by a word each: what is bound of a buffer does not matter to
+    the barrier that serves it.
     """
 
     label: str
@@ -36,15 +37,24 @@ def bound_of(gpu: Gpu, step: Dispatch, parameter_nbytes: int = 0) -> Bound:
     for tensor in step.tensors:
         bits = tensor.bound.dtype.bits
         for first, elements in parts(tensor.bound, gpu.limits.max_binding_nbytes):
-            size = max((-(-elements * bits // 8) + 3) & ~3, 8 if bits == 64 else 4) if isinstance(elements, int) else None
+            size = (
+                max((-(-elements * bits // 8) + 3) & ~3, 8 if bits == 64 else 4) if isinstance(elements, int) else None
+            )
             pieces.append((tensor.place, int(first) * bits // 8, size))
             written.append(tensor.written)
     return Bound(
-        step.label, any(t.place.kind in (Kind.INPUT, Kind.OUTPUT) for t in step.tensors), tuple(pieces), parameter_nbytes,
-        bind_group_layout(gpu, tuple(written), parameter_nbytes > 0, len(step.awaited)), step.awaited)
+        step.label,
+        any(t.place.kind in (Kind.INPUT, Kind.OUTPUT) for t in step.tensors),
+        tuple(pieces),
+        parameter_nbytes,
+        bind_group_layout(gpu, tuple(written), parameter_nbytes > 0, len(step.awaited)),
+        step.awaited,
+    )
 
 
-def bind_group(gpu: Gpu, bound: Bound, buffer_of: Callable[[Place], tuple[Buffer, int]], parameters: Buffer | None = None) -> Any:
+def bind_group(
+    gpu: Gpu, bound: Bound, buffer_of: Callable[[Place], tuple[Buffer, int]], parameters: Buffer | None = None
+) -> Any:
     """A bind group. buffer_of: (buffer, offset in bytes) of a place. Raises DeviceError."""
     bindings: list[tuple[Any, int, int]] = []
     for place, first, size in bound.pieces:

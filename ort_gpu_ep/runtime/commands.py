@@ -32,12 +32,14 @@ Command: TypeAlias = native.Step | BufferCopy | Cut
 Part: TypeAlias = native.Steps | BufferCopy
 
 HEAD_LEAST, HEAD_PART = 16, 8
-"""Of so many dispatches and more, the first eighth is a command buffer of its own, where a library records for the driver in a submission:
-on an H200 through Dawn, runs of ResNet-50 (57 dispatches) take 3.97 ms instead of 4.07, of BERT-base 8.51 instead of 8.72."""
+"""Of so many dispatches and more, the first eighth is a command buffer of its own, where a library records for the
+driver in a submission: on an H200 through Dawn, runs of ResNet-50 (57 dispatches) take 3.97 ms instead of 4.07, of
+BERT-base 8.51 instead of 8.72."""
 
 
 def in_rows(commands: Sequence[Sequence[Command]], each: bool) -> list[Part]:
-    """Dispatches in a row as one part, copies between them. commands: of each step. each: every dispatch is a part of its own."""
+    """Dispatches in a row as one part, copies between them. commands: of each step. each: every dispatch is a part of
+    its own."""
     parts, row, first = list[Part](), list[native.Step](), 0
     for index, some in enumerate(commands):
         for command in some:
@@ -56,7 +58,7 @@ def with_head(parts: list[Part]) -> list[Part]:
     """The same in two command buffers: the GPU is at work on the first one while the library records the second."""
     for index, part in enumerate(parts):
         if isinstance(part, native.Steps) and len(part) >= HEAD_LEAST:
-            return [*parts[:index], *part.in_two(len(part) // HEAD_PART), *parts[index + 1:]]
+            return [*parts[:index], *part.in_two(len(part) // HEAD_PART), *parts[index + 1 :]]
     return parts
 
 
@@ -74,10 +76,15 @@ def enqueue_alone(gpu: Gpu, label: str, step: native.Step) -> None:
 
 
 def encode(
-    gpu: Gpu, owner: object, label: str, parts: Sequence[Part], copies: Sequence[Part], what: Callable[[], str],
+    gpu: Gpu,
+    owner: object,
+    label: str,
+    parts: Sequence[Part],
+    copies: Sequence[Part],
+    what: Callable[[], str],
 ) -> list[Any]:
-    """The command buffers of parts in order: one, or more where parts have a head or are cut, or with `submit_each` one a part. copies:
-    those the last one ends with.
+    """The command buffers of parts in order: one, or more where parts have a head or are cut, or with `submit_each` one
+    a part. copies: those the last one ends with.
 
     owner: whose times a timer notes. what: says, in an error, what this is. Raises DeviceError.
     """

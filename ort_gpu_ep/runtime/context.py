@@ -1,4 +1,5 @@
-"""State that all plans of a program share: its graph, its options, its weights on the device, and what is computed once from these."""
+"""State that all plans of a program share: its graph, its options, its weights on the device, and what is computed once
+from these."""
 
 from __future__ import annotations
 
@@ -35,11 +36,12 @@ from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Template, make_template
 
 DENSE_SHARE, MAX_DENSE_NBYTES = 4, 1 << 30
-"""Dense copies of packed weights take one part in so many of memory_limit_mb; without one so much of a device, by all programs together:
-how much an adapter has, WebGPU does not tell."""
+"""Dense copies of packed weights take one part in so many of memory_limit_mb; without one so much of a device, by all
+programs together: how much an adapter has, WebGPU does not tell."""
 
 MAX_WAITING_NBYTES = 16 << 20
-"""Of weights, so much is staged before it is waited for, or freed before it goes back to the driver: both take memory beside them."""
+"""Of weights, so much is staged before it is waited for, or freed before it goes back to the driver: both take memory
+beside them."""
 
 RECENT_RUNS = 32
 """Runs of which the context remembers whether they needed a plan of their own."""
@@ -50,15 +52,21 @@ class UnwantedError(Exception):
 
 
 class Prologue:
-    """Results that a program computes once from its weights: weights in the order in which a kernel reads them. These are the buffers that
-    dispatches of prologues have written. Not thread-safe: its program's lock is held.
+    """Results that a program computes once from its weights: weights in the order in which a kernel reads them. These
+    are the buffers that dispatches of prologues have written. Not thread-safe: its program's lock is held.
 
-    weight: gives a weight's buffer. What only other dispatches of a prologue read is freed behind them. dense_nbytes: of what was computed,
-    device memory of what is dense of weights that are stored packed; any thread may read it. read: told of weights that have been read.
+    weight: gives a weight's buffer. What only other dispatches of a prologue read is freed behind them. dense_nbytes:
+    of what was computed, device memory of what is dense of weights that are stored packed; any thread may read it.
+    read: told of weights that have been read.
     """
 
     def __init__(
-        self, gpu: Gpu, checked: str, weight: Callable[[str], Buffer], composer: Composer, read: Callable[[Iterable[str]], object],
+        self,
+        gpu: Gpu,
+        checked: str,
+        weight: Callable[[str], Buffer],
+        composer: Composer,
+        read: Callable[[Iterable[str]], object],
     ) -> None:
         self.gpu, self._checked, self._weight, self._composer, self._read = gpu, checked, weight, composer, read
         self._made: dict[Dispatch, dict[Place, Buffer]] = {}
@@ -91,7 +99,7 @@ class Prologue:
 
     def restored(self, step: Dispatch) -> Buffer:
         """What an inverse writes, in a buffer that is the caller's. Raises DeviceError, ShaderError."""
-        written, = self._run(step, WEIGHTS).values()
+        (written,) = self._run(step, WEIGHTS).values()
         return written
 
     def buffers(self, plan: Plan) -> dict[Place, Buffer]:
@@ -127,9 +135,17 @@ class Prologue:
         try:
             for tensor in step.tensors:
                 if tensor.written:
-                    buffers[tensor.place] = self.gpu.allocate(tensor.type.nbytes, DENSE if tensor.place in self._dense else use)
-            group = bind_group(self.gpu, bound, lambda p: (
-                buffers[p] if p in buffers else self._weight(p.name) if p.kind is Kind.WEIGHT else self.buffer(p), 0))
+                    buffers[tensor.place] = self.gpu.allocate(
+                        tensor.type.nbytes, DENSE if tensor.place in self._dense else use
+                    )
+            group = bind_group(
+                self.gpu,
+                bound,
+                lambda p: (
+                    buffers[p] if p in buffers else self._weight(p.name) if p.kind is Kind.WEIGHT else self.buffer(p),
+                    0,
+                ),
+            )
             enqueue_alone(self.gpu, step.label, (pipe, group, step.groups, None, 1))
         except Exception:
             for buffer in buffers.values():
@@ -167,37 +183,52 @@ def _weights_of(step: Dispatch) -> set[str]:
 
 
 class PlanContext:
-    """The graph, the weights and the options of one program; its plans, and the runs of these, are given it. It knows none of them.
+    """The graph, the weights and the options of one program; its plans, and the runs of these, are given it. It knows
+    none of them.
 
     lock: held for whatever changes a plan or enqueues its runs, and for every method here, unless it says otherwise.
-    replaced: weights that are only there as the prologue packed them, each with the dispatch that gives it back.
-    uses: numbers for runs in order, by which the plan is found that was used least recently.
-    made_plan: whether each of the last runs needed a plan of its own. keeps_dense: whether a dense copy of a packed weight may stay.
-    bound: runs with values of their own, which no plan may be taken from. plans: those on the device.
-    known_plans: of earlier processes, where they may be read. without_units: its kernels on matrix units have failed, so there are no more.
+    replaced: weights that are only there as the prologue packed them, each with the dispatch that gives it back. uses:
+    numbers for runs in order, by which the plan is found that was used least recently. made_plan: whether each of the
+    last runs needed a plan of its own. keeps_dense: whether a dense copy of a packed weight may stay. bound: runs with
+    values of their own, which no plan may be taken from. plans: those on the device. known_plans: of earlier processes,
+    where they may be read. without_units: its kernels on matrix units have failed, so there are no more.
     """
 
     def __init__(
-        self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None, composer: Composer, known_plans: KnownPlans | None = None,
+        self,
+        graph: Graph,
+        config: Config,
+        gpu: Gpu,
+        rewrite: Rewrite | None,
+        composer: Composer,
+        known_plans: KnownPlans | None = None,
     ) -> None:
         self.lock = threading.Lock()
-        self.config, self.gpu, self.rewrite, self.composer, self._known_plans = config, gpu, rewrite, composer, known_plans
+        self.config, self.gpu, self.rewrite, self.composer, self._known_plans = (
+            config,
+            gpu,
+            rewrite,
+            composer,
+            known_plans,
+        )
         self._weights: dict[str, Buffer] = {}
         self.replaced: dict[str, Dispatch] = {}
         self.prologue = Prologue(gpu, config.checked_shaders, self.weight, composer, self._have_been_read)
-        self._going: dict[str, Dispatch] = {}       # of a plan that is made: weights that need not stay once they are packed
+        # of a plan that is made: weights that need not stay once they are packed
+        self._going: dict[str, Dispatch] = {}
         self._staged_nbytes = 0
         self.uses = itertools.count()
         self.made_plan: deque[bool] = deque(maxlen=RECENT_RUNS)
         self.closed = self.without_units = False
         self.keeps_dense, self.bound, self.plans = config.weights != "packed", WeakSet[Any](), set[Any]()
         self._known = ahead.current()
-        self.uploads = self.uploaded_nbytes = 0     # of constants, now and when a plan is made
+        self.uploads = self.uploaded_nbytes = 0  # of constants, now and when a plan is made
         self.graph = self._take_constants(graph)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether plans are made: neither the program nor the process has ended, and the device is there. Needs no lock."""
+        """Whether plans are made: neither the program nor the process has ended, and the device is there. Needs no
+        lock."""
         return not (self.closed or self.gpu.lost or ending())
 
     def check_wanted(self) -> None:
@@ -213,31 +244,42 @@ class PlanContext:
         return limits if limits.keeps_dense == self.keeps_dense else replace(limits, keeps_dense=self.keeps_dense)
 
     def template(
-        self, types: tuple[TensorType, ...], values: Mapping[int, Array] | None = None, constant: bool = False, apart: bool = False,
+        self,
+        types: tuple[TensorType, ...],
+        values: Mapping[int, Array] | None = None,
+        constant: bool = False,
+        apart: bool = False,
         units: bool = True,
     ) -> Template:
         """A plan for these input types, see make_template. units: it may use matrix units. Needs no lock."""
         limits = self.limits if units else without_units(self.limits)
         template = self._template(types, limits, values or {}, constant, apart)
         if template.plan.dense and not self._may_stay(template.plan):
-            self.keeps_dense &= not units       # one without them is there for a while only
+            self.keeps_dense &= not units  # one without them is there for a while only
             return self._template(types, replace(limits, keeps_dense=False), values or {}, constant, apart)
         return template
 
     def _template(
-        self, types: tuple[TensorType, ...], limits: Limits, values: Mapping[int, Array], constant: bool, apart: bool,
+        self,
+        types: tuple[TensorType, ...],
+        limits: Limits,
+        values: Mapping[int, Array],
+        constant: bool,
+        apart: bool,
     ) -> Template:
         def make() -> Template:
             return make_template(self.graph, types, limits, self.rewrite, values, constant=constant, apart=apart)
 
         if self._known_plans is None:
             return make()
-        return self._known_plans.template(self.graph, types, limits, values, (self.rewrite is not None, constant, apart), make)
+        return self._known_plans.template(
+            self.graph, types, limits, values, (self.rewrite is not None, constant, apart), make
+        )
 
     def _may_stay(self, plan: Plan) -> bool:
-        """Whether a plan's dense copies of packed weights may stay on the device, beside those of other programs. Not in a model that
-        changes a state in place: nearly all of its runs are steps of one token, which read packed weights; the copies are eight times as
-        large.
+        """Whether a plan's dense copies of packed weights may stay on the device, beside those of other programs. Not
+        in a model that changes a state in place: nearly all of its runs are steps of one token, which read packed
+        weights; the copies are eight times as large.
         """
         if self.config.weights == "fast":
             return True
@@ -248,17 +290,21 @@ class PlanContext:
         return plan.dense_nbytes + self.gpu.dense_nbytes(apart_from=self) <= most
 
     def give_back(self) -> None:
-        """Frees dense copies of packed weights, which there will be no more of. The plans that read them are gone, or go next."""
+        """Frees dense copies of packed weights, which there will be no more of. The plans that read them are gone, or
+        go next."""
         self.keeps_dense = False
         self.prologue.free_dense()
 
     def steps(self, plan: Plan) -> list[Dispatch | Copy]:
-        """What runs of a plan may record: its steps, and behind them those of `halved` where runs may bring inputs in float16."""
+        """What runs of a plan may record: its steps, and behind them those of `halved` where runs may bring inputs in
+        float16."""
         return [*plan.steps, *(step for _, step in plan.halved if may_round(self.gpu, plan.inputs))]
 
     def pipeline(self, step: Any) -> Any:
         """The pipeline of a step of a plan, None for a copy. Needs no lock. Raises ShaderError."""
-        return pipeline(self.gpu, step, self.config.checked_shaders, self.composer) if isinstance(step, Dispatch) else None
+        return (
+            pipeline(self.gpu, step, self.config.checked_shaders, self.composer) if isinstance(step, Dispatch) else None
+        )
 
     def text(self, step: Dispatch) -> str:
         """Its WGSL. Needs no lock."""
@@ -277,7 +323,8 @@ class PlanContext:
     # ---- constants
 
     def _take_constants(self, graph: Graph) -> Graph:
-        """Large constants go to the device, small ones are copied; the graph that remains refers to neither ONNX Runtime nor a file."""
+        """Large constants go to the device, small ones are copied; the graph that remains refers to neither ONNX
+        Runtime nor a file."""
         values: dict[str, Value] = {}
         read = {n for node in graph.nodes for n in node.reads} | set(graph.outputs)
         for name, value in graph.values.items():
@@ -325,7 +372,8 @@ class PlanContext:
         return sum(b.nbytes for b in self._weights.values()) + self.prologue.nbytes
 
     def weight(self, name: str) -> Buffer:
-        """A weight's buffer; what was freed is made again of what it was packed into. Raises DeviceError, ShaderError."""
+        """A weight's buffer; what was freed is made again of what it was packed into. Raises DeviceError,
+        ShaderError."""
         if name in self.replaced:
             self._weights[name] = self.prologue.restored(self.replaced[name])
             del self.replaced[name]
@@ -343,23 +391,30 @@ class PlanContext:
         return self.prologue.missing_nbytes(plan) + sum(restored)
 
     def release_packed(self, plans: Sequence[Plan]) -> None:
-        """Frees weights that no run of these plans reads and that could be had back from what the prologue made of them."""
+        """Frees weights that no run of these plans reads and that could be had back from what the prologue made of
+        them."""
         self._going = self._replaceable(plans)
         self._have_been_read(list(self._going))
         self._going = {}
 
     def going(self, plans: Sequence[Plan]) -> None:
-        """The last of these plans is made next: such weights are freed as soon as its prologue has read them, each on its own."""
+        """The last of these plans is made next: such weights are freed as soon as its prologue has read them, each on
+        its own."""
         self._going = self._replaceable(plans)
 
     def _replaceable(self, plans: Sequence[Plan]) -> dict[str, Dispatch]:
-        places = {place for plan in plans for step in plan.steps
-                  for place in ([t.place for t in step.tensors] if isinstance(step, Dispatch) else [step.source])}
+        places = {
+            place
+            for plan in plans
+            for step in plan.steps
+            for place in ([t.place for t in step.tensors] if isinstance(step, Dispatch) else [step.source])
+        }
         inverses = {step.tensors[-1].place: step for plan in reversed(plans) for step in reversed(plan.inverses)}
         return {place.name: step for place, step in inverses.items() if place not in places}
 
     def _have_been_read(self, names: Iterable[str]) -> None:
-        """No step of a prologue reads these weights any more. What was freed goes back to the driver, which takes memory in blocks."""
+        """No step of a prologue reads these weights any more. What was freed goes back to the driver, which takes
+        memory in blocks."""
         for name in names:
             if name in self._going and name in self._weights:
                 self.gpu.free(self._weights.pop(name))
@@ -391,4 +446,5 @@ def _giver(array: Array) -> Callable[[], Array]:
 def _refuser(name: str) -> Callable[[], Array]:
     def refuse() -> Array:
         raise InternalError(f"constant {name!r} is on the device; a builder asked for its value")
+
     return refuse

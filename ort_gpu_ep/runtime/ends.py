@@ -1,4 +1,5 @@
-"""Where the inputs of a run come from and where its outputs go: buffers that are given, or host memory by buffers of its own."""
+"""Where the inputs of a run come from and where its outputs go: buffers that are given, or host memory by buffers of
+its own."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ from ort_gpu_ep.webgpu.library import GPUError, ffi, lib
 class Ends:
     """Buffers that are given.
 
-    inputs, outputs: tensors on the device; none while whoever gives them keeps their memory. before, behind: commands that bring the inputs
-    there, and the outputs away. stay: the outputs stay there. A word of the run's own then says whether an index was out of range; else the
-    plan's is read with the outputs.
+    inputs, outputs: tensors on the device; none while whoever gives them keeps their memory. before, behind: commands
+    that bring the inputs there, and the outputs away. stay: the outputs stay there. A word of the run's own then says
+    whether an index was out of range; else the plan's is read with the outputs.
     """
 
     __slots__ = ("_memory", "before", "behind", "inputs", "outputs", "stay")
@@ -43,20 +44,36 @@ class Ends:
 class HostEnds(Ends):
     """Host memory, which may be other memory in each run: what one run under way has to itself.
 
-    words: in which its kernels note an index out of range. arrival: what its readback reports to. large: what its inputs come through where
-    they are large. mappings: its staging buffers, which its submission maps, and what that reports to.
+    words: in which its kernels note an index out of range. arrival: what its readback reports to. large: what its
+    inputs come through where they are large. mappings: its staging buffers, which its submission maps, and what that
+    reports to.
     """
 
-    __slots__ = ("_gpu", "_places", "_readers", "_sizes", "_staging", "_word_place", "arrival", "large", "mappings", "words")
+    __slots__ = (
+        "_gpu",
+        "_places",
+        "_readers",
+        "_sizes",
+        "_staging",
+        "_word_place",
+        "arrival",
+        "large",
+        "mappings",
+        "words",
+    )
 
     def __init__(self, gpu: Gpu, filled: Filled, words: Words | None, rounded: Collection[int]) -> None:
-        """rounded: inputs that come in float32 and go in float16, by position. Raises DeviceError where the device has no room for it."""
+        """rounded: inputs that come in float32 and go in float16, by position. Raises DeviceError where the device has
+        no room for it."""
         super().__init__([], [], stay=False)
         sent, outputs = brought(filled.inputs, rounded), filled.outputs
         places, staging_nbytes = places_of(outputs, words)
         self._gpu, self.words = gpu, words
         self._sizes = [(t.nbytes, k in rounded) for k, t in enumerate(sent)]
-        self._places, self._word_place = [(place, t.nbytes) for place, t in zip(places, outputs, strict=False)], places[-1]
+        self._places, self._word_place = (
+            [(place, t.nbytes) for place, t in zip(places, outputs, strict=False)],
+            places[-1],
+        )
         self._readers = read_threads(sum(t.nbytes for t in outputs), gpu.info.is_software)
         self.arrival = native.Arrival(lib.WGPUMapMode_Read)
         self._staging: Buffer | None = None
@@ -75,14 +92,16 @@ class HostEnds(Ends):
             self.mappings += ((self.large.buffer, self.large.arrival),)
             self.before = self.large.copies
         target = self._staging.native
-        self.behind = [BufferCopy(t.buffer.native, 0, target, place, (t.type.nbytes + 3) & ~3)
-                       for t, place in zip(self.outputs, places, strict=False)]
+        self.behind = [
+            BufferCopy(t.buffer.native, 0, target, place, (t.type.nbytes + 3) & ~3)
+            for t, place in zip(self.outputs, places, strict=False)
+        ]
         if words is not None:
             self.behind.append(BufferCopy(words.shared.buffer.native, 0, target, places[-1], index_check.NBYTES))
 
     def upload(self, sources: Sequence[Any]) -> None:
-        """Brings the inputs from cffi pointers: in the queue before whatever is submitted next, by whomever; large ones by what the run
-        records. Raises DeviceError.
+        """Brings the inputs from cffi pointers: in the queue before whatever is submitted next, by whomever; large ones
+        by what the run records. Raises DeviceError.
         """
         gpu = self._gpu
         gpu.check_alive()
@@ -96,11 +115,12 @@ class HostEnds(Ends):
                     whole = ffi.new("char[]", nbytes)
                     copy_all([Copy(whole, source, nbytes, True)])
                 native.write(gpu.device, tensor.buffer.native, 0, whole, nbytes)
-        except GPUError as error:       # the driver found no memory to stage them in
+        except GPUError as error:  # the driver found no memory to stage them in
             raise gpu.failure(error, f"an upload of {sum(nbytes for nbytes, _ in self._sizes)} B") from error
 
     def read(self, targets: Sequence[Any]) -> None:
-        """Copies the outputs, which have arrived, to cffi pointers, None for one that is not wanted. Raises InputError: the word is set."""
+        """Copies the outputs, which have arrived, to cffi pointers, None for one that is not wanted. Raises InputError:
+        the word is set."""
         assert self._staging is not None, "a run has its readback"
         handle = self._staging.native
         try:
@@ -109,13 +129,20 @@ class HostEnds(Ends):
             if self.words is not None and noted:
                 self.words.clear()
                 index_check.check((self.words.shared,), (noted,))
-            copy_results([(target, mapped + place, nbytes) for target, (place, nbytes) in zip(targets, self._places, strict=True)
-                          if target is not None], self._readers)
+            copy_results(
+                [
+                    (target, mapped + place, nbytes)
+                    for target, (place, nbytes) in zip(targets, self._places, strict=True)
+                    if target is not None
+                ],
+                self._readers,
+            )
         finally:
             lib.wgpuBufferUnmap(handle)
 
     def free(self, broken: bool = False) -> None:
-        """Gives its memory back. broken: its run may still be under way, so that staging buffers go when the driver is done with them."""
+        """Gives its memory back. broken: its run may still be under way, so that staging buffers go when the driver is
+        done with them."""
         for tensor in (*self.inputs, *self.outputs):
             self._gpu.free(tensor.buffer)
         if self._staging is not None and not broken:
@@ -126,25 +153,35 @@ class HostEnds(Ends):
 
 
 class LargeInputs:
-    """Memory that the inputs of a run are written to, and copied from by the first commands of its recording. Not thread-safe.
+    """Memory that the inputs of a run are written to, and copied from by the first commands of its recording. Not
+    thread-safe.
 
     copies: those commands. arrival: what the mapping reports to: each run's submission starts the one for the next run.
     """
 
-    def __init__(self, gpu: Gpu, inputs: Sequence[Tensor], places: Sequence[int], nbytes: int, rounded: Collection[int] = ()) -> None:
-        """places: of each input. nbytes: of all. What is beyond an input's end stays zero. rounded: inputs that come in float32 and go in
-        float16, by position. Raises DeviceError.
+    def __init__(
+        self, gpu: Gpu, inputs: Sequence[Tensor], places: Sequence[int], nbytes: int, rounded: Collection[int] = ()
+    ) -> None:
+        """places: of each input. nbytes: of all. What is beyond an input's end stays zero. rounded: inputs that come in
+        float32 and go in float16, by position. Raises DeviceError.
         """
         self._gpu = gpu
-        self._places = [(place, t.type.nbytes, k in rounded) for k, (place, t) in enumerate(zip(places, inputs, strict=True))]
-        self._threads = 1 if gpu.info.is_software else copying.usable_threads()     # the driver's threads have the cores
+        self._places = [
+            (place, t.type.nbytes, k in rounded) for k, (place, t) in enumerate(zip(places, inputs, strict=True))
+        ]
+        # the driver's threads have the cores
+        self._threads = 1 if gpu.info.is_software else copying.usable_threads()
         self.arrival = native.Arrival(lib.WGPUMapMode_Write)
         self.buffer = gpu.create(size_class(nbytes), staging.USAGE)
-        self.copies = [BufferCopy(self.buffer.native, place, t.buffer.native, t.offset_bytes, (t.type.nbytes + 3) & ~3)
-                       for place, t in zip(places, inputs, strict=True)]
+        self.copies = [
+            BufferCopy(self.buffer.native, place, t.buffer.native, t.offset_bytes, (t.type.nbytes + 3) & ~3)
+            for place, t in zip(places, inputs, strict=True)
+        ]
 
     @staticmethod
-    def of(gpu: Gpu, inputs: Sequence[Tensor], places: Sequence[int], nbytes: int, rounded: Collection[int] = ()) -> LargeInputs | None:
+    def of(
+        gpu: Gpu, inputs: Sequence[Tensor], places: Sequence[int], nbytes: int, rounded: Collection[int] = ()
+    ) -> LargeInputs | None:
         """None where they are written by the queue: they are small, or there is no memory. Raises DeviceLostError."""
         if not rounded and not staging.large_nbytes(gpu, nbytes):
             return None
@@ -158,8 +195,12 @@ class LargeInputs:
         begin = ffi.cast("char *", native.map_write(self._gpu, self.buffer.native, self.buffer.nbytes, self.arrival))
         try:
             copying.copy_all(
-                [copying.Copy(begin + place, source, nbytes, rounds)
-                 for source, (place, nbytes, rounds) in zip(sources, self._places, strict=True)], self._threads)
+                [
+                    copying.Copy(begin + place, source, nbytes, rounds)
+                    for source, (place, nbytes, rounds) in zip(sources, self._places, strict=True)
+                ],
+                self._threads,
+            )
         finally:
             native.unmap(self.buffer.native)
 
@@ -169,7 +210,8 @@ class LargeInputs:
         native.unmap(self.buffer.native)
 
     def give_up(self) -> None:
-        """The run failed: a submission that names the buffer is allowed nevertheless. A device that hangs is not asked for anything."""
+        """The run failed: a submission that names the buffer is allowed nevertheless. A device that hangs is not asked
+        for anything."""
         if not self._gpu.lost:
             native.give_up(self._gpu.device, self.buffer.native, self.arrival)
 
@@ -187,14 +229,17 @@ def brought(inputs: Sequence[TensorType], rounded: Collection[int]) -> tuple[Ten
     return tuple(TensorType(FLOAT16, t.shape) if k in rounded else t for k, t in enumerate(inputs))
 
 
-def nbytes_of(gpu: Gpu, inputs: Sequence[TensorType], outputs: Sequence[TensorType], rounded: Collection[int] = ()) -> int:
+def nbytes_of(
+    gpu: Gpu, inputs: Sequence[TensorType], outputs: Sequence[TensorType], rounded: Collection[int] = ()
+) -> int:
     """What a run under way takes, but for the word. inputs: as it brings them. rounded: as LargeInputs has it."""
     (_, sent), (_, received) = places_of(inputs), places_of(outputs)
     return sent + (sent if rounded else staging.large_nbytes(gpu, sent)) + 2 * received
 
 
 def places_of(types: Sequence[TensorType], words: Words | None = None) -> tuple[list[int], int]:
-    """Where in a staging buffer each of these tensors is, and behind them the plan's word if there is one; and the bytes of all."""
+    """Where in a staging buffer each of these tensors is, and behind them the plan's word if there is one; and the
+    bytes of all."""
     places, end = [], 0
     for nbytes in (*(t.nbytes for t in types), *((index_check.NBYTES,) if words is not None else ())):
         places.append(end)

@@ -13,7 +13,8 @@ _ZERO = bytes(NBYTES)
 
 
 class Words:
-    """The word that a plan's kernels write to, and words of single runs: what it is copied to where others may run before it is read.
+    """The word that a plan's kernels write to, and words of single runs: what it is copied to where others may run
+    before it is read.
 
     Those lie behind a zero, as many as a buffer holds. Not thread-safe.
     """
@@ -27,12 +28,13 @@ class Words:
     def own(self) -> Word:
         """Of a run that is recorded now; its buffer begins with 0, and goes with it. Raises DeviceError."""
         if self._buffer is None or self._end + NBYTES > self._buffer.nbytes:
-            buffer = self._gpu.allocate(NBYTES, CONSTANTS)         # as much as the pool's smallest
+            buffer = self._gpu.allocate(NBYTES, CONSTANTS)  # as much as the pool's smallest
             self._gpu.upload(buffer, 0, native.address_of(_ZERO), NBYTES)
             self._buffer, self._end = buffer, NBYTES
         self._end += NBYTES
         return Word(self._buffer, self._end - NBYTES, self.shared.graph, self.shared.nodes)
 
     def clear(self) -> None:
-        """Of the plan's word, for the runs that follow. Those under way may be taken for bad ones: they are then done again, and right."""
+        """Of the plan's word, for the runs that follow. Those under way may be taken for bad ones: they are then done
+        again, and right."""
         self._gpu.upload(self.shared.buffer, 0, native.address_of(_ZERO), NBYTES)

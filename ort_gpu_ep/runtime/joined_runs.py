@@ -1,13 +1,16 @@
 """Joins concurrent runs of several threads with equal sizes into one submission.
 
-Threads join the open group and write their inputs. It is submitted when the GPU has no other one, or, while another one is under way, when
-it has half of all runs: the GPU then always has one to do and one to come. Every thread waits for its own results.
+Threads join the open group and write their inputs. It is submitted when the GPU has no other one, or, while another one
+is under way, when it has half of all runs: the GPU then always has one to do and one to come. Every thread waits for
+its own results.
 
-The steps of the runs in a group take turns: the first of each run, the second of each, and so on. A barrier waits for all that was begun,
-so runs one behind another wait for each other at every step; in turn, one barrier serves a step of all of them. That takes a buffer for
-each value of each run, and in front of a step an empty dispatch that binds what all of them read there (scheduler/barriers.py).
+The steps of the runs in a group take turns: the first of each run, the second of each, and so on. A barrier waits for
+all that was begun, so runs one behind another wait for each other at every step; in turn, one barrier serves a step of
+all of them. That takes a buffer for each value of each run, and in front of a step an empty dispatch that binds what
+all of them read there (scheduler/barriers.py).
 
-Nothing says that together is faster on an adapter: it is measured, runs one by one first and then together, and the faster way stays.
+Nothing says that together is faster on an adapter: it is measured, runs one by one first and then together, and the
+faster way stays.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ _EMPTY = "@compute @workgroup_size(1) fn main() {}"
 
 
 class GroupedRun(HostRun):
-    """One run of those that are submitted together. It has no commands of its own to record ahead. ready: its inputs are written."""
+    """One run of those that are submitted together. It has no commands of its own to record ahead. ready: its inputs
+    are written."""
 
     __slots__ = ("group", "ready")
     joined = True
@@ -76,7 +80,8 @@ class GroupedRun(HostRun):
         return prepared.commands(prepared.current(self.filled), prepared.bind(inputs, outputs), inputs, outputs)
 
     def submit(self, afresh: bool = False) -> int | None:
-        """The submission's index, once there is one. None where there will be none, and nothing was done; afresh there is none."""
+        """The submission's index, once there is one. None where there will be none, and nothing was done; afresh there
+        is none."""
         return None if afresh else self.group.coalescer.submitted(self)
 
     def arrive(self) -> None:
@@ -84,16 +89,16 @@ class GroupedRun(HostRun):
 
     def leave(self, whole: bool) -> None:
         if self.ends.large is not None and not whole:
-            self.ends.large.give_up()        # the others may submit what names it
+            self.ends.large.give_up()  # the others may submit what names it
         self.group.coalescer.leave(self, whole)
 
 
 class RunGroup:
     """Runs that are submitted together. What is said of one submission is under the lock of its coalescer.
 
-    sets: a plan for each run, in which each value has a buffer of its own. runs: as many as there may be. taken, ready, left: how many have
-    begun, have written their inputs, are over. submission: its index once there is one. error: why there is none. done: the GPU is done.
-    broken: a run ended halfway, so that nothing here is used again.
+    sets: a plan for each run, in which each value has a buffer of its own. runs: as many as there may be. taken, ready,
+    left: how many have begun, have written their inputs, are over. submission: its index once there is one. error: why
+    there is none. done: the GPU is done. broken: a run ended halfway, so that nothing here is used again.
     """
 
     def __init__(self, label: str, sets: Sequence[Prepared], filled: Filled) -> None:
@@ -124,36 +129,52 @@ class RunGroup:
             run.ready = False
 
     def submit(self) -> int:
-        """Submits those that are taken. Returns the submission's index. Under the context's lock. Raises DeviceError."""
-        gpu, runs = self._gpu, self.runs[:self.taken]
+        """Submits those that are taken. Returns the submission's index. Under the context's lock. Raises
+        DeviceError."""
+        gpu, runs = self._gpu, self.runs[: self.taken]
         parts = [*(upload for run in runs for upload in run.ends.before), *self._parts(self.taken)]
-        commands = encode(gpu, self, self._label, parts, [copy for run in runs for copy in run.ends.behind],
-                          lambda: f"{self.taken} runs together of\n{runs[0].prepared.template.plan}\n")
+        commands = encode(
+            gpu,
+            self,
+            self._label,
+            parts,
+            [copy for run in runs for copy in run.ends.behind],
+            lambda: f"{self.taken} runs together of\n{runs[0].prepared.template.plan}\n",
+        )
         return gpu.run(commands, [mapping for run in runs for mapping in run.ends.mappings])
 
     def _parts(self, count: int) -> list[Part]:
         """What so many runs record, step by step in turn."""
         parts = self._recorded.get(count)
         if parts is None:
-            in_turn = [[*self._gates(index, count), *(command for some in commands for command in some)]
-                       for index, commands in enumerate(zip(*self._commands[:count], strict=True))]
+            in_turn = [
+                [*self._gates(index, count), *(command for some in commands for command in some)]
+                for index, commands in enumerate(zip(*self._commands[:count], strict=True))
+            ]
             parts = self._recorded[count] = in_rows(in_turn, False)
         return parts
 
     def _gates(self, index: int, count: int) -> list[Command]:
-        """The empty dispatch in front of a step, which binds what all of the runs wait for there; several where one can't bind so much.
+        """The empty dispatch in front of a step, which binds what all of the runs wait for there; several where one
+        can't bind so much.
 
         A run alone needs none: its step binds all of it.
         """
         places = self._unsettled[index] if count > 1 else ()
-        bound = [run.prepared.place(place, run.ends.inputs, run.ends.outputs) for run in self.runs[:count] for place in places]
+        bound = [
+            run.prepared.place(place, run.ends.inputs, run.ends.outputs)
+            for run in self.runs[:count]
+            for place in places
+        ]
         most, gates = self._gpu.limits.max_buffers_per_stage, list[Command]()
         for first in range(0, len(bound), most):
-            some = [(buffer.native, offset, 4) for buffer, offset in bound[first:first + most]]
+            some = [(buffer.native, offset, 4) for buffer, offset in bound[first : first + most]]
             layout = bind_group_layout(self._gpu, (), False, len(some))
             try:
                 group = self._gpu.device.create_bind_group("gate", layout, some)
-                gates.append((self._gpu.pipeline(("gate", len(some)), partial(self._gate, layout)), group, (0, 0, 0), None, 1))
+                gates.append(
+                    (self._gpu.pipeline(("gate", len(some)), partial(self._gate, layout)), group, (0, 0, 0), None, 1)
+                )
             except GPUError as error:
                 raise self._gpu.failure(error, f"{self._label}: what {count} runs wait for together") from error
         return gates
@@ -161,10 +182,12 @@ class RunGroup:
     def _gate(self, layout: Any) -> Any:
         device = self._gpu.device
         return device.create_compute_pipeline(
-            "gate", device.create_pipeline_layout(layout), native.trusted_module(device, "gate", _EMPTY))
+            "gate", device.create_pipeline_layout(layout), native.trusted_module(device, "gate", _EMPTY)
+        )
 
     def free(self) -> None:
-        """Gives its memory back; what the GPU has begun goes on. Under the context's lock, or where nothing else uses it."""
+        """Gives its memory back; what the GPU has begun goes on. Under the context's lock, or where nothing else uses
+        it."""
         for run in self.runs:
             run.ends.free(self.broken)
             run.prepared.close()
@@ -175,8 +198,9 @@ class RunGroup:
 class Coalescer:
     """The groups of one set of sizes. Thread-safe; the lock is held by nobody who waits for the GPU or submits.
 
-    submit: submits a group and gives its submission's index; None where the plan is gone. inside: runs that are in a group. free: groups
-    that have none. under_way: groups that the GPU has. used_s: when the last run was over (monotonic clock).
+    submit: submits a group and gives its submission's index; None where the plan is gone. inside: runs that are in a
+    group. free: groups that have none. under_way: groups that the GPU has. used_s: when the last run was over
+    (monotonic clock).
     """
 
     def __init__(self, submit: Callable[[RunGroup], int | None], groups: list[RunGroup]) -> None:
@@ -219,7 +243,7 @@ class Coalescer:
                 else:
                     self._changed.wait()
             if isinstance(group.error, DeviceError):
-                raise type(group.error)(*group.error.args) from group.error     # one of its own for each thread
+                raise type(group.error)(*group.error.args) from group.error  # one of its own for each thread
             if group.error is not None:
                 raise group.error
             return group.submission
@@ -323,9 +347,11 @@ class Pace:
 
 
 class Contention:
-    """Whether runs of a plan with one set of sizes are submitted together, since CONTENDED runs of it were under way. Thread-safe.
+    """Whether runs of a plan with one set of sizes are submitted together, since CONTENDED runs of it were under way.
+    Thread-safe.
 
-    coalescer: what submits runs together, None while they go one by one. why: why they always will, empty while that is open.
+    coalescer: what submits runs together, None while they go one by one. why: why they always will, empty while that is
+    open.
     """
 
     def __init__(self, prepared: Prepared, filled: Filled, measured: bool) -> None:
@@ -339,7 +365,12 @@ class Contention:
     def of(prepared: Prepared, filled: Filled, under_way: int = CONTENDED) -> Contention | None:
         """None where so few are under way at the same time, or runs are never submitted together."""
         option = prepared.context.config.join_runs
-        if under_way < CONTENDED or option == "0" or prepared.template.varies or (option == "auto" and prepared.gpu.info.is_software):
+        if (
+            under_way < CONTENDED
+            or option == "0"
+            or prepared.template.varies
+            or (option == "auto" and prepared.gpu.info.is_software)
+        ):
             return None
         return Contention(prepared, filled, option == "auto")
 
@@ -419,7 +450,8 @@ class Contention:
 
 
 class Together(Upgrade):
-    """The plan of runs that are submitted together, with a buffer for each value: as many times as there are such runs."""
+    """The plan of runs that are submitted together, with a buffer for each value: as many times as there are such
+    runs."""
 
     failed = "runs of several threads are not submitted together"
 
@@ -435,7 +467,9 @@ class Together(Upgrade):
     def check_plan(self, plan: Plan, filled: Filled) -> None:
         """It reads what the plan itself reads, which keeps that on the device."""
         if not (set(plan.prologue) <= set(self._base.prologue) and set(plan.weights) <= set(self._base.weights)):
-            raise InternalError(f"program {self.context.graph.name}: another plan of the same sizes reads other weights")
+            raise InternalError(
+                f"program {self.context.graph.name}: another plan of the same sizes reads other weights"
+            )
 
     def install(self, template: Template, filled: Filled, compiled: list[Any]) -> None:
         groups = list[RunGroup]()
@@ -460,7 +494,9 @@ def _group(context: PlanContext, template: Template, compiled: list[Any], filled
     runs = min(MAX_RUNS, MAX_NBYTES // (MAX_GROUPS * nbytes))
     if runs < 2:
         raise OutOfDeviceMemoryError(
-            f"{context.graph.name}: values of one run take {nbytes >> 20} MiB; two groups of two may have {MAX_NBYTES >> 20}")
+            f"{context.graph.name}: values of one run take {nbytes >> 20} MiB; two groups of two may have "
+            f"{MAX_NBYTES >> 20}"
+        )
     sets = list[Prepared]()
     try:
         for _ in range(runs):

@@ -1,8 +1,9 @@
 """Plans and partitionings on disk: a process that opens a known model reads them, and runs none of what makes them.
 
-<cache>/plans/<key>.json has a seal (store.py) and one answer. The key is a hash of all that the answer follows from: the graph with its
-small constants and what is known of the large ones, the types, the adapter's limits and its driver, the options, and this package's code
-with the libraries that it asks. So a stale file is never asked for. Weights are in none. A file that is not as it should be is made anew.
+<cache>/plans/<key>.json has a seal (store.py) and one answer. The key is a hash of all that the answer follows from:
+the graph with its small constants and what is known of the large ones, the types, the adapter's limits and its driver,
+the options, and this package's code with the libraries that it asks. So a stale file is never asked for. Weights are in
+none. A file that is not as it should be is made anew.
 """
 
 from __future__ import annotations
@@ -46,18 +47,27 @@ T = TypeVar("T")
 
 
 class KnownPlans:
-    """The folder below a cache path. Thread-safe, also with other processes. code: adapter, driver, and this package's code, as a text."""
+    """The folder below a cache path. Thread-safe, also with other processes. code: adapter, driver, and this package's
+    code, as a text."""
 
     def __init__(self, cache_path: str, code: str) -> None:
         self.folder, self._code = Path(cache_path) / "plans", code
         self._kept = store.SealedFolder(
-            self.folder, ".json", FORMAT, MAX_FILE_NBYTES, (MAX_FILES, MAX_NBYTES), LOOK_EVERY)
+            self.folder, ".json", FORMAT, MAX_FILE_NBYTES, (MAX_FILES, MAX_NBYTES), LOOK_EVERY
+        )
 
     def template(
-        self, graph: Graph, types: Sequence[TensorType], limits: Limits, values: Mapping[int, Array], about: Sequence[object],
+        self,
+        graph: Graph,
+        types: Sequence[TensorType],
+        limits: Limits,
+        values: Mapping[int, Array],
+        about: Sequence[object],
         make: Callable[[], Template],
     ) -> Template:
-        """What `make` gives for these. about: what else it follows from. Raises what `make` raises; UnknownValueError is kept, too."""
+        """What `make` gives for these. about: what else it follows from. Raises what `make` raises; UnknownValueError
+        is kept, too."""
+
         def read(data: Mapping[str, Any]) -> Template | UnknownValueError:
             if [*data] == ["unknown"] and type(data["unknown"]) is str and data["unknown"] in graph.values:
                 return UnknownValueError(data["unknown"])
@@ -82,12 +92,16 @@ class KnownPlans:
         return template
 
     def get(
-        self, asked: Callable[[], str], read: Callable[[Mapping[str, Any]], T], write: Callable[[T], dict[str, Any]], make: Callable[[], T],
+        self,
+        asked: Callable[[], str],
+        read: Callable[[Mapping[str, Any]], T],
+        write: Callable[[T], dict[str, Any]],
+        make: Callable[[], T],
     ) -> T:
-        """The answer to what `asked` names, read from disk or made. read: raises ValueError, LookupError, TypeError for what is no answer.
-        write: raises TypeError for one that can't be kept.
+        """The answer to what `asked` names, read from disk or made. read: raises ValueError, LookupError, TypeError for
+        what is no answer. write: raises TypeError for one that can't be kept.
         """
-        if target.FORCING or questions.are_apart():     # what is answered now is answered otherwise
+        if target.FORCING or questions.are_apart():  # what is answered now is answered otherwise
             return make()
         try:
             key = digest(self._code, libraries(), asked())
@@ -95,8 +109,11 @@ class KnownPlans:
             log.info("a plan is not kept: %s", error)
             return make()
         return self._kept.get(
-            key, lambda content: read(store.parse_json(content)), make,
-            lambda found: json.dumps(write(found), allow_nan=False, separators=(",", ":")).encode())
+            key,
+            lambda content: read(store.parse_json(content)),
+            make,
+            lambda found: json.dumps(write(found), allow_nan=False, separators=(",", ":")).encode(),
+        )
 
 
 def said(limits: Limits) -> tuple[object, ...]:
@@ -107,13 +124,16 @@ def said(limits: Limits) -> tuple[object, ...]:
 
 @cache
 def libraries() -> tuple[object, ...]:
-    """What tells the versions of the libraries that rows ask, without loading any: the operators' schemas are theirs."""
+    """What tells the versions of the libraries that rows ask, without loading any: the operators' schemas are
+    theirs."""
     versions = list[object]()
     for name in ("onnx", "onnxruntime", "numpy", "ml_dtypes"):
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None and os.path.isfile(spec.origin):
             beside = os.listdir(os.path.dirname(os.path.dirname(spec.origin)))
-            versions.append((spec.origin, identity(spec.origin).kept(), sorted(n for n in beside if n.startswith(f"{name}-"))))
+            versions.append(
+                (spec.origin, identity(spec.origin).kept(), sorted(n for n in beside if n.startswith(f"{name}-")))
+            )
     return tuple(versions)
 
 

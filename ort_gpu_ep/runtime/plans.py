@@ -16,8 +16,8 @@ from ort_gpu_ep.scheduler.template import Filled, Specialization, Template
 
 
 class Key(tuple[tuple[TensorType, ...], tuple[bytes, ...]]):
-    """What the numbers of a plan follow from: the types of the inputs, and the content of those that decide on shapes. A pair whose hash is
-    worked out once.
+    """What the numbers of a plan follow from: the types of the inputs, and the content of those that decide on shapes.
+    A pair whose hash is worked out once.
     """
 
     _hash: int | None = None
@@ -38,9 +38,9 @@ MAX_SHAPES = 256
 class Plans:
     """Not thread-safe: the context's lock is held.
 
-    general: plans that hold for every size that answers their questions alike. specialized: those made for one set of sizes, in use or
-    being warmed up. found: the plan of each set of types seen, the most recently used last. records: of sets of sizes that have a
-    specialized plan, or could not get one. often: see Prepared. joins: see runs.py.
+    general: plans that hold for every size that answers their questions alike. specialized: those made for one set of
+    sizes, in use or being warmed up. found: the plan of each set of types seen, the most recently used last. records:
+    of sets of sizes that have a specialized plan, or could not get one. often: see Prepared. joins: see runs.py.
     """
 
     def __init__(self, context: PlanContext, often: Callable[[Filled], object], joins: Joins) -> None:
@@ -52,7 +52,8 @@ class Plans:
         self._runs: dict[Prepared, Runs] = {}
 
     def add(self, template: Template, compiled: list[Any] | None = None) -> Prepared:
-        """Puts a plan on the device. compiled: its pipelines, where it is a specialized one. Raises ShaderError, DeviceError."""
+        """Puts a plan on the device. compiled: its pipelines, where it is a specialized one. Raises ShaderError,
+        DeviceError."""
         self._context.provide(template.plan.weights)
         self._context.going([*self.all, template.plan])
         prepared = Prepared(template, self._context, compiled, self._often)
@@ -82,7 +83,8 @@ class Plans:
                 self.drop(owner)
 
     def switch(self, key: Key, prepared: Prepared, filled: Filled) -> None:
-        """Runs of these types have this specialized plan from now on; what the general one kept for them alone is freed."""
+        """Runs of these types have this specialized plan from now on; what the general one kept for them alone is
+        freed."""
         if key in self.found:
             general, plan = self.found[key]
             self.runs(general).end(plan)
@@ -107,7 +109,8 @@ class Plans:
         self._context.keep(self.all)
 
     def drop_oldest(self, plans: list[Prepared], most: int) -> None:
-        """Frees those of some plans that were used least recently, until there are no more than so many. Raises DeviceError."""
+        """Frees those of some plans that were used least recently, until there are no more than so many. Raises
+        DeviceError."""
         while len(plans) > most:
             self.drop(min(plans, key=lambda p: p.last_use))
 

@@ -38,23 +38,26 @@ GROWTH = 1.5
 
 SHRINK_RUNS = 256
 SHRINK_NBYTES = 64 << 20
-"""After so many runs that needed less than half of the buffers, they are made smaller where that frees so much: on an H200 a larger size
-that comes back then takes 20 ms for new memory."""
+"""After so many runs that needed less than half of the buffers, they are made smaller where that frees so much: on an
+H200 a larger size that comes back then takes 20 ms for new memory."""
 
 IDLE_RUNS = 32
-"""A plan that none of so many runs of its program used gives its buffers back, where they are SHRINK_NBYTES or more: that of a prompt,
-while tokens follow."""
+"""A plan that none of so many runs of its program used gives its buffers back, where they are SHRINK_NBYTES or more:
+that of a prompt, while tokens follow."""
 
 SPECIALIZE_AFTER = 256
-"""Runs of one set of sizes after which they get a plan of their own (better_plans.py), which takes some hundred runs on lavapipe."""
+"""Runs of one set of sizes after which they get a plan of their own (better_plans.py), which takes some hundred runs on
+lavapipe."""
 
 MAX_PARTS = 64
 """Of a dispatch that takes long: each has a pipeline of its own."""
 
+
 @dataclass(eq=False)
 class _Shape:
-    """What a plan keeps of one set of sizes. runs: how many there were, since this is kept. last: what recorded the last of them whose
-    buffers were given (runs.py). left: the numbers that these sizes had with other parameters, before they moved on.
+    """What a plan keeps of one set of sizes. runs: how many there were, since this is kept. last: what recorded the
+    last of them whose buffers were given (runs.py). left: the numbers that these sizes had with other parameters,
+    before they moved on.
     """
 
     filled: Filled
@@ -67,44 +70,64 @@ class _Shape:
 class Prepared:
     """A template with its pipelines, buffers and bind groups. Not thread-safe: the context's lock is held.
 
-    compiled: its pipelines, where they were compiled ahead: the plan is a specialised one then. often: told of a set of sizes that
-    SPECIALIZE_AFTER runs had, which the plan does not fix. version: counts up when recordings made so far can't be submitted any more,
-    see recording.py. is_warm: the driver has compiled it.
-    closed: there will be no further run. words: in which its kernels note an index out of range, or None. last_use: see PlanContext.uses.
+    compiled: its pipelines, where they were compiled ahead: the plan is a specialised one then. often: told of a set of
+    sizes that SPECIALIZE_AFTER runs had, which the plan does not fix. version: counts up when recordings made so far
+    can't be submitted any more, see recording.py. is_warm: the driver has compiled it. closed: there will be no further
+    run. words: in which its kernels note an index out of range, or None. last_use: see PlanContext.uses.
     """
 
     def __init__(
-        self, template: Template, context: PlanContext, compiled: list[Any] | None = None, often: Callable[[Filled], object] | None = None,
+        self,
+        template: Template,
+        context: PlanContext,
+        compiled: list[Any] | None = None,
+        often: Callable[[Filled], object] | None = None,
     ) -> None:
-        self.template, self.context, self.gpu, plan, once = template, context, context.gpu, template.plan, context.prologue
+        self.template, self.context, self.gpu, plan, once = (
+            template,
+            context,
+            context.gpu,
+            template.plan,
+            context.prologue,
+        )
         self._often, self.last_use = often, next(context.uses)
         self.is_specialized = compiled is not None
         steps = context.steps(plan)
-        more = once.missing(plan)       # whose pipelines are nobody's when it has run
-        compiled = compiled or pipelines(self.gpu, [*steps, *more], context.config.checked_shaders, context.composer, context.note)
+        more = once.missing(plan)  # whose pipelines are nobody's when it has run
+        compiled = compiled or pipelines(
+            self.gpu, [*steps, *more], context.config.checked_shaders, context.composer, context.note
+        )
         context.noted()
-        self._pipelines = compiled[:len(steps)]
+        self._pipelines = compiled[: len(steps)]
         self._of_parts: dict[tuple[str, tuple[int, int, int]], Any] = {}
         self.is_warm = self.is_specialized or not self.gpu.info.is_software
-        self._numbers = [*range(len(plan.steps)), *(k for k, _ in plan.halved)]     # of the plan's step that each of them is
-        self._bound = [self._bound_of(k, s) if isinstance(s, Dispatch) else None for k, s in zip(self._numbers, steps, strict=False)]
-        behind = {k: len(plan.steps) + n for n, (k, _) in enumerate(plan.halved)} if len(steps) > len(plan.steps) else {}
+        # of the plan's step that each of them is
+        self._numbers = [*range(len(plan.steps)), *(k for k, _ in plan.halved)]
+        self._bound = [
+            self._bound_of(k, s) if isinstance(s, Dispatch) else None
+            for k, s in zip(self._numbers, steps, strict=False)
+        ]
+        behind = (
+            {k: len(plan.steps) + n for n, (k, _) in enumerate(plan.halved)} if len(steps) > len(plan.steps) else {}
+        )
         self._halved = [behind.get(k, k) for k in range(len(plan.steps))] if behind else []
-        self._are_halved = False                    # in the recording made last
+        self._are_halved = False  # in the recording made last
         self._once = once.buffers(plan)
         self._slots: list[Buffer] = []
         self._constants: dict[str, Buffer] = {}
         self._parameters: Buffer | None = None
         self._shapes: OrderedDict[tuple[Any, ...], _Shape] = OrderedDict()
-        self._current: _Shape | None = None         # whose constants are on the device
-        regions = 1 if template.plan.writes_parameters else MAX_REGIONS      # what a run calculates, it writes into the first one
-        self._regions = list(range(regions))        # those that are free
+        self._current: _Shape | None = None  # whose constants are on the device
+        # what a run calculates, it writes into the first one
+        regions = 1 if template.plan.writes_parameters else MAX_REGIONS
+        self._regions = list(range(regions))  # those that are free
         self._inner: dict[int, Any] = {}
-        self._groups: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()     # of steps that touch an input or output
+        # of steps that touch an input or output
+        self._groups: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
         self.version, self.closed = 0, False
         self.words: Words | None = None
-        self._needed: list[int] = []                # of each slot, the most since its size was last looked at
-        self._wanted: tuple[int, ...] = ()          # by the latest run
+        self._needed: list[int] = []  # of each slot, the most since its size was last looked at
+        self._wanted: tuple[int, ...] = ()  # by the latest run
         self._until_look = SHRINK_RUNS
         try:
             for constant in template.plan.constants:
@@ -123,7 +146,9 @@ class Prepared:
         context.plans.add(self)
 
     def _bound_of(self, index: int, step: Dispatch) -> Bound:
-        return bound_of(self.gpu, step, 0 if self.template.offsets[index] is None else self.template.struct_nbytes(index))
+        return bound_of(
+            self.gpu, step, 0 if self.template.offsets[index] is None else self.template.struct_nbytes(index)
+        )
 
     def _filled_buffer(self, data: bytes) -> Buffer:
         buffer = self.gpu.allocate(len(data), CONSTANTS)
@@ -138,21 +163,27 @@ class Prepared:
         for buffer in self._constants.values():
             self.gpu.free(buffer)
         if self._parameters is not None:
-            self.gpu.flush()        # pending work may name it
+            self.gpu.flush()  # pending work may name it
             self.gpu.destroy(self._parameters)
         self._shapes.clear()
         self._constants, self._parameters, self._current = {}, None, None
 
     def last_plan(self) -> Plan:
-        """The plan with the numbers of the last run, and its steps as that had them. Raises InternalError before the first."""
+        """The plan with the numbers of the last run, and its steps as that had them. Raises InternalError before the
+        first."""
         if self._current is None:
             raise InternalError(f"program {self.context.graph.name}: no run of this plan is known")
         plan = self.template.at(self._current.filled)
         instead = dict(plan.halved) if self._are_halved else {}
-        return replace(plan, steps=tuple(instead.get(k, step) for k, step in enumerate(plan.steps)), halved=()) if instead else plan
+        return (
+            replace(plan, steps=tuple(instead.get(k, step) for k, step in enumerate(plan.steps)), halved=())
+            if instead
+            else plan
+        )
 
     def numbers(self, names: Iterable[str]) -> dict[str, int]:
-        """Waits for the last run. What it left in places that are kept, of one uint32 each. Raises DeviceError, InputError."""
+        """Waits for the last run. What it left in places that are kept, of one uint32 each. Raises DeviceError,
+        InputError."""
         values = {name: np.zeros(1, np.uint32) for name in names}
         self.gpu.download_all([((self._constants[name], 0, 4), array.ctypes.data) for name, array in values.items()])
         return {name: int(array[0]) for name, array in values.items()}
@@ -163,9 +194,12 @@ class Prepared:
         return self.template.plan.halved_inputs if may else frozenset()
 
     def _chosen(self, inputs: Sequence[Tensor]) -> Sequence[int]:
-        """Of each step, which of pipelines and bindings it has with such inputs: their types tell whether they were rounded."""
+        """Of each step, which of pipelines and bindings it has with such inputs: their types tell whether they were
+        rounded."""
         types = self.template.plan.inputs
-        is_rounded = self._halved and any(inputs[k].type.dtype is not types[k].dtype for k in self.template.plan.halved_inputs)
+        is_rounded = self._halved and any(
+            inputs[k].type.dtype is not types[k].dtype for k in self.template.plan.halved_inputs
+        )
         return self._halved if is_rounded else range(len(self.template.plan.steps))
 
     def used(self, is_new: bool = False) -> None:
@@ -174,7 +208,8 @@ class Prepared:
         self.last_use = next(self.context.uses)
 
     def current(self, filled: Filled) -> _Shape:
-        """Makes slots, parameters and constants those of a set of sizes, for the run that is enqueued next. Raises DeviceError."""
+        """Makes slots, parameters and constants those of a set of sizes, for the run that is enqueued next. Raises
+        DeviceError."""
         if self.last_use % IDLE_RUNS == 0:
             self._free_idle()
         self._fit_slots(filled.slots)
@@ -197,14 +232,16 @@ class Prepared:
         self._slots = []
 
     def _free_idle(self) -> None:
-        """Has plans that were not used lately free their slots, and what has waited in the pool for long go back to the driver."""
+        """Has plans that were not used lately free their slots, and what has waited in the pool for long go back to the
+        driver."""
         for other in [p for p in list(self.context.plans) if self.last_use - p.last_use >= IDLE_RUNS]:
             if sum(b.nbytes for b in other._slots) >= SHRINK_NBYTES:
                 other.free_slots()
         self.gpu.sweep()
 
     def warm_up(self, step: int, shape: _Shape, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Enqueues a step without workgroups, so that a driver that compiles at the first dispatch does so. Raises DeviceError.
+        """Enqueues a step without workgroups, so that a driver that compiles at the first dispatch does so. Raises
+        DeviceError.
 
         shape: the current one.
         """
@@ -217,14 +254,16 @@ class Prepared:
         enqueue_alone(self.gpu, bound.label, (self._pipelines[step], group, (0, 0, 0), where, 1))
 
     def warm_up_all(self, shape: _Shape, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Before the first run on a driver that compiles at the first dispatch: what it takes for that is no hang. Raises DeviceError."""
+        """Before the first run on a driver that compiles at the first dispatch: what it takes for that is no hang.
+        Raises DeviceError."""
         for step in self._chosen(inputs):
             self.warm_up(step, shape, inputs, outputs)
         self.gpu.flush(COMPILE_S)
         self.is_warm = True
 
     def _fit_slots(self, wanted: tuple[int, ...]) -> None:
-        """Slots large enough for a run, and after many small runs not much larger than they need to be. Raises DeviceError: then none."""
+        """Slots large enough for a run, and after many small runs not much larger than they need to be. Raises
+        DeviceError: then none."""
         try:
             self._allocate_slots(wanted)
         except Exception:
@@ -255,7 +294,7 @@ class Prepared:
 
     def _resize(self, slot: int, nbytes: int) -> None:
         self._forget_bindings()
-        self.gpu.free(self._slots.pop(slot))    # before there is another one: together they may be more than fits
+        self.gpu.free(self._slots.pop(slot))  # before there is another one: together they may be more than fits
         self._slots.insert(slot, self.gpu.allocate(nbytes, ACTIVATIONS))
 
     def _forget_bindings(self) -> None:
@@ -286,18 +325,23 @@ class Prepared:
             self._regions.append(self._shapes.popitem(last=False)[1].region)
         shape = _Shape(filled, self._regions[-1])
         self._upload_parameters(shape.region, filled)
-        self._shapes[filled.numbers] = shape    # only now: what failed is not on the device
+        self._shapes[filled.numbers] = shape  # only now: what failed is not on the device
         self._regions.pop()
         return shape
 
     def _moved_on(self, filled: Filled) -> _Shape | None:
-        """The sizes of the last run with other parameters, where recordings stay as they are: a mask that grows by one each run. None where
-        these sizes were left like that before: then sizes come again, and each set keeps what it has.
+        """The sizes of the last run with other parameters, where recordings stay as they are: a mask that grows by one
+        each run. None where these sizes were left like that before: then sizes come again, and each set keeps what it
+        has.
         """
         shape = self._current
         if shape is None or self._shapes.get(shape.filled.numbers) is not shape or filled.numbers in shape.left:
             return None
-        if (shape.filled.groups, shape.filled.repeats, shape.filled.nbytes) != (filled.groups, filled.repeats, filled.nbytes):
+        if (shape.filled.groups, shape.filled.repeats, shape.filled.nbytes) != (
+            filled.groups,
+            filled.repeats,
+            filled.nbytes,
+        ):
             return None
         self._upload_parameters(shape.region, filled)
         shape.left.append(shape.filled.numbers)
@@ -309,7 +353,9 @@ class Prepared:
     def _upload_parameters(self, region: int, filled: Filled) -> None:
         if self._parameters is not None:
             data = filled.parameters
-            self.gpu.upload(self._parameters, region * self.template.parameter_nbytes, native.address_of(data), len(data))
+            self.gpu.upload(
+                self._parameters, region * self.template.parameter_nbytes, native.address_of(data), len(data)
+            )
 
     def _set_constant(self, name: str, data: bytes) -> None:
         buffer = self._constants.get(name)
@@ -322,14 +368,18 @@ class Prepared:
             self.gpu.upload(buffer, 0, native.address_of(data), len(data))
 
     def parts(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[Part]:
-        """What a run records: dispatches in a row as one, but for a head, copies between them. groups: the bind group of each step."""
+        """What a run records: dispatches in a row as one, but for a head, copies between them. groups: the bind group
+        of each step."""
         timer = self.gpu.timer
         each = self.gpu.submit_each or (timer is not None and timer.each)
         parts = in_rows(self.commands(shape, groups, inputs, outputs), each)
         return with_head(parts) if native.RECORDS_LATE and timer is None else parts
 
-    def commands(self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]) -> list[tuple[Command, ...]]:
-        """Of each step, what it records: nothing for a copy of what is there already, and several parts of a dispatch that takes long."""
+    def commands(
+        self, shape: _Shape, groups: list[Any], inputs: list[Tensor], outputs: list[Tensor]
+    ) -> list[tuple[Command, ...]]:
+        """Of each step, what it records: nothing for a copy of what is there already, and several parts of a dispatch
+        that takes long."""
         start, runs = shape.region * self.template.parameter_nbytes, list[tuple[Command, ...]]()
         numbers, most, since = self._chosen(inputs), self.gpu.most_turns, 0
         self._are_halved = numbers is self._halved
@@ -352,7 +402,9 @@ class Prepared:
                 if repeats > 1:
                     some = max(1, int(repeats * most / turns))
                     counts = [min(some, repeats - k) for k in range(0, repeats, some)]
-                    runs.append(tuple(c for count in counts for c in (CUT, (whole, groups[index], workgroups, where, count))))
+                    runs.append(
+                        tuple(c for count in counts for c in (CUT, (whole, groups[index], workgroups, where, count)))
+                    )
                     since = turns * counts[-1] // repeats
                     continue
                 in_parts = self._parts_of(numbers[index], whole, workgroups, ceil(turns / most))
@@ -360,8 +412,11 @@ class Prepared:
                 since = turns // len(in_parts)
         return runs
 
-    def _parts_of(self, number: int, start: Any, workgroups: tuple[int, int, int], count: int) -> list[tuple[Any, tuple[int, int, int]]]:
-        """A dispatch as several: the pipeline and the workgroups of each. start: the first one's pipeline. Raises ShaderError."""
+    def _parts_of(
+        self, number: int, start: Any, workgroups: tuple[int, int, int], count: int
+    ) -> list[tuple[Any, tuple[int, int, int]]]:
+        """A dispatch as several: the pipeline and the workgroups of each. start: the first one's pipeline. Raises
+        ShaderError."""
         step = self.context.steps(self.template.plan)[number]
         assert isinstance(step, Dispatch), "a copy has no workgroups"
         whole = list(workgroups) if step.kernel.grid is not None else [prod(workgroups), 1, 1]
@@ -378,7 +433,7 @@ class Prepared:
     def _part_pipeline(self, step: Dispatch, first: tuple[int, int, int]) -> Any:
         config = self.context.config
         part = pipeline(self.gpu, step, config.checked_shaders, self.context.composer, None, first)
-        self._of_parts[step.label, first] = part       # as long as the plan is
+        self._of_parts[step.label, first] = part  # as long as the plan is
         return part
 
     def place(self, place: Place, inputs: list[Tensor], outputs: list[Tensor]) -> tuple[Buffer, int]:

@@ -36,44 +36,55 @@ from ort_gpu_ep.shaders import compose
 log = logging.getLogger("ort_gpu_ep")
 
 MAX_PLANS = 8
-"""Plans (with their pipelines and activation buffers) that a program keeps; the least recently used goes first. One plan serves all
-sizes that need the same kernels, so there are more only for an operator that has a form for each size."""
+"""Plans (with their pipelines and activation buffers) that a program keeps; the least recently used goes first. One
+plan serves all sizes that need the same kernels, so there are more only for an operator that has a form for each
+size."""
 
 MOST_NEW = 24
-"""Of the last runs (RECENT_RUNS), so many needed a plan of their own: what the data decides on varies too much, and planning takes longer
-than the CPU."""
+"""Of the last runs (RECENT_RUNS), so many needed a plan of their own: what the data decides on varies too much, and
+planning takes longer than the CPU."""
 
 MAX_SHOWN = 8
 """Sets of input types that `plans` tells of."""
 
 
 MakeOutput: TypeAlias = Callable[..., Tensor]
-"""Gives the tensor for an output, by its position and shape, and where a plan says so by that of the input that it may be, too."""
+"""Gives the tensor for an output, by its position and shape, and where a plan says so by that of the input that it may
+be, too."""
 
 Read: TypeAlias = Callable[[int, TensorType], Array]
 """The content of an input, by its position and type."""
 
 
 class Program:
-    """A partition, ready to run. Thread-safe. lock: held while a run is made ready and enqueued, not while it is waited for.
+    """A partition, ready to run. Thread-safe. lock: held while a run is made ready and enqueued, not while it is waited
+    for.
 
-    graph: constants are read now (their views may die with the caller). rewrite: fusion, run for each plan. composer: of its shaders.
-    ran: called with the outputs of each run behind its commands; there are no steady runs then, whose readback is one with the run.
-    known_plans: of earlier processes; rewrite is then the partitioner's, or None. units_later: kernels on matrix units that take long to
-    compile are compiled in the background, see better_plans.py.
+    graph: constants are read now (their views may die with the caller). rewrite: fusion, run for each plan. composer:
+    of its shaders. ran: called with the outputs of each run behind its commands; there are no steady runs then, whose
+    readback is one with the run. known_plans: of earlier processes; rewrite is then the partitioner's, or None.
+    units_later: kernels on matrix units that take long to compile are compiled in the background, see better_plans.py.
     Raises what `make_plan` raises for static shapes.
     """
 
     def __init__(
-        self, graph: Graph, config: Config, gpu: Gpu, rewrite: Rewrite | None = None, composer: Composer = compose,
-        ran: Callable[[Sequence[Tensor]], object] | None = None, known_plans: KnownPlans | None = None,
+        self,
+        graph: Graph,
+        config: Config,
+        gpu: Gpu,
+        rewrite: Rewrite | None = None,
+        composer: Composer = compose,
+        ran: Callable[[Sequence[Tensor]], object] | None = None,
+        known_plans: KnownPlans | None = None,
         units_later: bool = False,
     ) -> None:
         self.config, self.gpu, self.rewrite, self._ran = config, gpu, rewrite, ran
-        self.steering: tuple[int, ...] = ()     # positions of the inputs whose content decides on shapes: read before a run
-        self.planned = 0        # plans ever made: a new size makes none where one holds for it
-        self._last: tuple[TensorType, ...] = ()         # input types of the last run
-        self._changed: tuple[tuple[TensorType, ...], tuple[TensorType, ...]] | None = None     # of the last two, where these differ
+        # positions of the inputs whose content decides on shapes: read before a run
+        self.steering: tuple[int, ...] = ()
+        self.planned = 0  # plans ever made: a new size makes none where one holds for it
+        self._last: tuple[TensorType, ...] = ()  # input types of the last run
+        # of the last two, where these differ
+        self._changed: tuple[tuple[TensorType, ...], tuple[TensorType, ...]] | None = None
         self._foreseen: tuple[Key, Found] | None = None
         self.context = PlanContext(graph, config, gpu, rewrite, composer, known_plans)
         self.compiled = Plans(self.context, self._often, Contention.of)
@@ -87,7 +98,7 @@ class Program:
             try:
                 self._prepared(static, None)
             except UnknownValueError:
-                pass        # the first run brings what decides on shapes
+                pass  # the first run brings what decides on shapes
             except Exception:
                 self.close()
                 raise
@@ -131,7 +142,9 @@ class Program:
     def plans(self) -> tuple[Plan, ...]:
         """The plans with the numbers of the last sizes seen, the most recently used last."""
         with self.lock:
-            return tuple(prepared.template.at(filled) for prepared, filled in list(self.compiled.found.values())[-MAX_SHOWN:])
+            return tuple(
+                prepared.template.at(filled) for prepared, filled in list(self.compiled.found.values())[-MAX_SHOWN:]
+            )
 
     def is_prepared(self, inputs: Sequence[TensorType], read: Read | None = None) -> bool:
         """Whether a run with these input types (and contents) begins at once."""
@@ -153,13 +166,18 @@ class Program:
     def run(self, inputs: Sequence[Tensor], make_output: MakeOutput, read: Read | None = None) -> Word | None:
         """Records the work of one run; it is submitted with the readback of its results. Does not wait.
 
-        inputs: in the order of graph.inputs. make_output: gives the tensor for an output. read: gives the content of
-        an input, by position and type, for those few that decide on shapes. Returns the word to read with the results, if there is one.
+        inputs: in the order of graph.inputs. make_output: gives the tensor for an output. read: gives the content of an
+        input, by position and type, for those few that decide on shapes. Returns the word to read with the results, if
+        there is one.
         """
         with self.lock:
             prepared, filled = self._prepared(tuple([t.type for t in inputs]), read)
             counted, over = prepared.template.counted, prepared.template.over
-            outputs = self._most(filled) if counted else [make_output(i, t.shape, *over.get(i, ())) for i, t in enumerate(filled.outputs)]
+            outputs = (
+                self._most(filled)
+                if counted
+                else [make_output(i, t.shape, *over.get(i, ())) for i, t in enumerate(filled.outputs)]
+            )
             try:
                 try:
                     word = self.compiled.runs(prepared).run(filled, [*inputs], outputs)
@@ -178,7 +196,8 @@ class Program:
             return word
 
     def _most(self, filled: Filled) -> list[Tensor]:
-        """Buffers for the most that there can be of outputs whose sizes a run tells. Raises DeviceError, and has freed what it had."""
+        """Buffers for the most that there can be of outputs whose sizes a run tells. Raises DeviceError, and has freed
+        what it had."""
         tensors = list[Tensor]()
         try:
             for kind in filled.outputs:
@@ -189,7 +208,9 @@ class Program:
             raise
         return tensors
 
-    def _cut(self, prepared: Prepared, filled: Filled, whole: Sequence[Tensor], make_output: MakeOutput) -> list[Tensor]:
+    def _cut(
+        self, prepared: Prepared, filled: Filled, whole: Sequence[Tensor], make_output: MakeOutput
+    ) -> list[Tensor]:
         """Waits for a run that tells the sizes of outputs, and copies what is there of them."""
         template, outputs = prepared.template, list[Tensor]()
         for index, kind in enumerate(template.outputs(filled, prepared.numbers(template.counted))):
@@ -199,8 +220,8 @@ class Program:
         return outputs
 
     def _foresee(self, types: tuple[TensorType, ...]) -> None:
-        """Notes a run. Where its sizes are others than in the run before, they most likely change by as much again: a mask that grows with
-        each token.
+        """Notes a run. Where its sizes are others than in the run before, they most likely change by as much again: a
+        mask that grows with each token.
         """
         before, self._last = self._last, types
         if before and before != types and not self.steering:
@@ -222,7 +243,8 @@ class Program:
             self.lock.release()
 
     def give_back(self) -> bool:
-        """Frees dense copies of packed weights, if no run is being made ready; later runs have plans without. Whether there were any."""
+        """Frees dense copies of packed weights, if no run is being made ready; later runs have plans without. Whether
+        there were any."""
         if not self.lock.acquire(blocking=False):
             return False
         try:
@@ -234,21 +256,32 @@ class Program:
         context, compiled = self.context, self.compiled
         if context.bound or not context.prologue.dense_nbytes or self.config.weights == "fast":
             return False
-        log.warning("%s: device memory is short: %d MiB of dense weights are given back, which are stored packed (option weights)",
-                    self.graph.name, context.prologue.dense_nbytes >> 20)
+        log.warning(
+            "%s: device memory is short: %d MiB of dense weights are given back, which are stored packed "
+            "(option weights)",
+            self.graph.name,
+            context.prologue.dense_nbytes >> 20,
+        )
         context.give_back()
         for prepared in [p for p in (*compiled.general, *compiled.specialized) if p.template.plan.dense]:
             compiled.drop(prepared)
         return True
 
     def steady(self, inputs: Sequence[TensorType]) -> Steady | None:
-        """What further runs with these input types go by; None where each needs `run`, there was none yet, or there is nothing to do."""
+        """What further runs with these input types go by; None where each needs `run`, there was none yet, or there is
+        nothing to do."""
         with self.lock:
             if self.gpu.submit_each or self.steering or self.context.closed or self._ran is not None:
                 return None
             filled = self.compiled.found.get(Key((tuple(inputs), ())))
             template = None if filled is None else filled[0].template
-            if filled is None or template is None or not template.plan.steps or template.counted or not Steady.fits(filled[1]):
+            if (
+                filled is None
+                or template is None
+                or not template.plan.steps
+                or template.counted
+                or not Steady.fits(filled[1])
+            ):
                 return None
             return self.compiled.runs(filled[0]).steady(filled[1])
 
@@ -259,10 +292,13 @@ class Program:
             return next((known for known in self.compiled.found if known == key), key)
 
     def run_bound(
-        self, types: tuple[TensorType, ...], recording_for: Callable[[Prepared, Filled], Recording[Ends] | None], key: Key | None = None,
+        self,
+        types: tuple[TensorType, ...],
+        recording_for: Callable[[Prepared, Filled], Recording[Ends] | None],
+        key: Key | None = None,
     ) -> Word | Literal[False] | None:
-        """One run of what is bound, as `run`. recording_for: gives that for the plan and the numbers of these types. key: of the types,
-        where the run repeats: its plan then keeps what it has.
+        """One run of what is bound, as `run`. recording_for: gives that for the plan and the numbers of these types.
+        key: of the types, where the run repeats: its plan then keeps what it has.
 
         False, and nothing was enqueued, where that is None or the run needs `run`. Raises as that does.
         """
@@ -286,9 +322,9 @@ class Program:
                 recording.checked = True
                 word = recording.enqueue(prepared.current(filled))
             except UnknownValueError:
-                return False        # `run` asks for content
+                return False  # `run` asks for content
             except OutOfDeviceMemoryError:
-                if key is not None:         # nothing can be given back
+                if key is not None:  # nothing can be given back
                     raise
                 return False
             if key is None:
@@ -315,7 +351,8 @@ class Program:
         values: Mapping[int, Array] = self._content(types, read)
         foreseen, planned = self._foreseen, self.planned
         is_foreseen = foreseen is not None and not values and foreseen[0][0] == types
-        key = foreseen[0] if foreseen is not None and is_foreseen else Key((types, _key(values)))      # whose hash is known
+        # whose hash is known
+        key = foreseen[0] if foreseen is not None and is_foreseen else Key((types, _key(values)))
         filled = self.compiled.found.get(key)
         if filled is None:
             self._foreseen = None
@@ -328,29 +365,37 @@ class Program:
                     if not self._give_back():
                         raise
                     filled, values = self._new_plan(types, values, read)
-                key = Key((types, _key(values)))     # more content may count than was known
+                key = Key((types, _key(values)))  # more content may count than was known
             self.compiled.remember(key, filled)
         self.compiled.found.move_to_end(key)
         filled[0].used(self.planned > planned)
         return filled
 
     def _new_plan(
-        self, types: tuple[TensorType, ...], values: Mapping[int, Array], read: Read | None,
+        self,
+        types: tuple[TensorType, ...],
+        values: Mapping[int, Array],
+        read: Read | None,
     ) -> tuple[Found, Mapping[int, Array]]:
         """A plan for these types, with their numbers, and the content that it follows from."""
         recent = self.context.made_plan
         if sum(recent) >= MOST_NEW and not self.config.strict:
             recent.append(True)
             raise UnsupportedNodeError(
-                Code.COST, f"{self.graph.name}: {sum(recent)} of the last {len(recent)} runs needed a plan of their own: "
-                "shapes depend on data that is different each time. A run that an earlier plan holds for still goes to the GPU; "
-                "placement=cpu avoids the rest.")
+                Code.COST,
+                f"{self.graph.name}: {sum(recent)} of the last {len(recent)} runs needed a plan of their own: "
+                "shapes depend on data that is different each time. A run that an earlier plan holds for still goes "
+                "to the GPU; "
+                "placement=cpu avoids the rest.",
+            )
         template, values = self._template(types, values, read)
         better = self.better.on_units(template, types, values) if self._units_later else None
         template = template if better is None else better.instead
         filled = template.fill(types, values)
         if filled is None:
-            raise InternalError(f"program {self.graph.name}: a plan does not hold for the sizes that it was made for: {types}")
+            raise InternalError(
+                f"program {self.graph.name}: a plan does not hold for the sizes that it was made for: {types}"
+            )
         prepared = self.compiled.add(template)
         if better is not None:
             better.follow(prepared)
@@ -359,9 +404,13 @@ class Program:
         return (prepared, filled), values
 
     def _template(
-        self, types: tuple[TensorType, ...], values: Mapping[int, Array], read: Read | None,
+        self,
+        types: tuple[TensorType, ...],
+        values: Mapping[int, Array],
+        read: Read | None,
     ) -> tuple[Template, Mapping[int, Array]]:
-        """Finds out on the way which inputs' content it takes: those that a value comes from which a builder asks for."""
+        """Finds out on the way which inputs' content it takes: those that a value comes from which a builder asks
+        for."""
         while True:
             try:
                 return self.context.template(types, values), values
@@ -381,10 +430,14 @@ class Program:
     def _values_of(self, key: Key) -> dict[int, Array]:
         """The content of the inputs that decide on shapes, as a key has it."""
         types, values = key
-        return {k: np.frombuffer(data, types[k].dtype.numpy).reshape(types[k].shape) for k, data in zip(self.steering, values, strict=True)}
+        return {
+            k: np.frombuffer(data, types[k].dtype.numpy).reshape(types[k].shape)
+            for k, data in zip(self.steering, values, strict=True)
+        }
 
     def shrink(self) -> None:
-        """Frees what it holds only for runs: values inside of them, inputs and outputs that repeated runs keep. Weights stay."""
+        """Frees what it holds only for runs: values inside of them, inputs and outputs that repeated runs keep. Weights
+        stay."""
         with self.lock:
             if not self.context.closed:
                 self.compiled.shrink()

@@ -11,17 +11,20 @@ from ort_gpu_ep.runtime.prepared import Prepared
 from ort_gpu_ep.scheduler.template import Filled
 
 State: TypeAlias = tuple[Any, int, Any]
-"""What a recording holds for: the timer that notes it, the version of the plan's buffers, and the sizes (Prepared.current)."""
+"""What a recording holds for: the timer that notes it, the version of the plan's buffers, and the sizes
+(Prepared.current)."""
 
 
 AnyEnds = TypeVar("AnyEnds", bound=Ends, covariant=True)
 
 
 class Recording(Generic[AnyEnds]):
-    """Runs of a plan with the same ends: their commands, and command buffers for the next run, recorded while the GPU is at work.
+    """Runs of a plan with the same ends: their commands, and command buffers for the next run, recorded while the GPU
+    is at work.
 
-    Whoever keeps the ends keeps the recording. Its state is compared before each use, so nothing has to tell it when it is out of date.
-    checked: that the plan may have these ends. next: the recording of the run that came after this one, for who has several (runs.py).
+    Whoever keeps the ends keeps the recording. Its state is compared before each use, so nothing has to tell it when it
+    is out of date. checked: that the plan may have these ends. next: the recording of the run that came after this one,
+    for who has several (runs.py).
     """
 
     __slots__ = ("__weakref__", "_ahead", "_destroyed", "_parts", "checked", "ends", "next", "prepared")
@@ -29,12 +32,13 @@ class Recording(Generic[AnyEnds]):
     def __init__(self, prepared: Prepared, ends: AnyEnds) -> None:
         self.prepared, self.ends, self.checked = prepared, ends, False
         self.next: Recording[Ends] | None = None
-        self._destroyed = -1        # how many buffers the device had given back when the ends were there
+        self._destroyed = -1  # how many buffers the device had given back when the ends were there
         self._parts: tuple[State, list[Part]] | None = None
         self._ahead: tuple[State, tuple[list[Any], Word | None]] | None = None
 
     def commands(self, shape: Any) -> tuple[list[Any], Word | None]:
-        """The command buffers of a run of these sizes, recorded ahead if that still holds, and its own word if it has one.
+        """The command buffers of a run of these sizes, recorded ahead if that still holds, and its own word if it has
+        one.
 
         Under the context's lock. Raises DeviceError.
         """
@@ -49,7 +53,8 @@ class Recording(Generic[AnyEnds]):
         return self._encoded(self._parts[1])
 
     def enqueue(self, shape: Any) -> Word | None:
-        """Enqueues one run. Returns its word, which is to be read with its results. Under the context's lock. Raises DeviceError."""
+        """Enqueues one run. Returns its word, which is to be read with its results. Under the context's lock. Raises
+        DeviceError."""
         commands, word = self.commands(shape)
         self.prepared.gpu.execute(commands)
         return word
@@ -57,15 +62,15 @@ class Recording(Generic[AnyEnds]):
     def record_ahead(self) -> bool:
         """Records the next run, if it goes as the last one. Whether that was to be done. Raises DeviceError.
 
-        A run whose outputs stay on the device takes a word, and any thread that waits may come here: the lock is taken, or nothing done.
-        Other recordings belong to the thread whose run it is.
+        A run whose outputs stay on the device takes a word, and any thread that waits may come here: the lock is taken,
+        or nothing done. Other recordings belong to the thread whose run it is.
         """
         lock = self.prepared.context.lock if self.ends.stay else None
         if self._parts is None or self._ahead is not None or (lock is not None and not lock.acquire(blocking=False)):
             return False
         try:
             (timer, version, _), gpu = self._parts[0], self.prepared.gpu
-            if timer is not gpu.timer or version != self.prepared.version:        # a closed plan has another one
+            if timer is not gpu.timer or version != self.prepared.version:  # a closed plan has another one
                 return False
             if (self._destroyed != gpu.destroyed or not self.ends.inputs) and not self.ends.are_there():
                 return False
@@ -82,12 +87,19 @@ class Recording(Generic[AnyEnds]):
             word, shared = words.own(), words.shared.buffer.native
             parts = [BufferCopy(word.buffer.native, 0, shared, 0, NBYTES), *parts]
             behind = [BufferCopy(shared, 0, word.buffer.native, word.offset_bytes, NBYTES)]
-        return encode(prepared.gpu, prepared, prepared.context.graph.name, parts, behind,
-                      lambda: f"a recording of\n{prepared.template.plan}\n"), word
+        return encode(
+            prepared.gpu,
+            prepared,
+            prepared.context.graph.name,
+            parts,
+            behind,
+            lambda: f"a recording of\n{prepared.template.plan}\n",
+        ), word
 
 
 class HostRun(Recording[HostEnds]):
-    """A run with host memory, which is submitted by itself. joined: with others instead (joined_runs.py), which have a say in each step.
+    """A run with host memory, which is submitted by itself. joined: with others instead (joined_runs.py), which have a
+    say in each step.
 
     Raises DeviceError where the device has no room for it.
     """
@@ -100,9 +112,11 @@ class HostRun(Recording[HostEnds]):
         self.filled = filled
 
     def submit(self, afresh: bool = False) -> int | None:
-        """Submits it and asks for its outputs; its inputs are written. Gives the submission's index, None where the plan is gone meanwhile.
+        """Submits it and asks for its outputs; its inputs are written. Gives the submission's index, None where the
+        plan is gone meanwhile.
 
-        afresh: with the word cleared and no other run of the plan in between: what is noted in it then is this run's own.
+        afresh: with the word cleared and no other run of the plan in between: what is noted in it then is this run's
+        own.
         """
         prepared, ends = self.prepared, self.ends
         with prepared.context.lock:

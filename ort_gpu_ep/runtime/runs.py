@@ -1,8 +1,8 @@
 """The runs of one plan: those whose buffers are given, by these, and those with memory of their own, by their sizes.
 
-A run with memory of its own (Steady) writes its inputs into its buffers, submits once what was recorded during an earlier run, readback
-included, and copies its outputs from the memory that the driver maps. Several may be under way at a time, each with ends of its own. Those
-of three threads and more may be submitted together, see joined_runs.py.
+A run with memory of its own (Steady) writes its inputs into its buffers, submits once what was recorded during an
+earlier run, readback included, and copies its outputs from the memory that the driver maps. Several may be under way at
+a time, each with ends of its own. Those of three threads and more may be submitted together, see joined_runs.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ MAX_IN_FLIGHT = 8
 """Runs of one set of sizes that are under way at the same time: two keep a GPU busy, more wait behind each other."""
 
 MAX_IN_FLIGHT_NBYTES = 256 << 20
-"""What the inputs, outputs and staging buffers of all runs of one set of sizes take at most; there is one in any case."""
+"""What the inputs, outputs and staging buffers of all runs of one set of sizes take at most; there is one in any
+case."""
 
 
 class Joining(Protocol):
@@ -47,11 +48,13 @@ class Joining(Protocol):
 
 
 Joins: TypeAlias = "Callable[[Prepared, Filled, int], Joining | None]"
-"""Gives the policy for runs of a plan with one set of sizes, where so many are under way at the same time; None where they are few."""
+"""Gives the policy for runs of a plan with one set of sizes, where so many are under way at the same time; None where
+they are few."""
 
 
 class Steady:
-    """Runs of a plan with one set of sizes, by host memory. Thread-safe. sent: the types in which inputs go to the device.
+    """Runs of a plan with one set of sizes, by host memory. Thread-safe. sent: the types in which inputs go to the
+    device.
 
     made: how many of them have buffers. idle: those of them that are not under way.
     """
@@ -60,13 +63,17 @@ class Steady:
         self.prepared, self.filled, self._gpu = prepared, filled, prepared.gpu
         rounded = prepared.rounded(filled)
         self.sent = brought(filled.inputs, rounded)
-        self._input_nbytes, self._output_nbytes = sum(t.nbytes for t in self.sent), sum(t.nbytes for t in filled.outputs)
+        self._input_nbytes, self._output_nbytes = (
+            sum(t.nbytes for t in self.sent),
+            sum(t.nbytes for t in filled.outputs),
+        )
         self._run_nbytes = nbytes_of(prepared.gpu, self.sent, filled.outputs, rounded)
         self.made, self._closed = 0, False
         self.idle: list[HostRun] = []
-        self._pace = None if prepared.gpu.info.is_software else waiting.Pace()      # software computes with the core that would poll
+        # software computes with the core that would poll
+        self._pace = None if prepared.gpu.info.is_software else waiting.Pace()
         self._joins = joins
-        self.contention: Joining | None = None      # since several runs were under way
+        self.contention: Joining | None = None  # since several runs were under way
         self._lock = threading.Lock()
 
     @staticmethod
@@ -77,7 +84,8 @@ class Steady:
     def run(self, sources: Sequence[Any], targets: Sequence[Any]) -> bool:
         """One run. sources, targets: cffi pointers to the bytes of each input, and to memory for each output or None.
 
-        Returns False, and has done nothing, where so many runs are under way or the plan is gone. Raises DeviceError, InputError.
+        Returns False, and has done nothing, where so many runs are under way or the plan is gone. Raises DeviceError,
+        InputError.
         """
         own = self._take()
         if own is None:
@@ -120,7 +128,8 @@ class Steady:
             native.wait(gpu, again, ends.arrival)
             ends.read(targets)
         gpu.exchanged(
-            (len(sources), self._input_nbytes, sent_s - begin_s), (len(targets), self._output_nbytes, sent_s, waited_s))
+            (len(sources), self._input_nbytes, sent_s - begin_s), (len(targets), self._output_nbytes, sent_s, waited_s)
+        )
         return True
 
     def _take(self) -> HostRun | None:
@@ -175,7 +184,8 @@ class Steady:
 class Runs:
     """Not thread-safe: the context's lock is held.
 
-    Buffers that take turns come in the same order again: behind a run that was foreseen, the one that came next before is recorded.
+    Buffers that take turns come in the same order again: behind a run that was foreseen, the one that came next before
+    is recorded.
     """
 
     def __init__(self, prepared: Prepared, joins: Joins) -> None:
@@ -196,7 +206,7 @@ class Runs:
         ends = recording.ends
         ends.inputs, ends.outputs = inputs, outputs
         word = recording.enqueue(shape)
-        ends.inputs, ends.outputs = [], []      # whoever gives them keeps their memory
+        ends.inputs, ends.outputs = [], []  # whoever gives them keeps their memory
         before, shape.last = shape.last, recording
         self._next = None
         if before is not None:
@@ -208,7 +218,7 @@ class Runs:
 
     def _recording(self, shape: Any, inputs: list[Tensor], outputs: list[Tensor]) -> Recording[Ends]:
         """That of these sizes and buffers; the least recently used one goes where there are too many."""
-        if self._version != self.prepared.version:      # their bind groups name buffers that the plan has no more
+        if self._version != self.prepared.version:  # their bind groups name buffers that the plan has no more
             self.forget()
         key = (shape, *((t.buffer.serial, t.offset_bytes) for t in (*inputs, *outputs)))
         recording = self._given.get(key)

@@ -1,8 +1,9 @@
 """Composed shaders on disk: a process that opens a known model reads their texts instead of composing them again.
 
-<cache>/shaders/<key>.wgsl has one line with the format, the key and the hash of the text, and then the text. The key is a hash of this
-package's code and of all that the text follows from, so a file of another version is never asked for. A file that is not as it should be,
-or that somebody else may have written, is not used: the text is composed, and the file replaced.
+<cache>/shaders/<key>.wgsl has one line with the format, the key and the hash of the text, and then the text. The key is
+a hash of this package's code and of all that the text follows from, so a file of another version is never asked for. A
+file that is not as it should be, or that somebody else may have written, is not used: the text is composed, and the
+file replaced.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ LOOK_EVERY = 64
 
 
 class Texts:
-    """The folder below a cache path. Thread-safe, also with other processes. code: what the texts of another version differ in."""
+    """The folder below a cache path. Thread-safe, also with other processes. code: what the texts of another version
+    differ in."""
 
     def __init__(self, cache_path: str, code: str) -> None:
         self.folder, self._code = Path(cache_path) / "shaders", code
         self._kept = store.SealedFolder(
-            self.folder, ".wgsl", FORMAT, MAX_FILE_NBYTES, (MAX_FILES, MAX_NBYTES), LOOK_EVERY)
+            self.folder, ".wgsl", FORMAT, MAX_FILE_NBYTES, (MAX_FILES, MAX_NBYTES), LOOK_EVERY
+        )
 
     def get(self, signature: Hashable, make: Callable[[], str]) -> str:
         """The text that follows from `signature`, which has the same repr in every process."""

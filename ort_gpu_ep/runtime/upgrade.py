@@ -1,8 +1,9 @@
 """A better plan for runs that have one: planned, compiled and set up beside them, on the thread of background.py.
 
-No run waits for it. What it is for says which plan it is, what it may take, and how runs come to have it: better_plans.py for sizes that
-come often and for matrix units, joined_runs.py for runs of several threads. Where it fails, runs go on by what they have. It is given up
-where nobody wants it any more: the program or the process ends, or the device is lost.
+No run waits for it. What it is for says which plan it is, what it may take, and how runs come to have it:
+better_plans.py for sizes that come often and for matrix units, joined_runs.py for runs of several threads. Where it
+fails, runs go on by what they have. It is given up where nobody wants it any more: the program or the process ends, or
+the device is lost.
 """
 
 from __future__ import annotations
@@ -24,17 +25,20 @@ log = logging.getLogger("ort_gpu_ep")
 
 
 class Upgrade:
-    """One of them. types, values: of the runs that it is wanted for. plan: how it is planned, as PlanContext.template has it.
+    """One of them. types, values: of the runs that it is wanted for. plan: how it is planned, as PlanContext.template
+    has it.
 
-    failed: what the log says in front of the reason where it fails. The methods are called on the thread of background.py, without the
-    context's lock but where one says otherwise.
+    failed: what the log says in front of the reason where it fails. The methods are called on the thread of
+    background.py, without the context's lock but where one says otherwise.
     """
 
     failed = ""
 
-    def __init__(self, context: PlanContext, types: tuple[TensorType, ...], values: Mapping[int, Array], **plan: bool) -> None:
+    def __init__(
+        self, context: PlanContext, types: tuple[TensorType, ...], values: Mapping[int, Array], **plan: bool
+    ) -> None:
         self.context, self.types, self.values, self._plan = context, types, values, plan
-        self.template: Template | None = None       # None until it is planned
+        self.template: Template | None = None  # None until it is planned
 
     def begin(self) -> None:
         """Has it made. Any thread."""
@@ -47,7 +51,7 @@ class Upgrade:
             self._make()
         except UnwantedError:
             is_wanted = False
-        except Exception as error:      # runs go on by what they have
+        except Exception as error:  # runs go on by what they have
             forget_frames(error)
             why, is_wanted = f"{type(error).__name__}: {str(error).splitlines()[0]}", self.context.is_wanted
             if is_wanted:
@@ -63,12 +67,12 @@ class Upgrade:
         assert filled is not None, "a template holds for the sizes that it was made for"
         with context.lock:
             self.check_wanted()
-            self.check_plan(template.plan, filled)      # before the pipelines, which may take a minute of a core
+            self.check_plan(template.plan, filled)  # before the pipelines, which may take a minute of a core
             replaced = [context.replaced[name] for name in template.plan.weights if name in context.replaced]
             once = [*context.prologue.missing(template.plan), *replaced]
         steps = context.steps(template.plan)
         pipelines = [self._pipeline(step) for step in (*steps, *once)]
-        self.install(template, filled, pipelines[:len(steps)])
+        self.install(template, filled, pipelines[: len(steps)])
 
     def _pipeline(self, step: Any) -> Any:
         """One after another: the cores are for whoever waits for a run."""

@@ -1,8 +1,8 @@
 """Sizes that follow from counts: the programs by which the device calculates them during a run.
 
-A count (ir/symbolic.py) is known to the kernel that finds it, and to nobody else until the run is over. What follows from it goes where
-kernels look for sizes anyway: into their uniform structs, or into a value that holds sizes. `sizes.wgsl` writes it there, right behind
-the kernel that finds the last of the counts.
+A count (ir/symbolic.py) is known to the kernel that finds it, and to nobody else until the run is over. What follows
+from it goes where kernels look for sizes anyway: into their uniform structs, or into a value that holds sizes.
+`sizes.wgsl` writes it there, right behind the kernel that finds the last of the counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ STEPS, STACK = 96, 8
 
 
 class _Program:
-    """Instructions, two words each, which leave a size on the stack. counts: their names, in the order of the bindings."""
+    """Instructions, two words each, which leave a size on the stack. counts: their names, in the order of the
+    bindings."""
 
     def __init__(self, counts: Sequence[str]) -> None:
         self._counts, self.words, self._depth = list(counts), list[Any](), 0
@@ -80,7 +81,7 @@ class _Program:
 
 def _product(trace: Trace, atoms: Iterable[int], factor: int) -> Any:
     for atom in atoms:
-        factor = factor * Size(trace, (((atom,), 1),), trace.hints[atom])       # type: ignore[arg-type]
+        factor = factor * Size(trace, (((atom,), 1),), trace.hints[atom])  # type: ignore[arg-type]
     return factor
 
 
@@ -101,11 +102,12 @@ def _largest_of_atom(trace: Trace, atom: int) -> Any:
         return _largest(trace, operands[1])
     if kind in ("//", "%", "max") and trace.counts_in((((atom,), 1),)):
         return sum(_largest(trace, terms) for terms in operands)
-    return Size(trace, (((atom,), 1),), trace.hints[atom])       # type: ignore[arg-type]
+    return Size(trace, (((atom,), 1),), trace.hints[atom])  # type: ignore[arg-type]
 
 
 def code_of(values: Sequence[tuple[int, Any]], counts: Sequence[str], checks: bool = False) -> list[Any]:
-    """The programs that calculate sizes. values: the place of each, and the size. checks: they note where one is not 0 instead.
+    """The programs that calculate sizes. values: the place of each, and the size. checks: they note where one is not 0
+    instead.
 
     Raises CountError for what no program calculates.
     """
@@ -125,8 +127,16 @@ def sizes_kernel(out: TensorType, programs: int, counts: Sequence[str], checks: 
     """What calculates them. It reads `code` and the counts, and writes `y`."""
     reads = {"code": "code", **{f"count{k}": name for k, name in enumerate(counts)}}
     return kernel(
-        SIZES, [out], consts={"COUNTS": len(counts), "STEPS": STEPS, "STACK": STACK}, groups=-(-programs // MAP_WORKGROUP_SIZE),
-        workgroup_size=MAP_WORKGROUP_SIZE, raw=True, reads=reads, writes={"y": 0}, reports=checks)
+        SIZES,
+        [out],
+        consts={"COUNTS": len(counts), "STEPS": STEPS, "STACK": STACK},
+        groups=-(-programs // MAP_WORKGROUP_SIZE),
+        workgroup_size=MAP_WORKGROUP_SIZE,
+        raw=True,
+        reads=reads,
+        writes={"y": 0},
+        reports=checks,
+    )
 
 
 def parameters_of_counts(built: Kernel, bindings: Bindings) -> list[tuple[int, Any]]:
@@ -137,4 +147,3 @@ def parameters_of_counts(built: Kernel, bindings: Bindings) -> list[tuple[int, A
 def struct_nbytes(members: int) -> int:
     """Bytes of a uniform struct, up to where the next one may begin."""
     return -(-4 * members // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT
-

@@ -1,4 +1,5 @@
-"""A template as JSON values, and back: what runtime/known_plans.py keeps on disk. What is read is checked: anything may be there."""
+"""A template as JSON values, and back: what runtime/known_plans.py keeps on disk. What is read is checked: anything may
+be there."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from ort_gpu_ep.scheduler.verify import violations
 from ort_gpu_ep.shaders.composer import is_body
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {**symbolic.FUNCTIONS, **arithmetic.FUNCTIONS}
-"""What `symbolic.derived` may have been called with in a plan that is kept; a function of one row alone has no name in a file."""
+"""What `symbolic.derived` may have been called with in a plan that is kept; a function of one row alone has no name in
+a file."""
 
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 
@@ -41,20 +43,28 @@ CODEC = Codec(Plan, {DType: (str, _dtype)})
 def to_data(template: Template) -> dict[str, Any]:
     """Raises TypeError, where a size of a run follows from a function that has no name in a file."""
     trace = template.trace
-    return {"atoms": [_atom(definition) for definition in trace.atoms], "hints": trace.hints,
-            "guards": [[terms, relation, answer] for (terms, relation), answer in trace.guards.items()],
-            "rows": CODEC.encode(template.plan, _symbol)}
+    return {
+        "atoms": [_atom(definition) for definition in trace.atoms],
+        "hints": trace.hints,
+        "guards": [[terms, relation, answer] for (terms, relation), answer in trace.guards.items()],
+        "rows": CODEC.encode(template.plan, _symbol),
+    }
 
 
-def from_data(data: Mapping[str, Any], types: Sequence[TensorType], limits: Limits, values: Mapping[int, Array]) -> Template:
-    """The template for inputs of these types. Raises ValueError, LookupError, TypeError for what is no legal plan for these."""
+def from_data(
+    data: Mapping[str, Any], types: Sequence[TensorType], limits: Limits, values: Mapping[int, Array]
+) -> Template:
+    """The template for inputs of these types. Raises ValueError, LookupError, TypeError for what is no legal plan for
+    these."""
     ranges = [(0, symbolic.LARGEST_DIMENSION)] * sum(t.rank for t in types)
     for index in sorted(values):
         ranges += [range_of(values[index])] * values[index].size if values[index].dtype.kind in "iu" else []
     trace = _trace(data, ranges)
     plan = CODEC.decode(Plan, data["rows"], lambda said: _made(said, trace))
     _check(plan)
-    if not {definition[1] for definition in trace.atoms if definition[0] == "count"} <= {name for name, nbytes in plan.kept if nbytes >= 4}:
+    if not {definition[1] for definition in trace.atoms if definition[0] == "count"} <= {
+        name for name, nbytes in plan.kept if nbytes >= 4
+    }:
         raise ValueError("nothing in the plan finds what a size follows from")
     try:
         template = Template(plan, trace, limits, values)
@@ -66,7 +76,11 @@ def from_data(data: Mapping[str, Any], types: Sequence[TensorType], limits: Limi
         raise ValueError(f"{type(error).__name__}: {error}") from error
     if wrong:
         raise ValueError(f"it is no legal plan: {wrong[0]}")
-    grids = [grid for grid in (*filled.groups, *(step.groups for step in (*plan.prologue, *plan.inverses))) if grid is not None]
+    grids = [
+        grid
+        for grid in (*filled.groups, *(step.groups for step in (*plan.prologue, *plan.inverses)))
+        if grid is not None
+    ]
     if not all(0 <= count <= limits.max_groups_per_dimension for grid in grids for count in grid):
         raise ValueError(f"more than {limits.max_groups_per_dimension} workgroups in a row")
     return template
@@ -75,10 +89,16 @@ def from_data(data: Mapping[str, Any], types: Sequence[TensorType], limits: Limi
 def _check(plan: Plan) -> None:
     """Raises ValueError for places that are not there, and bodies of shaders that are none."""
     most = {Kind.INPUT: len(plan.inputs), Kind.OUTPUT: len(plan.outputs), Kind.SLOT: len(plan.slots)}
-    names = {Kind.WEIGHT: {*plan.weights}, Kind.CONSTANT: {c.name for c in plan.constants}, Kind.KEPT: {name for name, _ in plan.kept}}
+    names = {
+        Kind.WEIGHT: {*plan.weights},
+        Kind.CONSTANT: {c.name for c in plan.constants},
+        Kind.KEPT: {name for name, _ in plan.kept},
+    }
     places = [plan.dense]
     for step in (*plan.steps, *plan.prologue, *plan.inverses, *(step for _, step in plan.halved)):
-        places.append((step.source, step.target) if isinstance(step, Copy) else (*(t.place for t in step.tensors), *step.awaited))
+        places.append(
+            (step.source, step.target) if isinstance(step, Copy) else (*(t.place for t in step.tensors), *step.awaited)
+        )
         for kernel in () if isinstance(step, Copy) else (step.kernel, *(inner for _, inner in step.kernel.inlined)):
             if not is_body(kernel.shader):
                 raise ValueError(f"got shader {kernel.shader[:60]!r}, expected a body of this package")
@@ -116,7 +136,8 @@ def _atom(definition: tuple[Any, ...]) -> list[Any]:
 
 
 def _trace(data: Mapping[str, Any], ranges: Sequence[tuple[int, int]]) -> Trace:
-    """As planning left it: what its guards imply follows from them, in their order. ranges: of the numbers that a run brings."""
+    """As planning left it: what its guards imply follows from them, in their order. ranges: of the numbers that a run
+    brings."""
     trace, atoms, hints = Trace(), data["atoms"], data["hints"]
     if type(atoms) is not list or type(hints) is not list or len(atoms) != len(hints) or len(atoms) > MAX_ATOMS:
         raise ValueError(f"got {str(atoms)[:60]}, expected a list of at most {MAX_ATOMS} atoms, and their values")
@@ -177,4 +198,3 @@ def _index(said: Any, count: int) -> int:
     if type(said) is not int or not 0 <= said < count:
         raise ValueError(f"got {str(said)[:60]}, expected a number below {count}")
     return said
-

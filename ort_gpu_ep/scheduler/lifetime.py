@@ -10,28 +10,31 @@ ALIGN_NBYTES = 256
 
 MEMORY_FOR_PARALLELISM = 1.25
 PARALLEL_NBYTES = 64 << 20
-"""Independent branches next to each other, without barriers, may cost this factor of the memory of the tightest order tried, or so much
-beyond it, if that is more: of the networks that are measured, the one with the most branches, inception_v3, takes 12 MB
-in its tightest order and 63 MB so."""
+"""Independent branches next to each other, without barriers, may cost this factor of the memory of the tightest order
+tried, or so much beyond it, if that is more: of the networks that are measured, the one with the most branches,
+inception_v3, takes 12 MB in its tightest order and 63 MB so."""
 
 UNUSED_NBYTES = DEFAULT_FIGURES.dispatch_nbytes
 """Of a larger value, writing alone takes longer than the barrier that a slot of its own saves."""
 
 
 def assign_slots(
-    uses: Sequence[tuple[str, ...]], levels: Sequence[int], sizes: Mapping[str, int], costs: Sequence[float] = (),
+    uses: Sequence[tuple[str, ...]],
+    levels: Sequence[int],
+    sizes: Mapping[str, int],
+    costs: Sequence[float] = (),
     largest_nbytes: int = UNUSED_NBYTES,
 ) -> tuple[list[int], dict[str, int], list[int]]:
     """Orders dispatches and gives each value in `sizes` a slot.
 
-    uses: the values that each dispatch reads or writes. levels: depth of each dispatch. sizes: bytes of each slot value.
-    costs: of each dispatch, bytes written; the largest of a level comes first: others then run beside it to the end, and it is the one
-    that may write to slots used before. largest_nbytes: of a value that gets a slot of its own for the sake of a barrier.
-    Returns: order (indices of dispatches), slot of each value, bytes of each slot.
-    Two ways are tried: by level, where a slot is reused only in a later level, so that dispatches of a level need no
-    barrier between them; and in the given order with immediate reuse, which takes the least memory. Of the first way, what dispatches of a
-    level write (but for its first, which has a barrier in front of it anyway) goes to slots that were not used before, as far as memory
-    allows: to write again what was read or written needs a barrier.
+    uses: the values that each dispatch reads or writes. levels: depth of each dispatch. sizes: bytes of each slot
+    value. costs: of each dispatch, bytes written; the largest of a level comes first: others then run beside it to the
+    end, and it is the one that may write to slots used before. largest_nbytes: of a value that gets a slot of its own
+    for the sake of a barrier. Returns: order (indices of dispatches), slot of each value, bytes of each slot. Two ways
+    are tried: by level, where a slot is reused only in a later level, so that dispatches of a level need no barrier
+    between them; and in the given order with immediate reuse, which takes the least memory. Of the first way, what
+    dispatches of a level write (but for its first, which has a barrier in front of it anyway) goes to slots that were
+    not used before, as far as memory allows: to write again what was read or written needs a barrier.
     """
     by_level = _by_level(levels, costs)
     in_order, times = [uses[i] for i in by_level], [levels[i] for i in by_level]
@@ -43,7 +46,10 @@ def assign_slots(
 
 
 def slots_apart(
-    uses: Sequence[tuple[str, ...]], levels: Sequence[int], sizes: Mapping[str, int], costs: Sequence[float] = (),
+    uses: Sequence[tuple[str, ...]],
+    levels: Sequence[int],
+    sizes: Mapping[str, int],
+    costs: Sequence[float] = (),
 ) -> tuple[list[int], dict[str, int], list[int]]:
     """As `assign_slots`, by level, with a slot for each value: nothing is ever written again."""
     order = _by_level(levels, costs)
@@ -60,18 +66,22 @@ def _aligned(nbytes: int) -> int:
 
 
 def _fit(
-    uses: Sequence[tuple[str, ...]], times: Sequence[int], sizes: Mapping[str, int], unused_nbytes: float = 0,
+    uses: Sequence[tuple[str, ...]],
+    times: Sequence[int],
+    sizes: Mapping[str, int],
+    unused_nbytes: float = 0,
     largest_nbytes: int = 0,
 ) -> tuple[dict[str, int], list[int]]:
-    """Best fit: each value takes the free slot that wastes least, else the largest free one grows, else a new one is made.
+    """Best fit: each value takes the free slot that wastes least, else the largest free one grows, else a new one is
+    made.
 
-    unused_nbytes: at most so much for slots that are made for what others of the same time than the first write, for one of them
-    largest_nbytes.
+    unused_nbytes: at most so much for slots that are made for what others of the same time than the first write, for
+    one of them largest_nbytes.
     """
     last = {name: time for names, time in zip(uses, times, strict=True) for name in names}
     slot_of: dict[str, int] = {}
     slots: list[int] = []
-    busy: list[tuple[int, int]] = []      # (time of last use, slot)
+    busy: list[tuple[int, int]] = []  # (time of last use, slot)
     free: list[int] = []
     for k, (names, time) in enumerate(zip(uses, times, strict=True)):
         beside = k > 0 and times[k - 1] == time

@@ -16,7 +16,8 @@ from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
 from ort_gpu_ep.kernels.registry import Kernel
 
 ERROR_WORD = "\0error_flags"
-"""Name of the KEPT place that holds the word of kernels that report; no value of a model has it, which come as C strings."""
+"""Name of the KEPT place that holds the word of kernels that report; no value of a model has it, which come as C
+strings."""
 
 PARAMETERS = "\0parameters"
 """Stands for the uniform structs of all steps where values have names."""
@@ -37,8 +38,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """A buffer of the run: input, output and slot by number; weight (a constant of the graph), constant (of the plan) and what the
-    prologue prepares by name; kept: what is zero before the first run and after each, by name; parameters: all steps' uniform structs.
+    """A buffer of the run: input, output and slot by number; weight (a constant of the graph), constant (of the plan)
+    and what the prologue prepares by name; kept: what is zero before the first run and after each, by name; parameters:
+    all steps' uniform structs.
     """
 
     kind: Kind
@@ -73,9 +75,9 @@ class Dispatch:
     """One `dispatch_workgroups`. level: length of the longest chain of dispatches before it.
 
     groups: workgroups in x, y and z; of a number that varies (count, 1, 1), not yet folded into what an adapter allows.
-    awaited: places that it binds and does not read, behind all others: the barrier in front of it then serves the steps after it that
-    do read them (barriers.py).
-    turns: of the loops of one workgroup (kernels.records.turns_of), for the sizes that the plan was made for, to estimate its time by.
+    awaited: places that it binds and does not read, behind all others: the barrier in front of it then serves the steps
+    after it that do read them (barriers.py). turns: of the loops of one workgroup (kernels.records.turns_of), for the
+    sizes that the plan was made for, to estimate its time by.
     """
 
     label: str
@@ -99,7 +101,8 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy between places: for an output that is only another view of an input, a weight or another output, or begins as an input."""
+    """A copy between places: for an output that is only another view of an input, a weight or another output, or begins
+    as an input."""
 
     label: str
     source: Place
@@ -126,12 +129,13 @@ class Plan:
 
     slots: size in bytes of each reusable buffer. weights: constants of the graph that steps, or the prologue, read.
     prologue: dispatches that a program runs once: they read weights and write PREPARED places, which steps may read.
-    kept: name and bytes of each KEPT place. inverses: dispatches from a PREPARED place back to the weight that it was made of.
-    channels_last: nodes whose values are stored so. conversions: dispatches that bring a value into another layout.
-    dense: PREPARED places of weights that are stored packed, written out once (the option `weights`), and of what is made of them.
-    in_place: (input, output) that may be one buffer; the first steps copy one into the other, which a run leaves out where they are.
-    halved: (number of a step, the step in its place) for runs that bring float32 inputs in float16, see `halved_inputs`.
-    intermediate_nbytes: what all intermediate tensors would take if each had a buffer of its own.
+    kept: name and bytes of each KEPT place. inverses: dispatches from a PREPARED place back to the weight that it was
+    made of. channels_last: nodes whose values are stored so. conversions: dispatches that bring a value into another
+    layout. dense: PREPARED places of weights that are stored packed, written out once (the option `weights`), and of
+    what is made of them. in_place: (input, output) that may be one buffer; the first steps copy one into the other,
+    which a run leaves out where they are. halved: (number of a step, the step in its place) for runs that bring float32
+    inputs in float16, see `halved_inputs`. intermediate_nbytes: what all intermediate tensors would take if each had a
+    buffer of its own.
     """
 
     inputs: tuple[TensorType, ...]
@@ -153,7 +157,9 @@ class Plan:
     @property
     def halved_inputs(self) -> frozenset[int]:
         """Positions of the float32 inputs that all steps round to float16 first: a run may as well bring them so."""
-        read = (t for _, step in self.halved for t in step.tensors if t.place.kind is Kind.INPUT and t.type.dtype is FLOAT16)
+        read = (
+            t for _, step in self.halved for t in step.tensors if t.place.kind is Kind.INPUT and t.type.dtype is FLOAT16
+        )
         return frozenset(t.place.index for t in read if self.inputs[t.place.index].dtype is FLOAT32)
 
     @property
@@ -193,7 +199,8 @@ class Plan:
 
     @property
     def barriers(self) -> frozenset[int]:
-        """The steps that wait for all before them, see barriers.py. A copy does, and ends a pass; behind it a pass begins anew."""
+        """The steps that wait for all before them, see barriers.py. A copy does, and ends a pass; behind it a pass
+        begins anew."""
         barriers, state = set[int](), dict[Place, bool]()
         for i, step in enumerate(self.steps):
             if isinstance(step, Copy):
@@ -205,8 +212,11 @@ class Plan:
         return frozenset(barriers)
 
     def __str__(self) -> str:
-        lines = [f"inputs  {', '.join(map(str, self.inputs))}", f"outputs {', '.join(map(str, self.outputs))}",
-                 f"slots   {', '.join(map(str, self.slots)) or 'none'} (bytes)"]
+        lines = [
+            f"inputs  {', '.join(map(str, self.inputs))}",
+            f"outputs {', '.join(map(str, self.outputs))}",
+            f"slots   {', '.join(map(str, self.slots)) or 'none'} (bytes)",
+        ]
         lines += [f"once {_line(step)}" for step in self.prologue]
         barriers = self.barriers
         lines += [f"{i:4}{'|' if i in barriers else ' '}{_line(step)}" for i, step in enumerate(self.steps)]
@@ -215,14 +225,18 @@ class Plan:
 
 
 def conflicts(state: Mapping[Place, bool], uses: Mapping[Place, bool]) -> list[Place]:
-    """What needs a barrier. state: of each place that the pass has bound, whether it was written last. uses: of the next dispatch."""
+    """What needs a barrier. state: of each place that the pass has bound, whether it was written last. uses: of the
+    next dispatch."""
     return [place for place, written in uses.items() if place in state and (written or state[place])]
 
 
 def _line(step: Dispatch | Copy) -> str:
     if isinstance(step, Copy):
         return f"copy {step.label}: {step.source} -> {step.target} {step.nbytes} B"
-    tensors = " ".join(f"{'>' if t.written else ''}{t.name}={t.place}:{t.type}{f' in {t.whole}' if t.whole else ''}" for t in step.tensors)
+    tensors = " ".join(
+        f"{'>' if t.written else ''}{t.name}={t.place}:{t.type}{f' in {t.whole}' if t.whole else ''}"
+        for t in step.tensors
+    )
     tensors += f" awaits {', '.join(map(str, step.awaited))}" if step.awaited else ""
     tensors += f", {step.kernel.repeats} times" if hint(step.kernel.repeats) != 1 else ""
     return f"{step.label}: {step.kernel.shader} {math.prod(step.groups)} groups, level {step.level}: {tensors}"

@@ -1,8 +1,9 @@
-"""A plan for every size: made once, for symbols in place of the sizes that the model leaves open, and filled in for each run.
+"""A plan for every size: made once, for symbols in place of the sizes that the model leaves open, and filled in for
+each run.
 
-A new shape changes numbers only: workgroup counts, the parameters of shaders, the bytes of buffers and copies. What the plan
-does (kernels, order, which values share a slot) stays, as long as the sizes answer the trace's guards as those of the first run
-did; where they don't (a size of 1 that broadcasts, say), another template is made.
+A new shape changes numbers only: workgroup counts, the parameters of shaders, the bytes of buffers and copies. What the
+plan does (kernels, order, which values share a slot) stays, as long as the sizes answer the trace's guards as those of
+the first run did; where they don't (a size of 1 that broadcasts, say), another template is made.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from ort_gpu_ep.shaders.composer import folded, parameters
 class Filled:
     """The numbers of a template for one set of input sizes.
 
-    numbers: what they follow from: the sizes of the inputs, and the integers in those whose content counts.
-    groups: workgroups of each step (None for a copy). repeats: how often each is dispatched in a row. nbytes: of each copy (None for a
-    dispatch). parameters: the uniform structs, each at its step's `offsets` of the template. slots: bytes. constants: by name, those that
-    vary.
+    numbers: what they follow from: the sizes of the inputs, and the integers in those whose content counts. groups:
+    workgroups of each step (None for a copy). repeats: how often each is dispatched in a row. nbytes: of each copy
+    (None for a dispatch). parameters: the uniform structs, each at its step's `offsets` of the template. slots: bytes.
+    constants: by name, those that vary.
     """
 
     inputs: tuple[TensorType, ...]
@@ -60,17 +61,21 @@ class Specialization:
     why: str = ""
 
     def __str__(self) -> str:
-        text = f"constants, compiled beside the runs in {self.seconds:.1f} s" if not self.why else f"numbers of each run: {self.why}"
+        text = (
+            f"constants, compiled beside the runs in {self.seconds:.1f} s"
+            if not self.why
+            else f"numbers of each run: {self.why}"
+        )
         return f"{', '.join(self.inputs)}: sizes are {text}"
 
 
 class Template:
     """A plan with symbols, and the function that fills them in.
 
-    plan: what was made; its numbers may be Sizes, of the closed `trace`. over: outputs that may be an input's buffer, and that input.
-    varies: whether any is a Size. is_open: whether inputs have other sizes in other runs. counted: the KEPT places of one uint32 each, in
-    which a run leaves the counts that sizes of outputs follow from: a Filled has the most that there can be. offsets: where in
-    `Filled.parameters` each step's struct is, None without one.
+    plan: what was made; its numbers may be Sizes, of the closed `trace`. over: outputs that may be an input's buffer,
+    and that input. varies: whether any is a Size. is_open: whether inputs have other sizes in other runs. counted: the
+    KEPT places of one uint32 each, in which a run leaves the counts that sizes of outputs follow from: a Filled has the
+    most that there can be. offsets: where in `Filled.parameters` each step's struct is, None without one.
     """
 
     def __init__(self, plan: Plan, trace: Trace, limits: Limits, values: Mapping[int, Array] | None = None) -> None:
@@ -78,16 +83,27 @@ class Template:
         self.over = {output: (source,) for source, output in plan.in_place}
         self.offsets: list[int | None] = []
         needs = _Wanted()
-        self._outputs = _Varying(plan.outputs, {
-            k: needs.add(t.shape) for k, t in enumerate(plan.outputs) if any(map(is_symbolic, t.shape))})
+        self._outputs = _Varying(
+            plan.outputs, {k: needs.add(t.shape) for k, t in enumerate(plan.outputs) if any(map(is_symbolic, t.shape))}
+        )
         self._slots = needs.add(plan.slots)
         dispatches = {k: s for k, s in enumerate(plan.steps) if isinstance(s, Dispatch)}
-        self._groups = _Varying([s.groups if isinstance(s, Dispatch) else None for s in plan.steps], {
-            k: needs.add(s.groups) for k, s in dispatches.items() if any(map(is_symbolic, s.groups))})
-        self._repeats = _Varying([s.kernel.repeats if isinstance(s, Dispatch) else 1 for s in plan.steps], {
-            k: needs.add((s.kernel.repeats,)) for k, s in dispatches.items() if is_symbolic(s.kernel.repeats)})
-        self._nbytes = _Varying([s.nbytes if isinstance(s, Copy) else None for s in plan.steps], {
-            k: needs.add((s.nbytes,)) for k, s in enumerate(plan.steps) if isinstance(s, Copy) and is_symbolic(s.nbytes)})
+        self._groups = _Varying(
+            [s.groups if isinstance(s, Dispatch) else None for s in plan.steps],
+            {k: needs.add(s.groups) for k, s in dispatches.items() if any(map(is_symbolic, s.groups))},
+        )
+        self._repeats = _Varying(
+            [s.kernel.repeats if isinstance(s, Dispatch) else 1 for s in plan.steps],
+            {k: needs.add((s.kernel.repeats,)) for k, s in dispatches.items() if is_symbolic(s.kernel.repeats)},
+        )
+        self._nbytes = _Varying(
+            [s.nbytes if isinstance(s, Copy) else None for s in plan.steps],
+            {
+                k: needs.add((s.nbytes,))
+                for k, s in enumerate(plan.steps)
+                if isinstance(s, Copy) and is_symbolic(s.nbytes)
+            },
+        )
         self._constants = [(c, needs.add(c.type.shape), needs.add(c.varying)) for c in plan.constants if c.varying]
         self._parameters = self._place_parameters(needs)
         self.parameter_nbytes = self._layout.size
@@ -97,7 +113,7 @@ class Template:
         self.counted = counts_of(*shapes)
         self._cut = Formula(trace, shapes) if self.counted else None
         self.is_open = bool(self._values) or any(is_symbolic(size) for t in plan.inputs for size in t.shape)
-        if self.is_open or trace.has_counts:     # nothing else brings symbols in
+        if self.is_open or trace.has_counts:  # nothing else brings symbols in
             mapped(plan, self._symbols.append)
         self.varies = bool(self._symbols)
 
@@ -110,7 +126,10 @@ class Template:
             self.offsets.append(end if names else None)
             if names:
                 nbytes = struct_nbytes(len(names))
-                layout += "".join("I" if isinstance(value, Size) else "f" for _, value in names) + f"{nbytes - 4 * len(names)}x"
+                layout += (
+                    "".join("I" if isinstance(value, Size) else "f" for _, value in names)
+                    + f"{nbytes - 4 * len(names)}x"
+                )
                 self._struct_nbytes[end] = 4 * len(names)
                 values += [value for _, value in names]
                 end += nbytes
@@ -134,12 +153,16 @@ class Template:
             return None
         most, steps, given_outputs = self._limits.max_groups_per_dimension, self.plan.steps, self.plan.outputs
         return Filled(
-            tuple(types), tuple(numbers or ()),
+            tuple(types),
+            tuple(numbers or ()),
             self._outputs.at(lambda k, where: TensorType(given_outputs[k].dtype, values[where])),
             self._groups.at(lambda k, where: _grid(steps[k], values[where], most)),
-            self._repeats.at(lambda k, where: values[where][0]), self._nbytes.at(lambda k, where: values[where][0]),
-            values[self._slots], self._packed(values[self._parameters]),
-            {c.name: np.array(values[w], c.type.dtype.numpy).tobytes() for c, _, w in self._constants})
+            self._repeats.at(lambda k, where: values[where][0]),
+            self._nbytes.at(lambda k, where: values[where][0]),
+            values[self._slots],
+            self._packed(values[self._parameters]),
+            {c.name: np.array(values[w], c.type.dtype.numpy).tobytes() for c, _, w in self._constants},
+        )
 
     def outputs(self, filled: Filled, counts: Mapping[str, int]) -> tuple[TensorType, ...]:
         """The types of the outputs, once a run has told the counts."""
@@ -152,11 +175,13 @@ class Template:
             return self._layout.pack(*values)
         except (struct.error, OverflowError):
             with np.errstate(over="ignore"):
-                return self._layout.pack(*(v & 0xffffffff if type(v) is int else float(np.float32(v)) for v in values))
+                return self._layout.pack(*(v & 0xFFFFFFFF if type(v) is int else float(np.float32(v)) for v in values))
 
     def _numbers(self, types: Sequence[TensorType], given: Mapping[int, Array]) -> list[int] | None:
         """What the symbols stand for; None for other element types, ranks, or contents that are no integers."""
-        if [(t.dtype, t.rank) for t in types] != [(t.dtype, t.rank) for t in self.plan.inputs] or not set(self._values) <= set(given):
+        if [(t.dtype, t.rank) for t in types] != [(t.dtype, t.rank) for t in self.plan.inputs] or not set(
+            self._values
+        ) <= set(given):
             return None
         numbers = [d for t in types for d in t.shape]
         for index in sorted(self._values):
@@ -175,9 +200,13 @@ class Template:
             return self.plan
         numbers = iter(Formula(self.trace, self._symbols)(filled.numbers) or ())
         plan: Plan = mapped(self.plan, lambda size: next(numbers))
-        steps = tuple(replace(s, groups=g) if isinstance(s, Dispatch) and g is not None else s
-                      for s, g in zip(plan.steps, filled.groups, strict=True))
-        constants = tuple(replace(c, data=filled.constants[c.name], varying=()) if c.varying else c for c in plan.constants)
+        steps = tuple(
+            replace(s, groups=g) if isinstance(s, Dispatch) and g is not None else s
+            for s, g in zip(plan.steps, filled.groups, strict=True)
+        )
+        constants = tuple(
+            replace(c, data=filled.constants[c.name], varying=()) if c.varying else c for c in plan.constants
+        )
         halved = tuple((k, replace(step, groups=filled.groups[k] or step.groups)) for k, step in plan.halved)
         return replace(plan, steps=steps, constants=constants, halved=halved)
 
@@ -199,7 +228,8 @@ class _Wanted:
 
 
 class _Varying:
-    """A row of values, of which those at some places depend on the sizes. places: those, and where in a formula's result they are."""
+    """A row of values, of which those at some places depend on the sizes. places: those, and where in a formula's
+    result they are."""
 
     def __init__(self, values: Iterable[Any], places: Mapping[int, slice]) -> None:
         self._values, self._places = tuple(values), tuple(places.items())
@@ -215,31 +245,44 @@ class _Varying:
 
 
 def make_template(
-    graph: Graph, types: Sequence[TensorType], limits: Limits, rewrite: Rewrite | None = None, values: Mapping[int, Array] | None = None,
-    *, constant: bool = False, apart: bool = False,
+    graph: Graph,
+    types: Sequence[TensorType],
+    limits: Limits,
+    rewrite: Rewrite | None = None,
+    values: Mapping[int, Array] | None = None,
+    *,
+    constant: bool = False,
+    apart: bool = False,
 ) -> Template:
     """A plan for these input types and for all that differ from them in sizes that the graph leaves open.
 
-    values: the content of some inputs, by position; their integers may differ from run to run as sizes may. constant: the plan is for these
-    sizes and contents alone, as if the model fixed them. apart: each value has a slot of its own.
-    Raises: UnsupportedNodeError, where a row declines a node with these types; UnknownValueError, where it needs the content of another
-    value.
+    values: the content of some inputs, by position; their integers may differ from run to run as sizes may. constant:
+    the plan is for these sizes and contents alone, as if the model fixed them. apart: each value has a slot of its own.
+    Raises: UnsupportedNodeError, where a row declines a node with these types; UnknownValueError, where it needs the
+    content of another value.
     """
     trace, values = Trace(), values or {}
     inputs, place = dict[str, TensorType](), 0
     for index, (name, tensor) in enumerate(zip(graph.inputs, types, strict=True)):
-        declared = tensor.shape if constant or index in values else graph.values[name].shape if name in graph.values else None
-        inputs[name] = TensorType(tensor.dtype, tuple(
-            _dimension(trace, place + axis, size, declared, axis) for axis, size in enumerate(tensor.shape)))
+        declared = (
+            tensor.shape if constant or index in values else graph.values[name].shape if name in graph.values else None
+        )
+        inputs[name] = TensorType(
+            tensor.dtype,
+            tuple(_dimension(trace, place + axis, size, declared, axis) for axis, size in enumerate(tensor.shape)),
+        )
         place += tensor.rank
     contents: dict[str, Array] = {}
     for index in sorted(values):
         contents[graph.inputs[index]], place = _content(trace, place, values[index], constant)
-    return Template(make_plan(graph, inputs, limits, rewrite, contents, apart=apart, trace=trace), trace, limits, values)
+    return Template(
+        make_plan(graph, inputs, limits, rewrite, contents, apart=apart, trace=trace), trace, limits, values
+    )
 
 
 def _content(trace: Trace, place: int, array: Array, constant: bool) -> tuple[Array, int]:
-    """An input's content as the plan sees it, integers as symbols unless they are guarded, and the place of the next number."""
+    """An input's content as the plan sees it, integers as symbols unless they are guarded, and the place of the next
+    number."""
     if array.dtype.kind not in "iu":
         return array, place
     symbols = [trace.symbol(place + k, int(v), range_of(array)) for k, v in enumerate(array.reshape(-1))]

@@ -17,7 +17,8 @@ _READ_ONLY = (Kind.INPUT, Kind.WEIGHT, Kind.CONSTANT, Kind.PREPARED)
 
 
 def violations(plan: Plan, limits: Limits | None = None) -> list[str]:
-    """What is wrong with a plan, one sentence each; empty for a legal one. limits: of the adapter, where bindings are to be counted."""
+    """What is wrong with a plan, one sentence each; empty for a legal one. limits: of the adapter, where bindings are
+    to be counted."""
     problems, prepared = _prologue_violations(plan)
     written, filling = set(prepared), dict[Place, list[Part]]()
     for i, step in enumerate(plan.steps):
@@ -36,22 +37,35 @@ def violations(plan: Plan, limits: Limits | None = None) -> list[str]:
         if isinstance(step, Dispatch):
             problems += [f"step {i} {step.label}: {problem}" for problem in _binding_violations(step, written, limits)]
         written.update(writes)
-        problems += [f"step {i} {step.label}: {n} B in {p} of {plan.slots[p.index]} B" for p, n in _slot_sizes(step)
-                  if n > plan.slots[p.index]]
+        problems += [
+            f"step {i} {step.label}: {n} B in {p} of {plan.slots[p.index]} B"
+            for p, n in _slot_sizes(step)
+            if n > plan.slots[p.index]
+        ]
     for k, tensor in enumerate(plan.outputs):
         if tensor.nbytes and Place(Kind.OUTPUT, k) not in written:
             problems.append(f"output {k} {tensor} is never written")
     problems += [*_in_place_violations(plan), *_halved_violations(plan)]
-    return [*problems, *(f"{place} is never whole: {missing} elements of a row are missing" for place in filling
-                      if (missing := _missing(filling[place])))]
+    return [
+        *problems,
+        *(
+            f"{place} is never whole: {missing} elements of a row are missing"
+            for place in filling
+            if (missing := _missing(filling[place]))
+        ),
+    ]
 
 
 def _in_place_violations(plan: Plan) -> Iterator[str]:
-    """What is wrong with the pairs that may be one buffer: a run that gets one buffer for both leaves out the copy, and no more."""
-    copies = Counter((s.source.index, s.target.index) for s in plan.steps
-                     if isinstance(s, Copy) and (s.source.kind, s.target.kind) == (Kind.INPUT, Kind.OUTPUT))
+    """What is wrong with the pairs that may be one buffer: a run that gets one buffer for both leaves out the copy, and
+    no more."""
+    copies = Counter(
+        (s.source.index, s.target.index)
+        for s in plan.steps
+        if isinstance(s, Copy) and (s.source.kind, s.target.kind) == (Kind.INPUT, Kind.OUTPUT)
+    )
     reads = Counter(place.index for step in plan.steps for place in set(_uses(step)[0]) if place.kind is Kind.INPUT)
-    first = plan.steps[:len(plan.in_place)]
+    first = plan.steps[: len(plan.in_place)]
     for i, o in plan.in_place:
         pair = f"input {i} and output {o}, one buffer in place"
         if plan.inputs[i] != plan.outputs[o]:
@@ -66,7 +80,8 @@ def _in_place_violations(plan: Plan) -> Iterator[str]:
 
 
 def _halved_violations(plan: Plan) -> Iterator[str]:
-    """What is wrong with the steps that read inputs in float16: all that read these, and each does what the one in its place does."""
+    """What is wrong with the steps that read inputs in float16: all that read these, and each does what the one in its
+    place does."""
     halved, inputs = dict(plan.halved), {Place(Kind.INPUT, i) for i in plan.halved_inputs}
     for i, copy in halved.items():
         own = plan.steps[i] if i in range(len(plan.steps)) else None
@@ -81,12 +96,15 @@ def _halved_violations(plan: Plan) -> Iterator[str]:
 
 def _but_for(step: Dispatch, places: set[Place]) -> tuple[object, ...]:
     """What a dispatch binds, without the element types in some places."""
-    tensors = [(t.name, t.place, t.written, t.type.shape, None if t.place in places else t.type, t.whole) for t in step.tensors]
+    tensors = [
+        (t.name, t.place, t.written, t.type.shape, None if t.place in places else t.type, t.whole) for t in step.tensors
+    ]
     return step.label, step.kernel.shader, step.kernel.outputs, step.groups, step.awaited, tensors
 
 
 def _part_violations(step: Dispatch | Copy, filling: dict[Place, list[Part]]) -> Iterator[str]:
-    """What is wrong with parts of values: they are disjoint, and read only when all are there. filling: those in each place, by then."""
+    """What is wrong with parts of values: they are disjoint, and read only when all are there. filling: those in each
+    place, by then."""
     for place in _uses(step)[0]:
         if missing := _missing(filling.get(place, [])):
             yield f"reads {place} of which {missing} elements of a row are not written yet"
@@ -101,8 +119,13 @@ def _part_violations(step: Dispatch | Copy, filling: dict[Place, list[Part]]) ->
             continue
         kept = before if not other and _missing(before) else []
         filling[tensor.place] = [*kept, part]
-        if part.start + part.size > part.row or any(p.start < part.start + part.size and part.start < p.start + p.size for p in kept):
-            yield f"writes elements {part.start} to {part.start + part.size} of rows of {part.row} in {tensor.place}, where others are"
+        if part.start + part.size > part.row or any(
+            p.start < part.start + part.size and part.start < p.start + p.size for p in kept
+        ):
+            yield (
+                f"writes elements {part.start} to {part.start + part.size} of rows of {part.row} in "
+                f"{tensor.place}, where others are"
+            )
 
 
 def _missing(parts: Sequence[Part]) -> int:
@@ -126,15 +149,22 @@ def _binding_violations(step: Dispatch, written: set[Place], limits: Limits | No
 
 
 def _prologue_violations(plan: Plan) -> tuple[list[str], set[Place]]:
-    """What is wrong with the prologue, and what it writes: it is the same for all sizes and runs, so it knows weights alone."""
+    """What is wrong with the prologue, and what it writes: it is the same for all sizes and runs, so it knows weights
+    alone."""
     said: list[str] = []
     written: set[Place] = set()
     for i, step in enumerate(plan.prologue):
         reads, writes = _uses(step)
-        said += [f"prologue {i} {step.label}: reads {place}" for place in reads
-                  if place.kind is not Kind.WEIGHT and place not in written]
-        said += [f"prologue {i} {step.label}: reads {place}, which is not among the weights" for place in reads
-                  if place.kind is Kind.WEIGHT and place.name not in plan.weights]
+        said += [
+            f"prologue {i} {step.label}: reads {place}"
+            for place in reads
+            if place.kind is not Kind.WEIGHT and place not in written
+        ]
+        said += [
+            f"prologue {i} {step.label}: reads {place}, which is not among the weights"
+            for place in reads
+            if place.kind is Kind.WEIGHT and place.name not in plan.weights
+        ]
         said += [f"prologue {i} {step.label}: writes {place}" for place in writes if place.kind is not Kind.PREPARED]
         said += [f"prologue {i} {step.label}: writes {place} once more" for place in writes if place in written]
         if parameters(step.kernel, step.bindings) or any(map(is_symbolic, step.groups)):
@@ -142,9 +172,16 @@ def _prologue_violations(plan: Plan) -> tuple[list[str], set[Place]]:
         written.update(writes)
     for i, step in enumerate(plan.inverses):
         reads, writes = _uses(step)
-        said += [f"inverse {i} {step.label}: reads {place}, which the prologue does not write" for place in reads if place not in written]
-        said += [f"inverse {i} {step.label}: writes {place}, which is not among the weights" for place in writes
-                  if place.kind is not Kind.WEIGHT or place.name not in plan.weights]
+        said += [
+            f"inverse {i} {step.label}: reads {place}, which the prologue does not write"
+            for place in reads
+            if place not in written
+        ]
+        said += [
+            f"inverse {i} {step.label}: writes {place}, which is not among the weights"
+            for place in writes
+            if place.kind is not Kind.WEIGHT or place.name not in plan.weights
+        ]
     return said, written
 
 

@@ -1,4 +1,5 @@
-"""Scores a data set on every adapter of this machine, or batches that others bring: [docs/scoring.md](../../docs/scoring.md).
+"""Scores a data set on every adapter of this machine, or batches that others bring:
+[docs/scoring.md](../../docs/scoring.md).
 
 Importing it loads neither pyarrow nor Ray.
 """

@@ -19,7 +19,8 @@ NAME = "values"
 
 
 class _Member:
-    """One array: any rows of it. stream: what is to be read, at any place. Raises ScoringError for what is no such array."""
+    """One array: any rows of it. stream: what is to be read, at any place. Raises ScoringError for what is no such
+    array."""
 
     def __init__(self, stream: Callable[[], AbstractContextManager[IO[bytes]]], where: str) -> None:
         self._stream, self._where = stream, where
@@ -30,10 +31,17 @@ class _Member:
                 self.shape, is_fortran, self.dtype = read(file)
                 self._begin = file.tell()
         except (ValueError, EOFError, OSError) as error:
-            raise ScoringError(f"{where}: not an array as numpy writes it ({error}); numpy.save and numpy.savez do") from error
+            raise ScoringError(
+                f"{where}: not an array as numpy writes it ({error}); numpy.save and numpy.savez do"
+            ) from error
         if self.dtype.hasobject or not self.shape or (is_fortran and len(self.shape) > 1):
-            what = "of objects" if self.dtype.hasobject else "a single number" if not self.shape else "stored by columns"
-            raise ScoringError(f"{where}: the array is {what}, expected [rows, ...] of numbers, stored by rows (numpy.ascontiguousarray)")
+            what = (
+                "of objects" if self.dtype.hasobject else "a single number" if not self.shape else "stored by columns"
+            )
+            raise ScoringError(
+                f"{where}: the array is {what}, expected [rows, ...] of numbers, stored by rows "
+                f"(numpy.ascontiguousarray)"
+            )
         self._row_nbytes = prod(self.shape[1:]) * self.dtype.itemsize
 
     def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
@@ -50,7 +58,10 @@ class _Member:
         return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
 
     def _unreadable(self, start: int, stop: int, why: str) -> ScoringError:
-        return ScoringError(f"{self._where}: rows {start} to {stop - 1} can't be read ({why}). Write the file again; what was scored stays")
+        return ScoringError(
+            f"{self._where}: rows {start} to {stop - 1} can't be read ({why}). Write the file again; what was "
+            f"scored stays"
+        )
 
 
 class _Arrays:
@@ -62,7 +73,9 @@ class _Arrays:
         self.path, self._members = path, members
         counts = {name: m.shape[0] for name, m in members.items()}
         if len(set(counts.values())) > 1:
-            raise ScoringError(f"{path}: arrays of different numbers of rows: {', '.join(f'{n} {c}' for n, c in counts.items())}")
+            raise ScoringError(
+                f"{path}: arrays of different numbers of rows: {', '.join(f'{n} {c}' for n, c in counts.items())}"
+            )
         self.rows = next(iter(counts.values()), 0)
         self.kinds = {name: m.dtype for name, m in members.items()}
 
@@ -96,13 +109,16 @@ class NpzFile(_Arrays):
         names = [name for name in self._zip.namelist() if name.endswith(".npy")]
         self._streams = {name: self._zip.open(name) for name in names}
         try:
-            members = {name.removesuffix(".npy"): _Member(_kept(stream), f"{path}: {name}") for name, stream in self._streams.items()}
+            members = {
+                name.removesuffix(".npy"): _Member(_kept(stream), f"{path}: {name}")
+                for name, stream in self._streams.items()
+            }
             super().__init__(path, members)
         except ScoringError:
             self.close()
             raise
 
     def close(self) -> None:
-        for stream in self._streams.values():       # the file itself stays open as long as one of them is
+        for stream in self._streams.values():  # the file itself stays open as long as one of them is
             stream.close()
         self._zip.close()

@@ -32,7 +32,9 @@ HELPS = 1.05
 
 def check(batch: int | str) -> None:
     """Raises ScoringError for what is neither a number of rows nor `auto`."""
-    if batch != "auto" and not ((isinstance(batch, int) and batch > 0) or (isinstance(batch, str) and batch.isdecimal() and int(batch))):
+    if batch != "auto" and not (
+        (isinstance(batch, int) and batch > 0) or (isinstance(batch, str) and batch.isdecimal() and int(batch))
+    ):
         raise ScoringError(f"batch: got {batch!r}, expected auto or a number of rows")
 
 
@@ -41,16 +43,28 @@ def limit(model: Model, rows: int) -> int:
     return max(1, min(MOST_ROWS, rows, MOST_NBYTES // max(model.row_nbytes(), 1)))
 
 
-def choose(slots: list[Slot], batch: int | str, model: Model, before: Mapping[str, int], sample: Callable[[], Loaded], most: int) -> str:
-    """Sets each slot's batch: as asked, as the model fixes it, as an earlier run had it (`before`, by kind), or as measured on the rows
-    of `sample`, at most that many. Gives why, for people. Raises AdapterError, ScoringError, WorkerEndError.
+def choose(
+    slots: list[Slot],
+    batch: int | str,
+    model: Model,
+    before: Mapping[str, int],
+    sample: Callable[[], Loaded],
+    most: int,
+) -> str:
+    """Sets each slot's batch: as asked, as the model fixes it, as an earlier run had it (`before`, by kind), or as
+    measured on the rows of `sample`, at most that many. Gives why, for people. Raises AdapterError, ScoringError,
+    WorkerEndError.
     """
     fixed = int(batch) if batch != "auto" else model.batch
     for slot in slots:
         slot.batch = fixed or before.get(slot.kind, 0)
     if fixed is not None:
         return f"{fixed}, as asked" if batch != "auto" else f"{fixed}: the model fixes it"
-    texts = [f"{kind}: {rows} (as this output was begun with)" for kind, rows in {s.kind: s.batch for s in slots}.items() if rows]
+    texts = [
+        f"{kind}: {rows} (as this output was begun with)"
+        for kind, rows in {s.kind: s.batch for s in slots}.items()
+        if rows
+    ]
     unknown = [slot for slot in slots if not slot.batch]
     return "; ".join([*texts, *(_measured(unknown, sample(), most) if unknown else [])])
 
@@ -80,7 +94,8 @@ def _raise(slot: Slot, failed: worker.Failed) -> None:
 
 
 def declined(slots: list[Slot], loaded: Loaded) -> str:
-    """Why the optional slots are of no help to the others; empty where they are. Raises AdapterError, ScoringError, WorkerEndError."""
+    """Why the optional slots are of no help to the others; empty where they are. Raises AdapterError, ScoringError,
+    WorkerEndError."""
     needed, best = [slot for slot in slots if not slot.is_optional], {True: 0.0, False: 0.0}
     for is_with in (False, True) * ROUNDS:
         best[is_with] = max(best[is_with], _together(slots if is_with else needed, loaded))
@@ -91,6 +106,7 @@ def declined(slots: list[Slot], loaded: Loaded) -> str:
 
 def _together(slots: list[Slot], loaded: Loaded) -> float:
     """Rows a second of all of these at the same time."""
+
     def one(slot: Slot) -> float:
         assert loaded.held is not None
         rate = slot.rate(loaded.held.source, loaded.rows, ROUND_S)

@@ -22,8 +22,8 @@ REFUSED = 1000
 
 @dataclass(slots=True)
 class Loaded:
-    """A shard in memory. keys: the columns that go through. held: the inputs, None where no row is kept. pieces: outputs by the first
-    row (of those kept) of their batch."""
+    """A shard in memory. keys: the columns that go through. held: the inputs, None where no row is kept. pieces:
+    outputs by the first row (of those kept) of their batch."""
 
     shard: Shard
     packed: Packed
@@ -41,7 +41,8 @@ class Loaded:
 
 @dataclass(slots=True)
 class Batch:
-    """Rows start to stop of those that a shard keeps. ends: workers that it alone has ended; suspect: it was there when one ended."""
+    """Rows start to stop of those that a shard keeps. ends: workers that it alone has ended; suspect: it was there when
+    one ended."""
 
     loaded: Loaded
     start: int
@@ -51,18 +52,27 @@ class Batch:
 
 
 class Board:
-    """Threads take batches and bring results; whole shards go to `commit`. read: loads a shard; window: shards in memory at a time."""
+    """Threads take batches and bring results; whole shards go to `commit`. read: loads a shard; window: shards in
+    memory at a time."""
 
-    def __init__(self, shards: Iterator[Shard], read: Callable[[Shard], Loaded], commit: Callable[[Loaded], None], window: int,
-                 fail_fast: Callable[[Shard, int, str], str] | None) -> None:
+    def __init__(
+        self,
+        shards: Iterator[Shard],
+        read: Callable[[Shard], Loaded],
+        commit: Callable[[Loaded], None],
+        window: int,
+        fail_fast: Callable[[Shard, int, str], str] | None,
+    ) -> None:
         self._shards, self._read, self._commit, self._window, self._fail_fast = shards, read, commit, window, fail_fast
         self._changed = threading.Condition()
         self._loaded, self._again, self._whole = deque[Loaded](), deque[Batch](), deque[Loaded]()
         self._held, self._all_read, self._all_written = dict[int, Loaded](), False, False
         self.failure: BaseException | None = None
         self.scored = self.refused = 0
-        self._threads = [threading.Thread(target=self._guarded, args=(work,), name=f"ort_gpu_ep-{name}", daemon=True)
-                         for name, work in (("read", self._reading), ("write", self._writing))]
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(work,), name=f"ort_gpu_ep-{name}", daemon=True)
+            for name, work in (("read", self._reading), ("write", self._writing))
+        ]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -116,7 +126,8 @@ class Board:
         return None
 
     def give_back(self, batches: list[Batch]) -> None:
-        """What a worker had when it ended: each runs alone next. One that was alone is to blame, and given up after ATTEMPTS ends."""
+        """What a worker had when it ended: each runs alone next. One that was alone is to blame, and given up after
+        ATTEMPTS ends."""
         with self._changed:
             for batch in batches:
                 batch.ends += len(batches) == 1
@@ -151,7 +162,9 @@ class Board:
         if self._fail_fast is not None:
             self.failure = self.failure or ScoringError(self._fail_fast(loaded.shard, row, text))
         elif not self.scored and self.refused >= REFUSED:
-            self.failure = self.failure or ScoringError(f"each of the first {self.refused:,} rows was refused; the first one: {text}")
+            self.failure = self.failure or ScoringError(
+                f"each of the first {self.refused:,} rows was refused; the first one: {text}"
+            )
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -181,7 +194,7 @@ class Board:
             with self._changed:
                 while not self._whole and self.failure is None and not (self._all_read and not self._held):
                     self._changed.wait()
-                if not self._whole:     # after a failure, what is whole is written
+                if not self._whole:  # after a failure, what is whole is written
                     self._all_written = self.failure is None
                     self._changed.notify_all()
                     return

@@ -1,4 +1,5 @@
-"""Where a run's workers are: on a Ray cluster, an actor an adapter. What is read, committed and counted is this process's work."""
+"""Where a run's workers are: on a Ray cluster, an actor an adapter. What is read, committed and counted is this
+process's work."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ class Cluster:
         self._is_own = not self._ray.is_initialized()
         if self._is_own:
             _connect(self._ray, address, self._options)
-        self.nodes = [Node(n["NodeID"], n["NodeManagerAddress"], n["Resources"]) for n in self._ray.nodes() if n["Alive"]]
+        self.nodes = [
+            Node(n["NodeID"], n["NodeManagerAddress"], n["Resources"]) for n in self._ray.nodes() if n["Alive"]
+        ]
 
     def slots(self, wanted: Sequence[str]) -> list[Slot]:
         model = Broadcast(self._model)
@@ -81,7 +84,8 @@ class Cluster:
         return NodeAffinitySchedulingStrategy(node.number, soft=False)
 
     def _places(self, wanted: Sequence[str]) -> list[tuple[Node, str, dict[str, Any]]]:
-        """(node, adapter as its process is to take it, what the actor needs) of each worker; names of adapters are those of each node."""
+        """(node, adapter as its process is to take it, what the actor needs) of each worker; names of adapters are
+        those of each node."""
         places = list[tuple[Node, str, dict[str, Any]]]()
         for node in self.nodes:
             for text in wanted:
@@ -93,14 +97,22 @@ class Cluster:
         if places:
             return places
         if ALL not in wanted:
-            raise ScoringError(f"no node of the cluster has a CPU for an actor: {_listed(self.nodes)}; start Ray with --num-cpus")
-        self.notes.append(f"no node has a GPU, or the resource {RESOURCE!r} for adapters that Ray does not count: the CPUs have scored")
+            raise ScoringError(
+                f"no node of the cluster has a CPU for an actor: {_listed(self.nodes)}; start Ray with --num-cpus"
+            )
+        self.notes.append(
+            f"no node has a GPU, or the resource {RESOURCE!r} for adapters that Ray does not count: the CPUs "
+            f"have scored"
+        )
         return self._places([CPU])
 
 
 def _listed(nodes: Sequence[Node]) -> str:
-    return "; ".join(f"{n.address} has {', '.join(f'{v:g} {k}' for k, v in n.has.items() if k in ('CPU', 'GPU', RESOURCE)) or 'neither'}"
-                     for n in nodes)
+    return "; ".join(
+        f"{n.address} has "
+        f"{', '.join(f'{v:g} {k}' for k, v in n.has.items() if k in ('CPU', 'GPU', RESOURCE)) or 'neither'}"
+        for n in nodes
+    )
 
 
 def _connect(ray: Any, address: str, options: Mapping[str, Any]) -> None:
@@ -137,7 +149,10 @@ def _reach(address: str) -> None:
     """Whether somebody listens there: Ray itself would try for minutes. Raises ScoringError."""
     host, _, port = address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
     if not port.isdecimal() or not host:
-        raise ScoringError(f"ray: got {address!r}, expected HOST:PORT of a Ray cluster, auto for one that runs on this machine, or local")
+        raise ScoringError(
+            f"ray: got {address!r}, expected HOST:PORT of a Ray cluster, auto for one that runs on this "
+            f"machine, or local"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
     except (OSError, OverflowError) as error:
@@ -145,5 +160,7 @@ def _reach(address: str) -> None:
 
 
 def _unreachable(address: str, why: str) -> ScoringError:
-    return ScoringError(f"no Ray cluster answers at {address!r} ({why}). Start one (ray start --head; on other machines ray start "
-                        "--address=HOST:6379), give its address, or score without --ray on this machine")
+    return ScoringError(
+        f"no Ray cluster answers at {address!r} ({why}). Start one (ray start --head; on other machines ray start "
+        "--address=HOST:6379), give its address, or score without --ray on this machine"
+    )

@@ -20,7 +20,8 @@ _SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a file. columns: numpy arrays [n, ...] or pyarrow's chunked arrays. errors: by row (0 the first here), what is wrong."""
+    """Rows of a file. columns: numpy arrays [n, ...] or pyarrow's chunked arrays. errors: by row (0 the first here),
+    what is wrong."""
 
     count: int
     columns: Mapping[str, Any]
@@ -29,7 +30,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows as a model takes them. arrays: [m, ...] of the m rows that are right; kept: which ones these are. errors: of the others."""
+    """Rows as a model takes them. arrays: [m, ...] of the m rows that are right; kept: which ones these are. errors: of
+    the others."""
 
     count: int
     arrays: dict[str, Array]
@@ -38,7 +40,8 @@ class Packed:
 
 
 def mapping(model: Model, there: Sequence[str], given: Mapping[str, str], where: str) -> dict[str, list[str]]:
-    """Which columns each input is made of: those given (`x=pixels`, `x=f0,f1` or `x=f*`), else the one of its name, or the only one.
+    """Which columns each input is made of: those given (`x=pixels`, `x=f0,f1` or `x=f*`), else the one of its name, or
+    the only one.
 
     Raises ScoringError, naming the columns of the first file, `where`.
     """
@@ -46,8 +49,10 @@ def mapping(model: Model, there: Sequence[str], given: Mapping[str, str], where:
     for name in given:
         if name not in names:
             near = get_close_matches(name, names, 1)
-            raise ScoringError(f"columns {name}={given[name]}: the model has no input {name!r}; it has {', '.join(names)}" +
-                               (f". Did you mean {near[0]!r}?" if near else ""))
+            raise ScoringError(
+                f"columns {name}={given[name]}: the model has no input {name!r}; it has {', '.join(names)}"
+                + (f". Did you mean {near[0]!r}?" if near else "")
+            )
     by_input = {}
     for value in model.inputs:
         if value.name in given:
@@ -55,7 +60,10 @@ def mapping(model: Model, there: Sequence[str], given: Mapping[str, str], where:
         elif value.name in there or len(there) == len(names) == 1:
             by_input[value.name] = [value.name if value.name in there else there[0]]
         else:
-            raise ScoringError(f"{where}: no column for input {value}; it has {_listed(there)}. Say which: --columns {value.name}=COLUMN")
+            raise ScoringError(
+                f"{where}: no column for input {value}; it has {_listed(there)}. Say which: --columns "
+                f"{value.name}=COLUMN"
+            )
     return by_input
 
 
@@ -70,7 +78,9 @@ def _matching(text: str, there: Sequence[str], value: Value, where: str) -> list
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "") or "no columns"
+    return (
+        ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "") or "no columns"
+    )
 
 
 def pack(model: Model, columns: Mapping[str, Sequence[str]], rows: Rows) -> Packed:
@@ -85,7 +95,7 @@ def pack(model: Model, columns: Mapping[str, Sequence[str]], rows: Rows) -> Pack
         array, there = packed[value.name]
         chosen = array if len(kept) == len(there) else array[np.searchsorted(there, kept)]
         arrays[value.name] = _typed(chosen, value, ", ".join(columns[value.name][:3]), kept, errors)
-    if len(errors) > rows.count - len(kept):        # values that the type does not have
+    if len(errors) > rows.count - len(kept):  # values that the type does not have
         right = np.array([k for k, row in enumerate(kept) if int(row) not in errors], np.int64)
         kept, arrays = kept[right], {name: array[right] for name, array in arrays.items()}
     return Packed(rows.count, arrays, kept, errors)
@@ -98,7 +108,7 @@ def _dense(column: Any, name: str, count: int, errors: dict[int, str]) -> tuple[
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if isinstance(column, np.ndarray):      # of lists of several lengths, or of texts
+    if isinstance(column, np.ndarray):  # of lists of several lengths, or of texts
         column = pa.chunked_array([pa.array(list(column))])
     column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     shape: tuple[int, ...] = ()
@@ -110,7 +120,9 @@ def _dense(column: Any, name: str, count: int, errors: dict[int, str]) -> tuple[
         valid = pc.is_valid(column).to_numpy(zero_copy_only=False)
         errors.update({int(row): f"column {name!r} has no value" for row in there[~valid]})
         column, there = column.drop_null(), there[valid]
-    while pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type):
+    while (
+        pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)
+    ):
         lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
         length = int(np.bincount(lengths).argmax()) if len(lengths) else 0
         if shape and int(np.prod(shape)) == length:
@@ -121,14 +133,20 @@ def _dense(column: Any, name: str, count: int, errors: dict[int, str]) -> tuple[
     return column.to_numpy(zero_copy_only=False), there
 
 
-def _nested(column: Any, lengths: Array, length: int, name: str, there: Array, errors: dict[int, str]) -> tuple[Array, Array]:
+def _nested(
+    column: Any, lengths: Array, length: int, name: str, there: Array, errors: dict[int, str]
+) -> tuple[Array, Array]:
     """Lists of the length that most have; others are errors."""
     import pyarrow as pa
 
     right = lengths == length
     if not right.all():
-        errors.update({int(r): f"column {name!r} has {n} values, expected {length} as the other rows have"
-                       for r, n in zip(there[~right], lengths[~right], strict=True)})
+        errors.update(
+            {
+                int(r): f"column {name!r} has {n} values, expected {length} as the other rows have"
+                for r, n in zip(there[~right], lengths[~right], strict=True)
+            }
+        )
         column, there = column.filter(pa.array(right)), there[right]
     flat, inner = column.flatten(), dict[int, str]()
     values, kept = _dense(pa.chunked_array([flat]), name, len(flat), inner)
@@ -160,7 +178,9 @@ def _numbers(column: Any, name: str, there: Array, errors: dict[int, str]) -> tu
     return np.array(values, np.float64), there[right]
 
 
-def _joined(parts: list[tuple[Array, Array]], value: Value, names: Sequence[str], errors: dict[int, str]) -> tuple[Array, Array]:
+def _joined(
+    parts: list[tuple[Array, Array]], value: Value, names: Sequence[str], errors: dict[int, str]
+) -> tuple[Array, Array]:
     """One array of the columns of an input, [m, *sizes of a row]; rows of other sizes than the model's are errors."""
     if len(parts) == 1:
         array, there = parts[0]
@@ -172,19 +192,24 @@ def _joined(parts: list[tuple[Array, Array]], value: Value, names: Sequence[str]
     shape = _shape(array.shape[1:], value)
     if shape is None:
         got = "x".join(map(str, array.shape[1:])) or "one"
-        errors.update(dict.fromkeys(map(int, there), f"column {names[0]!r} has {got} values in a row, expected {value}"))
+        errors.update(
+            dict.fromkeys(map(int, there), f"column {names[0]!r} has {got} values in a row, expected {value}")
+        )
         return np.empty((0, *(d or 0 for d in value.inner))), there[:0]
     return array.reshape(len(there), *shape), there
 
 
 def _shape(got: tuple[int, ...], value: Value) -> tuple[int, ...] | None:
-    """Sizes of a row for what has the sizes `got`; None where they don't fit. A flat list takes the model's, ones don't matter."""
+    """Sizes of a row for what has the sizes `got`; None where they don't fit. A flat list takes the model's, ones don't
+    matter."""
     shape = value.inner
     if len(got) == len(shape) and all(w is None or w == g for g, w in zip(got, shape, strict=True)):
         return got
     fixed, open_sizes = [d for d in shape if d is not None], shape.count(None)
     total, fixed_size = int(np.prod(got)), int(np.prod(fixed))
-    if open_sizes == 0 and ((len(got) <= 1 and total == fixed_size) or [d for d in got if d != 1] == [d for d in fixed if d != 1]):
+    if open_sizes == 0 and (
+        (len(got) <= 1 and total == fixed_size) or [d for d in got if d != 1] == [d for d in fixed if d != 1]
+    ):
         return tuple(fixed)
     if open_sizes == 1 and len(got) <= 1 and fixed_size and total % fixed_size == 0:
         return tuple(total // fixed_size if d is None else d for d in shape)

@@ -23,7 +23,8 @@ ENDS = 5
 
 @dataclass(slots=True)
 class Counts:
-    """What an adapter has done. busy_s: with at least one run under way; since_s: of the first batch (time.perf_counter)."""
+    """What an adapter has done. busy_s: with at least one run under way; since_s: of the first batch
+    (time.perf_counter)."""
 
     rows: int = 0
     batches: int = 0
@@ -68,17 +69,31 @@ class Worker(Protocol):
 
 
 class Slot:
-    """One place for a worker. start: makes one. setup: as a new worker needs it. name: of its adapter; kind: the same for equal ones.
+    """One place for a worker. start: makes one. setup: as a new worker needs it. name: of its adapter; kind: the same
+    for equal ones.
 
-    answers: beginning of the names of shared memory for outputs; empty: they come with the answers. is_optional: only where it helps.
-    batch: rows, less after the memory was too small.
+    answers: beginning of the names of shared memory for outputs; empty: they come with the answers. is_optional: only
+    where it helps. batch: rows, less after the memory was too small.
     """
 
     def __init__(
-        self, number: int, name: str, setup: worker.Setup, start: Callable[[], Worker], kind: str = "", answers: str = "",
+        self,
+        number: int,
+        name: str,
+        setup: worker.Setup,
+        start: Callable[[], Worker],
+        kind: str = "",
+        answers: str = "",
         is_optional: bool = False,
     ) -> None:
-        self.number, self.name, self.kind, self.setup, self.batch, self.is_optional = number, name, kind or name, setup, 1, is_optional
+        self.number, self.name, self.kind, self.setup, self.batch, self.is_optional = (
+            number,
+            name,
+            kind or name,
+            setup,
+            1,
+            is_optional,
+        )
         self.counts = Counts()
         self._start, self._answers, self._given, self._ends, self._busy_before_s = start, answers, 0, 0, 0.0
         self._process: Worker | None = None
@@ -131,7 +146,9 @@ class Slot:
             return False
         if batch is not None:
             if batch.ends >= ATTEMPTS:
-                board.finish(batch, {}, dict.fromkeys(range(batch.stop - batch.start), _blame(batch, self.counts.replaced)))
+                board.finish(
+                    batch, {}, dict.fromkeys(range(batch.stop - batch.start), _blame(batch, self.counts.replaced))
+                )
                 return True
             self._under_way.append((batch, self._task(batch)))
         try:
@@ -182,12 +199,17 @@ class Slot:
         if is_last:
             self.counts.given_up = why
         elif self._ends >= ENDS:
-            self.counts.given_up = f"its workers ended {self._ends} times in a row without a batch in between; the last time: {why}"
+            self.counts.given_up = (
+                f"its workers ended {self._ends} times in a row without a batch in between; the last time: {why}"
+            )
 
 
 def _blame(batch: Batch, ends: list[str]) -> str:
     rows = batch.stop - batch.start
-    return f"{ends[-1] if ends else 'the worker ended'}, {batch.ends} times with nothing else under way than these {rows} rows"
+    return (
+        f"{ends[-1] if ends else 'the worker ended'}, {batch.ends} times with nothing else under way than these "
+        f"{rows} rows"
+    )
 
 
 def check_left(slots: list[Slot]) -> None:
@@ -199,6 +221,7 @@ def check_left(slots: list[Slot]) -> None:
 
 def drive_all(slots: list[Slot], board: Board) -> list[threading.Thread]:
     """A thread a slot. When the last adapter is given up, the run fails."""
+
     def one(slot: Slot) -> None:
         slot.drive(board)
         try:
@@ -206,7 +229,10 @@ def drive_all(slots: list[Slot], board: Board) -> list[threading.Thread]:
         except AdapterError as error:
             board.fail(error)
 
-    threads = [threading.Thread(target=one, args=(slot,), name=f"ort_gpu_ep-score-{slot.number}", daemon=True) for slot in slots]
+    threads = [
+        threading.Thread(target=one, args=(slot,), name=f"ort_gpu_ep-score-{slot.number}", daemon=True)
+        for slot in slots
+    ]
     for thread in threads:
         thread.start()
     return threads
@@ -214,6 +240,19 @@ def drive_all(slots: list[Slot], board: Board) -> list[threading.Thread]:
 
 def summary(slots: list[Slot]) -> list[dict[str, Any]]:
     """What each adapter did, for progress and report."""
-    return [{"adapter": s.setup.adapter, "name": s.name, "batch": s.batch, "rows": s.counts.rows, "batches": s.counts.batches,
-             "seconds": round(s.counts.seconds, 3), "rows_per_s": round(s.counts.rows_per_s, 1), "busy": round(s.counts.busy, 3),
-             "replaced": list(s.counts.replaced), "given_up": s.counts.given_up, "pid": s.pid} for s in slots]
+    return [
+        {
+            "adapter": s.setup.adapter,
+            "name": s.name,
+            "batch": s.batch,
+            "rows": s.counts.rows,
+            "batches": s.counts.batches,
+            "seconds": round(s.counts.seconds, 3),
+            "rows_per_s": round(s.counts.rows_per_s, 1),
+            "busy": round(s.counts.busy, 3),
+            "replaced": list(s.counts.replaced),
+            "given_up": s.counts.given_up,
+            "pid": s.pid,
+        }
+        for s in slots
+    ]

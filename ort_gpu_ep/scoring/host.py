@@ -43,14 +43,25 @@ class Machine:
     def __init__(self, model: Model, options: Mapping[str, Any], timeout_s: float) -> None:
         self.notes: list[str] = []
         self._model, self._options, self._timeout_s = model, dict(options), timeout_s
-        self._prefix = f"ortgpuep-{os.getpid()}-{next(_names)}"        # of this run: a process may have several
+        self._prefix = f"ortgpuep-{os.getpid()}-{next(_names)}"  # of this run: a process may have several
 
     def slots(self, wanted: Sequence[str]) -> list[Slot]:
         named = self._named([text for text in wanted if text != AUTO_CPU])
-        optional = [(CPU, CPU_NAME, "")] if AUTO_CPU in wanted and not any(adapter == CPU for adapter, _, _ in named) else []
-        return [Slot(number, f"{name} {place}".strip(), worker.Setup(self._model, adapter, dict(self._options)),
-                     partial(Process, self._timeout_s), name, self._prefix, number >= len(named))
-                for number, (adapter, name, place) in enumerate(named + optional)]
+        optional = (
+            [(CPU, CPU_NAME, "")] if AUTO_CPU in wanted and not any(adapter == CPU for adapter, _, _ in named) else []
+        )
+        return [
+            Slot(
+                number,
+                f"{name} {place}".strip(),
+                worker.Setup(self._model, adapter, dict(self._options)),
+                partial(Process, self._timeout_s),
+                name,
+                self._prefix,
+                number >= len(named),
+            )
+            for number, (adapter, name, place) in enumerate(named + optional)
+        ]
 
     def hold(self, arrays: Mapping[str, Array]) -> memory.Held:
         return memory.put(f"{self._prefix}-s{next(_names)}", arrays)
@@ -72,8 +83,10 @@ class Machine:
                 info = pick(there, text)
                 rows.append((str(info.index), info.name, info.pci))
         if ALL in wanted and all(info.is_software for info in there):
-            self.notes.append("no hardware adapter: the CPU has scored" +
-                              (f" (--adapters {there[0].index} takes {there[0].name})" if there else ""))
+            self.notes.append(
+                "no hardware adapter: the CPU has scored"
+                + (f" (--adapters {there[0].index} takes {there[0].name})" if there else "")
+            )
         return rows or [(CPU, CPU_NAME, "")]
 
 

@@ -24,7 +24,8 @@ IMAGE, FILE = "image", "file"
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """resize: [height, width], or the shorter side. crop: [height, width] out of the middle. layout: NCHW or NHWC. channels: RGB, BGR or L.
+    """resize: [height, width], or the shorter side. crop: [height, width] out of the middle. layout: NCHW or NHWC.
+    channels: RGB, BGR or L.
 
     scale: pixels are multiplied by it; then mean (a channel) is subtracted and std divided by. dtype: the model's.
     """
@@ -39,7 +40,11 @@ class Preprocessing:
     dtype: str = "float32"
 
     def __str__(self) -> str:
-        cut = "".join(f"{what} to {' x '.join(map(str, size))}, " for what, size in (("resized", self.resize), ("cut", self.crop)) if size)
+        cut = "".join(
+            f"{what} to {' x '.join(map(str, size))}, "
+            for what, size in (("resized", self.resize), ("cut", self.crop))
+            if size
+        )
         by = f"1/{1 / self.scale:g}" if 0 < self.scale < 1 else f"{self.scale:g}"
         norm = f", minus mean {list(self.mean)}" if self.mean else ", no mean"
         norm += f", divided by std {list(self.std)}" if self.std else " and no std" if not self.mean else ""
@@ -47,28 +52,37 @@ class Preprocessing:
 
 
 def preprocessing(given: str | Path | Mapping[str, Any] | None, value: Value) -> Preprocessing:
-    """What is given, or read from a JSON file, completed by the model's input. Raises ScoringError for what does not fit."""
+    """What is given, or read from a JSON file, completed by the model's input. Raises ScoringError for what does not
+    fit."""
     where = "preprocess" if given is None or isinstance(given, Mapping) else str(given)
     facts = _facts(given, where)
     names = {f.name for f in fields(Preprocessing)} - {"dtype"}
     unknown = [name for name in facts if name not in names]
     if unknown:
         raise ScoringError(f"{where}: unknown key {unknown[0]!r}; known: {', '.join(sorted(names))}")
-    facts = {k: (v,) if k == "resize" and isinstance(v, int) else tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
+    facts = {
+        k: (v,) if k == "resize" and isinstance(v, int) else tuple(v) if isinstance(v, list) else v
+        for k, v in facts.items()
+    }
     if len(value.inner) != 3:
-        raise ScoringError(f"{where}: input {value} is no image; expected [rows, channels, height, width], or the channels last")
+        raise ScoringError(
+            f"{where}: input {value} is no image; expected [rows, channels, height, width], or the channels last"
+        )
     last = value.inner[0] not in (1, 3) and value.inner[2] in (1, 3)
     settings = replace(Preprocessing(layout="NHWC" if last else "NCHW", dtype=value.dtype), **facts)
     if np.dtype(value.dtype).kind != "f" and "scale" not in facts:
         settings = replace(settings, scale=1.0)
     depth, height, width = (value.inner[2], *value.inner[:2]) if settings.layout == "NHWC" else value.inner
     if settings.layout not in ("NCHW", "NHWC") or settings.channels not in ("RGB", "BGR", "L"):
-        raise ScoringError(f"{where}: layout {settings.layout!r}, channels {settings.channels!r}; expected NCHW or NHWC, and RGB, BGR or L")
+        raise ScoringError(
+            f"{where}: layout {settings.layout!r}, channels {settings.channels!r}; expected NCHW or NHWC, and "
+            f"RGB, BGR or L"
+        )
     if depth == 1 and "channels" not in facts:
         settings = replace(settings, channels="L")
     if not settings.resize and not settings.crop:
         if height is None or width is None:
-            raise ScoringError(f"{where}: the model leaves the size of {value} open; say it: {{\"resize\": [224, 224]}}")
+            raise ScoringError(f'{where}: the model leaves the size of {value} open; say it: {{"resize": [224, 224]}}')
         settings = replace(settings, resize=(height, width))
     if len(settings.resize) == 1 and not settings.crop:
         settings = replace(settings, crop=(height or settings.resize[0], width or settings.resize[0]))
@@ -87,7 +101,9 @@ def _facts(given: str | Path | Mapping[str, Any] | None, where: str) -> dict[str
     except (OSError, ValueError) as error:
         raise ScoringError(f"{where}: no JSON file with the preprocessing ({error})") from error
     if not isinstance(facts, dict):
-        raise ScoringError(f"{where}: got {type(facts).__name__}, expected an object like {{\"resize\": 256, \"crop\": [224, 224]}}")
+        raise ScoringError(
+            f'{where}: got {type(facts).__name__}, expected an object like {{"resize": 256, "crop": [224, 224]}}'
+        )
     return facts
 
 

@@ -20,7 +20,8 @@ from ort_gpu_ep.scoring.sources import File, identity, open_sources
 
 SHARD_NBYTES = 32 << 20
 SHARD_ROWS = 65536
-"""The most in a shard, where nothing else is asked for: what is lost when a run is killed, and what the memory holds a few of."""
+"""The most in a shard, where nothing else is asked for: what is lost when a run is killed, and what the memory holds a
+few of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,9 @@ class Job:
         taken = {v.name for v in self.model.outputs} | {outputs.ERROR}
         for name in self.key:
             if name not in first.kinds:
-                raise ScoringError(f"{first.path}: no column {name!r} for the key; it has {', '.join(map(str, first.kinds))}")
+                raise ScoringError(
+                    f"{first.path}: no column {name!r} for the key; it has {', '.join(map(str, first.kinds))}"
+                )
             if name in taken:
                 raise ScoringError(f"key {name!r}: an output of the model has this name, too; rename the column")
         for file in self.files:
@@ -84,20 +87,30 @@ class Job:
         for value in self.model.inputs:
             for name in self.columns[value.name]:
                 if name not in file.kinds:
-                    raise ScoringError(f"{file.path}: no column {name!r} for input {value}; it has {', '.join(file.kinds) or 'none'}")
+                    raise ScoringError(
+                        f"{file.path}: no column {name!r} for input {value}; it has {', '.join(file.kinds) or 'none'}"
+                    )
                 if file.kinds[name] is not None:
                     columns.check_type(file.kinds[name], value, name, str(file.path))
         for name in self.key:
             if name not in file.kinds or file.kinds[name] != self.files[0].kinds[name]:
-                raise ScoringError(f"{file.path}: the key {name!r} is {file.kinds.get(name, 'missing')}, in {self.files[0].path} it is "
-                                   f"{self.files[0].kinds[name]}")
+                raise ScoringError(
+                    f"{file.path}: the key {name!r} is {file.kinds.get(name, 'missing')}, in "
+                    f"{self.files[0].path} it is "
+                    f"{self.files[0].kinds[name]}"
+                )
 
     def manifest(self) -> dict[str, Any]:
         """What makes the parts what they are: with another one of these they would be others."""
         return {
-            "model": self.model.sha256, "outputs": [v.name for v in self.model.outputs], "columns": self.columns, "key": self.key,
-            "preprocess": asdict(self.how) if self.how is not None else None, "shard_rows": self.shard_rows,
-            "files": [asdict(identity(f)) for f in self.files]}
+            "model": self.model.sha256,
+            "outputs": [v.name for v in self.model.outputs],
+            "columns": self.columns,
+            "key": self.key,
+            "preprocess": asdict(self.how) if self.how is not None else None,
+            "shard_rows": self.shard_rows,
+            "files": [asdict(identity(f)) for f in self.files],
+        }
 
     def unused(self) -> list[str]:
         """Columns of the first file that nobody reads."""
@@ -124,11 +137,20 @@ def request_of(model: str | Path, data: str | Path | Sequence[str | Path], given
     """Plain data of what a user gives. given: the arguments of `score` that say what to score. Raises ScoringError."""
     paths = [data] if isinstance(data, (str, Path)) else list(data)
     key, preprocess = given.get("key") or (), given.get("preprocess")
-    mapped = {name: text if isinstance(text, str) else ",".join(text) for name, text in (given.get("columns") or {}).items()}
+    mapped = {
+        name: text if isinstance(text, str) else ",".join(text) for name, text in (given.get("columns") or {}).items()
+    }
     shard_rows, outputs = int(given.get("shard_rows") or 0), given.get("outputs")
     if shard_rows < 0:
         raise ScoringError(f"shard_rows: got {shard_rows}, expected at least 1, or nothing")
     if isinstance(preprocess, (str, Path)):
         preprocess = os.path.abspath(preprocess)
-    return Request(os.path.abspath(model), tuple(map(os.path.abspath, paths)), tuple(mapped.items()),
-                   (key,) if isinstance(key, str) else tuple(key), tuple(outputs) if outputs is not None else None, preprocess, shard_rows)
+    return Request(
+        os.path.abspath(model),
+        tuple(map(os.path.abspath, paths)),
+        tuple(mapped.items()),
+        (key,) if isinstance(key, str) else tuple(key),
+        tuple(outputs) if outputs is not None else None,
+        preprocess,
+        shard_rows,
+    )

@@ -106,13 +106,17 @@ def put(name: str, arrays: Mapping[str, Array]) -> Owned:
     """New shared memory with these arrays. Raises ScoringError where the system has not got so much."""
     import pyarrow as pa
 
-    tensors = [pa.Tensor.from_numpy(np.ascontiguousarray(a).view(np.uint8) if a.dtype == bool else np.ascontiguousarray(a))
-               for a in arrays.values()]
+    tensors = [
+        pa.Tensor.from_numpy(np.ascontiguousarray(a).view(np.uint8) if a.dtype == bool else np.ascontiguousarray(a))
+        for a in arrays.values()
+    ]
     nbytes = sum(pa.ipc.get_tensor_size(t) for t in tensors) + 64
     free = shutil.disk_usage(FOLDER).free if os.path.isdir(FOLDER) else nbytes
-    if nbytes > free:       # memory that is promised and not there ends a process by SIGBUS
-        raise ScoringError(f"shared memory: {nbytes:,} bytes are needed, {FOLDER} has {free:,} left. Make it larger "
-                           "(docker run --shm-size=8g), or score with fewer rows in a shard (--shard-rows)")
+    if nbytes > free:  # memory that is promised and not there ends a process by SIGBUS
+        raise ScoringError(
+            f"shared memory: {nbytes:,} bytes are needed, {FOLDER} has {free:,} left. Make it larger "
+            "(docker run --shm-size=8g), or score with fewer rows in a shard (--shard-rows)"
+        )
     memory = SharedMemory(name, create=True, size=nbytes)
     stream = pa.FixedSizeBufferWriter(pa.py_buffer(memory.buf))
     for tensor in tensors:

@@ -23,7 +23,8 @@ _KINDS = "fiub"
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An input or output. inner: sizes of a row, None for those that the model leaves open; known: whether the file tells them."""
+    """An input or output. inner: sizes of a row, None for those that the model leaves open; known: whether the file
+    tells them."""
 
     name: str
     dtype: str
@@ -42,7 +43,8 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model file. batch: rows in each run where the model fixes them, else None. sha256: of the file and its external data.
+    """A model file. batch: rows in each run where the model fixes them, else None. sha256: of the file and its external
+    data.
 
     weights: the locations of its external data, see ir/external.py.
     """
@@ -63,8 +65,8 @@ class Model:
 
 
 def read_model(model: str | Path | bytes, outputs: Sequence[str] | None = None) -> Model:
-    """model: a file, or what is in one. outputs: names of those that are wanted, all where it is None. Raises ModelError for what is no
-    model, ScoringError for one whose inputs have no rows or types that no table has.
+    """model: a file, or what is in one. outputs: names of those that are wanted, all where it is None. Raises
+    ModelError for what is no model, ScoringError for one whose inputs have no rows or types that no table has.
     """
     import onnx
 
@@ -76,7 +78,7 @@ def read_model(model: str | Path | bytes, outputs: Sequence[str] | None = None) 
             raise ValueError("it has no graph")
     except OSError as error:
         raise ModelError(f"model {path}: {error.strerror or error}") from error
-    except Exception as error:      # protobuf's own, which moves between its versions
+    except Exception as error:  # protobuf's own, which moves between its versions
         raise ModelError(f"model {path}: not an ONNX file ({kind_of(data) or error})") from error
     constants = {t.name for t in proto.graph.initializer}
     inputs = tuple(_value(v, path) for v in proto.graph.input if v.name not in constants)
@@ -88,16 +90,20 @@ def read_model(model: str | Path | bytes, outputs: Sequence[str] | None = None) 
         raise ScoringError(f"model {path} has no inputs: there is nothing to score rows with")
     chosen = tuple(_value(outputs_of[name], path) for name in outputs or outputs_of)
     weights = tuple(external.locations_in(proto))
-    return Model(str(path), _hash("" if isinstance(model, bytes) else str(path), data, weights), inputs, chosen, weights)
+    return Model(
+        str(path), _hash("" if isinstance(model, bytes) else str(path), data, weights), inputs, chosen, weights
+    )
 
 
 def _hash(path: str, data: bytes, weights: Sequence[str]) -> str:
     """Of the file, and of the files that hold its weights."""
     digest = hashlib.sha256(data)
     for location in weights:
-        with external.open_location(location, os.path.dirname(os.path.abspath(path)) if path else os.getcwd(), path) as file:
+        with external.open_location(
+            location, os.path.dirname(os.path.abspath(path)) if path else os.getcwd(), path
+        ) as file:
             for at, part in blocks(file):
-                if np.frombuffer(part, np.uint8).any():     # a hole in the file is zeros elsewhere
+                if np.frombuffer(part, np.uint8).any():  # a hole in the file is zeros elsewhere
                     digest.update(at.to_bytes(8, "little"))
                     digest.update(part)
     return digest.hexdigest()
@@ -108,12 +114,20 @@ def _value(value: Any, path: Path) -> Value:
 
     kind = value.type.tensor_type
     if value.type.WhichOneof("value") != "tensor_type":
-        raise ScoringError(f"model {path}: {value.name!r} is no tensor; expected tensors with a row in each place of the first dimension")
+        raise ScoringError(
+            f"model {path}: {value.name!r} is no tensor; expected tensors with a row in each place of the "
+            f"first dimension"
+        )
     dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
     if dtype.kind not in _KINDS:
-        raise ScoringError(f"model {path}: {value.name!r} is of {dtype.name}, expected numbers or bool; cast inside the model")
+        raise ScoringError(
+            f"model {path}: {value.name!r} is of {dtype.name}, expected numbers or bool; cast inside the model"
+        )
     sizes = [d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in kind.shape.dim]
     has_shape = kind.HasField("shape")
     if has_shape and not sizes:
-        raise ScoringError(f"model {path}: {value.name!r} has no dimension for rows; leave it out with `outputs`, or export it with one")
+        raise ScoringError(
+            f"model {path}: {value.name!r} has no dimension for rows; leave it out with `outputs`, or export "
+            f"it with one"
+        )
     return Value(value.name, dtype.name, tuple(sizes[1:]), sizes[0] if sizes else None, has_shape)

@@ -16,36 +16,49 @@ ERROR = "error"
 
 
 Piece = tuple[Mapping[str, Array], Mapping[int, str]]
-"""Of rows that went to the model together: outputs of those that it took, and why it refused others, by row of those that were kept."""
+"""Of rows that went to the model together: outputs of those that it took, and why it refused others, by row of those
+that were kept."""
 
 
 def table(outputs: Sequence[Value], packed: Packed, others: Mapping[str, Any], pieces: Sequence[Piece]) -> Any:
-    """A pyarrow table with a row for each row that was packed. others: columns that go through. pieces: in order, of all rows kept."""
+    """A pyarrow table with a row for each row that was packed. others: columns that go through. pieces: in order, of
+    all rows kept."""
     import pyarrow as pa
 
     refused = {int(packed.kept[row]): text for _, errors in pieces for row, text in errors.items()}
     errors = {**packed.errors, **refused}
     kept = np.setdiff1d(packed.kept, np.fromiter(refused, int, len(refused)))
-    by_name = {name: pa.array(list(c) if c.ndim > 1 else c) if isinstance(c, np.ndarray) else c for name, c in others.items()}
+    by_name = {
+        name: pa.array(list(c) if c.ndim > 1 else c) if isinstance(c, np.ndarray) else c for name, c in others.items()
+    }
     for value in outputs:
         by_name |= columns(value, [arrays[value.name] for arrays, _ in pieces if arrays], kept, packed.count)
-    by_name[ERROR] = pa.array([errors.get(row) for row in range(packed.count)] if errors else [None] * packed.count, pa.string())
+    by_name[ERROR] = pa.array(
+        [errors.get(row) for row in range(packed.count)] if errors else [None] * packed.count, pa.string()
+    )
     return pa.table(by_name)
 
 
 def check(outputs: Sequence[Value], arrays: Mapping[str, Array], rows: int) -> None:
-    """Raises ScoringError for an output without a row for each row that went in, or of another shape than the model states."""
+    """Raises ScoringError for an output without a row for each row that went in, or of another shape than the model
+    states."""
     for value in outputs:
         got = arrays[value.name].shape
         if not got or got[0] != rows:
-            raise ScoringError(f"output {value.name!r} has the shape {list(got)} for {rows} rows, expected one row for each: leave it out "
-                               "(--outputs names those that are wanted)")
+            raise ScoringError(
+                f"output {value.name!r} has the shape {list(got)} for {rows} rows, expected one row for each: "
+                f"leave it out "
+                "(--outputs names those that are wanted)"
+            )
         if value.count is not None and got[1:] != value.inner:
-            raise ScoringError(f"output {value.name!r} has rows of {list(got[1:])}, the model's file says {list(value.inner)}")
+            raise ScoringError(
+                f"output {value.name!r} has rows of {list(got[1:])}, the model's file says {list(value.inner)}"
+            )
 
 
 def arrow_type(value: Value) -> Any:
-    """A number; a list of fixed size; a tensor of fixed shape (Arrow's canonical extension type); a list where the size is open."""
+    """A number; a list of fixed size; a tensor of fixed shape (Arrow's canonical extension type); a list where the size
+    is open."""
     import pyarrow as pa
 
     number = pa.from_numpy_dtype(np.dtype(value.dtype))
@@ -53,7 +66,11 @@ def arrow_type(value: Value) -> Any:
         return pa.list_(number)
     if not value.inner:
         return number
-    return pa.list_(number, value.count) if len(value.inner) == 1 else pa.fixed_shape_tensor(number, [d or 0 for d in value.inner])
+    return (
+        pa.list_(number, value.count)
+        if len(value.inner) == 1
+        else pa.fixed_shape_tensor(number, [d or 0 for d in value.inner])
+    )
 
 
 def shape_column(value: Value) -> str:
@@ -62,7 +79,8 @@ def shape_column(value: Value) -> str:
 
 
 def columns(value: Value, pieces: Sequence[Array], kept: Array, rows: int) -> dict[str, Any]:
-    """The columns of an output. pieces: [m, ...] in order, m rows in all. kept: which of the rows these are; the others are null."""
+    """The columns of an output. pieces: [m, ...] in order, m rows in all. kept: which of the rows these are; the others
+    are null."""
     import pyarrow as pa
 
     places = np.full(rows, -1, np.int64)

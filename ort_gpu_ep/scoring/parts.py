@@ -56,15 +56,22 @@ def folder_of(out: Path) -> Path:
 
 @contextmanager
 def claimed(out: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
-    """The folder of parts, for this process alone. Raises ScoringError where OUT is something else's, or another run is at it."""
+    """The folder of parts, for this process alone. Raises ScoringError where OUT is something else's, or another run is
+    at it."""
     folder = folder_of(out)
     if out.suffix == ".parquet" and out.exists():
         raise ScoringError(f"{out} exists: choose another output, or remove it")
     if folder.exists() and not folder.is_dir():
-        raise ScoringError(f"{folder} exists and is no folder: choose another output (a name that ends with .parquet asks for one file)")
+        raise ScoringError(
+            f"{folder} exists and is no folder: choose another output (a name that ends with .parquet asks "
+            f"for one file)"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / MANIFEST).exists() and any(p.name not in (LOCK, MANIFEST + _TEMPORARY) for p in folder.iterdir()):
-        raise ScoringError(f"{folder} exists and holds something else than parts of an earlier run: choose another output, or remove it")
+        raise ScoringError(
+            f"{folder} exists and holds something else than parts of an earlier run: choose another output, "
+            f"or remove it"
+        )
     lock = locked(folder / LOCK)
     try:
         noted = _read(folder / MANIFEST)
@@ -80,14 +87,18 @@ def claimed(out: Path, manifest: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def noted(folder: Path) -> dict[str, int]:
-    """The batch of each kind of adapter that an earlier run into this output has chosen; 0: it was found to be of no help."""
+    """The batch of each kind of adapter that an earlier run into this output has chosen; 0: it was found to be of no
+    help."""
     return dict((_read(folder / MANIFEST) or {}).get(_BATCHES, {}))
 
 
 def note(folder: Path, batches: Mapping[str, int]) -> None:
     """Adds to the manifest what a later run is to do likewise. No other run would be refused for it."""
     manifest = _read(folder / MANIFEST) or {}
-    write_whole(folder / MANIFEST, json.dumps({**manifest, _BATCHES: {**manifest.get(_BATCHES, {}), **batches}}, indent=1).encode())
+    write_whole(
+        folder / MANIFEST,
+        json.dumps({**manifest, _BATCHES: {**manifest.get(_BATCHES, {}), **batches}}, indent=1).encode(),
+    )
 
 
 _BATCHES = "batches"
@@ -109,7 +120,9 @@ def locked(path: Path) -> IO[bytes]:
         store.lock(file)
     except OSError as error:
         file.close()
-        raise LockedError(f"{path.parent}: another process is scoring into this output; wait for it, or choose another") from error
+        raise LockedError(
+            f"{path.parent}: another process is scoring into this output; wait for it, or choose another"
+        ) from error
     return file
 
 
@@ -129,8 +142,10 @@ def _compare(folder: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) 
     wanted = json.loads(json.dumps(wanted))
     for key, value in wanted.items():
         if known.get(key) != value:
-            raise ScoringError(f"{folder} holds the output of another run: {_difference(key, known.get(key), value)}. Choose another "
-                               "output, or remove it; to go on with it, give what it was begun with")
+            raise ScoringError(
+                f"{folder} holds the output of another run: {_difference(key, known.get(key), value)}. Choose another "
+                "output, or remove it; to go on with it, give what it was begun with"
+            )
 
 
 def _difference(key: str, before: Any, now: Any) -> str:
@@ -147,7 +162,8 @@ def _difference(key: str, before: Any, now: Any) -> str:
 
 
 def is_done(folder: Path, shard: Shard) -> bool:
-    """Whether the part of a shard is there. Only what was whole when it was written has this name; it may have been damaged since."""
+    """Whether the part of a shard is there. Only what was whole when it was written has this name; it may have been
+    damaged since."""
     path = folder / shard.name
     if path.is_symlink() or not path.is_file():
         return False
@@ -182,7 +198,7 @@ def _put(temporary: Path, path: Path) -> None:
     with open(temporary, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    if os.name == "posix":      # the name, too, is to be there after the power has failed
+    if os.name == "posix":  # the name, too, is to be there after the power has failed
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

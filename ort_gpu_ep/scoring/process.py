@@ -30,7 +30,8 @@ class GoneError(WorkerEndError):
 
 
 class Process:
-    """One worker process in a pool of its own: a drive.Worker. Not thread-safe. Raises WorkerEndError where it does not start."""
+    """One worker process in a pool of its own: a drive.Worker. Not thread-safe. Raises WorkerEndError where it does not
+    start."""
 
     name = kind = ""
 
@@ -41,7 +42,9 @@ class Process:
         try:
             self.pid = self._call(BEGIN_S, worker.identify)
         except WorkerEndError as error:
-            raise WorkerEndError(f"{error}; a script that scores needs `if __name__ == '__main__':` around it") from error
+            raise WorkerEndError(
+                f"{error}; a script that scores needs `if __name__ == '__main__':` around it"
+            ) from error
         self._process = next((p for p in multiprocessing.active_children() if p.pid == self.pid), None)
 
     def open(self, setup: worker.Setup) -> worker.Failed | None:
@@ -64,18 +67,19 @@ class Process:
         if process is None:
             return "while it started"
         until_s = time.monotonic() + _LAST_S
-        while process.exitcode is None and time.monotonic() < until_s:     # the pool waits for it, too: one of both hears how it ended
+        # the pool waits for it, too: one of both hears how it ended
+        while process.exitcode is None and time.monotonic() < until_s:
             process.join(0.05)
         return ending(process.exitcode) if process.exitcode is not None else "it closed its pipe"
 
     def kill(self) -> None:
         """Ends it at once, also where it is stopped or hangs."""
         process = self._process
-        if process is None:      # it did not begin: all that this pool has started
+        if process is None:  # it did not begin: all that this pool has started
             process = next(iter((self._pool._processes or {}).values()), None)
         if process is not None and process.exitcode is None:
             process.kill()
-            process.join(_LAST_S)       # what it shares is cleaned up behind it
+            process.join(_LAST_S)  # what it shares is cleaned up behind it
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def end(self) -> None:

@@ -1,4 +1,5 @@
-"""A worker in an actor of Ray's, as the run has it; arrays and models in Ray's object store, which brings each to a node once."""
+"""A worker in an actor of Ray's, as the run has it; arrays and models in Ray's object store, which brings each to a
+node once."""
 
 from __future__ import annotations
 
@@ -71,8 +72,10 @@ class Put:
         try:
             self._source: Stored | None = Stored(ray.put(dict(arrays)))
         except ray.exceptions.RayError as error:
-            raise ScoringError(f"Ray's object store takes no more ({reason(error)}): start Ray with more (ray start "
-                               "--object-store-memory=...), or score with fewer rows in a shard (--shard-rows)") from error
+            raise ScoringError(
+                f"Ray's object store takes no more ({reason(error)}): start Ray with more (ray start "
+                "--object-store-memory=...), or score with fewer rows in a shard (--shard-rows)"
+            ) from error
 
     @property
     def source(self) -> Stored:
@@ -80,7 +83,7 @@ class Put:
         return self._source
 
     def release(self) -> None:
-        self._source = None     # without a reference Ray forgets them, on all nodes
+        self._source = None  # without a reference Ray forgets them, on all nodes
 
 
 def _stored(data: bytes) -> Stored:
@@ -91,8 +94,12 @@ class Broadcast:
     """A model and the files of its weights in the object store."""
 
     def __init__(self, model: Model) -> None:
-        """Files of external data have numbers for names on the other node, and in the model there. Raises ModelError where one is gone."""
-        folder, numbers = os.path.dirname(os.path.abspath(model.path)), {location: str(n) for n, location in enumerate(model.weights)}
+        """Files of external data have numbers for names on the other node, and in the model there. Raises ModelError
+        where one is gone."""
+        folder, numbers = (
+            os.path.dirname(os.path.abspath(model.path)),
+            {location: str(n) for n, location in enumerate(model.weights)},
+        )
         try:
             with open_regular(Path(model.path), follow=True) as file:
                 data = content(file)
@@ -126,7 +133,7 @@ def open_here(setup: worker.Setup, model: Broadcast) -> worker.Failed | tuple[st
     """Finds this process's adapter and makes the session on it; (name, place) of the adapter."""
     try:
         adapter, name, place = visible.chosen(setup.adapter, setup.options)
-    except AdapterError as error:       # a worker before this one may not have ended yet, which had the adapter
+    except AdapterError as error:  # a worker before this one may not have ended yet, which had the adapter
         return worker.Failed("device" if setup.adapter == visible.AUTO else "fatal", f"{type(error).__name__}: {error}")
     failed = worker.open_worker(replace(setup, adapter=adapter, path=model.load()))
     return failed if failed is not None else (name, place)
@@ -163,8 +170,11 @@ class Remote:
             answer: T = self._ray.get(self._actor.call.remote(function, *args, **kwargs), timeout=timeout_s)
         except failures.GetTimeoutError:
             self.kill()
-            raise WorkerEndError(f"the actor on {self._where} did not {'answer' if self.pid else 'start'} within {timeout_s:g} s and was "
-                                 "ended" + ("" if self.pid else ": what it needs of that node may be in use")) from None
+            raise WorkerEndError(
+                f"the actor on {self._where} did not {'answer' if self.pid else 'start'} within "
+                f"{timeout_s:g} s and was "
+                "ended" + ("" if self.pid else ": what it needs of that node may be in use")
+            ) from None
         except failures.ActorUnschedulableError as error:
             raise GoneError(f"the node {self._where} is gone") from error
         except failures.RayTaskError as error:

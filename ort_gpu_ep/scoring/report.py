@@ -8,7 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """rows: of all; done: committed or scored, also before this run. eta_s: None until it is known. adapters: as in the report."""
+    """rows: of all; done: committed or scored, also before this run. eta_s: None until it is known. adapters: as in the
+    report."""
 
     rows: int
     done: int
@@ -21,9 +22,10 @@ class Progress:
 class Report:
     """output: where the rows are. rows: in all, of which `before` came from earlier runs; scored, refused: in this one.
 
-    seconds: of this run from its first batch; start_s: before that, making sessions and measuring. batch: why it is what it is.
-    adapters: of each its name, batch, rows, batches, seconds, rows_per_s, busy (part of the time with a run under way), replaced (why
-    each of its workers was), given_up. first_error: the first refused row of this run. notes: what else is to be known.
+    seconds: of this run from its first batch; start_s: before that, making sessions and measuring. batch: why it is
+    what it is. adapters: of each its name, batch, rows, batches, seconds, rows_per_s, busy (part of the time with a run
+    under way), replaced (why each of its workers was), given_up. first_error: the first refused row of this run. notes:
+    what else is to be known.
     """
 
     output: str

@@ -52,14 +52,15 @@ class Busy:
 
 
 def open_session(path: str | bytes, adapter: str, options: Mapping[str, Any]) -> Any:
-    """A session on one adapter, or on the CPU (`cpu`): what the GPU can't do is an error, never silently the CPU's work."""
+    """A session on one adapter, or on the CPU (`cpu`): what the GPU can't do is an error, never silently the CPU's
+    work."""
     import onnxruntime
 
     from ort_gpu_ep.session.session import InferenceSession
 
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
-    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")       # several processes share the cores
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")  # several processes share the cores
     own = {"placement": "cpu"} if adapter == "cpu" else {"placement": "gpu", "adapter": adapter, "strict": "1"}
     return InferenceSession(path, settings, provider_options={**own, **options})
 
@@ -73,7 +74,7 @@ def score_rows(run: Run, model: Model, feeds: Mapping[str, Array]) -> Scored:
     pieces, errors = list[list[Array]](), dict[int, str]()
     step = model.batch or count
     for start in range(0, count, step):
-        part = {name: a[start:start + step] for name, a in feeds.items()}
+        part = {name: a[start : start + step] for name, a in feeds.items()}
         for place, half in _halved(run, model, part, start):
             if isinstance(half, str):
                 errors[place] = half
@@ -114,7 +115,9 @@ def _halved(run: Run, model: Model, feeds: dict[str, Array], start: int) -> Iter
 
 def is_refusal(error: Exception) -> bool:
     """Whether it is the rows that the model does not take."""
-    return type(error).__module__.startswith("onnxruntime") or (isinstance(error, ValueError) and not isinstance(error, GpuEpError))
+    return type(error).__module__.startswith("onnxruntime") or (
+        isinstance(error, ValueError) and not isinstance(error, GpuEpError)
+    )
 
 
 def _run(run: Run, model: Model, feeds: dict[str, Array], count: int) -> list[Array]:
@@ -123,5 +126,7 @@ def _run(run: Run, model: Model, feeds: dict[str, Array], count: int) -> list[Ar
     if missing:
         feeds = {name: np.concatenate([a, np.repeat(a[-1:], missing, 0)]) for name, a in feeds.items()}
     arrays = list(run(feeds))
-    outputs.check(model.outputs, {v.name: np.asarray(f) for v, f in zip(model.outputs, arrays, strict=True)}, count + missing)
+    outputs.check(
+        model.outputs, {v.name: np.asarray(f) for v, f in zip(model.outputs, arrays, strict=True)}, count + missing
+    )
     return [f[:count] for f in arrays] if missing else arrays

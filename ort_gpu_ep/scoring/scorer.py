@@ -1,4 +1,5 @@
-"""Scores a data set on adapters of this machine or of a Ray cluster: a worker process each, shards committed one by one."""
+"""Scores a data set on adapters of this machine or of a Ray cluster: a worker process each, shards committed one by
+one."""
 
 from __future__ import annotations
 
@@ -23,31 +24,44 @@ from ort_gpu_ep.scoring.process import WorkerEndError
 from ort_gpu_ep.scoring.report import Progress, Report
 
 TIMEOUT_S = 300.0
-"""For a batch, its first run and so its compilation included; the provider's own limit for a GPU that hangs is 120 s."""
+"""For a batch, its first run and so its compilation included; the provider's own limit for a GPU that hangs is 120
+s."""
 
 _EVERY_S = 0.2
 """Between two looks at the progress, and so the longest that Ctrl-C has to wait."""
 
 
 def score(
-    model: str | Path, data: str | Path | Sequence[str | Path], out: str | Path, *, adapters: str | Sequence[str | int] = "all",
-    batch: int | str = "auto", columns: Mapping[str, str | Sequence[str]] | None = None, key: str | Sequence[str] | None = None,
-    outputs: Sequence[str] | None = None, preprocess: str | Path | Mapping[str, Any] | None = None, fail_fast: bool = False,
-    options: Mapping[str, Any] | None = None, shard_rows: int | None = None, timeout_s: float = TIMEOUT_S, ray: str | None = None,
+    model: str | Path,
+    data: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    adapters: str | Sequence[str | int] = "all",
+    batch: int | str = "auto",
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+    key: str | Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    preprocess: str | Path | Mapping[str, Any] | None = None,
+    fail_fast: bool = False,
+    options: Mapping[str, Any] | None = None,
+    shard_rows: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+    ray: str | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Report:
     """Scores each row of DATA once and writes the outputs in the same order: see docs/scoring.md.
 
-    data: files, patterns or folders. out: a folder of parts, or one file where it ends with .parquet. adapters: `all` (hardware; the CPU
-    where there is none), or indices, names, PCI addresses and `cpu`; one that is named twice has two workers; `auto`: the CPU, too, if that
-    is measured to help. batch: rows in a run, or `auto`. columns: input -> column, columns, or a pattern. key: columns that go to the
-    output as they are. outputs: which of the model's. preprocess: of images, a mapping or a JSON file. fail_fast: the first row that can't
-    be scored ends the run. options: of the provider. shard_rows: rows that are committed together. timeout_s: for a batch. ray: the address
-    of a Ray cluster, whose adapters it is then, or `local` for one on this machine. progress: called about five times a second, in this
-    thread.
+    data: files, patterns or folders. out: a folder of parts, or one file where it ends with .parquet. adapters: `all`
+    (hardware; the CPU where there is none), or indices, names, PCI addresses and `cpu`; one that is named twice has two
+    workers; `auto`: the CPU, too, if that is measured to help. batch: rows in a run, or `auto`. columns: input ->
+    column, columns, or a pattern. key: columns that go to the output as they are. outputs: which of the model's.
+    preprocess: of images, a mapping or a JSON file. fail_fast: the first row that can't be scored ends the run.
+    options: of the provider. shard_rows: rows that are committed together. timeout_s: for a batch. ray: the address of
+    a Ray cluster, whose adapters it is then, or `local` for one on this machine. progress: called about five times a
+    second, in this thread.
 
-    A run that was killed goes on when the same call is made again. Raises ScoringError, ModelError, AdapterError, ConfigError; what was
-    scored until then stays.
+    A run that was killed goes on when the same call is made again. Raises ScoringError, ModelError, AdapterError,
+    ConfigError; what was scored until then stays.
     """
     request = {"columns": columns, "key": key, "outputs": outputs, "preprocess": preprocess, "shard_rows": shard_rows}
     resolve(options)
@@ -87,7 +101,11 @@ class _Run:
         if job.unused():
             self._notes.append(f"columns that are not used: {', '.join(job.unused()[:12])}")
         if job.how is not None:
-            guessed = "" if job.request.preprocess else " (guessed from the model's input: --preprocess FILE.json says otherwise)"
+            guessed = (
+                ""
+                if job.request.preprocess
+                else " (guessed from the model's input: --preprocess FILE.json says otherwise)"
+            )
             self._notes.append(f"images are {job.how}{guessed}")
         self._first_error = ""
 
@@ -134,16 +152,21 @@ class _Run:
         refused = {int(loaded.packed.kept[row]): text for _, errors in pieces for row, text in errors.items()}
         if refused and not self._first_error:
             self._first_error = self._job.place(loaded.shard, *min(refused.items()))
-        parts.commit(self._folder, loaded.shard, outputs_of.table(self._job.model.outputs, loaded.packed, loaded.keys, pieces))
+        parts.commit(
+            self._folder, loaded.shard, outputs_of.table(self._job.model.outputs, loaded.packed, loaded.keys, pieces)
+        )
 
     def _prepare(self, slots: list[drive.Slot], before: Mapping[str, int]) -> str:
-        """Chooses the batch of each slot, closes those that are of no help, and notes both for a run that goes on. Gives why."""
+        """Chooses the batch of each slot, closes those that are of no help, and notes both for a run that goes on.
+        Gives why."""
         open_slots = [slot for slot in slots if not slot.counts.given_up]
         most = batching.limit(self._job.model, self._left[0].rows)
         with self._sample() as sample:
             try:
                 why = batching.choose(open_slots, self._batch, self._job.model, before, sample, most)
-                trial = any(s.is_optional and s.kind not in before for s in open_slots) and any(not s.is_optional for s in open_slots)
+                trial = any(s.is_optional and s.kind not in before for s in open_slots) and any(
+                    not s.is_optional for s in open_slots
+                )
                 declined = batching.declined(open_slots, sample()) if trial else ""
             except WorkerEndError as error:
                 raise AdapterError(f"measuring the batch: {error}") from error
@@ -193,12 +216,24 @@ class _Run:
             self._notes += [f"{entry['name']}: given up, {entry['given_up']}"] if entry["given_up"] else []
         since_s = min((s.counts.since_s for s in slots if s.counts.since_s), default=time.perf_counter())
         seconds = max((s.counts.until_s for s in slots), default=since_s) - since_s
-        return Report(self._out, self._job.rows, self._before, board.scored if board else 0, board.refused if board else 0,
-                      round(seconds, 3), round(since_s - self._begun_s, 3), why, adapters, self._first_error, self._notes)
+        return Report(
+            self._out,
+            self._job.rows,
+            self._before,
+            board.scored if board else 0,
+            board.refused if board else 0,
+            round(seconds, 3),
+            round(since_s - self._begun_s, 3),
+            why,
+            adapters,
+            self._first_error,
+            self._notes,
+        )
 
 
 def _open(slots: list[drive.Slot]) -> None:
     """All at a time. One that does not start is given up. Raises AdapterError where none does."""
+
     def one(slot: drive.Slot) -> None:
         try:
             slot.open()

@@ -14,11 +14,14 @@ from ort_gpu_ep.errors import ScoringError
 from ort_gpu_ep.files import identity as identity_of
 from ort_gpu_ep.scoring.columns import Rows
 
-FORMATS = "Parquet (.parquet), Arrow (.arrow, .feather), CSV (.csv), .npy, .npz, a folder of images, or a folder of these"
+FORMATS = (
+    "Parquet (.parquet), Arrow (.arrow, .feather), CSV (.csv), .npy, .npz, a folder of images, or a folder of these"
+)
 
 
 class File(Protocol):
-    """One file, or a folder of images. kinds: the type of each column, numpy's or pyarrow's; None for texts that may be numbers.
+    """One file, or a folder of images. kinds: the type of each column, numpy's or pyarrow's; None for texts that may be
+    numbers.
 
     groups: rows of each group that the file stores together, () where it has none.
     """
@@ -66,7 +69,8 @@ def identity(file: File) -> Identity:
 
 
 def open_sources(data: str | Path | Sequence[str | Path], images: Any) -> list[File]:
-    """The files that DATA means, in order. images: makes an images.Images of a folder. Raises ScoringError for what can't be read."""
+    """The files that DATA means, in order. images: makes an images.Images of a folder. Raises ScoringError for what
+    can't be read."""
     paths = [data] if isinstance(data, (str, Path)) else list(data)
     if not paths:
         raise ScoringError("no data: give at least one file")
@@ -90,7 +94,11 @@ def _opened(text: str | Path, images: Any) -> Iterator[File]:
 
     path = Path(text)
     if path.is_dir():
-        paths = sorted(p for p in path.rglob("*") if p.is_file() and not any(q.startswith(("_", ".")) for q in p.relative_to(path).parts))
+        paths = sorted(
+            p
+            for p in path.rglob("*")
+            if p.is_file() and not any(q.startswith(("_", ".")) for q in p.relative_to(path).parts)
+        )
         pictures = [p for p in paths if p.suffix.lower() in SUFFIXES]
         if pictures:
             yield images(path, pictures)
@@ -117,5 +125,13 @@ def _open(path: Path) -> File:
     return opener(path)
 
 
-_OPENERS = {".parquet": "tables.ParquetFile", ".pq": "tables.ParquetFile", ".arrow": "tables.ArrowFile", ".feather": "tables.ArrowFile",
-            ".ipc": "tables.ArrowFile", ".csv": "text.CsvFile", ".npy": "arrays.NpyFile", ".npz": "arrays.NpzFile"}
+_OPENERS = {
+    ".parquet": "tables.ParquetFile",
+    ".pq": "tables.ParquetFile",
+    ".arrow": "tables.ArrowFile",
+    ".feather": "tables.ArrowFile",
+    ".ipc": "tables.ArrowFile",
+    ".csv": "text.CsvFile",
+    ".npy": "arrays.NpyFile",
+    ".npz": "arrays.NpzFile",
+}

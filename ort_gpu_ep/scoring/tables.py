@@ -60,8 +60,11 @@ class _Grouped:
             batches = self._cursor[1].take(stop - start)
         except (pa.ArrowException, OSError, StopIteration) as error:
             self._cursor = None
-            raise ScoringError(f"{self.path}: rows {start} to {stop - 1} can't be read ({error or 'it ends before'}): the file is damaged "
-                               "or was cut short. Write it again; what was scored stays") from error
+            raise ScoringError(
+                f"{self.path}: rows {start} to {stop - 1} can't be read ({error or 'it ends before'}): the file "
+                f"is damaged "
+                "or was cut short. Write it again; what was scored stays"
+            ) from error
         table = pa.Table.from_batches(batches)
         return Rows(stop - start, {name: table.column(name) for name in names})
 
@@ -79,10 +82,14 @@ class ParquetFile(_Grouped):
         try:
             self._file = parquet.ParquetFile(path)
         except (pa.ArrowException, OSError) as error:
-            raise ScoringError(f"{path}: not a whole Parquet file ({error}); expected one that ends with a footer. Write it again, or "
-                               "leave it out") from error
+            raise ScoringError(
+                f"{path}: not a whole Parquet file ({error}); expected one that ends with a footer. Write it again, or "
+                "leave it out"
+            ) from error
         facts = self._file.metadata
-        super().__init__(path, self._file.schema_arrow, [facts.row_group(k).num_rows for k in range(facts.num_row_groups)])
+        super().__init__(
+            path, self._file.schema_arrow, [facts.row_group(k).num_rows for k in range(facts.num_row_groups)]
+        )
 
     def _batches(self, first: int, names: list[str]) -> Iterator[Any]:
         for group in range(first, len(self.groups)):
@@ -102,8 +109,10 @@ class ArrowFile(_Grouped):
             self._file = pa.ipc.open_file(pa.memory_map(str(path)))
             groups = [self._file.get_batch(k).num_rows for k in range(self._file.num_record_batches)]
         except (pa.ArrowException, OSError) as error:
-            raise ScoringError(f"{path}: not a whole Arrow file ({error}); expected the IPC file format (pyarrow.ipc.new_file), not a "
-                               "stream") from error
+            raise ScoringError(
+                f"{path}: not a whole Arrow file ({error}); expected the IPC file format (pyarrow.ipc.new_file), not a "
+                "stream"
+            ) from error
         super().__init__(path, self._file.schema, groups)
 
     def _batches(self, first: int, names: list[str]) -> Iterator[Any]:

@@ -32,7 +32,9 @@ class CsvFile:
             header = file.read(self._offsets[0])
         if not self.rows:
             raise ScoringError(f"{path}: a line of names and no rows")
-        names = self._csv.read_csv(io.BytesIO(header.removeprefix(b"\xef\xbb\xbf") + b"\n"), parse_options=self._options()).column_names
+        names = self._csv.read_csv(
+            io.BytesIO(header.removeprefix(b"\xef\xbb\xbf") + b"\n"), parse_options=self._options()
+        ).column_names
         if len(set(names)) < len(names):
             raise ScoringError(f"{path}: two columns have the same name: {', '.join(names)}")
         self._names = names
@@ -55,12 +57,18 @@ class CsvFile:
         try:
             table = self._csv.read_csv(pa.BufferReader(data), reading, self._options(), convert)
         except pa.ArrowInvalid as error:
-            raise ScoringError(f"{self.path}: a line behind row {first * _EVERY} (counted from 0): {error}. Mend it; the file counts as "
-                               "another one then, so score into a new output. What was scored stays") from error
+            raise ScoringError(
+                f"{self.path}: a line behind row {first * _EVERY} (counted from 0): {error}. Mend it; the "
+                f"file counts as "
+                "another one then, so score into a new output. What was scored stays"
+            ) from error
         table = table.slice(start - first * _EVERY, stop - start)
         if table.num_rows != stop - start:
-            raise ScoringError(f"{self.path}: rows {start} to {stop - 1}: got {table.num_rows} rows; a quote that is not closed, or the "
-                               "file has changed since it was opened")
+            raise ScoringError(
+                f"{self.path}: rows {start} to {stop - 1}: got {table.num_rows} rows; a quote that is not "
+                f"closed, or the "
+                "file has changed since it was opened"
+            )
         return Rows(stop - start, {name: table.column(name) for name in names})
 
     def close(self) -> None:
@@ -81,7 +89,7 @@ def _index(file: Any) -> tuple[list[int], int]:
         offsets += [int(e) + 1 for e in full[numbers % _EVERY == 0]]
         rows, place = rows + len(full), place + len(data)
         previous = int(ends[-1]) if len(ends) else previous
-    if place > previous + 1:        # a last line without its end
+    if place > previous + 1:  # a last line without its end
         rows += 1
         offsets += [place] if rows % _EVERY == 0 else []
     return [*offsets, place] if not offsets or offsets[-1] != place else offsets, max(rows, 0)

@@ -1,6 +1,7 @@
 """Which adapter a process is to use where a cluster says it in CUDA_VISIBLE_DEVICES, which Vulkan does not read.
 
-Equal GPUs have nothing but UUID and PCI address to tell them apart; an index means what the NVIDIA driver lists at that place.
+Equal GPUs have nothing but UUID and PCI address to tell them apart; an index means what the NVIDIA driver lists at that
+place.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def nvidia_gpus() -> list[Gpu]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise AdapterError(f"{VARIABLE} is set, and which GPU it means is not known: {command[0]} failed ({error}). {_ADVICE}") from error
+        raise AdapterError(
+            f"{VARIABLE} is set, and which GPU it means is not known: {command[0]} failed ({error}). {_ADVICE}"
+        ) from error
     return [gpu(*row) for row in csv.reader(io.StringIO(done.stdout), skipinitialspace=True) if row]
 
 
@@ -58,12 +61,15 @@ def gpu(index: str, uuid: str, pci: str, name: str) -> Gpu:
 
 
 def visible(
-    adapters: Sequence[AdapterInfo], environment: Mapping[str, str], gpus: Callable[[], list[Gpu]] = nvidia_gpus,
+    adapters: Sequence[AdapterInfo],
+    environment: Mapping[str, str],
+    gpus: Callable[[], list[Gpu]] = nvidia_gpus,
 ) -> list[AdapterInfo] | None:
-    """The adapters that CUDA_VISIBLE_DEVICES means, in its order; None where it is not set. Raises AdapterError where that is not certain.
+    """The adapters that CUDA_VISIBLE_DEVICES means, in its order; None where it is not set. Raises AdapterError where
+    that is not certain.
 
-    Source: CUDA C++ Programming Guide, "CUDA Environment Variables": indices or UUIDs, of which the beginning is enough; what is behind
-    the first one that is none does not count.
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables": indices or UUIDs, of which the beginning is
+    enough; what is behind the first one that is none does not count.
     """
     text = environment.get(VARIABLE)
     if text is None:
@@ -80,14 +86,20 @@ def _meant(entry: str, there: list[Gpu], environment: Mapping[str, str]) -> Gpu:
         if int(entry) >= len(there):
             raise AdapterError(f"{VARIABLE} has {entry}, the driver lists {len(there)} GPUs. {_ADVICE}")
         if len({g.name for g in there}) > 1 and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-            raise AdapterError(f"{VARIABLE} has the index {entry}, and this machine has GPUs of several kinds, which CUDA orders by their "
-                               f"speed: set CUDA_DEVICE_ORDER=PCI_BUS_ID, or give UUIDs. {_ADVICE}")
+            raise AdapterError(
+                f"{VARIABLE} has the index {entry}, and this machine has GPUs of several kinds, which CUDA "
+                f"orders by their "
+                f"speed: set CUDA_DEVICE_ORDER=PCI_BUS_ID, or give UUIDs. {_ADVICE}"
+            )
         return there[int(entry)]
     prefix = entry.lower()
     fitting = [g for g in there if f"gpu-{g.uuid}".startswith(prefix)] if prefix.startswith("gpu-") else []
     if len(fitting) != 1:
-        raise AdapterError(f"{VARIABLE} has {entry!r}, which is {'several' if fitting else 'none'} of {', '.join(g.uuid for g in there)}"
-                           f" (a part of a GPU, MIG, is no adapter of Vulkan's). {_ADVICE}")
+        raise AdapterError(
+            f"{VARIABLE} has {entry!r}, which is {'several' if fitting else 'none'} of "
+            f"{', '.join(g.uuid for g in there)}"
+            f" (a part of a GPU, MIG, is no adapter of Vulkan's). {_ADVICE}"
+        )
     return fitting[0]
 
 
@@ -96,11 +108,14 @@ def _adapter(adapters: Sequence[AdapterInfo], wanted: Gpu, entry: str) -> Adapte
         if info.uuid == wanted.uuid or info.pci == wanted.pci:
             return info
     there = ", ".join(f"{a.name} {a.pci or a.uuid or '(unknown place)'}" for a in adapters) or "none"
-    raise AdapterError(f"{VARIABLE} has {entry}, the GPU at {wanted.pci}: no adapter is known to be it; there are: {there}. {_ADVICE}")
+    raise AdapterError(
+        f"{VARIABLE} has {entry}, the GPU at {wanted.pci}: no adapter is known to be it; there are: {there}. {_ADVICE}"
+    )
 
 
 def chosen(adapter: str, options: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What the option `adapter` is to be for this process, its name and where it is. adapter: as in the option, `cpu`, or `auto`.
+    """What the option `adapter` is to be for this process, its name and where it is. adapter: as in the option, `cpu`,
+    or `auto`.
 
     Raises AdapterError where it can't be told, or is not there.
     """
@@ -121,9 +136,12 @@ _claimed: list[IO[bytes]] = []
 
 
 def own_adapter(
-    adapters: Sequence[AdapterInfo], environment: Mapping[str, str] | None = None, folder: Path | None = None,
+    adapters: Sequence[AdapterInfo],
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> str:
-    """What the option `adapter` is to be for this process: the GPU that the cluster gave it, else one that no other process has claimed.
+    """What the option `adapter` is to be for this process: the GPU that the cluster gave it, else one that no other
+    process has claimed.
 
     `cpu` where there is no hardware adapter. Raises AdapterError where all are claimed.
     """
@@ -131,13 +149,18 @@ def own_adapter(
     if own:
         return str(own[0].index)
     free = [a for a in adapters if not a.is_software and not (own is not None and a.vendor_id == NVIDIA)]
-    folder = folder or Path(tempfile.gettempdir()) / f"ort_gpu_ep-adapters-{os.getuid() if hasattr(os, 'getuid') else 0}"
+    folder = (
+        folder or Path(tempfile.gettempdir()) / f"ort_gpu_ep-adapters-{os.getuid() if hasattr(os, 'getuid') else 0}"
+    )
     for info in free:
         if _claim(folder, (info.pci or info.uuid or str(info.index)).replace(":", "-")):
             return str(info.index)
     if free:
-        raise AdapterError(f"all {len(free)} adapters of this machine are claimed by other processes: let the cluster start as many actors "
-                           "on a node as it has adapters (num_gpus, or a resource of your own), or name the adapter")
+        raise AdapterError(
+            f"all {len(free)} adapters of this machine are claimed by other processes: let the cluster start as "
+            f"many actors "
+            "on a node as it has adapters (num_gpus, or a resource of your own), or name the adapter"
+        )
     return CPU
 
 

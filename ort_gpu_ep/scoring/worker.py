@@ -1,6 +1,7 @@
 """The worker process: one session, two batches at a time.
 
-Sessions allow several runs at a time: while one computes, the next one's inputs are uploaded and the last one's outputs read back.
+Sessions allow several runs at a time: while one computes, the next one's inputs are uploaded and the last one's outputs
+read back.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _MAPPED = 3
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """adapter: as in the option, or `cpu`. options: of the provider. path: of the model here, if not where it was read."""
+    """adapter: as in the option, or `cpu`. options: of the provider. path: of the model here, if not where it was
+    read."""
 
     model: Model
     adapter: str
@@ -47,7 +49,8 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Rows start to stop of some arrays. answer: the name of the shared memory to make for the outputs; empty: they come as they are."""
+    """Rows start to stop of some arrays. answer: the name of the shared memory to make for the outputs; empty: they
+    come as they are."""
 
     source: memory.Source
     start: int
@@ -126,9 +129,10 @@ def exchange(task: Task | None) -> Done | Failed | None:
 
 
 def measure(task: Task, limit: int, budget_s: float) -> list[tuple[int, float]] | Failed:
-    """(rows, rows a second) for batches of 1, 2, 4, ... rows, until more rows bring nothing, or the time is over. limit: the most."""
+    """(rows, rows a second) for batches of 1, 2, 4, ... rows, until more rows bring nothing, or the time is over.
+    limit: the most."""
     state, rates, until_s = _opened(), list[tuple[int, float]](), time.perf_counter() + budget_s
-    rows = {name: a[task.start:task.stop] for name, a in _arrays(state, task).items()}
+    rows = {name: a[task.start : task.stop] for name, a in _arrays(state, task).items()}
     size = 1
     try:
         while size <= limit:
@@ -140,7 +144,9 @@ def measure(task: Task, limit: int, budget_s: float) -> list[tuple[int, float]] 
             first_s = time.perf_counter() - start
             times = [_timed(run) for _ in range(3 if first_s < 0.2 else 1)]
             rates.append((size, size / min(times)))
-            stale = len(rates) > _STALE and max(r for _, r in rates[-_STALE:]) < 1.03 * max(r for _, r in rates[:-_STALE])
+            stale = len(rates) > _STALE and max(r for _, r in rates[-_STALE:]) < 1.03 * max(
+                r for _, r in rates[:-_STALE]
+            )
             if stale or time.perf_counter() > until_s:
                 break
             size *= 2
@@ -152,9 +158,12 @@ def measure(task: Task, limit: int, budget_s: float) -> list[tuple[int, float]] 
 
 
 def rate(task: Task, size: int, budget_s: float) -> float | Failed:
-    """Rows a second in batches of this size, as many under way as in a run. The first ones, which compile, do not count."""
+    """Rows a second in batches of this size, as many under way as in a run. The first ones, which compile, do not
+    count."""
     state = _opened()
-    feeds = {name: np.resize(a[task.start:task.stop], (size, *a.shape[1:])) for name, a in _arrays(state, task).items()}
+    feeds = {
+        name: np.resize(a[task.start : task.stop], (size, *a.shape[1:])) for name, a in _arrays(state, task).items()
+    }
     run = partial(score_rows, partial(_run, state), state.model, feeds)
 
     def several(until_s: float) -> int:
@@ -192,7 +201,9 @@ def _run(state: _State, feeds: Mapping[str, Array]) -> list[Array]:
 def _work(state: _State, task: Task) -> Done | Failed:
     try:
         arrays = _arrays(state, task)
-        scored = score_rows(partial(_run, state), state.model, {name: a[task.start:task.stop] for name, a in arrays.items()})
+        scored = score_rows(
+            partial(_run, state), state.model, {name: a[task.start : task.stop] for name, a in arrays.items()}
+        )
         outputs: memory.Segment | dict[str, Array] = scored.arrays
         if scored.arrays and task.answer:
             block = memory.put(task.answer, scored.arrays)
@@ -204,7 +215,13 @@ def _work(state: _State, task: Task) -> Done | Failed:
 
 
 def _failed(error: Exception) -> Failed:
-    kind = "memory" if isinstance(error, OutOfDeviceMemoryError) else "device" if isinstance(error, DeviceError) else "fatal"
+    kind = (
+        "memory"
+        if isinstance(error, OutOfDeviceMemoryError)
+        else "device"
+        if isinstance(error, DeviceError)
+        else "fatal"
+    )
     return Failed(kind, str(error) if isinstance(error, ScoringError) else f"{type(error).__name__}: {error}")
 
 

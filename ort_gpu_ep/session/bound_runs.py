@@ -18,7 +18,9 @@ def state_of(session: InferenceSession) -> SessionState | None:
 class Runs:
     """Runs of a session that take turns: of each, its inputs and outputs by name."""
 
-    def __init__(self, session: InferenceSession, values: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
+    def __init__(
+        self, session: InferenceSession, values: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+    ) -> None:
         self._session, self._values, self._bindings = session, values, dict[int, Any]()
         self._turns = Turns.of(session, state_of(session), values)
 

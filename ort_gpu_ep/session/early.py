@@ -1,7 +1,8 @@
-"""A thread that opens the device and compiles the pipelines of a known model, while the session's thread does the rest of the opening.
+"""A thread that opens the device and compiles the pipelines of a known model, while the session's thread does the rest
+of the opening.
 
-The driver works without Python's lock, so modules load and onnxruntime reads the model meanwhile. The thread begins only where an earlier
-process has found the adapter in order; otherwise the session tests the adapter first.
+The driver works without Python's lock, so modules load and onnxruntime reads the model meanwhile. The thread begins
+only where an earlier process has found the adapter in order; otherwise the session tests the adapter first.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Early:
             self._known = known_now = _known(self._config, self._model, self._device)
             self._read.set()
             known_now.compile(gpu, with_workarounds(self._config, gpu.workarounds).checked_shaders)
-        except Exception as error:      # the session meets it, too, and says it
+        except Exception as error:  # the session meets it, too, and says it
             log.info("nothing is compiled ahead: %s: %s", type(error).__name__, str(error)[:200])
         finally:
             self._read.set()
@@ -64,7 +65,8 @@ class Early:
 
 
 def begin(config: Config, model: Any, uses: Uses | None = None) -> Early | None:
-    """Begins it; None where the adapter is not known to be in order, or something else has it. uses: of open_gpu, everything by default."""
+    """Begins it; None where the adapter is not known to be in order, or something else has it. uses: of open_gpu,
+    everything by default."""
     if config.isolation == "process" or config.health == "off" or config.faults or config.quirks or memory.forked:
         return None
     if not isinstance(model, (str, bytes, os.PathLike)):
@@ -73,7 +75,7 @@ def begin(config: Config, model: Any, uses: Uses | None = None) -> Early | None:
     device = in_order(config)
     if device is None:
         return None
-    load("ort_gpu_ep.health.open_adapter")      # and with it a library, which is decided by now
+    load("ort_gpu_ep.health.open_adapter")  # and with it a library, which is decided by now
     load(FORKS)
     from ort_gpu_ep.health.open_adapter import everything
 
@@ -89,23 +91,27 @@ def _known(config: Config, model: str | bytes, device: str) -> Known:
 
 
 def noted(config: Config, model: str | bytes) -> AbstractContextManager[object]:
-    """For the time in which a process makes sessions of a model that another one will open: it finds their pipelines. Raises OSError."""
+    """For the time in which a process makes sessions of a model that another one will open: it finds their pipelines.
+    Raises OSError."""
     device = in_order(config)
     return _known(config, model, device) if device is not None else nullcontext()
 
 
 def uses_of(config: Config, model: Source) -> Uses:
-    """What open_gpu asks about a model: its op types, and the shader files of the pipelines that sessions of it have had on an adapter.
+    """What open_gpu asks about a model: its op types, and the shader files of the pipelines that sessions of it have
+    had on an adapter.
 
-    Nothing with isolation=process: the worker opens the adapter for any model, and this process loads no library of the GPU.
+    Nothing with isolation=process: the worker opens the adapter for any model, and this process loads no library of the
+    GPU.
     """
+
     @cache
     def used(device: str) -> frozenset[str] | None:
         if config.isolation == "process":
             return None
         try:
             return model.op_types() | _known(config, model.path_or_bytes, device).shaders
-        except (OSError, ValueError):       # deleted, or no ONNX file: onnxruntime may have read it all the same
+        except (OSError, ValueError):  # deleted, or no ONNX file: onnxruntime may have read it all the same
             return None
 
     return used
@@ -118,14 +124,15 @@ def in_order(config: Config) -> str | None:
 
 
 def known_verdict(config: Config) -> tuple[str, Verdict] | None:
-    """The name of the adapter that the options mean, with its driver and this code, and its verdict, if an earlier process has found it in
-    order and a session with these options uses it. Loads no driver."""
+    """The name of the adapter that the options mean, with its driver and this code, and its verdict, if an earlier
+    process has found it in order and a session with these options uses it. Loads no driver."""
     last = _last_verdict(config)
     return last if last is not None and not last[1].unfit else None
 
 
 def unfit(config: Config) -> str:
-    """Why no session uses the adapter that the options mean, if an earlier process has found that out; else empty. Loads no driver."""
+    """Why no session uses the adapter that the options mean, if an earlier process has found that out; else empty.
+    Loads no driver."""
     last = _last_verdict(config)
     return last[1].unfit if last is not None else ""
 

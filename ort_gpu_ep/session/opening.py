@@ -1,4 +1,5 @@
-"""Decisions before a session is created: which providers, whether there is an adapter, who chooses between candidates."""
+"""Decisions before a session is created: which providers, whether there is an adapter, who chooses between
+candidates."""
 
 from __future__ import annotations
 
@@ -44,11 +45,15 @@ EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 """An entry of SessionOptions: where external data of a model in memory lie."""
 
 ORT_FORMAT = (
-    "models in ORT format run on the CPU, because onnxruntime would hand values in the GPU's memory to kernels of its own: give the "
-    ".onnx file, or use isolation=process")
+    "models in ORT format run on the CPU, because onnxruntime would hand values in the GPU's memory to kernels of its "
+    "own: give the "
+    ".onnx file, or use isolation=process"
+)
 
 
-def asked_providers(providers: Sequence[Any] | None, options: Any, settings: Any) -> tuple[list[str], list[dict[str, Any]]]:
+def asked_providers(
+    providers: Sequence[Any] | None, options: Any, settings: Any
+) -> tuple[list[str], list[dict[str, Any]]]:
     """Names and options of the providers, in step. Names may come as (name, options), as onnxruntime allows."""
     if providers is None:
         first = dict(options) if isinstance(options, Mapping) else dict(options[0]) if options else {}
@@ -63,7 +68,8 @@ def asked_providers(providers: Sequence[Any] | None, options: Any, settings: Any
 
 
 def forbids_cpu(settings: Any) -> bool:
-    """Whether the session options say that no node may run on the CPU; onnxruntime then refuses the CPU provider in the list."""
+    """Whether the session options say that no node may run on the CPU; onnxruntime then refuses the CPU provider in the
+    list."""
     return _is_on(settings, "session.disable_cpu_ep_fallback")
 
 
@@ -110,12 +116,17 @@ def left_to_others(names: Sequence[str], options: Sequence[dict[str, Any]]) -> t
 
 
 def may_choose(names: Sequence[str], model: Any, settings: Any) -> bool:
-    """Whether placement=auto has a choice: between ours and the CPU's provider, in this order, and several sessions can be made of a model.
+    """Whether placement=auto has a choice: between ours and the CPU's provider, in this order, and several sessions can
+    be made of a model.
 
     Not with onnxruntime's profile: it is to be of the session that the user made.
     """
     between = [name for name in names if name != IDLE_PROVIDER] == [EP_NAME, CPU_PROVIDER]
-    return between and isinstance(model, (str, bytes, os.PathLike)) and not (settings is not None and settings.enable_profiling)
+    return (
+        between
+        and isinstance(model, (str, bytes, os.PathLike))
+        and not (settings is not None and settings.enable_profiling)
+    )
 
 
 def has_fixed_sizes(session: Any) -> bool:
@@ -124,8 +135,8 @@ def has_fixed_sizes(session: Any) -> bool:
 
 
 def checked(options: dict[str, Any]) -> Config:
-    """The config of provider options, which become texts. Raises: ConfigError (onnxruntime would print it and go on), also for a Dawn that
-    is not there.
+    """The config of provider options, which become texts. Raises: ConfigError (onnxruntime would print it and go on),
+    also for a Dawn that is not there.
     """
     config = resolve(options)
     if config.webgpu == "dawn":
@@ -141,23 +152,25 @@ def is_ort_format(model: Any) -> bool:
     """Whether a model, a path or bytes, is what onnxruntime writes with session.save_model_format=ORT."""
     if isinstance(model, bytes):
         return model[4:8] == b"ORTM"
-    if not isinstance(model, (str, os.PathLike)):       # open() takes numbers, too: it would close a file of the program
+    # open() takes numbers, too: it would close a file of the program
+    if not isinstance(model, (str, os.PathLike)):
         return False
     try:
-        if not os.path.isfile(model):                   # what a pipe gives is gone once read
+        if not os.path.isfile(model):  # what a pipe gives is gone once read
             return False
         with open(model, "rb") as file:
             return file.read(8)[4:8] == b"ORTM"
     except (OSError, ValueError):
-        return False        # onnxruntime says what is wrong with it
+        return False  # onnxruntime says what is wrong with it
 
 
 def look_for_gpu(config: Config, uses: Uses | None = None) -> tuple[bool, Lease | None, str]:
-    """(whether these options can only mean the CPU, a lease of the worker if one has the GPU, why placement=gpu has no adapter).
+    """(whether these options can only mean the CPU, a lease of the worker if one has the GPU, why placement=gpu has no
+    adapter).
 
-    They can with placement=cpu, no adapter, or placement=auto on a software adapter nobody asked for.
-    The session then does without our provider: an idle one costs ONNX Runtime 2-5 % of a run of a few microseconds.
-    uses: of open_gpu, everything by default. Raises: AdapterError in strict mode and where an adapter was asked for that does not exist,
+    They can with placement=cpu, no adapter, or placement=auto on a software adapter nobody asked for. The session then
+    does without our provider: an idle one costs ONNX Runtime 2-5 % of a run of a few microseconds. uses: of open_gpu,
+    everything by default. Raises: AdapterError in strict mode and where an adapter was asked for that does not exist,
     else it is said once.
     """
     if config.placement == "cpu":
@@ -195,10 +208,11 @@ def look_for_gpu(config: Config, uses: Uses | None = None) -> tuple[bool, Lease 
 
 
 def begins_on_cpu(config: Config, names: Sequence[str], model: Any, settings: Any) -> bool:
-    """Whether a session that chooses for itself is there with onnxruntime's CPU, and looks for a GPU later (starting.py).
+    """Whether a session that chooses for itself is there with onnxruntime's CPU, and looks for a GPU later
+    (starting.py).
 
-    Not where exceptions are to be raised: with strict=1. Raises: ConfigError for a bad file of quirks, AdapterError for an adapter that was
-    asked for and is not there.
+    Not where exceptions are to be raised: with strict=1. Raises: ConfigError for a bad file of quirks, AdapterError for
+    an adapter that was asked for and is not there.
     """
     if config.placement != "auto" or config.strict or config.tune or not may_choose(names, model, settings):
         return False
@@ -208,7 +222,7 @@ def begins_on_cpu(config: Config, names: Sequence[str], model: Any, settings: An
         load(config.quirks)
     if config.adapter:
         if config.health == "off" and config.isolation == "process":
-            return False        # only the worker may load drivers
+            return False  # only the worker may load drivers
         from ort_gpu_ep.health.enumeration import look
 
         pick(look(config), config.adapter)
@@ -216,7 +230,8 @@ def begins_on_cpu(config: Config, names: Sequence[str], model: Any, settings: An
 
 
 def stays_on_cpu(config: Config) -> bool:
-    """Whether an earlier look, or the lack of any driver, leaves a session that chooses for itself only the CPU; that is said once."""
+    """Whether an earlier look, or the lack of any driver, leaves a session that chooses for itself only the CPU; that
+    is said once."""
     from ort_gpu_ep.health.enumeration import known
     from ort_gpu_ep.webgpu.missing import no_driver
 
@@ -233,17 +248,18 @@ def stays_on_cpu(config: Config) -> bool:
         if why:
             say_once(why)
         return bool(why)
-    except AdapterError as error:       # there is none, or drivers failed
+    except AdapterError as error:  # there is none, or drivers failed
         say_once(str(error))
         return True
 
 
 def threads_beside_search(settings: Any) -> int:
-    """Threads of a session on the CPU that leave cores to the search for a GPU; 0 where onnxruntime's number of them is to stay.
+    """Threads of a session on the CPU that leave cores to the search for a GPU; 0 where onnxruntime's number of them is
+    to stay.
 
-    By default it has as many as there are cores, and they spin between runs: the search, and all else that starts then, gets little of a
-    core, whatever its priority. Not with fewer than SHARE cores, nor where each core runs two threads, nor where the program says what it
-    wants.
+    By default it has as many as there are cores, and they spin between runs: the search, and all else that starts then,
+    gets little of a core, whatever its priority. Not with fewer than SHARE cores, nor where each core runs two threads,
+    nor where the program says what it wants.
     """
     cores = processes.physical_cores()
     if not SHARE <= cores == os.cpu_count():
@@ -258,11 +274,13 @@ def threads_beside_search(settings: Any) -> int:
 
 
 def own_settings(settings: Any) -> Any:
-    """A copy of SessionOptions (new ones for None), without providers and libraries of custom operators, which onnxruntime copies not."""
+    """A copy of SessionOptions (new ones for None), without providers and libraries of custom operators, which
+    onnxruntime copies not."""
     if settings is None:
         return SessionOptions()
     with settings_lock:
-        profiling, settings.enable_profiling = settings.enable_profiling, False      # what is made for the copy would begin a file
+        # what is made for the copy would begin a file
+        profiling, settings.enable_profiling = settings.enable_profiling, False
         try:
             copy = copied_settings(settings)
         finally:
@@ -273,7 +291,8 @@ def own_settings(settings: Any) -> Any:
 
 @contextmanager
 def with_threads(settings: Any, threads: int) -> Iterator[Any]:
-    """SessionOptions (new ones for None) with so many threads; 0: as they are. Another thread may make a session of the same."""
+    """SessionOptions (new ones for None) with so many threads; 0: as they are. Another thread may make a session of the
+    same."""
     if not threads:
         yield settings
         return
@@ -287,8 +306,8 @@ def with_threads(settings: Any, threads: int) -> Iterator[Any]:
 
 
 def is_decided(config: Config, model: Source, settings: Any, uses: Uses) -> bool:
-    """Whether all is known that another process could find out: adapters, a verdict for such a model (uses: of open_gpu), and what was
-    decided for this one. Loads no driver.
+    """Whether all is known that another process could find out: adapters, a verdict for such a model (uses: of
+    open_gpu), and what was decided for this one. Loads no driver.
     """
     last = known_verdict(config)
     if last is None:
@@ -322,7 +341,9 @@ def sampler_for(config: Config) -> tuple[Sampler | None, bool]:
     return open_sampler(info, config.load, LazyTimedDispatch(info), order_among_equals(info)), info.is_software
 
 
-def make_runner(model: Source, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config) -> Runner:
+def make_runner(
+    model: Source, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config
+) -> Runner:
     from ort_gpu_ep.placement.runner import Runner
 
     sampler, software = sampler_for(config)
@@ -331,12 +352,32 @@ def make_runner(model: Source, settings: Any, options: Mapping[str, str], kwargs
         from ort_gpu_ep.kernels.profile import GUESSED
 
         remote = open_remote(config)
-        return Runner(model, settings, options, kwargs, config, f"{remote.key} isolated", lambda whole: GUESSED, remote.uses, sampler,
-                      software)
+        return Runner(
+            model,
+            settings,
+            options,
+            kwargs,
+            config,
+            f"{remote.key} isolated",
+            lambda whole: GUESSED,
+            remote.uses,
+            sampler,
+            software,
+        )
     from ort_gpu_ep.calibration import profile_of
     from ort_gpu_ep.health.open_adapter import open_gpu
     from ort_gpu_ep.health.verdicts import key_of
 
     gpu = open_gpu(config)
-    return Runner(model, settings, options, kwargs, config, key_of(gpu.info),
-                  lambda whole: profile_of(gpu, config, whole=whole), gpu.uses, sampler, software)
+    return Runner(
+        model,
+        settings,
+        options,
+        kwargs,
+        config,
+        key_of(gpu.info),
+        lambda whole: profile_of(gpu, config, whole=whole),
+        gpu.uses,
+        sampler,
+        software,
+    )

@@ -34,7 +34,8 @@ class PatchedSession(InferenceSession):
 
 
 class Patch:
-    """What `patch()` has changed, until `undo()` or the end of a `with` block. Sessions that were made meanwhile stay what they are."""
+    """What `patch()` has changed, until `undo()` or the end of a `with` block. Sessions that were made meanwhile stay
+    what they are."""
 
     def __init__(self, options: Mapping[str, object]) -> None:
         changed = children.hooked(options, os.environ)
@@ -61,16 +62,19 @@ class Patch:
     def __enter__(self) -> Patch:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.undo()
 
 
 def patch(options: Mapping[str, object] | None = None, say: bool = True) -> Patch:
-    """From now on the sessions that this process and its Python children make by onnxruntime have our provider before those they name.
+    """From now on the sessions that this process and its Python children make by onnxruntime have our provider before
+    those they name.
 
-    options: names and values as in config.OPTIONS; they are set as environment variables, for the children too. say: a line on stderr,
-    once a process. Not reached: subclasses of onnxruntime.InferenceSession that were defined before, sessions whose SessionOptions name
-    their providers, and children that don't read PYTHONPATH (python -E, -I, -S).
+    options: names and values as in config.OPTIONS; they are set as environment variables, for the children too. say: a
+    line on stderr, once a process. Not reached: subclasses of onnxruntime.InferenceSession that were defined before,
+    sessions whose SessionOptions name their providers, and children that don't read PYTHONPATH (python -E, -I, -S).
 
     Raises: ConfigError for an unknown option or value.
     """
@@ -83,14 +87,15 @@ def patch(options: Mapping[str, object] | None = None, say: bool = True) -> Patc
 
 
 def in_front(providers: Any, options: Any, settings: Any) -> tuple[Any, Any]:
-    """A session's providers and their options, with ours first where the program does not name it, or names it behind the CPU's.
+    """A session's providers and their options, with ours first where the program does not name it, or names it behind
+    the CPU's.
 
-    Those that this onnxruntime does not have go, with onnxruntime's own warning. Malformed ones are none, as for onnxruntime, which prints
-    why and goes on with the CPU.
+    Those that this onnxruntime does not have go, with onnxruntime's own warning. Malformed ones are none, as for
+    onnxruntime, which prints why and goes on with the CPU.
     """
     if not providers:
-        return None, options if isinstance(options, Mapping) else None     # a sequence means nothing without providers
-    iter(providers)      # raises TypeError, as onnxruntime
+        return None, options if isinstance(options, Mapping) else None  # a sequence means nothing without providers
+    iter(providers)  # raises TypeError, as onnxruntime
     if not plugin.too_old():
         plugin.ensure_registered()
     there = onnxruntime.get_available_providers()
@@ -99,10 +104,13 @@ def in_front(providers: Any, options: Any, settings: Any) -> tuple[Any, Any]:
     except ValueError as error:
         warnings.warn(f"{error} Going on with {EP_NAME} and {CPU_PROVIDER}.", stacklevel=2)
         names, all_options = [], []
-    if EP_NAME in names and CPU_PROVIDER not in names[:names.index(EP_NAME)]:
+    if EP_NAME in names and CPU_PROVIDER not in names[: names.index(EP_NAME)]:
         return providers, options
-    by_name = {name: own for name, own in zip(names, all_options, strict=True) if name in there and name != IDLE_PROVIDER}
-    ours = by_name.pop(EP_NAME, {})       # behind the CPU it would have no node: so a program passes what get_available_providers() gives
+    by_name = {
+        name: own for name, own in zip(names, all_options, strict=True) if name in there and name != IDLE_PROVIDER
+    }
+    # behind the CPU it would have no node: so a program passes what get_available_providers() gives
+    ours = by_name.pop(EP_NAME, {})
     if not forbids_cpu(settings):
         by_name.setdefault(CPU_PROVIDER, {})
     return [EP_NAME, *by_name], [ours, *by_name.values()]

@@ -1,7 +1,8 @@
 """A session with placement=gpu whose nodes were placed by guesses: once more, with what its first run shows.
 
-Nodes that only a guessed size or rank left to the CPU, and partitions that have no kernel at the run's sizes, are asked about again in the
-background, with the shape of every value, which onnxruntime's profiler tells. The session changes over when that is done, once.
+Nodes that only a guessed size or rank left to the CPU, and partitions that have no kernel at the run's sizes, are asked
+about again in the background, with the shape of every value, which onnxruntime's profiler tells. The session changes
+over when that is done, once.
 """
 
 from __future__ import annotations
@@ -27,10 +28,16 @@ log = logging.getLogger("ort_gpu_ep")
 
 
 class Refinement:
-    """Of one session. source, settings, names, options, kwargs: what it was made of. become: the session's, held weakly."""
+    """Of one session. source, settings, names, options, kwargs: what it was made of. become: the session's, held
+    weakly."""
 
     def __init__(
-        self, source: Source, settings: Any, names: Sequence[str], options: Sequence[Mapping[str, str]], kwargs: Mapping[str, Any],
+        self,
+        source: Source,
+        settings: Any,
+        names: Sequence[str],
+        options: Sequence[Mapping[str, str]],
+        kwargs: Mapping[str, Any],
         become: Callable[[Candidate], None],
     ) -> None:
         self._made_of, self._become = (source, settings, list(names), [dict(o) for o in options], kwargs), become
@@ -71,7 +78,9 @@ class Refinement:
             with self._lock:
                 if not self._cancelled and not ending() and _placed(candidate.state) > _placed(state):
                     self._become(candidate)
-        except Exception as error:      # an op of the user's own that a profile does not run, no room for a file: it goes on as it is
+        except (
+            Exception
+        ) as error:  # an op of the user's own that a profile does not run, no room for a file: it goes on as it is
             log.info("placement: nodes that guesses left to the CPU stay there: %s: %s", type(error).__name__, error)
         finally:
             self._over.set()
@@ -91,11 +100,16 @@ class Refinement:
 
 def is_wanted(state: SessionState) -> bool:
     """Whether a guess left nodes to the CPU, or the run's sizes have no kernel that the guess had."""
-    return any(report.guessed for report in state.reports if not report.nested) or any(map(_is_refused, state.partitions))
+    return any(report.guessed for report in state.reports if not report.nested) or any(
+        map(_is_refused, state.partitions)
+    )
 
 
 def _is_refused(partition: Any) -> bool:
-    return partition.cpu_because.startswith("UnsupportedNodeError") and f"UnsupportedNodeError: {Code.COST}" not in partition.cpu_because
+    return (
+        partition.cpu_because.startswith("UnsupportedNodeError")
+        and f"UnsupportedNodeError: {Code.COST}" not in partition.cpu_because
+    )
 
 
 def _placed(state: SessionState | None) -> int:

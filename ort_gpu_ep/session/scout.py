@@ -1,7 +1,9 @@
-"""The helper process that measures where a session runs best, while the session answers from the CPU. starting.py starts it.
+"""The helper process that measures where a session runs best, while the session answers from the CPU. starting.py
+starts it.
 
-It makes a session of the same model with the same options and runs it once: adapters, probes, the device profile and the candidates side by
-side, all of which ends up in the caches. It runs below the priority of others and ends at once when its standard input is closed.
+It makes a session of the same model with the same options and runs it once: adapters, probes, the device profile and
+the candidates side by side, all of which ends up in the caches. It runs below the priority of others and ends at once
+when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -20,14 +22,16 @@ from pathlib import Path
 from typing import Any
 
 NICE = 10
-"""A thread of this process gets a tenth of a core that another one wants, too. Source: sched_prio_to_weight in the Linux kernel."""
+"""A thread of this process gets a tenth of a core that another one wants, too. Source: sched_prio_to_weight in the
+Linux kernel."""
 
 DONE = 120
 
 PRIVATE_FOLDER = 0o700
 
 REMOVALS = 20
-"""Times that the folder is removed: the other thread may write to it meanwhile, and a folder with a new file in it stays."""
+"""Times that the folder is removed: the other thread may write to it meanwhile, and a folder with a new file in it
+stays."""
 
 _ending = threading.Lock()
 
@@ -35,8 +39,8 @@ Say = Callable[[dict[str, object]], None]
 
 
 def main() -> None:
-    """The job is a line of JSON on standard input, followed by the model, if it is no path, and the inputs. Without a model the probes
-    run that no model has wanted so far.
+    """The job is a line of JSON on standard input, followed by the model, if it is no path, and the inputs. Without a
+    model the probes run that no model has wanted so far.
     """
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -58,9 +62,9 @@ def main() -> None:
             say(_found(job, model, feeds, say, answers))
         else:
             _probe_the_rest(job["options"])
-    except BrokenPipeError:          # the session is gone, or its process
+    except BrokenPipeError:  # the session is gone, or its process
         pass
-    except Exception as error:       # of an op that only the user's process has, say: that one finds out by itself
+    except Exception as error:  # of an op that only the user's process has, say: that one finds out by itself
         with suppress(BrokenPipeError):
             say({"done": True, "why": f"{type(error).__name__}: {error}"[:400]})
     finally:
@@ -68,7 +72,11 @@ def main() -> None:
 
 
 def _found(
-    job: dict[str, Any], model: str | bytes, feeds: dict[str, Any], say: Say, answers: queue.Queue[dict[str, Any]],
+    job: dict[str, Any],
+    model: str | bytes,
+    feeds: dict[str, Any],
+    say: Say,
+    answers: queue.Queue[dict[str, Any]],
 ) -> dict[str, object]:
     """done: whether there is something for the session to open. why: there is not, if that is a surprise."""
     import onnxruntime
@@ -76,23 +84,24 @@ def _found(
     from ort_gpu_ep.config import resolve
     from ort_gpu_ep.health.libraries import settle
 
-    settle(resolve(job["options"]))      # before a library is loaded
+    settle(resolve(job["options"]))  # before a library is loaded
     from ort_gpu_ep.health import open_adapter
     from ort_gpu_ep.plugin.partitioning import load_partitioner
     from ort_gpu_ep.session.early import noted, uses_of
     from ort_gpu_ep.session.session import InferenceSession
 
-    open_adapter.QUICK_S = math.inf      # nobody waits
+    open_adapter.QUICK_S = math.inf  # nobody waits
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
-    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")       # it would take cores from the user's runs
+    # it would take cores from the user's runs
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     for name, value in job["settings"].items():
         kind = type(getattr(settings, name))
         setattr(settings, name, kind(value))
     _wait_for_others(job["options"]["cache_dir"])
     session = InferenceSession(model, settings, provider_options=job["options"])
     if job["options"]["isolation"] != "process":
-        threading.Thread(target=load_partitioner, daemon=True).start()      # while drivers open the device
+        threading.Thread(target=load_partitioner, daemon=True).start()  # while drivers open the device
     session.wait_ready()
     say({"at": "the candidates"})
     runner = session._runner
@@ -109,7 +118,7 @@ def _found(
         session.run(None, feeds)
     (decision,) = runner.chooser.decided.values()
     runner.chooser.save()
-    if runner.config.isolation != "process":        # what its op types did not tell its pipelines do
+    if runner.config.isolation != "process":  # what its op types did not tell its pipelines do
         open_adapter.open_gpu(runner.config, uses_of(runner.config, runner.candidates.model))
     return {"done": decision.source != "partial", "why": decision.why}
 
@@ -118,7 +127,7 @@ def _probe_the_rest(options: dict[str, str]) -> None:
     from ort_gpu_ep.config import resolve
     from ort_gpu_ep.health import open_adapter
 
-    open_adapter.QUICK_S = math.inf      # nobody waits
+    open_adapter.QUICK_S = math.inf  # nobody waits
     _wait_for_others(options["cache_dir"])
     open_adapter.open_gpu(resolve(options), open_adapter.everything)
 
@@ -135,7 +144,8 @@ def _inputs(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _give_way() -> None:
-    """Lowers the priority, also where the system shares cores among terminals first (Linux' autogroup), and who dies where memory ends.
+    """Lowers the priority, also where the system shares cores among terminals first (Linux' autogroup), and who dies
+    where memory ends.
 
     An autogroup is a session's: that of the program's terminal stays as it is.
     """
@@ -160,22 +170,24 @@ def _wait_for_others(cache_dir: str) -> None:
         make_folder(folder)
         file = open_regular(folder / "scout.lock", os.O_WRONLY | os.O_CREAT)
         lock(file, wait=True)
-        globals()["_held"] = file        # until the process ends
+        globals()["_held"] = file  # until the process ends
 
 
 def _listen(answers: queue.Queue[dict[str, Any]]) -> None:
     for line in sys.stdin.buffer:
         answers.put(json.loads(line))
-    _end()          # the session is gone, or its process
+    _end()  # the session is gone, or its process
 
 
 def _end() -> None:
-    """Without exit handlers, which would wait; with nothing left behind. Whichever thread comes second waits for the end.
+    """Without exit handlers, which would wait; with nothing left behind. Whichever thread comes second waits for the
+    end.
 
-    So the end must come: what one step raises (the other thread may be loading its module) keeps none of the others from being done.
+    So the end must come: what one step raises (the other thread may be loading its module) keeps none of the others
+    from being done.
     """
     _ending.acquire()
-    with ExitStack() as steps:          # from the last to the first
+    with ExitStack() as steps:  # from the last to the first
         steps.callback(os._exit, DONE)
         steps.callback(_remove_folder)
         for module, name in (("ort_gpu_ep.health.markers", "remove_mine"), ("ort_gpu_ep.health.helper", "kill_all")):

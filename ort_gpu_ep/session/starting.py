@@ -1,7 +1,9 @@
-"""The start of a session with placement=auto: it runs on onnxruntime's CPU provider until measurements in the background have ended.
+"""The start of a session with placement=auto: it runs on onnxruntime's CPU provider until measurements in the
+background have ended.
 
-Where nothing is known of the machine or the model, another process finds out (scout.py) and leaves it in the caches, so that a driver may
-crash and a search may take long without the user's runs noticing. What is left for this process is a device and the candidate that won.
+Where nothing is known of the machine or the model, another process finds out (scout.py) and leaves it in the caches, so
+that a driver may crash and a search may take long without the user's runs noticing. What is left for this process is a
+device and the candidate that won.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ Feeds: TypeAlias = Mapping[str, Any]
 Take: TypeAlias = "Callable[[Runner | None, Lease | None, str], None]"
 
 TURN_S = 5e-4
-"""How long a thread may keep the interpreter from others meanwhile (5 ms by default): a run waits so long at each return from C++."""
+"""How long a thread may keep the interpreter from others meanwhile (5 ms by default): a run waits so long at each
+return from C++."""
 
 LOOK_S = 0.05
 """How often it is asked whether the process ends, or the session is gone."""
@@ -66,33 +69,58 @@ CHOOSING = ("ort_gpu_ep.placement.runner", "ort_gpu_ep.load")
 """What a session takes besides MODULES that chooses between candidates."""
 
 DRIVING = ("ort_gpu_ep.health.open_adapter", "ort_gpu_ep.calibration")
-"""What it takes where this process opens the device: both load the library of the GPU, which isolation=process keeps out of it."""
+"""What it takes where this process opens the device: both load the library of the GPU, which isolation=process keeps
+out of it."""
 
 SCOUT = "ort_gpu_ep.session.scout"
 """What such a process runs."""
 
 SETTINGS = (
-    "enable_cpu_mem_arena", "enable_mem_pattern", "enable_mem_reuse", "execution_mode", "execution_order", "graph_optimization_level",
-    "inter_op_num_threads", "intra_op_num_threads", "use_deterministic_compute")
-"""What can be read of SessionOptions and changes what a run takes. What can't be read (custom ops) may keep another process from finding
-out; this one does then."""
+    "enable_cpu_mem_arena",
+    "enable_mem_pattern",
+    "enable_mem_reuse",
+    "execution_mode",
+    "execution_order",
+    "graph_optimization_level",
+    "inter_op_num_threads",
+    "intra_op_num_threads",
+    "use_deterministic_compute",
+)
+"""What can be read of SessionOptions and changes what a run takes. What can't be read (custom ops) may keep another
+process from finding out; this one does then."""
 
-WAITING, QUEUED, SEARCHING, OPENING, OVER = "the first run", "its turn", "another process that finds out", "the GPU to be open", ""
+WAITING, QUEUED, SEARCHING, OPENING, OVER = (
+    "the first run",
+    "its turn",
+    "another process that finds out",
+    "the GPU to be open",
+    "",
+)
 """What a session waits for."""
 
 
 class Start:
     """Of one session. Thread-safe.
 
-    settings: the user's SessionOptions. front: the session on the CPU, held no longer than it answers the runs. fixed: all its input shapes
-    are known. threads: that it has, where they leave a core to the search (opening.py), else 0. become, take: of the session, held weakly;
-    take is told at last what answers its runs (None: the CPU alone), and why if that is a surprise. stage: what it waits for. runs: that
-    the CPU has answered. least_s: the quickest of them behind the first.
+    settings: the user's SessionOptions. front: the session on the CPU, held no longer than it answers the runs. fixed:
+    all its input shapes are known. threads: that it has, where they leave a core to the search (opening.py), else 0.
+    become, take: of the session, held weakly; take is told at last what answers its runs (None: the CPU alone), and why
+    if that is a surprise. stage: what it waits for. runs: that the CPU has answered. least_s: the quickest of them
+    behind the first.
     """
 
     def __init__(
-        self, source: Source, settings: Any, options: Mapping[str, str], kwargs: Mapping[str, Any], config: Config, front: Candidate,
-        fixed: bool, threads: int, become: Callable[[Candidate], None], take: Take,
+        self,
+        source: Source,
+        settings: Any,
+        options: Mapping[str, str],
+        kwargs: Mapping[str, Any],
+        config: Config,
+        front: Candidate,
+        fixed: bool,
+        threads: int,
+        become: Callable[[Candidate], None],
+        take: Take,
     ) -> None:
         self.source, self.config, self.fixed, self._threads = source, config, fixed, threads
         self.front: Candidate | None = front
@@ -103,7 +131,7 @@ class Start:
         self._shapes: dict[str, Any] = {}
         self._over, self._cancelled, self._hurried = threading.Event(), threading.Event(), threading.Event()
         self._lock, self._begun, self._taken, self._pid = threading.Lock(), False, False, os.getpid()
-        self._searched = False      # by another process
+        self._searched = False  # by another process
 
     # ---- the session's threads
 
@@ -114,7 +142,9 @@ class Start:
             assert self._runner is not None, "the front is given back when there is a runner"
             return self._runner.run(outputs, feeds, options, values)
         session = front.session
-        answer = session.run_with_ort_values(outputs, feeds, options) if values else session.run(outputs, feeds, options)
+        answer = (
+            session.run_with_ort_values(outputs, feeds, options) if values else session.run(outputs, feeds, options)
+        )
         self._ran(feeds, time.perf_counter() - begin_s)
         return answer
 
@@ -123,7 +153,9 @@ class Start:
         with self._lock:
             self._count(1)
         if self._begun:
-            if seconds < self.least_s and (self.fixed or all(getattr(v, "shape", ()) == self._shapes.get(n) for n, v in feeds.items())):
+            if seconds < self.least_s and (
+                self.fixed or all(getattr(v, "shape", ()) == self._shapes.get(n) for n, v in feeds.items())
+            ):
                 self.least_s = seconds
             return
         with self._lock:
@@ -147,7 +179,8 @@ class Start:
         return self._over.is_set() or self._cancelled.is_set() or (self._begun and self._pid != os.getpid())
 
     def wait(self, timeout_s: float | None = None, hurry: bool = False) -> bool:
-        """Whether it is over, after this time at most; it begins now, without a run to try candidates with, if it has not.
+        """Whether it is over, after this time at most; it begins now, without a run to try candidates with, if it has
+        not.
 
         hurry: nothing is left to another process any more.
         """
@@ -190,14 +223,14 @@ class Start:
         try:
             with _short_turns():
                 runner, lease, why = self._found()
-        except Exception as error:      # the CPU goes on answering; explain() says why
+        except Exception as error:  # the CPU goes on answering; explain() says why
             why = f"{type(error).__name__}: {error}"
         if why and not self._stops:
             log.warning("placement: the session stays on the CPU: %s", why)
         try:
             if self._threads and not self._stops:
                 self._on_all_cores(runner)
-        except Exception as error:      # the file has changed, no memory: it goes on with the threads that it has
+        except Exception as error:  # the file has changed, no memory: it goes on with the threads that it has
             log.info("placement: runs on the CPU keep %d threads: %s: %s", self._threads, type(error).__name__, error)
         self._feeds = None
         self.stage = OVER
@@ -210,7 +243,7 @@ class Start:
         if runner is not None:
             self.front = None
         if not self._stops:
-            give_back_behind([first], self.source.nbytes)       # what onnxruntime's sessions of the model took
+            give_back_behind([first], self.source.nbytes)  # what onnxruntime's sessions of the model took
             if self._searched:
                 _queue.add(partial(_probe_the_rest, self.config))
 
@@ -219,8 +252,10 @@ class Start:
         return self._cancelled.is_set() or ending()
 
     def _found(self) -> tuple[Runner | None, Lease | None, str]:
-        """What answers the session's runs from now on, a lease of the worker if that has the GPU, and why there is none of both."""
-        give_back(self.source.nbytes)       # opening the front took it, and sessions that this thread makes have another part of the heap
+        """What answers the session's runs from now on, a lease of the worker if that has the GPU, and why there is none
+        of both."""
+        # opening the front took it, and sessions that this thread makes have another part of the heap
+        give_back(self.source.nbytes)
         feeds, uses = self._feeds, uses_of(self.config, self.source)
         load(*KNOWN)
         alone = self._stops or self._hurried.is_set()
@@ -228,7 +263,7 @@ class Start:
             why = self._search(feeds)
             if why is not None:
                 return None, None, why
-            uses = uses_of(self.config, self.source)      # that process has left pipelines
+            uses = uses_of(self.config, self.source)  # that process has left pipelines
         if self._stops:
             return None, None, ""
         self.stage = OPENING
@@ -266,7 +301,8 @@ class Start:
     # ---- another process
 
     def _search(self, feeds: Feeds) -> str | None:
-        """Lets another process find out. Gives why the session is to stay on the CPU; None where this process goes on."""
+        """Lets another process find out. Gives why the session is to stay on the CPU; None where this process goes
+        on."""
         job = self._job(feeds)
         if job is None:
             return None
@@ -289,14 +325,19 @@ class Start:
             return None
         with settings_lock:
             settings = {name: int(getattr(self._settings, name)) for name in SETTINGS if self._settings is not None}
-        return {"options": _options(self.config), "settings": settings,
-                "feeds": [[name, value.dtype.str, value.shape] for name, value in feeds.items()]}
+        return {
+            "options": _options(self.config),
+            "settings": settings,
+            "feeds": [[name, value.dtype.str, value.shape] for name, value in feeds.items()],
+        }
 
     def _follow(self, scout: Worker) -> str | None:
-        """Answers what the process asks, until it is done, or nobody wants to know any more. Gives what `_search` does."""
+        """Answers what the process asks, until it is done, or nobody wants to know any more. Gives what `_search`
+        does."""
         deadline_s = time.monotonic() + SILENT_S
         answer: dict[str, Any] | None = {}
-        if in_order(self.config) is not None:       # else there may be no GPU; what the winner needs is loaded meanwhile
+        # else there may be no GPU; what the winner needs is loaded meanwhile
+        if in_order(self.config) is not None:
             load(*MODULES, *CHOOSING, *(DRIVING if self.config.isolation != "process" else ()))
         while not self._stops and not self._hurried.is_set() and time.monotonic() < deadline_s:
             try:
@@ -320,11 +361,17 @@ class Start:
         if found is not None and "done" in found:
             return None if found["done"] else str(found["why"])
         if found is None and -code not in FROM_OUTSIDE:
-            return f"the process that was to find out where it runs best ended with {how_it_ended(code)}; see `ort-gpu-ep doctor`"
+            return (
+                f"the process that was to find out where it runs best ended with {how_it_ended(code)}; see "
+                f"`ort-gpu-ep doctor`"
+            )
         markers.forgive(self.config.cache_path, pid)
         if self._stops or self._hurried.is_set():
             return None
-        return f"the process that was to find out where it runs best was ended ({how_it_ended(code)}); the next session tries again"
+        return (
+            f"the process that was to find out where it runs best was ended ({how_it_ended(code)}); the next "
+            f"session tries again"
+        )
 
 
 def _options(config: Config) -> dict[str, str]:
@@ -346,11 +393,12 @@ def _folder() -> Iterator[str]:
 def _probe_the_rest(config: Config) -> None:
     """Another process runs the probes that no model has wanted so far, lest the next model's session wait for them.
 
-    It gives way to a session whose turn comes, and ends with this process; probes that were not over then wait for a model again.
+    It gives way to a session whose turn comes, and ends with this process; probes that were not over then wait for a
+    model again.
     """
     from ort_gpu_ep.health import markers
 
-    verdict = known_verdict(config) if config.isolation != "process" else None       # whose worker has run them all
+    verdict = known_verdict(config) if config.isolation != "process" else None  # whose worker has run them all
     if verdict is None or not verdict[1].late:
         return
     try:

@@ -20,21 +20,25 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
     x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then
     x_set_word(i, v)    the same of four bytes as numbers, after the fused steps
     HAS_X          for an optional input: whether it is there
-    out_of_range() notes that data brought an index out of range, wrong_length() a sequence's length, wrong_count() a size, if the kernel
+    out_of_range() notes that data brought an index out of range, wrong_length() a sequence's length, wrong_count() a
+      size, if the kernel
                    reports that;
                    divided_by_zero() that a step divides by 0
     subgroup_size, subgroup_lane    in a kernel of the feature `subgroup`: how many invocations of the workgroup are in this subgroup, and
-                   which one of them this is. A subgroup may be larger than the workgroup, and the last one may be filled in part:
+                   which one of them this is. A subgroup may be larger than the workgroup, and the last one may be
+                     filled in part:
                    subgroup_size counts what is there
     subgroups, subgroup_id    how many subgroups the workgroup has, and in which one this invocation is
 
-and every constant and index function of its Kernel. A constant that only a run knows (symbolic.Size) is a member of a uniform
-struct instead, and a body can't tell: `NAME` becomes `params.NAME`, also in the module constants of a body that depend on it. So the
-source is the same for every such size; what a run must put into the struct is `parameters(...)`. A body is one of three forms:
+and every constant and index function of its Kernel. A constant that only a run knows (symbolic.Size) is a member of a
+uniform struct instead, and a body can't tell: `NAME` becomes `params.NAME`, also in the module constants of a body that
+depend on it. So the source is the same for every such size; what a run must put into the struct is `parameters(...)`. A
+body is one of three forms:
 
     fn element(i: u32) -> y_t                called once for each element of the first output
     fn group_main(group: u32, lane: u32)     called by each invocation of each workgroup; GROUPS and WORKGROUP_SIZE are constants
-    fn grid_main(group: vec3<u32>, lane: u32) likewise, of a grid of up to three dimensions; WORKGROUP_SIZE is a constant
+    fn grid_main(group: vec3<u32>, lane: u32) likewise, of a grid of up to three dimensions; WORKGROUP_SIZE is a
+      constant
 
 Lines that begin with # repeat, choose or include others (unroll.py).
 """
@@ -95,7 +99,8 @@ Kept: TypeAlias = Callable[[Hashable, Callable[[], str]], str]
 
 @cache
 def body(shader: str) -> str:
-    """The text of a shader file, with what it includes. Raises InternalError where a file does not exist or includes itself."""
+    """The text of a shader file, with what it includes. Raises InternalError where a file does not exist or includes
+    itself."""
     return resolved(shader, _text)
 
 
@@ -117,8 +122,8 @@ def library() -> dict[str, str]:
 def compose(kernel: Kernel, bindings: Bindings, limits: Limits = DEFAULT_LIMITS, kept: Kept | None = None) -> str:
     """The whole WGSL module of a kernel for an adapter with these limits.
 
-    bindings: as registry.tensors_of gives them; one that is larger than the adapter binds at a time is bound in several parts.
-    kept: where texts of earlier processes are, see runtime/texts.py.
+    bindings: as registry.tensors_of gives them; one that is larger than the adapter binds at a time is bound in several
+    parts. kept: where texts of earlier processes are, see runtime/texts.py.
     """
     pieces = {name: parts(tensor, limits.max_binding_nbytes) for name, (tensor, _) in bindings.items()}
     full = "subgroup" in kernel.features and limits.fills_subgroups(kernel.workgroup_size)
@@ -127,26 +132,51 @@ def compose(kernel: Kernel, bindings: Bindings, limits: Limits = DEFAULT_LIMITS,
     return _sources.get(signature) or _sources.put(signature, text() if kept is None else kept(signature, text))
 
 
-_sources: Memo[str] = Memo(1024)     # of a few kilobytes each
+_sources: Memo[str] = Memo(1024)  # of a few kilobytes each
 
 
 def _signature(
-    kernel: Kernel, bindings: Bindings, pieces: Pieces,
+    kernel: Kernel,
+    bindings: Bindings,
+    pieces: Pieces,
 ) -> Hashable:
     """All that the text follows from. A size of the run is in it as its kind: which size it is stands in no text."""
     first = first_written(bindings)
-    indices = tuple((name, *(tuple(map(_fixed, numbers)) for numbers in merged(index.shape, index.strides)), _fixed(index.offset))
-                    for name, index in kernel.indices)
-    bound = tuple((name, tensor.dtype.name, written, tuple(start for start, _ in pieces[name]))
-                  for name, (tensor, written) in bindings.items())
+    indices = tuple(
+        (name, *(tuple(map(_fixed, numbers)) for numbers in merged(index.shape, index.strides)), _fixed(index.offset))
+        for name, index in kernel.indices
+    )
+    bound = tuple(
+        (name, tensor.dtype.name, written, tuple(start for start, _ in pieces[name]))
+        for name, (tensor, written) in bindings.items()
+    )
     return (
-        kernel.shader, kernel.raw, kernel.pairs, kernel.workgroup_size, kernel.optionals, kernel.epilogue,
-        kernel.plain and kernel.plain.dtype.name, kernel.vectors, kernel.words, kernel.atomics, kernel.reports, kernel.grid is not None,
-        kernel.features, kernel.into and (kernel.into.size, kernel.into.row, kernel.into.start),
-        tuple((name, _fixed(value)) for name, value in kernel.consts), indices, _fixed(kernel.groups), bound,
+        kernel.shader,
+        kernel.raw,
+        kernel.pairs,
+        kernel.workgroup_size,
+        kernel.optionals,
+        kernel.epilogue,
+        kernel.plain and kernel.plain.dtype.name,
+        kernel.vectors,
+        kernel.words,
+        kernel.atomics,
+        kernel.reports,
+        kernel.grid is not None,
+        kernel.features,
+        kernel.into and (kernel.into.size, kernel.into.row, kernel.into.start),
+        tuple((name, _fixed(value)) for name, value in kernel.consts),
+        indices,
+        _fixed(kernel.groups),
+        bound,
         is_elementwise(kernel.shader) and _fixed(bindings[first][0].size),
-        tuple((name, inner.shader, inner.consts, inner.indices, inner.optionals, inner.reads) for name, inner in kernel.inlined),
-        tuple(fused_reading(kernel, bindings).items()), kernel.grid and counts_of(*kernel.grid) and tuple(map(_fixed, kernel.grid)))
+        tuple(
+            (name, inner.shader, inner.consts, inner.indices, inner.optionals, inner.reads)
+            for name, inner in kernel.inlined
+        ),
+        tuple(fused_reading(kernel, bindings).items()),
+        kernel.grid and counts_of(*kernel.grid) and tuple(map(_fixed, kernel.grid)),
+    )
 
 
 def _fixed(value: object) -> str:
@@ -155,26 +185,41 @@ def _fixed(value: object) -> str:
 
 
 def _composed(
-    kernel: Kernel, bindings: Bindings, pieces: Pieces, full: bool,
+    kernel: Kernel,
+    bindings: Bindings,
+    pieces: Pieces,
+    full: bool,
 ) -> str:
     """full: no subgroup lacks an invocation."""
     item = parameters(kernel, bindings)
     symbols = {name for name, _ in item}
     out = [f"// {kernel.shader}"]
     raw = {name: as_bits(kernel, tensor.dtype, name) for name, (tensor, _) in bindings.items()}
-    if "shader-f16" in kernel.features or any(t.dtype.storage == "f16" and not raw[name] for name, (t, _) in bindings.items()):
+    if "shader-f16" in kernel.features or any(
+        t.dtype.storage == "f16" and not raw[name] for name, (t, _) in bindings.items()
+    ):
         out.insert(0, "enable f16;")
     if SUBGROUP_MATRIX in kernel.features:
-        out.insert(0, "enable chromium_experimental_subgroup_matrix;\ndiagnostic(off, chromium.subgroup_matrix_uniformity);")
+        out.insert(
+            0, "enable chromium_experimental_subgroup_matrix;\ndiagnostic(off, chromium.subgroup_matrix_uniformity);"
+        )
     if PINNED_SUBGROUP in dict(kernel.consts):
         out.insert(0, "enable subgroup_size_control;")
     variables = [(name, k) for name in bindings for k in range(len(pieces[name]))]
-    inner = [line for name, other in kernel.inlined for line in inlined(name, other, _texts, kernel.raw, name in kernel.vectors)]
+    inner = [
+        line
+        for name, other in kernel.inlined
+        for line in inlined(name, other, _texts, kernel.raw, name in kernel.vectors)
+    ]
     called = [f"{name}_word()" for name, way in fused_reading(kernel, bindings).items() if way == "word"]
     text = "\n".join([body(kernel.shader), *inner, *called])
     vectors = vector_bindings(kernel, bindings)
-    out += [_declaration(kernel, bindings, vectors, name, f"@group(0) @binding({i}) var<storage, {{}}> {part_name(name, k)}")
-            for i, (name, k) in enumerate(variables)]
+    out += [
+        _declaration(
+            kernel, bindings, vectors, name, f"@group(0) @binding({i}) var<storage, {{}}> {part_name(name, k)}"
+        )
+        for i, (name, k) in enumerate(variables)
+    ]
     out += _parameter_struct(item, len(variables))
     out += [_const(name, value) for name, value in kernel.consts if name not in symbols]
     out += [_optional(name, item) for name, item in kernel.optionals]
@@ -192,8 +237,12 @@ def _composed(
         if stores_words(kernel, first, bindings[first][0]):
             out.append(word_steps(kernel, bindings, first))
     out += _writers(kernel, bindings, pieces, vectors, text)
-    bits = {name: tensor.dtype.bits for name, (tensor, _) in bindings.items()} | {n: k.outputs[0].dtype.bits for n, k in kernel.inlined}
-    text = expand(body(kernel.shader), {**{f"{name.upper()}_BITS": count for name, count in bits.items()}, **_numbers(kernel)})
+    bits = {name: tensor.dtype.bits for name, (tensor, _) in bindings.items()} | {
+        n: k.outputs[0].dtype.bits for n, k in kernel.inlined
+    }
+    text = expand(
+        body(kernel.shader), {**{f"{name.upper()}_BITS": count for name, count in bits.items()}, **_numbers(kernel)}
+    )
     out.append(_with_parameters(text, symbols & {name for name, _ in kernel.consts} | symbols & {"GROUPS"}))
     if is_elementwise(kernel.shader):
         out.append(_map_main(kernel, bindings[first][0], first))
@@ -207,7 +256,11 @@ def _composed(
 def _declaration(kernel: Kernel, bindings: Bindings, vectors: Container[str], name: str, head: str) -> str:
     """head: all before the type, with a place for the access."""
     (tensor, written), raw = bindings[name], as_bits(kernel, bindings[name][0].dtype, name)
-    element = vector_type(tensor.dtype, raw or by_eight(kernel, name, tensor.dtype)) if name in vectors else storage(tensor.dtype, raw)
+    element = (
+        vector_type(tensor.dtype, raw or by_eight(kernel, name, tensor.dtype))
+        if name in vectors
+        else storage(tensor.dtype, raw)
+    )
     element = "atomic<u32>" if name in (*kernel.atomics, ERROR_FLAGS) else element
     return f"{head.format('read_write' if written else 'read')}: array<{element}>;"
 
@@ -218,7 +271,10 @@ def _readers(kernel: Kernel, bindings: Bindings, pieces: Pieces, vectors: Contai
     for name, (tensor, _) in bindings.items():
         if name in (*kernel.atomics, ERROR_FLAGS):
             continue
-        raw, plain = as_bits(kernel, tensor.dtype, name), kernel.plain.dtype if kernel.plain and name == first else tensor.dtype
+        raw, plain = (
+            as_bits(kernel, tensor.dtype, name),
+            kernel.plain.dtype if kernel.plain and name == first else tensor.dtype,
+        )
         yield f"alias {name}_t = {value_type(plain, as_bits(kernel, plain, name))};"
         if by_eight(kernel, name, tensor.dtype):
             yield eights(name, pieces[name])
@@ -240,8 +296,12 @@ def _writers(kernel: Kernel, bindings: Bindings, pieces: Pieces, vectors: Contai
             yield vector_writer(name, kernel, first, bindings, pieces[name], text)
         elif written and name in kernel.words:
             yield word_writer(name, kernel, first, text)
-        elif written and name not in vectors and name not in (*kernel.atomics, ERROR_FLAGS) and not (
-                is_map and per_word(tensor.dtype, kernel.raw) > 1):
+        elif (
+            written
+            and name not in vectors
+            and name not in (*kernel.atomics, ERROR_FLAGS)
+            and not (is_map and per_word(tensor.dtype, kernel.raw) > 1)
+        ):
             yield writer(name, tensor.dtype, kernel, first, pieces[name])
 
 
@@ -271,7 +331,8 @@ def is_elementwise(shader: str) -> bool:
 
 
 def parameters(kernel: Kernel, bindings: Bindings) -> list[tuple[str, Size | Real]]:
-    """What only a run knows, by its name in the shader's uniform struct, in the struct's order. Each takes four bytes."""
+    """What only a run knows, by its name in the shader's uniform struct, in the struct's order. Each takes four
+    bytes."""
     pairs: list[tuple[str, object]] = list(kernel.consts)
     for name, index in kernel.indices:
         shape, strides = merged(index.shape, index.strides)
@@ -295,7 +356,8 @@ def _parameter_struct(given: Sequence[tuple[str, Size | Real]], binding: int) ->
 
 
 def _with_parameters(text: str, symbols: Iterable[str]) -> str:
-    """The body with its symbols read from the struct. Module constants that depend on one are put where they are used."""
+    """The body with its symbols read from the struct. Module constants that depend on one are put where they are
+    used."""
     replaced = {name: f"params.{name}" for name in symbols}
     if not replaced:
         return text
@@ -323,7 +385,8 @@ def _called(source: str) -> Iterable[str]:
     files, queue, texts = library(), [source], dict[str, str]()
     while queue:
         caller = queue.pop()
-        for name in files:      # most are not even a part of a word: looking for all words took longer than the rest of composing
+        # most are not even a part of a word: looking for all words took longer than the rest of composing
+        for name in files:
             if name not in texts and f"{name}(" in caller and re.search(rf"\b{name}\(", caller):
                 texts[name] = files[name]
                 queue.append(files[name])
@@ -339,7 +402,8 @@ def _const(name: str, value: Const) -> str:
 
 
 def literal(value: float) -> str:
-    """A WGSL f32 literal of a finite or infinite number (WGSL has no literal for infinity: an expression stands for it)."""
+    """A WGSL f32 literal of a finite or infinite number (WGSL has no literal for infinity: an expression stands for
+    it)."""
     import numpy as np
 
     number = np.float32(value)
@@ -348,7 +412,7 @@ def literal(value: float) -> str:
     if np.isinf(number):
         return "inf_f32()" if number > 0 else "(-inf_f32())"
     text = repr(float(number))
-    return f"({text}f)" if text[0] == "-" else f"{text}f"       # -0.0 too: a minus may stand before it
+    return f"({text}f)" if text[0] == "-" else f"{text}f"  # -0.0 too: a minus may stand before it
 
 
 def literal_f64(value: float) -> str:
@@ -364,14 +428,25 @@ def _optional(name: str, given: bool) -> str:
 
 
 def _numbers(kernel: Kernel) -> dict[str, int]:
-    """What the directives of a body may name: constants that are whole numbers and known, and which optional inputs there are."""
-    numbers = {name: value for name, value in kernel.consts if isinstance(value, (int, bool)) and not is_symbolic(value)}
-    return {**numbers, "WORKGROUP_SIZE": kernel.workgroup_size, "PAIRS": kernel.pairs,
-            **{f"HAS_{name.upper()}": item for name, item in kernel.optionals}}
+    """What the directives of a body may name: constants that are whole numbers and known, and which optional inputs
+    there are."""
+    numbers = {
+        name: value for name, value in kernel.consts if isinstance(value, (int, bool)) and not is_symbolic(value)
+    }
+    return {
+        **numbers,
+        "WORKGROUP_SIZE": kernel.workgroup_size,
+        "PAIRS": kernel.pairs,
+        **{f"HAS_{name.upper()}": item for name, item in kernel.optionals},
+    }
 
 
-_BITS = {"f32": "(pack2x16float(vec2<f32>({0}, 0.0)) & {1})",
-         "bool": "select(0u, 1u, {0})", "i32": "(bitcast<u32>({0}) & {1})", "u32": "({0} & {1})"}
+_BITS = {
+    "f32": "(pack2x16float(vec2<f32>({0}, 0.0)) & {1})",
+    "bool": "select(0u, 1u, {0})",
+    "i32": "(bitcast<u32>({0}) & {1})",
+    "u32": "({0} & {1})",
+}
 
 
 def _map_main(kernel: Kernel, out: TensorType, first: str) -> str:
@@ -384,21 +459,30 @@ def _map_main(kernel: Kernel, out: TensorType, first: str) -> str:
     if per == 1:
         store = f"    {first}_set(i, element(i));"
     elif stores_words(kernel, first, out):
-        store = f"    {first}[i] = fused_word(vec4<{first}_t>({', '.join(f'element(4u * i + {k}u)' for k in range(4))}), i);"
+        store = (
+            f"    {first}[i] = "
+            f"fused_word(vec4<{first}_t>({', '.join(f'element(4u * i + {k}u)' for k in range(4))}), i);"
+        )
     else:
         value = "fused(element(k), k)" if kernel.epilogue else "element(k)"
         bits = _BITS[value_type(out.dtype, kernel.raw)].format(value, f"{(1 << 32 // per) - 1}u")
         store = (
             f"    var word = 0u;\n    for (var j = 0u; j < {per}u; j++) {{\n        let k = i * {per}u + j;\n"
-            f"        if (k < {size}) {{ word |= {bits} << (j * {32 // per}u); }}\n    }}\n    {first}[i] = word;")
+            f"        if (k < {size}) {{ word |= {bits} << (j * {32 // per}u); }}\n    }}\n    {first}[i] = word;"
+        )
     return (
         f"@compute @workgroup_size({MAP_WORKGROUP_SIZE})\n"
         "fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>) {\n"
-        f"    let i = id.x + id.y * n.x * {MAP_WORKGROUP_SIZE}u;\n    if (i >= {words}) {{ return; }}\n{store}\n}}")
+        f"    let i = id.x + id.y * n.x * {MAP_WORKGROUP_SIZE}u;\n    if (i >= {words}) {{ return; }}\n{store}\n}}"
+    )
 
 
-_SUBGROUP = {"subgroup_size": "subgroup_size", "subgroup_lane": "subgroup_invocation_id", "subgroups": "num_subgroups",
-             "subgroup_id": "subgroup_id"}
+_SUBGROUP = {
+    "subgroup_size": "subgroup_size",
+    "subgroup_lane": "subgroup_invocation_id",
+    "subgroups": "num_subgroups",
+    "subgroup_id": "subgroup_id",
+}
 """What a body calls it, and WGSL's built-in value."""
 
 
@@ -406,7 +490,8 @@ _SUBGROUP = {"subgroup_size": "subgroup_size", "subgroup_lane": "subgroup_invoca
 class _Subgroup:
     """What a body names of its subgroup. full: subgroup_size is the built-in value, else what is there is counted.
 
-    A driver's built-in size may exceed what a workgroup has, and with some it exceeds what the pipeline was compiled for.
+    A driver's built-in size may exceed what a workgroup has, and with some it exceeds what the pipeline was compiled
+    for.
     """
 
     names: tuple[str, ...]
@@ -419,13 +504,18 @@ class _Subgroup:
     @property
     def inputs(self) -> str:
         """Parameters of the entry point."""
-        return "".join(f", @builtin({_SUBGROUP[name]}) its_{name}: u32" for name in self.names if name != "subgroup_size" or self.full)
+        return "".join(
+            f", @builtin({_SUBGROUP[name]}) its_{name}: u32"
+            for name in self.names
+            if name != "subgroup_size" or self.full
+        )
 
     @property
     def assigned(self) -> str:
         """For functions of the body: variables of the module."""
         return ("let its_subgroup_size = subgroupAdd(1u); " if self.counts else "") + "".join(
-            f"{name} = its_{name}; " for name in self.names)
+            f"{name} = its_{name}; " for name in self.names
+        )
 
     @property
     def variables(self) -> str:
@@ -436,46 +526,73 @@ class _Subgroup:
         return "".join(f", its_{name}" for name in self.names)
 
     def passed_to(self, text: str) -> str:
-        """The body whose main function gets them as parameters: of these, other than of variables, WGSL knows that a subgroup agrees."""
+        """The body whose main function gets them as parameters: of these, other than of variables, WGSL knows that a
+        subgroup agrees."""
         arguments = "".join(f", {name}: u32" for name in self.names)
         return re.sub(r"\bfn (?:group|grid)_main\([^)]*", lambda found: found[0] + arguments, text)
 
 
 def _subgroup(kernel: Kernel, full: bool) -> _Subgroup:
-    named = [name for name in _SUBGROUP if re.search(rf"\b{name}\b", body(kernel.shader))] if "subgroup" in kernel.features else []
+    named = (
+        [name for name in _SUBGROUP if re.search(rf"\b{name}\b", body(kernel.shader))]
+        if "subgroup" in kernel.features
+        else []
+    )
     return _Subgroup(tuple(named), full)
 
 
 def _group_main(kernel: Kernel, subgroup: _Subgroup) -> str:
     if kernel.grid is not None:
-        ends = [f"params.{name}" if is_symbolic(count) else f"{count}u" for name, count in zip(_GRID, kernel.grid, strict=True)]
+        ends = [
+            f"params.{name}" if is_symbolic(count) else f"{count}u"
+            for name, count in zip(_GRID, kernel.grid, strict=True)
+        ]
         pinned = dict(kernel.consts).get(PINNED_SUBGROUP)
-        within = counts_of(*kernel.grid)       # there are as many workgroups as the most that there can be takes
-        return ((f"fn beyond_grid(id: vec3<u32>) -> bool {{ return any(id >= vec3<u32>({', '.join(ends)})); }}\n" if within else "")
-                + f"{subgroup.variables}const WORKGROUP_SIZE: u32 = {kernel.workgroup_size}u;\n"
-                f"@compute @workgroup_size({kernel.workgroup_size}){f' @subgroup_size({pinned})' if pinned else ''}\n"
-                f"fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32{subgroup.inputs}) {{ "
-                + ("if (beyond_grid(id)) { return; } " if within else "")
-                + f"{subgroup.assigned}grid_main(id, lane{subgroup.arguments}); }}")
+        within = counts_of(*kernel.grid)  # there are as many workgroups as the most that there can be takes
+        return (
+            (
+                f"fn beyond_grid(id: vec3<u32>) -> bool {{ return any(id >= vec3<u32>({', '.join(ends)})); }}\n"
+                if within
+                else ""
+            )
+            + f"{subgroup.variables}const WORKGROUP_SIZE: u32 = {kernel.workgroup_size}u;\n"
+            f"@compute @workgroup_size({kernel.workgroup_size}){f' @subgroup_size({pinned})' if pinned else ''}\n"
+            f"fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: "
+            f"u32{subgroup.inputs}) {{ "
+            + ("if (beyond_grid(id)) { return; } " if within else "")
+            + f"{subgroup.assigned}grid_main(id, lane{subgroup.arguments}); }}"
+        )
     varies = is_symbolic(kernel.groups)
     constants = [] if varies else [f"const GROUPS: u32 = {kernel.groups}u;"]
-    return subgroup.variables + "\n".join([
-        *constants, f"const WORKGROUP_SIZE: u32 = {kernel.workgroup_size}u;", f"@compute @workgroup_size({kernel.workgroup_size})",
-        "fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, "
-        f"@builtin(local_invocation_index) lane: u32{subgroup.inputs}) {{",
-        f"    {subgroup.assigned}let group = id.x + id.y * n.x;", f"    if (group >= {'params.' if varies else ''}GROUPS) {{ return; }}",
-        f"    group_main(group, lane{subgroup.arguments});", "}"])
+    return subgroup.variables + "\n".join(
+        [
+            *constants,
+            f"const WORKGROUP_SIZE: u32 = {kernel.workgroup_size}u;",
+            f"@compute @workgroup_size({kernel.workgroup_size})",
+            "fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, "
+            f"@builtin(local_invocation_index) lane: u32{subgroup.inputs}) {{",
+            f"    {subgroup.assigned}let group = id.x + id.y * n.x;",
+            f"    if (group >= {'params.' if varies else ''}GROUPS) {{ return; }}",
+            f"    group_main(group, lane{subgroup.arguments});",
+            "}",
+        ]
+    )
 
 
 _GRID = ("GRID_X", "GRID_Y", "GRID_Z")
 """What the uniform struct calls the workgroups of a grid that follows from a count."""
 
-_INDICES = ("let group = id.x + id.y * n.x;", f"let i = id.x + id.y * n.x * {MAP_WORKGROUP_SIZE}u;", "grid_main(id, lane")
+_INDICES = (
+    "let group = id.x + id.y * n.x;",
+    f"let i = id.x + id.y * n.x * {MAP_WORKGROUP_SIZE}u;",
+    "grid_main(id, lane",
+)
 """How the entry point of each kind of body learns which workgroup, or element, it is."""
 
 
 def beginning_at(text: str, first: tuple[int, int, int]) -> str:
-    """The module of a kernel of which a dispatch does the workgroups from this one on. first: the others' are 0 without a grid."""
+    """The module of a kernel of which a dispatch does the workgroups from this one on. first: the others' are 0 without
+    a grid."""
     group, element, grid = _INDICES
     x, y, z = first
     text = text.replace(group, f"{group[:-1]} + {x}u;").replace(element, f"{element[:-1]} + {x * MAP_WORKGROUP_SIZE}u;")
@@ -491,7 +608,8 @@ def workgroup_count(kernel: Kernel, out: TensorType) -> int:
 
 
 def folded(count: int, max_groups: int = 65535) -> tuple[int, int, int]:
-    """A count over the limit of one dimension is folded into two. Raises UnsupportedNodeError where two don't hold it."""
+    """A count over the limit of one dimension is folded into two. Raises UnsupportedNodeError where two don't hold
+    it."""
     rows = -(-count // max_groups)
     if rows > max_groups:
         raise UnsupportedNodeError(Code.LIMIT, f"{count} workgroups; this adapter allows {max_groups} x {max_groups}")

@@ -20,7 +20,8 @@ def storage(dtype: DType, raw: bool) -> str:
 
 
 def as_bits(kernel: Kernel, dtype: DType, name: str = "") -> bool:
-    """Whether elements of this type are bits in a kernel: all that a raw one binds, 64-bit integers where they are pairs of words."""
+    """Whether elements of this type are bits in a kernel: all that a raw one binds, 64-bit integers where they are
+    pairs of words."""
     return (kernel.raw and not is_inner(kernel, name)) or (kernel.pairs and dtype.is_wide_integer)
 
 

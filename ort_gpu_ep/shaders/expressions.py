@@ -1,8 +1,8 @@
 """Reads the expressions of a WGSL module with their types, so that rules may replace some of them.
 
-It knows as much of WGSL as the modules of this package use: declarations, structs, aliases, statements, operators, built-in functions.
-What it does not know has the type "": a rule leaves that alone. Constants of the language (`const`, types, attributes, case selectors)
-stay as they are.
+It knows as much of WGSL as the modules of this package use: declarations, structs, aliases, statements, operators,
+built-in functions. What it does not know has the type "": a rule leaves that alone. Constants of the language (`const`,
+types, attributes, case selectors) stay as they are.
 """
 
 from __future__ import annotations
@@ -12,24 +12,63 @@ from dataclasses import dataclass
 
 _TOKEN = re.compile(
     r"//[^\n]*|/\*.*?\*/|\s+|0[xX][0-9a-fA-F]+[iu]?|(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?(?:lf|li|lu|[iufh])?|\w+|"
-    r">>=|<<=|->|&&|\|\||<<|>>|<=|>=|==|!=|\+\+|--|[-+*/%&|^]=|.", re.DOTALL)
+    r">>=|<<=|->|&&|\|\||<<|>>|<=|>=|==|!=|\+\+|--|[-+*/%&|^]=|.",
+    re.DOTALL,
+)
 _TEMPLATED = re.compile(r"vec[234]|mat[234]x[234]|array|ptr|atomic|bitcast|var|subgroup_matrix\w*|subgroupMatrix\w+")
-_KEYWORDS = frozenset({"if", "else", "while", "switch", "return", "loop", "continuing", "break", "continue", "default", "discard"})
-_BINARY = {"||": 1, "&&": 2, "|": 3, "^": 4, "&": 5, "==": 6, "!=": 6, "<": 6, ">": 6, "<=": 6, ">=": 6, "<<": 7, ">>": 7,
-           "+": 8, "-": 8, "*": 9, "/": 9, "%": 9}
+_KEYWORDS = frozenset(
+    {"if", "else", "while", "switch", "return", "loop", "continuing", "break", "continue", "default", "discard"}
+)
+_BINARY = {
+    "||": 1,
+    "&&": 2,
+    "|": 3,
+    "^": 4,
+    "&": 5,
+    "==": 6,
+    "!=": 6,
+    "<": 6,
+    ">": 6,
+    "<=": 6,
+    ">=": 6,
+    "<<": 7,
+    ">>": 7,
+    "+": 8,
+    "-": 8,
+    "*": 9,
+    "/": 9,
+    "%": 9,
+}
 _COMPARISONS = frozenset({"==", "!=", "<", ">", "<=", ">="})
 _SHORT = {"f": "f32", "h": "f16", "i": "i32", "u": "u32"}
-_RESULTS = {"arrayLength": "u32", "all": "bool", "any": "bool", "dot4U8Packed": "u32", "dot4I8Packed": "i32", "pack4xU8": "u32",
-            "pack4xI8": "u32", "pack2x16float": "u32", "unpack4xU8": "vec4<u32>", "unpack4xI8": "vec4<i32>", "unpack2x16float": "vec2<f32>",
-            "pack4xI8Clamp": "u32", "pack4xU8Clamp": "u32", "quantizeToF16": "f32", "subgroupAll": "bool", "subgroupAny": "bool",
-            "subgroupBallot": "vec4<u32>", "subgroupElect": "bool"}
+_RESULTS = {
+    "arrayLength": "u32",
+    "all": "bool",
+    "any": "bool",
+    "dot4U8Packed": "u32",
+    "dot4I8Packed": "i32",
+    "pack4xU8": "u32",
+    "pack4xI8": "u32",
+    "pack2x16float": "u32",
+    "unpack4xU8": "vec4<u32>",
+    "unpack4xI8": "vec4<i32>",
+    "unpack2x16float": "vec2<f32>",
+    "pack4xI8Clamp": "u32",
+    "pack4xU8Clamp": "u32",
+    "quantizeToF16": "f32",
+    "subgroupAll": "bool",
+    "subgroupAny": "bool",
+    "subgroupBallot": "vec4<u32>",
+    "subgroupElect": "bool",
+}
 _OF_ELEMENT = frozenset({"dot", "length", "distance"})
 _SCALARS = frozenset({"u32", "i32", "f32", "f16", "f64", "u64", "i64", "bool"})
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Its text, rewritten, and its type: a WGSL type, "int" or "float" of a literal without a suffix, "" where it is not known."""
+    """Its text, rewritten, and its type: a WGSL type, "int" or "float" of a literal without a suffix, "" where it is
+    not known."""
 
     text: str
     type: str
@@ -50,10 +89,12 @@ class Rules:
 
     @staticmethod
     def concrete(*operands: Expression) -> str:
-        """The type of an operation on these: of a vector before that of a scalar, of what is known before that of a literal."""
+        """The type of an operation on these: of a vector before that of a scalar, of what is known before that of a
+        literal."""
         types = [o.type for o in operands]
         return next((t for t in types if t.startswith("vec")), "") or next(
-            (t for t in types if t not in ("int", "float", "")), types[0])
+            (t for t in types if t not in ("int", "float", "")), types[0]
+        )
 
 
 def element_of(kind: str) -> str:
@@ -75,10 +116,14 @@ class _Module:
     def __init__(self, text: str, rules: Rules) -> None:
         self.rules, self.tokens, self.at = rules, _TOKEN.findall(text), 0
         self.aliases = {m[1]: m[2].replace(" ", "") for m in re.finditer(r"\balias (\w+)\s*=\s*([^;]+);", text)}
-        self.structs = {m[1]: dict(re.findall(r"(\w+)\s*:\s*([\w<>, ]+?)\s*(?:,|$|\n|(?=\}))", m[2]))
-                        for m in re.finditer(r"\bstruct (\w+)\s*\{([^}]*)\}", text)}
-        self.functions = {m[1]: self.type_named(m[2] or "") for m in re.finditer(
-            r"\bfn (\w+)\s*\((?:[^(){]|\([^)]*\))*\)\s*(?:->\s*([^{]+?)\s*)?\{", text)}
+        self.structs = {
+            m[1]: dict(re.findall(r"(\w+)\s*:\s*([\w<>, ]+?)\s*(?:,|$|\n|(?=\}))", m[2]))
+            for m in re.finditer(r"\bstruct (\w+)\s*\{([^}]*)\}", text)
+        }
+        self.functions = {
+            m[1]: self.type_named(m[2] or "")
+            for m in re.finditer(r"\bfn (\w+)\s*\((?:[^(){]|\([^)]*\))*\)\s*(?:->\s*([^{]+?)\s*)?\{", text)
+        }
         self.scopes: list[dict[str, str]] = [{}]
         self._globals(text)
 
@@ -118,10 +163,12 @@ class _Module:
     def take(self) -> str:
         """The next token, with the spaces and comments before it."""
         start = self.at
-        while self.at < len(self.tokens) and (self.tokens[self.at].isspace() or self.tokens[self.at][:2] in ("//", "/*")):
+        while self.at < len(self.tokens) and (
+            self.tokens[self.at].isspace() or self.tokens[self.at][:2] in ("//", "/*")
+        ):
             self.at += 1
         self.at += 1
-        return "".join(self.tokens[start:self.at])
+        return "".join(self.tokens[start : self.at])
 
     def until(self, *ends: str) -> str:
         """All before one of these tokens, outside of brackets."""
@@ -150,16 +197,23 @@ class _Module:
             if token == "fn":
                 out.append(self._function())
             elif token in ("const", "override", "alias", "struct", "enable", "diagnostic", "requires"):
-                out.append((self.until("{") + self.take() + self.until("}") if token == "struct" else self.until(";")) + self.take())
+                out.append(
+                    (self.until("{") + self.take() + self.until("}") if token == "struct" else self.until(";"))
+                    + self.take()
+                )
             else:
                 out.append(self.take())
-        return "".join([*out, *self.tokens[self.at:]])
+        return "".join([*out, *self.tokens[self.at :]])
 
     def _function(self) -> str:
         head = self.take() + self.take()
         parameters = self.until("{")
-        self.scopes.append({name: self.type_named(kind) for name, kind in re.findall(
-            r"(\w+)\s*:\s*([\w]+(?:<(?:[^<>]|<(?:[^<>]|<[^<>]*>)*>)*>)?)", parameters)})
+        self.scopes.append(
+            {
+                name: self.type_named(kind)
+                for name, kind in re.findall(r"(\w+)\s*:\s*([\w]+(?:<(?:[^<>]|<(?:[^<>]|<[^<>]*>)*>)*>)?)", parameters)
+            }
+        )
         body = self._block()
         self.scopes.pop()
         return head + parameters + body
@@ -185,12 +239,18 @@ class _Module:
         if token == "case":
             return self.until(":", "{")
         if token == "@":
-            return self.take() + self.take() + (self.take() + self.until(")") + self.take() if self.peek() == "(" else "")
+            return (
+                self.take() + self.take() + (self.take() + self.until(")") + self.take() if self.peek() == "(" else "")
+            )
         if token == "for":
             return self.take() + self.take()
         if token in ("let", "var", "const"):
             return self._declaration(token)
-        if token in _KEYWORDS or token in (";", ")", ":", ",", "=", "++", "--") or (token[-1] == "=" and token not in _BINARY):
+        if (
+            token in _KEYWORDS
+            or token in (";", ")", ":", ",", "=", "++", "--")
+            or (token[-1] == "=" and token not in _BINARY)
+        ):
             return self.take()
         if token == "_":
             return self.take()
@@ -218,7 +278,10 @@ class _Module:
                 out, kind = out + value, kind or self._constant(value)
             else:
                 expression = self.expression()
-                out, kind = out + expression.text, kind or {"int": "i32", "float": "f32"}.get(expression.type, expression.type)
+                out, kind = (
+                    out + expression.text,
+                    kind or {"int": "i32", "float": "f32"}.get(expression.type, expression.type),
+                )
         self.scopes[-1][name] = kind
         return out
 
@@ -237,7 +300,7 @@ class _Module:
         kind = left.type if operator in ("<<", ">>") else Rules.concrete(left, right)
         if operator == "*" and "mat" in (left.type[:3], right.type[:3]):
             kind = ""
-        lead = left.text[:len(left.text) - len(left.text.lstrip())]
+        lead = left.text[: len(left.text) - len(left.text.lstrip())]
         stripped = [Expression(e.text.strip(), e.type, e.literal) for e in (left, right)]
         changed = self.rules.binary(stripped[0], operator, stripped[1])
         if operator in _COMPARISONS:
@@ -264,7 +327,7 @@ class _Module:
         if token[0].isdigit() or token[0] == ".":
             return Expression(self.take(), _type_of_literal(token), True)
         if not re.fullmatch(r"\w+", token):
-            before = "".join(self.tokens[max(0, self.at - 20):self.at])
+            before = "".join(self.tokens[max(0, self.at - 20) : self.at])
             raise ValueError(f"WGSL: got {token!r} where an expression begins, after {before!r}")
         text = self.take()
         named = token
@@ -272,7 +335,11 @@ class _Module:
             template = self.template()
             text, named = text + template, token + template
         if self.peek() != "(":
-            kind = "bool" if token in ("true", "false") else next((s[token] for s in reversed(self.scopes) if token in s), "")
+            kind = (
+                "bool"
+                if token in ("true", "false")
+                else next((s[token] for s in reversed(self.scopes) if token in s), "")
+            )
             return Expression(text, kind)
         return self._call(token, named, text)
 
@@ -283,18 +350,23 @@ class _Module:
             if self.peek() == ",":
                 commas.append(self.take())
         closing = self.take()
-        whole = "".join(a.text + c for a, c in zip(arguments, [*commas, *[""] * (len(arguments) - len(commas))], strict=True))
+        whole = "".join(
+            a.text + c for a, c in zip(arguments, [*commas, *[""] * (len(arguments) - len(commas))], strict=True)
+        )
         kind = self._result(token, named, arguments)
-        changed = None if token in self.functions or not arguments else self.rules.call(
-            token, [Expression(a.text.strip(), a.type, a.literal) for a in arguments])
-        lead = text[:len(text) - len(text.lstrip())]
+        changed = (
+            None
+            if token in self.functions or not arguments
+            else self.rules.call(token, [Expression(a.text.strip(), a.type, a.literal) for a in arguments])
+        )
+        lead = text[: len(text) - len(text.lstrip())]
         return Expression(f"{text}{opening}{whole}{closing}" if changed is None else lead + changed, kind)
 
     def _result(self, token: str, named: str, arguments: list[Expression]) -> str:
         if token in self.functions:
             return self.functions[token]
         if token == "bitcast":
-            return self.type_named(named[len("bitcast"):].strip()[1:-1])
+            return self.type_named(named[len("bitcast") :].strip()[1:-1])
         kind = self.type_named(named)
         if kind in _SCALARS or kind in self.structs or "<" in kind:
             return kind
@@ -349,7 +421,9 @@ def _type_of_literal(token: str) -> str:
     if token[:2] in ("0x", "0X"):
         return {"u": "u32", "i": "i32"}.get(token[-1], "int")
     ends = {"lf": "f64", "lu": "u64", "li": "i64", "u": "u32", "i": "i32", "f": "f32", "h": "f16"}
-    return next((kind for end, kind in ends.items() if token.endswith(end)), "float" if re.search(r"[.eE]", token) else "int")
+    return next(
+        (kind for end, kind in ends.items() if token.endswith(end)), "float" if re.search(r"[.eE]", token) else "int"
+    )
 
 
 def _outside_functions(text: str) -> list[str]:
@@ -364,8 +438,6 @@ def _outside_functions(text: str) -> list[str]:
             if not depth and start < 0:
                 start = match.end()
         elif not depth:
-            parts.append(bare[start:match.start()])
+            parts.append(bare[start : match.start()])
             start = -1
     return [*parts, bare[start:] if start >= 0 else ""]
-
-

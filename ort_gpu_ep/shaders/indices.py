@@ -36,7 +36,8 @@ def _quotients(shape: Shape) -> list[str]:
 
 
 def _rests(name: str, shape: Shape, lines: list[str]) -> list[str]:
-    """Coordinates one after another, each from what the last division left: sizes of a run need no products of sizes."""
+    """Coordinates one after another, each from what the last division left: sizes of a run need no products of
+    sizes."""
     rest = "i"
     for k in range(len(shape) - 1, 0, -1):
         size = f"params.{name}_size{k}" if is_symbolic(shape[k]) else f"{shape[k]}u"
@@ -47,7 +48,8 @@ def _rests(name: str, shape: Shape, lines: list[str]) -> list[str]:
 
 
 def merged(shape: Shape, strides: tuple[int, ...]) -> tuple[Shape, tuple[int, ...]]:
-    """The same index map over fewer dimensions: neighbours that advance together, whatever their sizes are, become one."""
+    """The same index map over fewer dimensions: neighbours that advance together, whatever their sizes are, become
+    one."""
     kept: list[tuple[int, int]] = []
     for size, stride in zip(shape, strides, strict=True):
         if same(size, 1):

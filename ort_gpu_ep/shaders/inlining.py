@@ -1,4 +1,5 @@
-"""A kernel of one invocation an element as a function of another kernel's shader, for what would else be read from memory."""
+"""A kernel of one invocation an element as a function of another kernel's shader, for what would else be read from
+memory."""
 
 from __future__ import annotations
 
@@ -19,18 +20,20 @@ def is_inner(kernel: Kernel, binding: str) -> bool:
     return any(binding.startswith(inner_name(name, "")) for name, _ in kernel.inlined)
 
 
-def inlined(name: str, kernel: Kernel, texts: Callable[[Kernel], Iterable[str]], raw: bool, vector: bool) -> Iterator[str]:
+def inlined(
+    name: str, kernel: Kernel, texts: Callable[[Kernel], Iterable[str]], raw: bool, vector: bool
+) -> Iterator[str]:
     """`<name>_at(i)`: what the inlined kernel computes for element i, as bits where the other kernel is raw.
 
-    texts: gives the constants, index functions and body of a kernel. Their names begin with `<name>_in_` then, and meet no other.
-    vector: `<name>_at4(i)`, too, of elements 4 i .. 4 i + 3.
+    texts: gives the constants, index functions and body of a kernel. Their names begin with `<name>_in_` then, and meet
+    no other. vector: `<name>_at4(i)`, too, of elements 4 i .. 4 i + 3.
     """
     source = "\n".join(texts(kernel))
     own = set(re.findall(r"(?m)^(?:fn|const) (\w+)", source))
     bound = "|".join(binding for binding, _ in kernel.reads or ())
     source = re.sub(rf"\b({'|'.join(sorted(own, key=len, reverse=True))})\b", lambda m: inner_name(name, m[1]), source)
     source = re.sub(rf"\b({bound})_(at|word)\(", lambda m: f"{inner_name(name, m[1])}_{m[2]}(", source)
-    (written, _), = kernel.writes or ()
+    ((written, _),) = kernel.writes or ()
     yield re.sub(rf"\b{written}_t\b", "f32", source)
     value = f"{inner_name(name, 'element')}(i)"
     yield f"alias {name}_t = {'u32' if raw else 'f32'};"

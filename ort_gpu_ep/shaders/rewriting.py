@@ -1,7 +1,8 @@
-"""Rewrites a whole WGSL module around a known fault of a driver: what it computes stays the same, the construct that fails is gone.
+"""Rewrites a whole WGSL module around a known fault of a driver: what it computes stays the same, the construct that
+fails is gone.
 
-Each rewriting is a workaround of health/workarounds.py by the same name. Those that depend on types read the module with
-shaders/expressions.py.
+Each rewriting is a workaround of health/workarounds.py by the same name. Those that depend on types read the module
+with shaders/expressions.py.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def counted_subgroups(text: str) -> str:
     invocations = " * ".join(f"u32({part.strip()})" for part in main[1].split(",") if part.strip())
     number = f"let {names['num_subgroups']} = ({invocations} + {size} - 1u) / {size};"
     head = f"@workgroup_size({main[1]})\nfn main({', '.join(parameters)}) {{ {number}"
-    return f"{text[:main.start()]}{head}{text[main.end():]}"
+    return f"{text[: main.start()]}{head}{text[main.end() :]}"
 
 
 def exchanged_stores(text: str) -> str:
@@ -40,13 +41,14 @@ def exchanged_stores(text: str) -> str:
 
 _DOTS = {
     "dot4U8Packed": "fn bytes_dot4U8Packed(a: u32, b: u32) -> u32 {\n"
-                    "    let x = vec4<u32>(a, a >> 8u, a >> 16u, a >> 24u) & vec4<u32>(255u);\n"
-                    "    let y = vec4<u32>(b, b >> 8u, b >> 16u, b >> 24u) & vec4<u32>(255u);\n"
-                    "    return x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;\n}\n",
+    "    let x = vec4<u32>(a, a >> 8u, a >> 16u, a >> 24u) & vec4<u32>(255u);\n"
+    "    let y = vec4<u32>(b, b >> 8u, b >> 16u, b >> 24u) & vec4<u32>(255u);\n"
+    "    return x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;\n}\n",
     "dot4I8Packed": "fn bytes_dot4I8Packed(a: u32, b: u32) -> i32 {\n"
-                    "    let x = vec4<i32>(bitcast<vec4<i32>>(vec4<u32>(a << 24u, a << 16u, a << 8u, a)) >> vec4<u32>(24u));\n"
-                    "    let y = vec4<i32>(bitcast<vec4<i32>>(vec4<u32>(b << 24u, b << 16u, b << 8u, b)) >> vec4<u32>(24u));\n"
-                    "    return x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;\n}\n"}
+    "    let x = vec4<i32>(bitcast<vec4<i32>>(vec4<u32>(a << 24u, a << 16u, a << 8u, a)) >> vec4<u32>(24u));\n"
+    "    let y = vec4<i32>(bitcast<vec4<i32>>(vec4<u32>(b << 24u, b << 16u, b << 8u, b)) >> vec4<u32>(24u));\n"
+    "    return x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w;\n}\n",
+}
 
 
 def plain_dots(text: str) -> str:
@@ -62,7 +64,9 @@ _ZERO, _KNOWN_ZERO = "opaque_zero", ("num_workgroups", "workgroup_id", "global_i
 
 
 def opaque_divisors(text: str) -> str:
-    """`a / b` and `a % b` of u32 as `(a + zero) / (b + zero)`, of a zero that no compiler knows: it can't join what is before to it."""
+    """`a / b` and `a % b` of u32 as `(a + zero) / (b + zero)`, of a zero that no compiler knows: it can't join what is
+    before to it."""
+
     class Divisors(Rules):
         def binary(self, left: Expression, operator: str, right: Expression) -> str | None:
             if operator not in ("/", "%") or element_of(self.concrete(left, right)) != "u32":
@@ -76,13 +80,16 @@ def opaque_divisors(text: str) -> str:
     names = dict(_BUILTIN.findall(main[2])) if main else {}
     zero = next((name for name in _KNOWN_ZERO if name in names), None)
     if main is None or zero is None:
-        raise ValueError(f"WGSL: main has none of the built-in values {', '.join(_KNOWN_ZERO)}, one of which gives the opaque zero")
+        raise ValueError(
+            f"WGSL: main has none of the built-in values {', '.join(_KNOWN_ZERO)}, one of which gives the opaque zero"
+        )
     value = names[zero] + ("" if zero == "local_invocation_index" else ".x")
-    return f"{changed[:main.end()]} {_ZERO} = {value} >> 31u;{changed[main.end():]}var<private> {_ZERO}: u32;\n"
+    return f"{changed[: main.end()]} {_ZERO} = {value} >> 31u;{changed[main.end() :]}var<private> {_ZERO}: u32;\n"
 
 
 def compared_below_one(text: str) -> str:
     """`e == 0u` as `e < 1u`, and `e != 0u` as `e >= 1u`."""
+
     class Comparisons(Rules):
         def binary(self, left: Expression, operator: str, right: Expression) -> str | None:
             if operator not in ("==", "!="):
@@ -134,16 +141,24 @@ class _Bounds(Rules):
         if name not in ("min", "max", "clamp") or element not in ("f32", "f16") or width == 1:
             return None
         own = f"scalar_{name}{width}_{element}"
-        letters = "abc"[:len(arguments)]
+        letters = "abc"[: len(arguments)]
         parts = (f"{name}({', '.join(f'{letter}.{place}' for letter in letters)})" for place in "xyzw"[:width])
-        self.functions[own] = (f"fn {own}({', '.join(f'{letter}: {kind}' for letter in letters)}) -> {kind} {{\n"
-                               f"    return {kind}({', '.join(parts)});\n}}\n")
+        self.functions[own] = (
+            f"fn {own}({', '.join(f'{letter}: {kind}' for letter in letters)}) -> {kind} {{\n"
+            f"    return {kind}({', '.join(parts)});\n}}\n"
+        )
         return f"{own}({', '.join(a.text for a in arguments)})"
 
 
 REWRITINGS: dict[str, Callable[[str], str]] = {
-    "counted_subgroups": counted_subgroups, "exchanged_stores": exchanged_stores, "plain_dots": plain_dots,
-    "opaque_divisors": opaque_divisors, "compared_below_one": compared_below_one, "sign_bits": sign_bits, "scalar_bounds": scalar_bounds}
+    "counted_subgroups": counted_subgroups,
+    "exchanged_stores": exchanged_stores,
+    "plain_dots": plain_dots,
+    "opaque_divisors": opaque_divisors,
+    "compared_below_one": compared_below_one,
+    "sign_bits": sign_bits,
+    "scalar_bounds": scalar_bounds,
+}
 """By the name of the workaround, in the order in which they apply."""
 
 

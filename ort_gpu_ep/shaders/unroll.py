@@ -8,8 +8,9 @@
     #default name = EXPRESSION    the same, where the kernel has no constant of that name
     #include FILE             the text of a file of shaders/include, before anything else is done
 
-An expression is Python's arithmetic over the integer and boolean constants of the kernel, and the loops around it. What it is for:
-an array that a loop indexes is kept in registers only by those drivers that unroll that loop; variables with names are everywhere.
+An expression is Python's arithmetic over the integer and boolean constants of the kernel, and the loops around it. What
+it is for: an array that a loop indexes is kept in registers only by those drivers that unroll that loop; variables with
+names are everywhere.
 """
 
 from __future__ import annotations
@@ -25,13 +26,39 @@ from typing import Any
 from ort_gpu_ep.errors import InternalError
 
 _NODES = (
-    ast.Expression, ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.And, ast.Or,
-    ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr, ast.BitXor, ast.USub, ast.Not,
-    ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+    ast.Expression,
+    ast.Constant,
+    ast.Name,
+    ast.Load,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.Compare,
+    ast.BoolOp,
+    ast.IfExp,
+    ast.And,
+    ast.Or,
+    ast.Add,
+    ast.Sub,
+    ast.Mult,
+    ast.FloorDiv,
+    ast.Mod,
+    ast.BitAnd,
+    ast.BitOr,
+    ast.BitXor,
+    ast.USub,
+    ast.Not,
+    ast.Eq,
+    ast.NotEq,
+    ast.Lt,
+    ast.LtE,
+    ast.Gt,
+    ast.GtE,
+)
 """What an expression may consist of."""
 
 _KEPT = 8192
-"""Lines and expressions that are kept as read: those of all shader files are some thousands, and one shader names them 10,000 times."""
+"""Lines and expressions that are kept as read: those of all shader files are some thousands, and one shader names them
+10,000 times."""
 
 _INCLUDE = re.compile(r"(?m)^[ ]*#include[ ]+(\S+)[ ]*\n?")
 _DIRECTIVE = re.compile(r"\s*#(for|if|else|end|let|default)\b(.*)")
@@ -41,7 +68,8 @@ _NAME = re.compile(r"(\w+) = (.+)")
 
 @dataclass
 class _Block:
-    """A directive and the lines that it governs; strings are plain lines. word: for, if, let or default; empty for the whole text."""
+    """A directive and the lines that it governs; strings are plain lines. word: for, if, let or default; empty for the
+    whole text."""
 
     word: str = ""
     where: str = ""
@@ -58,8 +86,8 @@ class _Block:
 def resolved(name: str, text_of: Callable[[str], str], within: tuple[str, ...] = ()) -> str:
     """The text of a file, with the files of the folder `include` in place of the lines that name them.
 
-    text_of: gives a file's text, and raises where there is none. within: the files that are being included. Raises InternalError for a
-    file that includes itself, directly or by others.
+    text_of: gives a file's text, and raises where there is none. within: the files that are being included. Raises
+    InternalError for a file that includes itself, directly or by others.
     """
     if name in within:
         raise InternalError(f"shader file {name!r} includes itself: {' -> '.join((*within, name))}")
@@ -71,7 +99,8 @@ def resolved(name: str, text_of: Callable[[str], str], within: tuple[str, ...] =
 
 
 def expand(text: str, constants: Mapping[str, int]) -> str:
-    """The text without directives. Raises InternalError for a malformed one, or one that names what the constants lack."""
+    """The text without directives. Raises InternalError for a malformed one, or one that names what the constants
+    lack."""
     if not re.search(r"(?m)^\s*#", text):
         return text
     return "\n".join(_written(_parsed(text).lines, dict(constants)))
@@ -89,7 +118,9 @@ def _parsed(text: str) -> _Block:
             form = {"for": _LOOP, "let": _NAME, "default": _NAME}.get(match[1])
             parts = form.fullmatch(match[2].strip()) if form else None
             if form and parts is None:
-                raise InternalError(f"shader text, {where}: expected `#for NAME in EXPRESSION` or `#let NAME = EXPRESSION`")
+                raise InternalError(
+                    f"shader text, {where}: expected `#for NAME in EXPRESSION` or `#let NAME = EXPRESSION`"
+                )
             block = _Block(match[1], where, parts[1] if parts else "", parts[2] if parts else match[2].strip())
             stack[-1].open.append(block)
             if match[1] in ("for", "if"):
@@ -133,7 +164,9 @@ def _evaluated(compiled: Callable[[str], CodeType], text: str, names: Mapping[st
     try:
         return eval(compiled(text), {"__builtins__": {}}, names)
     except (SyntaxError, NameError, TypeError, ZeroDivisionError) as error:
-        raise InternalError(f"shader text, {where.strip()}: {text!r} has no value over {', '.join(names)}: {error!r}") from error
+        raise InternalError(
+            f"shader text, {where.strip()}: {text!r} has no value over {', '.join(names)}: {error!r}"
+        ) from error
 
 
 @lru_cache(_KEPT)
@@ -154,8 +187,8 @@ def _line(line: str) -> CodeType:
             while depth and end < len(line):
                 depth += {"(": 1, ")": -1}.get(line[end], 0)
                 end += 1
-        number = ast.UnaryOp(ast.UAdd(), _parsed_expression(line[match.start() + 1:end]))      # of a truth, 0 or 1
-        pieces += [ast.Constant(line[at:match.start()]), ast.FormattedValue(number, -1)]
+        number = ast.UnaryOp(ast.UAdd(), _parsed_expression(line[match.start() + 1 : end]))  # of a truth, 0 or 1
+        pieces += [ast.Constant(line[at : match.start()]), ast.FormattedValue(number, -1)]
         at = end
     return _compiled(ast.JoinedStr([*pieces, ast.Constant(line[at:])]))
 

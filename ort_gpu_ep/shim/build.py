@@ -1,8 +1,7 @@
 """Finds the compiled shim of this platform, or compiles it.
 
-A wheel carries the shims of the platforms that have wheels of onnxruntime; a source checkout compiles one with the system's C compiler (or
-`ziglang`).
-The file name holds a digest of shim.c, so that a stale file is never loaded.
+A wheel carries the shims of the platforms that have wheels of onnxruntime; a source checkout compiles one with the
+system's C compiler (or `ziglang`). The file name holds a digest of shim.c, so that a stale file is never loaded.
 """
 
 from __future__ import annotations
@@ -71,15 +70,19 @@ def find_or_build() -> Path:
     for folder in folders:
         if _writable(folder):
             return build(folder / name)
-    raise BuildError(f"the native shim {name} is not in the package and can't be built: neither {folders[0]} nor {folders[1]} is writable.")
+    raise BuildError(
+        f"the native shim {name} is not in the package and can't be built: neither {folders[0]} nor {folders[1]} "
+        f"is writable."
+    )
 
 
-def build(path: Path, target: str | None = None, tell: Callable[[Sequence[str]], object] = lambda compiler: None) -> Path:
+def build(
+    path: Path, target: str | None = None, tell: Callable[[Sequence[str]], object] = lambda compiler: None
+) -> Path:
     """Compiles the shim to `path`. Concurrent processes may do the same: each writes its own file and renames it.
 
-    target: a key of ZIG_TARGETS to cross-compile for; the running platform by default. tell: is told the compiler that did it, with its
-    options.
-    Raises: BuildError, with what each compiler said.
+    target: a key of ZIG_TARGETS to cross-compile for; the running platform by default. tell: is told the compiler that
+    did it, with its options. Raises: BuildError, with what each compiler said.
     """
     said = []
     for command in _compilers(target):
@@ -96,7 +99,8 @@ def build(path: Path, target: str | None = None, tell: Callable[[Sequence[str]],
             said.append(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-500:]}")
     raise BuildError(
         f"the native shim for {target or current_platform()} must be compiled, and that failed. "
-        "Install a C compiler, or `pip install ziglang`." + "".join(f"\n  {text}" for text in said or [_NO_COMPILER]))
+        "Install a C compiler, or `pip install ziglang`." + "".join(f"\n  {text}" for text in said or [_NO_COMPILER])
+    )
 
 
 def command_line(compiler: Sequence[str], name: str, out: str | Path, source: str | Path) -> list[str]:
@@ -117,8 +121,17 @@ def _compilers(target: str | None) -> list[Sequence[str]]:
     zig = []
     if importlib.util.find_spec("ziglang") is not None:
         named = ZIG_TARGETS.get(target or current_platform())
-        with suppress(OSError):     # a frozen application has no Python to start it with
-            zig = [[*child.command("ziglang"), "cc", "-fno-sanitize=all", "-s", *(("-target", named) if named else ()), *position]]
+        with suppress(OSError):  # a frozen application has no Python to start it with
+            zig = [
+                [
+                    *child.command("ziglang"),
+                    "cc",
+                    "-fno-sanitize=all",
+                    "-s",
+                    *(("-target", named) if named else ()),
+                    *position,
+                ]
+            ]
     if target is not None:
         return list(zig)
     names = [os.environ.get("CC", ""), "cc", "gcc", "clang"]
@@ -140,7 +153,7 @@ def _publish(scratch: Path, path: Path) -> Path:
             os.link(scratch, path)
     except FileExistsError:
         pass
-    except OSError:   # a file system without hard links
+    except OSError:  # a file system without hard links
         os.replace(scratch, path)
     return path
 

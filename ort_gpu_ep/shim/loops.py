@@ -22,8 +22,8 @@ def load() -> Any:
 
 
 def loops(*functions: Any) -> Any:
-    """The same with what its loops call, in the order of `ort_gpu_ep_use`: functions of the library that drives the GPUs. The first call
-    binds them. Raises: BuildError.
+    """The same with what its loops call, in the order of `ort_gpu_ep_use`: functions of the library that drives the
+    GPUs. The first call binds them. Raises: BuildError.
     """
     library = load()
     with _lock:

@@ -1,6 +1,7 @@
 """Pruning while training: ADMM draws weights to where most of them are 0, then those that are left are trained alone.
 
-Source: Zhang et al., A Systematic DNN Weight Pruning Framework using Alternating Direction Method of Multipliers, 2018, arXiv:1804.03294.
+Source: Zhang et al., A Systematic DNN Weight Pruning Framework using Alternating Direction Method of Multipliers, 2018,
+arXiv:1804.03294.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ GOAL, DUAL, MASK = "goal", "dual", "mask"
 class Admm(Optimizer):
     """Another optimizer, with weights pruned on the way.
 
-    sparsity: patterns of weights, and the part of the elements of each that becomes 0; of several that match the first counts. The loss
-    has rho / 2 |W - Z + U|^2 added: Z, the goal, is W + U with its smallest elements 0; U, the dual, sums up how far W is from it. Both
-    are renewed after each `every` updates, on the host. From update `prune_at` on the smallest elements of W are 0 and stay so.
+    sparsity: patterns of weights, and the part of the elements of each that becomes 0; of several that match the first
+    counts. The loss has rho / 2 |W - Z + U|^2 added: Z, the goal, is W + U with its smallest elements 0; U, the dual,
+    sums up how far W is from it. Both are renewed after each `every` updates, on the host. From update `prune_at` on
+    the smallest elements of W are 0 and stay so.
     """
 
     optimizer: Optimizer
@@ -37,10 +39,15 @@ class Admm(Optimizer):
     def __post_init__(self) -> None:
         for pattern, part in self.sparsity.items():
             if not 0 < part < 1:
-                raise TrainingError(f"Admm: {pattern!r}: got {part}, expected the part of the elements that becomes 0, between 0 and 1")
+                raise TrainingError(
+                    f"Admm: {pattern!r}: got {part}, expected the part of the elements that becomes 0, between 0 and 1"
+                )
         if not self.sparsity or self.every < 1 or self.prune_at < 0 or not self.rho > 0:
-            raise TrainingError(f"Admm: got {len(self.sparsity)} patterns, every={self.every}, prune_at={self.prune_at}, rho={self.rho}; "
-                                "expected at least 1 pattern, at least 1, at least 0, more than 0")
+            raise TrainingError(
+                f"Admm: got {len(self.sparsity)} patterns, every={self.every}, prune_at={self.prune_at}, "
+                f"rho={self.rho}; "
+                "expected at least 1 pattern, at least 1, at least 0, more than 0"
+            )
 
     @property
     def scalars(self) -> tuple[str, ...]:
@@ -58,7 +65,11 @@ class Admm(Optimizer):
 
     def chosen(self, names: Sequence[str]) -> Admm:
         """The same with the parameters' names for the patterns."""
-        parts = {n: part for pattern, part in reversed(list(self.sparsity.items())) for n in matching("Admm", [pattern], names)}
+        parts = {
+            n: part
+            for pattern, part in reversed(list(self.sparsity.items()))
+            for n in matching("Admm", [pattern], names)
+        }
         return replace(self, sparsity=parts)
 
     def held(self, name: str) -> dict[str, float]:
@@ -66,9 +77,14 @@ class Admm(Optimizer):
 
     def split(self, hyper: Value) -> tuple[Value, ...]:
         count = len(self.optimizer.scalars)
-        return (*self.optimizer.split(hyper.writer.slice(hyper, 0, 0, count)), hyper.writer.slice(hyper, 0, count, count + 1))
+        return (
+            *self.optimizer.split(hyper.writer.slice(hyper, 0, 0, count)),
+            hyper.writer.slice(hyper, 0, count, count + 1),
+        )
 
-    def update(self, p: Value, grad: Value, state: Sequence[Value], held: Sequence[Value], hyper: tuple[Value, ...]) -> list[Value]:
+    def update(
+        self, p: Value, grad: Value, state: Sequence[Value], held: Sequence[Value], hyper: tuple[Value, ...]
+    ) -> list[Value]:
         *own, rho = hyper
         if not held:
             return self.optimizer.update(p, grad, state, (), tuple(own))
@@ -81,7 +97,9 @@ class Admm(Optimizer):
 
     def renewed(self, step: int, carried: Mapping[str, Array]) -> dict[str, Array]:
         state = dict(carried)
-        for name, part in self.chosen([n.removesuffix("." + MASK) for n in carried if n.endswith("." + MASK)]).sparsity.items():
+        for name, part in self.chosen(
+            [n.removesuffix("." + MASK) for n in carried if n.endswith("." + MASK)]
+        ).sparsity.items():
             weight = carried[name]
             goal, dual, mask = (f"{name}.{slot}" for slot in (GOAL, DUAL, MASK))
             if step == self.prune_at:
@@ -101,5 +119,5 @@ class Admm(Optimizer):
 def kept(array: Array, part: float) -> Array:
     """1 where an element is kept, 0 for this part of them, those of the smallest magnitude."""
     mask = np.ones(array.size, np.float32)
-    mask[np.argsort(np.abs(array), axis=None, kind="stable")[:round(part * array.size)]] = 0.0
+    mask[np.argsort(np.abs(array), axis=None, kind="stable")[: round(part * array.size)]] = 0.0
     return mask.reshape(array.shape)

@@ -22,7 +22,9 @@ def as_inputs(x: Any, names: list[str]) -> dict[str, Array]:
             raise TrainingError(f"inputs: got {', '.join(map(repr, x))}, expected {', '.join(map(repr, names))}")
         return {name: np.asarray(x[name]) for name in names}
     if len(names) != 1:
-        raise TrainingError(f"inputs: got one array, but the model has {len(names)}: give a mapping of {', '.join(map(repr, names))}")
+        raise TrainingError(
+            f"inputs: got one array, but the model has {len(names)}: give a mapping of {', '.join(map(repr, names))}"
+        )
     return {names[0]: np.asarray(x)}
 
 
@@ -30,7 +32,9 @@ def samples(inputs: Mapping[str, Array], label: Array) -> int:
     """How many samples there are. Raises TrainingError, where inputs and labels differ in that, and for none."""
     counts = {name: len(a) if a.ndim else 0 for name, a in {**inputs, "labels": label}.items()}
     if len(set(counts.values())) > 1:
-        raise TrainingError("numbers of samples differ: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
+        raise TrainingError(
+            "numbers of samples differ: " + ", ".join(f"{name} {count}" for name, count in counts.items())
+        )
     count = next(iter(counts.values()))
     if not count:
         raise TrainingError("got no samples: inputs and labels need a first dimension of at least 1")
@@ -38,7 +42,8 @@ def samples(inputs: Mapping[str, Array], label: Array) -> int:
 
 
 def checked(name: str, array: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """An array in a feed's element type, with as many samples as it has. Raises TrainingError for another shape or kind."""
+    """An array in a feed's element type, with as many samples as it has. Raises TrainingError for another shape or
+    kind."""
     if array.shape[1:] != shape[1:]:
         raise TrainingError(f"{name}: got the shape {list(array.shape)}, expected {_shape(shape)}")
     if dtype.kind in "iu" and array.dtype.kind not in "iub":
@@ -53,8 +58,10 @@ def check_classes(label: Array, classes: int) -> None:
     wrong = np.flatnonzero((label < 0) | (label >= classes))
     if wrong.size:
         place = [int(i) for i in np.unravel_index(wrong[0], label.shape)]
-        raise TrainingError(f"labels: got {label.reshape(-1)[wrong[0]]} at {place}, expected 0 to {classes - 1}: the output has "
-                            f"{classes} classes")
+        raise TrainingError(
+            f"labels: got {label.reshape(-1)[wrong[0]]} at {place}, expected 0 to {classes - 1}: the output has "
+            f"{classes} classes"
+        )
 
 
 def padded(array: Array, count: int) -> Array:
@@ -66,8 +73,11 @@ def weights(weight: Any, given: int) -> Array:
     """Sample weights [given], float64. Raises TrainingError for those that are none."""
     numbers = np.asarray(weight, np.float64)
     if numbers.shape != (given,) or not np.isfinite(numbers).all() or (numbers < 0).any() or not numbers.sum() > 0:
-        raise TrainingError(f"sample weights: got the shape {list(numbers.shape)}, expected {given} finite numbers of at least 0, not all "
-                            "of them 0")
+        raise TrainingError(
+            f"sample weights: got the shape {list(numbers.shape)}, expected {given} finite numbers of at least "
+            f"0, not all "
+            "of them 0"
+        )
     return numbers
 
 
@@ -81,14 +91,15 @@ def normalized(weight: Any, given: int, count: int) -> Array:
 
 @lru_cache(16)
 def equal_weights(given: int, count: int) -> Array:
-    """`normalized` of equal weights, one array for each pair of numbers: what is on the device need not go there again."""
+    """`normalized` of equal weights, one array for each pair of numbers: what is on the device need not go there
+    again."""
     return np.concatenate([np.full(given, 1 / given), np.zeros(count - given)]).astype(np.float32)
 
 
 def batches(count: int, size: int, order: Array) -> Iterator[Array]:
     """The samples' numbers in this order, `size` at a time; the last batch may be shorter."""
     for start in range(0, count, size):
-        yield order[start:start + size]
+        yield order[start : start + size]
 
 
 def _shape(shape: tuple[int, ...]) -> str:
@@ -97,8 +108,8 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """Samples that batches are taken from, by feed: [count, ...] in the step's element types. They are the trainer's own: a user may
-    change theirs, and a step may be repeated later.
+    """Samples that batches are taken from, by feed: [count, ...] in the step's element types. They are the trainer's
+    own: a user may change theirs, and a step may be repeated later.
     """
 
     arrays: dict[str, Array]
@@ -114,7 +125,8 @@ class DataSet:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The samples that a step takes of a data set: those numbered batches[at], int32 [B]. Those behind it are most likely the next."""
+    """The samples that a step takes of a data set: those numbered batches[at], int32 [B]. Those behind it are most
+    likely the next."""
 
     source: DataSet
     batches: Sequence[Array]

@@ -14,8 +14,8 @@ from ort_gpu_ep.training.gradient import label_of
 
 
 def first_bad_node(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> str:
-    """The input that is not finite, or the first node of a step whose result is not although what it reads is; "" if there is none on the
-    CPU.
+    """The input that is not finite, or the first node of a step whose result is not although what it reads is; "" if
+    there is none on the CPU.
     """
     for name, array in feeds.items():
         if not _finite(array):
@@ -23,7 +23,9 @@ def first_bad_node(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> str:
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
     outputs = {o.name for o in shown.graph.output}
-    shown.graph.output.extend(onnx.ValueInfoProto(name=n) for node in shown.graph.node for n in node.output if n and n not in outputs)
+    shown.graph.output.extend(
+        onnx.ValueInfoProto(name=n) for node in shown.graph.node for n in node.output if n and n not in outputs
+    )
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

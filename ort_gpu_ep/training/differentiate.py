@@ -17,7 +17,8 @@ rules.load()
 def differentiate(writer: Writer, tape: Sequence[onnx.NodeProto], seeds: Mapping[str, Value]) -> dict[str, Value]:
     """Gradients of a scalar with respect to every tracked value that it depends on.
 
-    tape: the nodes that were written, in order. seeds: of some values by name, the scalar's gradient, as direct as it is known.
+    tape: the nodes that were written, in order. seeds: of some values by name, the scalar's gradient, as direct as it
+    is known.
 
     Raises: TrainingError, for a node on the way that has no rule.
     """
@@ -31,7 +32,9 @@ def differentiate(writer: Writer, tape: Sequence[onnx.NodeProto], seeds: Mapping
         rule = RULES.get((node.domain, node.op_type))
         if rule is None:
             raise missing_rule(node)
-        site = Site(node, writer, inputs, tuple(writer.values.get(name) if name else None for name in node.output), grads)
+        site = Site(
+            node, writer, inputs, tuple(writer.values.get(name) if name else None for name in node.output), grads
+        )
         _take(site, rule(site), gradients)
     return gradients
 
@@ -43,6 +46,8 @@ def _take(site: Site, given: Sequence[Value | None], found: dict[str, Value]) ->
         if grad is None or value is None or not value.tracked:
             continue
         if grad.shape_or_none != value.shape_or_none or grad.dtype != value.dtype:
-            raise InternalError(f"{site.label}: the gradient of input {i} is {grad.dtype} {grad.shape_or_none}, "
-                                f"but the input is {value.dtype} {value.shape_or_none}")
+            raise InternalError(
+                f"{site.label}: the gradient of input {i} is {grad.dtype} {grad.shape_or_none}, "
+                f"but the input is {value.dtype} {value.shape_or_none}"
+            )
         found[value.name] = found[value.name] + grad if value.name in found else grad

@@ -1,7 +1,7 @@
 """Masks of Dropout: a hash of the element's number, in integers, so that every device draws the same one.
 
-The hash mixes by multiplications, additions and shifts of 32 bits that wrap around. After the finalizers of MurmurHash3 (A. Appleby,
-public domain), with additions in place of exclusive ors, which ONNX has from opset 18 on only.
+The hash mixes by multiplications, additions and shifts of 32 bits that wrap around. After the finalizers of MurmurHash3
+(A. Appleby, public domain), with additions in place of exclusive ors, which ONNX has from opset 18 on only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def seed_of(seed: int, step: int) -> Array:
 
 
 def masked(writer: Writer, x: Value, ratio: float, seed: Value, number: int) -> Value:
-    """1 / (1 - ratio) with probability 1 - ratio, else 0, in x's shape. number: of the Dropout among those of the model."""
+    """1 / (1 - ratio) with probability 1 - ratio, else 0, in x's shape. number: of the Dropout among those of the
+    model."""
     count = writer.constant(np.arange(math.prod(x.shape), dtype=np.int32).reshape(x.shape))
     state = count * signed(_SPREAD) + (seed + signed(number * _NODE))
     for shift, factor in zip(_SHIFTS, (_FIRST, _SECOND, None), strict=True):
@@ -41,10 +42,14 @@ def masked(writer: Writer, x: Value, ratio: float, seed: Value, number: int) -> 
         state = state if factor is None else state * signed(factor)
     limit = writer.constant(np.array(round(ratio * 2**_BITS), np.int32))
     dropped = writer.op("Less", _shifted(writer, state, 32 - _BITS), limit)
-    return writer.op("Where", dropped, writer.constant(np.array(0, x.dtype)), writer.constant(np.array(1 / (1 - ratio), x.dtype)))
+    return writer.op(
+        "Where", dropped, writer.constant(np.array(0, x.dtype)), writer.constant(np.array(1 / (1 - ratio), x.dtype))
+    )
 
 
 def _shifted(writer: Writer, x: Value, bits: int) -> Value:
     """x >> bits of an int32, zeros coming in."""
     unsigned = writer.op("Cast", x, to=12)
-    return writer.op("Cast", writer.op("BitShift", unsigned, writer.constant(np.array(bits, np.uint32)), direction="RIGHT"), to=6)
+    return writer.op(
+        "Cast", writer.op("BitShift", unsigned, writer.constant(np.array(bits, np.uint32)), direction="RIGHT"), to=6
+    )

@@ -39,6 +39,7 @@ clock = time.perf_counter
 
 def whole(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concatenate[Engine, P], T]:
     """A method that goes on to its end before another thread's begins."""
+
     @wraps(method)
     def alone(self: Engine, /, *arguments: P.args, **named: P.kwargs) -> T:
         with self.lock:
@@ -84,12 +85,17 @@ def numbers_of(losses: Sequence[Loss]) -> list[float]:
 class Engine:
     """A step that is run again and again. at: the number of the next step. renewals: devices that were given up.
 
-    placement: where it runs, "gpu" or "cpu"; `why` says how that was decided. moves: how often it changed under other people's load.
-    lock: held by what must be whole, so that several threads may use one.
+    placement: where it runs, "gpu" or "cpu"; `why` says how that was decided. moves: how often it changed under other
+    people's load. lock: held by what must be whole, so that several threads may use one.
     """
 
     def __init__(
-        self, step: TrainingStep, options: Mapping[str, Any], carried: Mapping[str, Array], at: int, lock: threading.RLock | None = None,
+        self,
+        step: TrainingStep,
+        options: Mapping[str, Any],
+        carried: Mapping[str, Array],
+        at: int,
+        lock: threading.RLock | None = None,
     ) -> None:
         self.step, self.options, self.lock = step, dict(options), lock or threading.RLock()
         self.asked = str(self.options.setdefault("placement", "auto"))
@@ -125,12 +131,17 @@ class Engine:
         state = state_of(gpu.session)
         software = state is not None and state.gpu is not None and state.gpu.info.is_software
         if state is None or (software and not self.options.get("adapter")):
-            self.why = "no node of the step has a kernel" if state is None else "the adapter is software, used with placement=gpu only"
+            self.why = (
+                "no node of the step has a kernel"
+                if state is None
+                else "the adapter is software, used with placement=gpu only"
+            )
             return cpu
         return self._faster({"cpu": cpu, "gpu": gpu}, carried)
 
     def _faster(self, sides: Mapping[str, Resident], carried: Mapping[str, Array]) -> Resident:
-        """The one of both whose steps are faster now; the other one is kept, if it may be the faster one under another load."""
+        """The one of both whose steps are faster now; the other one is kept, if it may be the faster one under another
+        load."""
         times = {side: _timed(resident, carried) for side, resident in sides.items()}
         self.why = f"a step takes {times['cpu'] * 1e3:.3g} ms on the CPU, {times['gpu'] * 1e3:.3g} ms on the GPU"
         faster, slower = ("gpu", "cpu") if times["gpu"] <= times["cpu"] else ("cpu", "gpu")
@@ -140,7 +151,8 @@ class Engine:
 
     @whole
     def place(self) -> None:
-        """With `auto`, times a step on both sides anew, as both are busy now, and goes on where it is faster, the state included."""
+        """With `auto`, times a step on both sides anew, as both are busy now, and goes on where it is faster, the state
+        included."""
         if self.asked != "auto":
             return
         self.snapshot()
@@ -170,7 +182,8 @@ class Engine:
 
     @whole
     def has_room(self, sizes: Mapping[str, int]) -> bool:
-        """Whether a data set of arrays of these bytes is to be kept where the steps are. On the CPU they take it from where it is."""
+        """Whether a data set of arrays of these bytes is to be kept where the steps are. On the CPU they take it from
+        where it is."""
         if not self.resident.on_gpu:
             return False
         self._keep(self._source, self.resident.no_room(sizes))
@@ -178,7 +191,8 @@ class Engine:
 
     @whole
     def hold(self, arrays: Mapping[str, Array]) -> DataSet | None:
-        """Keeps a data set where the steps are, in the place of the one before, if it is another; None, where that fails."""
+        """Keeps a data set where the steps are, in the place of the one before, if it is another; None, where that
+        fails."""
         if self._source is None or not self._source.holds(arrays):
             self._source = DataSet({n: np.array(a) for n, a in arrays.items()})
         self.surely(self._hold)
@@ -201,12 +215,15 @@ class Engine:
             return f"each step's batch comes from the host: {self._why_not}"
         if self._source is None:
             return ""
-        return f"the device holds the data set, {self._source.nbytes / 2**20:,.1f} MiB: of a batch only the samples' numbers go there"
+        return (
+            f"the device holds the data set, {self._source.nbytes / 2**20:,.1f} MiB: of a batch only the "
+            f"samples' numbers go there"
+        )
 
     @whole
     def run(self, batch: Batch) -> Loss:
-        """One step. If it raises, the state is the one before it. Losses that nobody has read since LOSSES steps are read: their places
-        are needed again.
+        """One step. If it raises, the state is the one before it. Losses that nobody has read since LOSSES steps are
+        read: their places are needed again.
         """
         placed = [loss for loss in self._held() if not isinstance(loss.value, Coming)]
         if placed and placed[0].step <= self.at - LOSSES:
@@ -223,7 +240,9 @@ class Engine:
 
     @whole
     def send_for(self, losses: Sequence[Loss]) -> None:
-        """Losses of the last LOSSES steps are on their way to the host from now on: steps may follow before they are read."""
+        """Losses of the last LOSSES steps are on their way to the host from now on: steps may follow before they are
+        read."""
+
         def send() -> None:
             unread = _unread(losses)
             for loss, value in zip(unread, coming([loss.value for loss in unread]), strict=True):
@@ -237,7 +256,7 @@ class Engine:
 
         Raises: TrainingError, if one is not finite: the state is then the last good one.
         """
-        if last.value is None:      # another thread has read it
+        if last.value is None:  # another thread has read it
             return
         losses, start = [*(loss for loss in self._held() if loss.step < last.step), last], clock()
         unread, numbers = self._numbers(losses)
@@ -253,14 +272,15 @@ class Engine:
             loss.settle(number)
 
     def _held(self) -> list[Loss]:
-        """Losses that somebody holds and nobody has read: all are later than the snapshot, and of the last LOSSES steps, or of as many
-        before them and on their way.
+        """Losses that somebody holds and nobody has read: all are later than the snapshot, and of the last LOSSES
+        steps, or of as many before them and on their way.
         """
-        losses = [entry.loss() for entry in self.journal.entries[-2 * LOSSES:]]
+        losses = [entry.loss() for entry in self.journal.entries[-2 * LOSSES :]]
         return _unread([loss for loss in losses if loss is not None])
 
     def _numbers(self, losses: list[Loss]) -> tuple[list[Loss], list[float]]:
         """Those that are unread, and what they are: after a failure some are read already."""
+
         def read() -> tuple[list[Loss], list[float]]:
             unread = _unread(losses)
             return unread, self.resident.numbers([loss.value for loss in unread])
@@ -271,7 +291,7 @@ class Engine:
     def read(self) -> dict[str, Array]:
         """The state on the host."""
         if self._mover is not None:
-            self._mover.forget()        # the steps on their way are waited for here, and reading is no step
+            self._mover.forget()  # the steps on their way are waited for here, and reading is no step
         return self.surely(lambda: self.resident.read())
 
     @whole
@@ -301,7 +321,8 @@ class Engine:
 
     @whole
     def surely(self, action: Callable[[], T]) -> T:
-        """Something that a device does, again on a new one if it fails. Raises what is not a device's failure, and the last one."""
+        """Something that a device does, again on a new one if it fails. Raises what is not a device's failure, and the
+        last one."""
         for _ in range(ATTEMPTS):
             try:
                 return action()
@@ -318,18 +339,26 @@ class Engine:
             return error
         carried = sum(a.nbytes for a in self.step.carried.values())
         return OutOfDeviceMemoryError(
-            f"{error} The steps are for batches of {self.step.feeds[WEIGHT][1][0]}; weights and state take {2 * carried / 2**20:.0f} MiB, "
-            "two sets: try a smaller batch, with accumulate= for the same update, or options={'placement': 'cpu'}")
+            f"{error} The steps are for batches of {self.step.feeds[WEIGHT][1][0]}; weights and state take "
+            f"{2 * carried / 2**20:.0f} MiB, "
+            "two sets: try a smaller batch, with accumulate= for the same update, or options={'placement': 'cpu'}"
+        )
 
     def _recover(self, error: Exception) -> None:
-        """Goes on from the snapshot on a new device, with the batches since. Raises what is not a device's failure, or the last one."""
+        """Goes on from the snapshot on a new device, with the batches since. Raises what is not a device's failure, or
+        the last one."""
         failure: Exception | None = device_failure(self.resident.session, error)
         if failure is None:
             raise error
         if isinstance(failure, OutOfDeviceMemoryError) and self._source is not None:
             self._keep(None, f"with the data set there was no memory left ({failure})")
         for _ in range(ATTEMPTS):
-            log.warning("training: going on from step %d on a new device, after %s: %s", self.journal.step, type(failure).__name__, failure)
+            log.warning(
+                "training: going on from step %d on a new device, after %s: %s",
+                self.journal.step,
+                type(failure).__name__,
+                failure,
+            )
             self.renewals += 1
             try:
                 self._replay(self._again())
@@ -357,7 +386,9 @@ class Engine:
         self._hold()
         for count, entry in enumerate(self.journal.entries, start=1):
             self._repeat(entry)
-            if count % LOSSES == 0 and (repeated := [loss for loss in self._held() if loss.step < self.journal.step + count]):
+            if count % LOSSES == 0 and (
+                repeated := [loss for loss in self._held() if loss.step < self.journal.step + count]
+            ):
                 self._settle(repeated, self.resident.numbers([loss.value for loss in repeated]))
 
     def _repeat(self, entry: Entry) -> Any:
@@ -369,7 +400,8 @@ class Engine:
     # ---- when the loss is no number
 
     def _diverged(self, loss: Loss | None, number: float) -> None:
-        """Finds the first step after which something is not finite, goes back to before it, and raises TrainingError."""
+        """Finds the first step after which something is not finite, goes back to before it, and raises
+        TrainingError."""
         good, entries, numbers = dict(self.journal.carried), list(self.journal.entries), list[float]()
         self.resident.write(good)
         for entry in entries:
@@ -388,8 +420,10 @@ class Engine:
         where = first_bad_node(self.step.model, {**entries[done].batch.whole(), **good}) if done < len(entries) else ""
         what = f"the loss of step {loss.step} is {number:g}" if loss is not None else "a parameter is not finite"
         first = f" (first in step {at})" if loss is None or loss.step != at else ""
-        raise TrainingError(f"{what}{first}; {f'the first value that is not finite comes from {where}; ' if where else ''}"
-                            f"the trainer is at the state before step {at}: try a lower learning rate, clip=1.0, or look at that batch")
+        raise TrainingError(
+            f"{what}{first}; {f'the first value that is not finite comes from {where}; ' if where else ''}"
+            f"the trainer is at the state before step {at}: try a lower learning rate, clip=1.0, or look at that batch"
+        )
 
 
 def _unread(losses: Sequence[Loss]) -> list[Loss]:
@@ -399,7 +433,9 @@ def _unread(losses: Sequence[Loss]) -> list[Loss]:
 def _timed(resident: Resident, carried: Mapping[str, Array]) -> float:
     """Seconds of a step, the fastest of a few, on zeros; the state is afterwards what it was."""
     rng = np.random.default_rng(0)
-    feeds = Batch({n: rng.random(s).astype(d) if d.kind == "f" else np.zeros(s, d) for n, (d, s) in resident.step.feeds.items()})
+    feeds = Batch(
+        {n: rng.random(s).astype(d) if d.kind == "f" else np.zeros(s, d) for n, (d, s) in resident.step.feeds.items()}
+    )
     times = []
     for _ in range(TIMED_STEPS + 2):
         start = time.perf_counter()

@@ -20,7 +20,9 @@ class Evaluator:
         self.session = open_session(step.model.SerializeToString(), {**options, "placement": placement})
         self._binding = self.session.io_binding()
 
-    def run(self, resident: Resident, feeds: Mapping[str, Array], fixed: Mapping[str, Array], output: bool = False) -> dict[str, Array]:
+    def run(
+        self, resident: Resident, feeds: Mapping[str, Array], fixed: Mapping[str, Array], output: bool = False
+    ) -> dict[str, Array]:
         """Loss and metrics of a batch, or the model's output. fixed: parameters that training does not change."""
         binding = self._binding
         binding.clear_binding_inputs()
@@ -38,4 +40,7 @@ class Evaluator:
         for name in names:
             binding.bind_output(name, "cpu")
         self.session.run_with_iobinding(binding)
-        return {name.removeprefix("training."): value.numpy() for name, value in zip(names, binding.get_outputs(), strict=True)}
+        return {
+            name.removeprefix("training."): value.numpy()
+            for name, value in zip(names, binding.get_outputs(), strict=True)
+        }

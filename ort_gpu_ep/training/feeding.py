@@ -32,9 +32,10 @@ class Feed:
         return self._values[place % len(self._values)]
 
     def fill(self, place: int, array: Array, waiting: int) -> None:
-        """Brings an array there, unless it is there. waiting: how many steps before this one the GPU has not been given yet."""
+        """Brings an array there, unless it is there. waiting: how many steps before this one the GPU has not been given
+        yet."""
         place %= len(self._values)
-        if self._filled[place] is array:       # sample weights of full batches are always the same array
+        if self._filled[place] is array:  # sample weights of full batches are always the same array
             return
         self._filled[place] = None
         if self._on_gpu:
@@ -55,7 +56,8 @@ class Coming:
 
 
 def coming(values: Sequence[Any]) -> list[Any]:
-    """float32 values as they are now, those on a GPU of this process on their way to the host, without a wait. Raises DeviceError."""
+    """float32 values as they are now, those on a GPU of this process on their way to the host, without a wait. Raises
+    DeviceError."""
     numbers = [v for v in values if not isinstance(v, Coming)]
     wait = download_later(numbers) if numbers else None
     if wait is None:

@@ -26,8 +26,8 @@ SEED = "training.seed"
 class Forward:
     """What was read of a model.
 
-    tape: nodes to differentiate, in order. parameters: values that are trained; buffers: statistics that training updates, and
-    `updated` what they become. notes: what training does otherwise than the model says.
+    tape: nodes to differentiate, in order. parameters: values that are trained; buffers: statistics that training
+    updates, and `updated` what they become. notes: what training does otherwise than the model says.
     """
 
     writer: Writer
@@ -44,10 +44,16 @@ class Forward:
 
 
 def read(
-    model: onnx.ModelProto, trainable: Sequence[str], shapes: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], *,
-    training: bool = True, batch_norm: str = "frozen", dropout: bool = True,
+    model: onnx.ModelProto,
+    trainable: Sequence[str],
+    shapes: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+    *,
+    training: bool = True,
+    batch_norm: str = "frozen",
+    dropout: bool = True,
 ) -> Forward:
-    """Writes the model's nodes with its trainable initializers as inputs. training: else Dropout and statistics are as the model has them.
+    """Writes the model's nodes with its trainable initializers as inputs. training: else Dropout and statistics are as
+    the model has them.
 
     Raises: TrainingError, for a node that ONNX does not know or that contradicts its inputs.
     """
@@ -91,7 +97,8 @@ def _constant(node: onnx.NodeProto) -> Array:
 
 
 def _dropout(forward: Forward, node: onnx.NodeProto, active: bool) -> None:
-    """x times a mask of 0 and 1 / (1 - ratio) that follows from the step's seed, the node's number and the element's."""
+    """x times a mask of 0 and 1 / (1 - ratio) that follows from the step's seed, the node's number and the
+    element's."""
     writer = forward.writer
     x = writer.values[node.input[0]]
     ratio = writer.values[node.input[1]].content if len(node.input) > 1 and node.input[1] else np.float32(0.5)
@@ -112,7 +119,8 @@ def _dropout(forward: Forward, node: onnx.NodeProto, active: bool) -> None:
 
 
 def _batch_statistics(forward: Forward, node: onnx.NodeProto) -> None:
-    """(x - mean) / deviation * scale + bias with the batch's own; the running ones move towards it as the node's momentum says."""
+    """(x - mean) / deviation * scale + bias with the batch's own; the running ones move towards it as the node's
+    momentum says."""
     w, names = forward.writer, list(node.input)
     x, scale, bias, *running = (w.values[n] for n in names)
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}

@@ -1,8 +1,9 @@
-"""Model-local functions of a step: recurrences over a whole sequence, updates with several results, specified by standard operators.
+"""Model-local functions of a step: recurrences over a whole sequence, updates with several results, specified by
+standard operators.
 
-ONNX Runtime inlines a function that no provider claims, so any provider runs them; `ort_gpu_ep/ops/training.py` claims them as a whole.
-T: steps, B: batch, H: hidden size. What is called backward goes from the last step to the first; gates lie side by side along the last
-axis.
+ONNX Runtime inlines a function that no provider claims, so any provider runs them; `ort_gpu_ep/ops/training.py` claims
+them as a whole. T: steps, B: batch, H: hidden size. What is called backward goes from the last step to the first; gates
+lie side by side along the last axis.
 """
 
 from __future__ import annotations
@@ -265,9 +266,23 @@ SoftmaxCrossEntropy <classes> (z, label, weight) => (losses, dz)
     dz = Mul (difference, column)
 }"""
 
-TEXTS = {text.split()[0]: text for text in (
-    _LSTM_CELLS, _LSTM_BACKWARD, _GRU_BACKWARD, _GRU_BACKWARD_RESET_FIRST, _RNN_BACKWARD, _ADAM_UPDATE, _MOMENTUM_UPDATE,
-    _MAX_POOL_GRADIENT, _AVERAGE_POOL_GRADIENT, _DEPTHWISE_WEIGHT_GRADIENT, _CONV_WEIGHT_GRADIENT, _SOFTMAX_CROSS_ENTROPY)}
+TEXTS = {
+    text.split()[0]: text
+    for text in (
+        _LSTM_CELLS,
+        _LSTM_BACKWARD,
+        _GRU_BACKWARD,
+        _GRU_BACKWARD_RESET_FIRST,
+        _RNN_BACKWARD,
+        _ADAM_UPDATE,
+        _MOMENTUM_UPDATE,
+        _MAX_POOL_GRADIENT,
+        _AVERAGE_POOL_GRADIENT,
+        _DEPTHWISE_WEIGHT_GRADIENT,
+        _CONV_WEIGHT_GRADIENT,
+        _SOFTMAX_CROSS_ENTROPY,
+    )
+}
 """Name -> body, in ONNX's text form."""
 
 
@@ -277,5 +292,7 @@ def function(name: str, opset: int) -> onnx.FunctionProto:
     text = TEXTS[name].replace("GRU_GATES", _GRU_GATES)
     for parts in (3, 4):
         text = text.replace(f"SPLIT{parts}", "axis = 1" + (f", num_outputs = {parts}" if opset >= 18 else ""))
-    proto: onnx.FunctionProto = onnx.parser.parse_function(f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n{text}')
+    proto: onnx.FunctionProto = onnx.parser.parse_function(
+        f'<domain: "{DOMAIN}", opset_import: ["" : {opset}]>\n{text}'
+    )
     return proto

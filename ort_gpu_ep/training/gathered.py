@@ -1,7 +1,7 @@
 """A data set in device memory, from which batches are gathered there.
 
-A model of its own gathers them, for several steps at once: the numbers of their samples go up, 4 B each. The step reads what that wrote as
-it reads a batch from the host, so it is the same step, and gives the same bits.
+A model of its own gathers them, for several steps at once: the numbers of their samples go up, 4 B each. The step reads
+what that wrote as it reads a batch from the host, so it is the same step, and gives the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ SHARE = 4
 """A data set and the next batches of it may take one part in so many of memory_limit_mb."""
 
 NBYTES = 1 << 30
-"""What they may take where no limit is given: a quarter of the 4 GiB that nearly every GPU has. WebGPU does not tell how much there is."""
+"""What they may take where no limit is given: a quarter of the 4 GiB that nearly every GPU has. WebGPU does not tell
+how much there is."""
 
 
 def too_large(sizes: Mapping[str, int], batches: int, memory_limit_nbytes: int, max_binding_nbytes: int) -> str:
@@ -34,11 +35,17 @@ def too_large(sizes: Mapping[str, int], batches: int, memory_limit_nbytes: int, 
     total, most = sum(sizes.values()) + batches, memory_limit_nbytes // SHARE if memory_limit_nbytes else NBYTES
     if total > most:
         of = "a quarter of memory_limit_mb" if memory_limit_nbytes else "of a device whose memory_limit_mb is not given"
-        return (f"the data set and the next batches of it have {total / 2**20:,.1f} MiB, they may take {most / 2**20:,.1f} MiB "
-                f"({of})")
+        return (
+            f"the data set and the next batches of it have {total / 2**20:,.1f} MiB, they may take "
+            f"{most / 2**20:,.1f} MiB "
+            f"({of})"
+        )
     name = max(sizes, key=lambda n: sizes[n])
     if sizes[name] > max_binding_nbytes:
-        return f"{name!r} has {sizes[name] / 2**20:,.1f} MiB, a kernel of this adapter reads {max_binding_nbytes / 2**20:,.1f} MiB"
+        return (
+            f"{name!r} has {sizes[name] / 2**20:,.1f} MiB, a kernel of this adapter reads "
+            f"{max_binding_nbytes / 2**20:,.1f} MiB"
+        )
     return ""
 
 
@@ -49,28 +56,39 @@ class Gathered:
     """
 
     def __init__(
-        self, source: DataSet, batch: int, places: int, session: InferenceSession, value: Callable[[Array], Any],
+        self,
+        source: DataSet,
+        batch: int,
+        places: int,
+        session: InferenceSession,
+        value: Callable[[Array], Any],
         own: Callable[[InferenceSession, Array], Any],
     ) -> None:
         self.source, self.session, self._batch = source, session, batch
-        self.slots = [{n: value(np.zeros((batch, *a.shape[1:]), a.dtype)) for n, a in source.arrays.items()} for _ in range(places)]
+        self.slots = [
+            {n: value(np.zeros((batch, *a.shape[1:]), a.dtype)) for n, a in source.arrays.items()}
+            for _ in range(places)
+        ]
         self._rows = Feed(np.zeros(places * batch, np.int32), 1, partial(own, session), True)
         self._there: list[Array | None] = [None] * places
         inputs = {**{n: own(session, a) for n, a in source.arrays.items()}, ROWS: self._rows.value(0)}
-        outputs = {output_name(name, place): value for place, slots in enumerate(self.slots) for name, value in slots.items()}
+        outputs = {
+            output_name(name, place): value for place, slots in enumerate(self.slots) for name, value in slots.items()
+        }
         self._runs = Runs(session, [(inputs, outputs)])
 
     def fetch(self, place: int, rows: Rows) -> None:
-        """Sees to it that slots[place] has these rows; on the way the places behind it get the rows of the steps that follow."""
+        """Sees to it that slots[place] has these rows; on the way the places behind it get the rows of the steps that
+        follow."""
         if self._there[place] is rows.batches[rows.at]:
             return
-        coming = rows.batches[rows.at:rows.at + len(self.slots) - place]
+        coming = rows.batches[rows.at : rows.at + len(self.slots) - place]
         numbers = np.zeros((len(self.slots), self._batch), np.int32)
-        numbers[place:place + len(coming)] = coming
+        numbers[place : place + len(coming)] = coming
         self._there[:] = [None] * len(self.slots)
         self._rows.fill(0, numbers.reshape(-1), len(self.slots))
         self._runs.run(0)
-        self._there[place:place + len(coming)] = coming
+        self._there[place : place + len(coming)] = coming
 
 
 def gathering(source: DataSet, batch: int, places: int) -> onnx.ModelProto:
@@ -82,7 +100,9 @@ def gathering(source: DataSet, batch: int, places: int) -> onnx.ModelProto:
     for name, array in source.arrays.items():
         shape: Shape = array.shape
         data = writer.input(name, array.dtype, shape)
-        outputs += [writer.named(writer.op("Gather", data, part, axis=0), output_name(name, k)) for k, part in enumerate(parts)]
+        outputs += [
+            writer.named(writer.op("Gather", data, part, axis=0), output_name(name, k)) for k, part in enumerate(parts)
+        ]
     return writer.model("gathering", outputs)
 
 

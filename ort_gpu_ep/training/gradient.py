@@ -67,15 +67,22 @@ class Site:
             if a.name == name:
                 return _plain(helper.get_attribute_value(a))
         schema = schema_of(self.node.op_type, self.writer.opset, self.node.domain)
-        return None if schema is None else _plain(default_attribute(self.node.domain, self.node.op_type, schema.since_version, name))
+        return (
+            None
+            if schema is None
+            else _plain(default_attribute(self.node.domain, self.node.op_type, schema.since_version, name))
+        )
 
     def constant(self, index: int) -> Array | None:
-        """The content of an input that must be known before the run; None where it is left out. Raises TrainingError."""
+        """The content of an input that must be known before the run; None where it is left out. Raises
+        TrainingError."""
         value = self.optional(index)
         if value is None:
             return None
         if value.content is None:
-            raise self.unsupported(f"its input {value.name!r} is known only when it runs; its gradient needs a constant")
+            raise self.unsupported(
+                f"its input {value.name!r} is known only when it runs; its gradient needs a constant"
+            )
         return value.content
 
     @property
@@ -88,7 +95,10 @@ class Site:
         return TrainingError(f"{self.label} has no gradient here: {reason}. {ADVICE}")
 
 
-ADVICE = ("Freeze what comes before it (trainable=[patterns of later weights]), replace it, or add a rule (docs/adding-a-gradient.md)")
+ADVICE = (
+    "Freeze what comes before it (trainable=[patterns of later weights]), replace it, or add a rule "
+    "(docs/adding-a-gradient.md)"
+)
 
 Gradients: TypeAlias = Sequence[Value | None]
 Rule: TypeAlias = Callable[[Site], Gradients]
@@ -101,7 +111,8 @@ STOPS: set[str] = set()
 
 
 def gradient(*ops: str, domain: str = "") -> Callable[[Rule], Rule]:
-    """Adds a rule: from a Site to the gradient of each input, in order; None (or a shorter list) where there is none."""
+    """Adds a rule: from a Site to the gradient of each input, in order; None (or a shorter list) where there is
+    none."""
 
     def add(rule: Rule) -> Rule:
         for op in ops:
@@ -114,7 +125,10 @@ def gradient(*ops: str, domain: str = "") -> Callable[[Rule], Rule]:
 
 
 def label_of(node: onnx.NodeProto) -> str:
-    return f"node {node.name or next(iter(n for n in node.output if n), '')!r} ({node.domain + ':' if node.domain else ''}{node.op_type})"
+    return (
+        f"node {node.name or next(iter(n for n in node.output if n), '')!r} "
+        f"({node.domain + ':' if node.domain else ''}{node.op_type})"
+    )
 
 
 def missing_rule(node: onnx.NodeProto) -> TrainingError:

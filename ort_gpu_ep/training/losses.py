@@ -29,7 +29,8 @@ class Written:
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss by name. ends: ops at the end of a model that it takes the place of. label: element type and shape for an output."""
+    """A loss by name. ends: ops at the end of a model that it takes the place of. label: element type and shape for an
+    output."""
 
     name: str
     ends: tuple[str, ...]
@@ -40,13 +41,15 @@ class Loss:
 def _classes_axis(output: Value) -> int:
     """Dimension 1 of [N, C] and [N, C, ...], as ONNX's SoftmaxCrossEntropyLoss has it."""
     if output.rank < 2:
-        raise TrainingError(f"cross_entropy: the output {output.name!r} has the shape {list(output.shape)}, expected [N, classes, ...]")
+        raise TrainingError(
+            f"cross_entropy: the output {output.name!r} has the shape {list(output.shape)}, expected [N, classes, ...]"
+        )
     return 1
 
 
 def _indices(output: Value) -> tuple[Any, Shape]:
     axis = _classes_axis(output)
-    return np.int64, (*output.shape[:axis], *output.shape[axis + 1:])
+    return np.int64, (*output.shape[:axis], *output.shape[axis + 1 :])
 
 
 def _same(output: Value) -> tuple[Any, Shape]:
@@ -71,7 +74,9 @@ def _cross_entropy(output: Value, label: Value, weight: Value) -> Written:
     if output.rank == 2:
         types = [(output.dtype, output.shape[:1]), (output.dtype, output.shape)]
         narrow = w.op("Cast", label, to=6)
-        losses, gradient = w.call(function("SoftmaxCrossEntropy", w.opset), types, output, narrow, weight, classes=classes)
+        losses, gradient = w.call(
+            function("SoftmaxCrossEntropy", w.opset), types, output, narrow, weight, classes=classes
+        )
         return Written(_total(losses), gradient, accuracy)
     logs = w.op("LogSoftmax", output, axis=axis)
     onehot = w.op("OneHot", label, w.ints(classes), w.constant(np.array([0, 1], output.dtype)), axis=axis)
@@ -101,16 +106,23 @@ def _bce(output: Value, label: Value, weight: Value) -> Written:
     w, each = output.writer, _each(output, weight, math.prod(output.shape[1:]))
     tail = w.op("Softplus", -w.op("Abs", output))
     losses = w.op("Relu", output) - output * label + tail
-    hits = w.op("Cast", w.op("Equal", w.op("Greater", output, w.like(0.0, output)), w.op("Greater", label, w.like(0.5, label))), to=1)
+    hits = w.op(
+        "Cast",
+        w.op("Equal", w.op("Greater", output, w.like(0.0, output)), w.op("Greater", label, w.like(0.5, label))),
+        to=1,
+    )
     return Written(_total(losses * each), (w.op("Sigmoid", output) - label) * each, {"accuracy": _total(hits * each)})
 
 
-LOSSES = {loss.name: loss for loss in (
-    Loss("cross_entropy", ("Softmax", "LogSoftmax"), _indices, _cross_entropy),
-    Loss("mse", (), _same, _mse),
-    Loss("l1", (), _same, _l1),
-    Loss("bce_with_logits", ("Sigmoid",), _same, _bce),
-)}
+LOSSES = {
+    loss.name: loss
+    for loss in (
+        Loss("cross_entropy", ("Softmax", "LogSoftmax"), _indices, _cross_entropy),
+        Loss("mse", (), _same, _mse),
+        Loss("l1", (), _same, _l1),
+        Loss("bce_with_logits", ("Sigmoid",), _same, _bce),
+    )
+}
 
 
 def loss_of(name: str | Loss) -> Loss:
@@ -119,5 +131,8 @@ def loss_of(name: str | Loss) -> Loss:
         return name
     if name not in LOSSES:
         near = get_close_matches(str(name), LOSSES, 1, 0.3)
-        raise TrainingError(f"loss: got {name!r}, expected one of {', '.join(LOSSES)}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        raise TrainingError(
+            f"loss: got {name!r}, expected one of {', '.join(LOSSES)}"
+            + (f"; did you mean {near[0]!r}?" if near else "")
+        )
     return LOSSES[name]

@@ -15,15 +15,17 @@ from ort_gpu_ep.utilization import UNKNOWN, Load
 class Mover:
     """Follows the load between steps.
 
-    A step's seconds are those that the user's thread spends on it, the wait for its loss included: what the GPU does meanwhile costs nobody
-    time. They are known once losses are read.
+    A step's seconds are those that the user's thread spends on it, the wait for its loss included: what the GPU does
+    meanwhile costs nobody time. They are known once losses are read.
     """
 
     def __init__(self, timed_s: Mapping[str, float], config: Config) -> None:
         """timed_s: of a step on each side, under the load of just now."""
         self.sampler, software = sampler_for(config)
         threads, self._load = processes.physical_cores(), self._latest()
-        self._policy = Policy({side: s / slowdown(side, self._load, threads, software) for side, s in timed_s.items()}, threads, software)
+        self._policy = Policy(
+            {side: s / slowdown(side, self._load, threads, software) for side, s in timed_s.items()}, threads, software
+        )
         self._policy.current = min(timed_s, key=lambda side: timed_s[side])
         self._spent_s, self._steps = 0.0, 0
 

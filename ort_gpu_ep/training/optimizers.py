@@ -21,8 +21,8 @@ from ort_gpu_ep.training.writer import Value, Writer
 class Optimizer:
     """What an update computes.
 
-    scalars: names of the numbers that a step brings. clip: gradients are scaled so that their norm over all parameters is at most
-    this; None: they are not.
+    scalars: names of the numbers that a step brings. clip: gradients are scaled so that their norm over all parameters
+    is at most this; None: they are not.
     """
 
     @property
@@ -53,7 +53,9 @@ class Optimizer:
         """The scalars [len(scalars)] in parts, as `update` takes them: made once for all parameters."""
         return (hyper,)
 
-    def update(self, p: Value, grad: Value, state: Sequence[Value], held: Sequence[Value], hyper: tuple[Value, ...]) -> list[Value]:
+    def update(
+        self, p: Value, grad: Value, state: Sequence[Value], held: Sequence[Value], hyper: tuple[Value, ...]
+    ) -> list[Value]:
         """The new parameter, then its new state. hyper: as `split` gives it."""
         raise NotImplementedError
 
@@ -96,7 +98,8 @@ class Rated(Optimizer):
 
 @dataclass(frozen=True)
 class SGD(Rated):
-    """v = momentum v + g, p = p - rate v; nesterov: p = p - rate (g + momentum v). weight_decay adds its part of p to g."""
+    """v = momentum v + g, p = p - rate v; nesterov: p = p - rate (g + momentum v). weight_decay adds its part of p to
+    g."""
 
     momentum: float = 0.0
     nesterov: bool = False
@@ -106,19 +109,32 @@ class SGD(Rated):
     def used_slots(self) -> tuple[str, ...]:
         return self.slots if self.momentum else ()
 
-    def update(self, p: Value, grad: Value, state: Sequence[Value], held: Sequence[Value], hyper: tuple[Value, ...]) -> list[Value]:
+    def update(
+        self, p: Value, grad: Value, state: Sequence[Value], held: Sequence[Value], hyper: tuple[Value, ...]
+    ) -> list[Value]:
         if not self.momentum:
             grad = grad + p * self.weight_decay if self.weight_decay else grad
             return [p - grad * (hyper[0] if p.rank else p.writer.reshape(hyper[0], ()))]
         direct, along = (1.0, self.momentum) if self.nesterov else (0.0, 1.0)
         types = [(p.dtype, p.shape)] * 2
-        return p.writer.call(function("MomentumUpdate", p.writer.opset), types, p, grad, *state, *hyper, momentum=float(self.momentum),
-                             decay=float(self.weight_decay), direct=direct, along=float(along))
+        return p.writer.call(
+            function("MomentumUpdate", p.writer.opset),
+            types,
+            p,
+            grad,
+            *state,
+            *hyper,
+            momentum=float(self.momentum),
+            decay=float(self.weight_decay),
+            direct=direct,
+            along=float(along),
+        )
 
 
 @dataclass(frozen=True)
 class Adam(Rated):
-    """m and v are running means of g and g^2: p = p - rate m' / (sqrt(v') + epsilon), both corrected for their start at 0.
+    """m and v are running means of g and g^2: p = p - rate m' / (sqrt(v') + epsilon), both corrected for their start at
+    0.
 
     Source: Kingma and Ba, Adam, 2014, arXiv:1412.6980, algorithm 1. weight_decay adds its part of p to g.
     """
@@ -138,11 +154,24 @@ class Adam(Rated):
             return as_schedule(self.rate)(step) / (1.0 - b1 ** (step + 1))
         return float((1.0 - b2 ** (step + 1)) ** -0.5)
 
-    def update(self, p: Value, grad: Value, state: Sequence[Value], held: Sequence[Value], hyper: tuple[Value, ...]) -> list[Value]:
+    def update(
+        self, p: Value, grad: Value, state: Sequence[Value], held: Sequence[Value], hyper: tuple[Value, ...]
+    ) -> list[Value]:
         b1, b2 = self.betas
         types = [(p.dtype, p.shape)] * 3
-        return p.writer.call(function("AdamUpdate", p.writer.opset), types, p, self._decayed(p, grad), *state, *hyper, beta1=b1, beta2=b2,
-                             rest1=1.0 - b1, rest2=1.0 - b2, epsilon=self.epsilon)
+        return p.writer.call(
+            function("AdamUpdate", p.writer.opset),
+            types,
+            p,
+            self._decayed(p, grad),
+            *state,
+            *hyper,
+            beta1=b1,
+            beta2=b2,
+            rest1=1.0 - b1,
+            rest2=1.0 - b2,
+            epsilon=self.epsilon,
+        )
 
     def _decayed(self, p: Value, grad: Value) -> Value:
         return grad + p * self.weight_decay if self.weight_decay else grad
@@ -156,6 +185,7 @@ class AdamW(Adam):
     """
 
     weight_decay: float = 0.01
+
     def _number(self, name: str, step: int) -> float:
         return 1.0 - as_schedule(self.rate)(step) * self.weight_decay if name == "kept" else super()._number(name, step)
 

@@ -1,10 +1,11 @@
 """A step's session, whose parameters and state stay in the memory of its device.
 
-Two sets of values take turns: what a step reads is there until it has succeeded. Losses go round through LOSSES places, and so do
-feeds: steps then meet the same buffers again, so that no bind group is made and the next steps are recorded while the host waits.
-Batches of a data set that is on the device have a slot for each of these places (gathered.py).
+Two sets of values take turns: what a step reads is there until it has succeeded. Losses go round through LOSSES places,
+and so do feeds: steps then meet the same buffers again, so that no bind group is made and the next steps are recorded
+while the host waits. Batches of a data set that is on the device have a slot for each of these places (gathered.py).
 
-Steps are submitted together while the GPU is at work on earlier ones: a submission takes the host longer than the rest of a step.
+Steps are submitted together while the GPU is at work on earlier ones: a submission takes the host longer than the rest
+of a step.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ PAIR = 2
 
 
 def open_session(model: bytes, options: Mapping[str, Any]) -> InferenceSession:
-    """A session of a step. On the GPU it is strict: the state is there, so a failing step is run again from a snapshot, not on the CPU; and
-    no plan takes another's place after some steps: a step gives the same bits each time.
+    """A session of a step. On the GPU it is strict: the state is there, so a failing step is run again from a snapshot,
+    not on the CPU; and no plan takes another's place after some steps: a step gives the same bits each time.
     """
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
@@ -77,14 +78,20 @@ class Resident:
         self.step, self._options = step, options
         self.session = open_session(step.model.SerializeToString(), options)
         self.on_gpu = state_of(self.session) is not None
-        here = self.on_gpu and resolve(options).isolation == "none"      # what a worker's GPU holds, each step gets from the host
+        # what a worker's GPU holds, each step gets from the host
+        here = self.on_gpu and resolve(options).isolation == "none"
         self.device = ("gpu", 0, VENDOR_ID) if here else ("cpu", 0)
         self._held = {n: self._value(carried[n]) for n in step.held}
         changing = {n: a for n, a in carried.items() if n not in self._held}
-        self._sets = [{n: self._value(a) for n, a in changing.items()}, {n: self._value(np.zeros_like(a)) for n, a in changing.items()}]
+        self._sets = [
+            {n: self._value(a) for n, a in changing.items()},
+            {n: self._value(np.zeros_like(a)) for n, a in changing.items()},
+        ]
         first = {n: np.zeros(shape, dtype) for n, (dtype, shape) in step.feeds.items()}
         first[WEIGHT] = equal_weights(len(first[WEIGHT]), len(first[WEIGHT]))
-        self._feeds = {n: Feed(a, LOSSES, partial(self._own, self.session), here and self.on_gpu) for n, a in first.items()}
+        self._feeds = {
+            n: Feed(a, LOSSES, partial(self._own, self.session), here and self.on_gpu) for n, a in first.items()
+        }
         self._losses = [self._own(self.session, np.zeros((), np.float32)) for _ in range(LOSSES)]
         self._runs = self._of_places([{} for _ in range(LOSSES)])
         self._gathered: Gathered | None = None
@@ -118,7 +125,12 @@ class Resident:
         for place, slots in enumerate(gathered):
             now, new = self._sets[place % 2], self._sets[1 - place % 2]
             feeds = {n: feed.value(place) for n, feed in self._feeds.items()}
-            values.append(({**feeds, **slots, **now, **self._held}, {**{n + NEW: v for n, v in new.items()}, LOSS: self._losses[place]}))
+            values.append(
+                (
+                    {**feeds, **slots, **now, **self._held},
+                    {**{n + NEW: v for n, v in new.items()}, LOSS: self._losses[place]},
+                )
+            )
         return Runs(self.session, values)
 
     def no_room(self, sizes: Mapping[str, int]) -> str:
@@ -127,7 +139,9 @@ class Resident:
         if state is None or state.gpu is None:
             return "the GPU is in a worker process"
         batch = sum(math.prod(shape) * dtype.itemsize for n, (dtype, shape) in self.step.feeds.items() if n in sizes)
-        return too_large(sizes, LOSSES * batch, resolve(self._options).memory_limit_mb << 20, state.gpu.limits.max_binding_nbytes)
+        return too_large(
+            sizes, LOSSES * batch, resolve(self._options).memory_limit_mb << 20, state.gpu.limits.max_binding_nbytes
+        )
 
     def hold(self, source: DataSet) -> str:
         """Keeps a data set on the device, in the place of the one before. Returns why that fails, "" if it does not."""
@@ -143,7 +157,8 @@ class Resident:
         return ""
 
     def run(self, batch: Batch) -> Any:
-        """One step; returns the loss, where it is until LOSSES steps later. If it raises, the state is the one before it."""
+        """One step; returns the loss, where it is until LOSSES steps later. If it raises, the state is the one before
+        it."""
         start, place = time.perf_counter(), self._place
         feeds, runs = self._brought(batch)
         waiting = self._waiting()
@@ -167,7 +182,12 @@ class Resident:
 
     def _brought(self, batch: Batch) -> tuple[dict[str, Array], Runs]:
         """What the host has to bring for a step, and the runs that take the rest from where it is."""
-        if batch.rows is None or self._gathered is None or self._gathering is None or batch.rows.source is not self._gathered.source:
+        if (
+            batch.rows is None
+            or self._gathered is None
+            or self._gathering is None
+            or batch.rows.source is not self._gathered.source
+        ):
             return batch.whole(), self._runs
         self._gathered.fetch(self._place, batch.rows)
         return batch.feeds, self._gathering

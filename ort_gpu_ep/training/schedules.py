@@ -36,17 +36,22 @@ def as_schedule(rate: Rate) -> Schedule:
 def constant(rate: float) -> Schedule:
     """Always the same."""
     if not isinstance(rate, Real) or not rate >= 0 or math.isinf(rate):
-        raise TrainingError(f"learning rate: got {rate!r}, expected a finite number of at least 0, or a schedule as cosine(...)")
+        raise TrainingError(
+            f"learning rate: got {rate!r}, expected a finite number of at least 0, or a schedule as cosine(...)"
+        )
     return Schedule(f"{rate:g}", lambda step: float(rate))
 
 
 def cosine(peak: float, steps: int, *, warmup: int = 0, end: float = 0.0) -> Schedule:
-    """From `peak` to `end` along half a cosine over `steps` steps, of which the first `warmup` rise linearly; then it stays at `end`.
+    """From `peak` to `end` along half a cosine over `steps` steps, of which the first `warmup` rise linearly; then it
+    stays at `end`.
 
     Source: Loshchilov and Hutter, SGDR, 2016, arXiv:1608.03983, one cycle.
     """
     if steps <= warmup or warmup < 0:
-        raise TrainingError(f"cosine: got steps={steps} and warmup={warmup}, expected more steps than those of the warm-up")
+        raise TrainingError(
+            f"cosine: got steps={steps} and warmup={warmup}, expected more steps than those of the warm-up"
+        )
     top, low = constant(peak)(0), constant(end)(0)
 
     def rate(step: int) -> float:

@@ -52,7 +52,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch of fit(). number: from 1. step: of all epochs, after it. losses: of its steps. results: as in the history."""
+    """An epoch of fit(). number: from 1. step: of all epochs, after it. losses: of its steps. results: as in the
+    history."""
 
     number: int
     step: int
@@ -63,42 +64,65 @@ class Epoch:
 def _check_precision(options: Mapping[str, Any]) -> None:
     precision = resolve(options).precision
     if precision != "float32":
-        raise ConfigError(f"training is done in float32: got precision={precision}. Give the Trainer options={{'precision': 'float32'}}, "
-                          "which goes before the environment variable.")
+        raise ConfigError(
+            f"training is done in float32: got precision={precision}. Give the Trainer options={{'precision': "
+            f"'float32'}}, "
+            "which goes before the environment variable."
+        )
 
 
 class Trainer:
     """Trains an ONNX model of float32 weights on the GPU, or where its steps are faster.
 
-    model: a path, bytes or a ModelProto; it is not changed. loss: a name of losses.LOSSES. trainable: patterns of initializers' names; None
-    for all; frozen: patterns of those that are not. output, batch_norm, dropout, accumulate: as make_training_step. seed: of shuffling
-    and of Dropout. options: of the provider (config.OPTIONS); placement=auto, the default, times a step on both sides.
+    model: a path, bytes or a ModelProto; it is not changed. loss: a name of losses.LOSSES. trainable: patterns of
+    initializers' names; None for all; frozen: patterns of those that are not. output, batch_norm, dropout, accumulate:
+    as make_training_step. seed: of shuffling and of Dropout. options: of the provider (config.OPTIONS); placement=auto,
+    the default, times a step on both sides.
 
     The first batch fixes the sizes. Smaller ones are padded with samples that weigh nothing.
 
-    All methods may be called by several threads: each step, batch of an evaluation, and reading or writing of the state is whole. Two fits
-    at once take turns, step by step.
+    All methods may be called by several threads: each step, batch of an evaluation, and reading or writing of the state
+    is whole. Two fits at once take turns, step by step.
 
     Raises: TrainingError and ModelError, as make_training_step; ConfigError for options.
     """
 
     def __init__(
-        self, model: source.Model, *, loss: str, optimizer: Optimizer, trainable: Sequence[str] | None = None, frozen: Sequence[str] = (),
-        output: str | None = None, batch_norm: str = "frozen", dropout: bool = True, accumulate: int = 1, seed: int = 0,
+        self,
+        model: source.Model,
+        *,
+        loss: str,
+        optimizer: Optimizer,
+        trainable: Sequence[str] | None = None,
+        frozen: Sequence[str] = (),
+        output: str | None = None,
+        batch_norm: str = "frozen",
+        dropout: bool = True,
+        accumulate: int = 1,
+        seed: int = 0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         check_optimizer(optimizer)
         _check_precision(dict(options or {}))
         self._model, self._lock = external.load(model), threading.RLock()
         self.optimizer, self.seed, self.options = optimizer, seed, dict(options or {})
-        self._request = Request(source.prepared(self._model), loss_of(loss), trainable, output, batch_norm, dropout,
-                                frozen=frozen, accumulate=accumulate)
+        self._request = Request(
+            source.prepared(self._model),
+            loss_of(loss),
+            trainable,
+            output,
+            batch_norm,
+            dropout,
+            frozen=frozen,
+            accumulate=accumulate,
+        )
         self._request.names()
         self._fixed = source.fixed_batch(self._request.model)
-        self._pending: tuple[dict[str, Array], int] | None = None       # a checkpoint that was loaded before there was a batch
+        # a checkpoint that was loaded before there was a batch
+        self._pending: tuple[dict[str, Array], int] | None = None
         self._engine: Engine | None = None
         self._evaluator: Evaluator | None = None
-        self._renewed = -1          # the last step before which the optimizer changed what is carried
+        self._renewed = -1  # the last step before which the optimizer changed what is carried
         self.epochs = 0
 
     # ---- training
@@ -108,8 +132,8 @@ class Trainer:
 
         x: an array, or a mapping for a model of several inputs, [N, ...]; y: the labels [N, ...]; sample_weight: [N].
 
-        Raises: TrainingError, before the state changes, for shapes, classes or weights that do not fit; DeviceError, if no
-        device is left.
+        Raises: TrainingError, before the state changes, for shapes, classes or weights that do not fit; DeviceError, if
+        no device is left.
         """
         inputs, label = data.as_inputs(x, self._input_names()), np.asarray(y)
         data.samples(inputs, label)
@@ -117,16 +141,24 @@ class Trainer:
         return self._stepped(engine, data.Batch(self._feeds(engine.step, inputs, label, sample_weight)))
 
     def fit(
-        self, x: data.Inputs, y: Array, *, epochs: int = 1, batch: int = BATCH, shuffle: bool = True, sample_weight: Array | None = None,
-        validation: tuple[data.Inputs, Array] | None = None, on_step: Callable[[Progress], object] | None = None,
+        self,
+        x: data.Inputs,
+        y: Array,
+        *,
+        epochs: int = 1,
+        batch: int = BATCH,
+        shuffle: bool = True,
+        sample_weight: Array | None = None,
+        validation: tuple[data.Inputs, Array] | None = None,
+        on_step: Callable[[Progress], object] | None = None,
         on_epoch: Callable[[Epoch], object] | None = None,
     ) -> list[dict[str, float]]:
-        """Epochs over all samples, in another order each, in batches. Returns for each epoch the mean loss of its samples, and with
-        `validation` what evaluate() gives for it. on_step, on_epoch: called after each.
+        """Epochs over all samples, in another order each, in batches. Returns for each epoch the mean loss of its
+        samples, and with `validation` what evaluate() gives for it. on_step, on_epoch: called after each.
 
-        Samples that fit there (gathered.py) are kept in the memory of the device that takes the steps, until others come; explain() says
-        whether they are. Samples of weight 0 are left out. A Ctrl-C is raised between two steps: the trainer is then at the state after
-        the last one.
+        Samples that fit there (gathered.py) are kept in the memory of the device that takes the steps, until others
+        come; explain() says whether they are. Samples of weight 0 are left out. A Ctrl-C is raised between two steps:
+        the trainer is then at the state after the last one.
         """
         for name, got, least in (("batch", batch, 1), ("epochs", epochs, 0)):
             if got < least:
@@ -155,8 +187,9 @@ class Trainer:
         return history
 
     def place(self) -> str:
-        """With placement=auto, times a step on both sides again, after the load of either changed, and goes on where it is faster, with the
-        state. Returns where: "gpu" or "cpu". Takes some 15 steps. Raises TrainingError before the first step.
+        """With placement=auto, times a step on both sides again, after the load of either changed, and goes on where it
+        is faster, with the state. Returns where: "gpu" or "cpu". Takes some 15 steps. Raises TrainingError before the
+        first step.
         """
         if self._engine is None:
             raise TrainingError("place: the first step decides where steps run, and there was none yet")
@@ -169,7 +202,7 @@ class Trainer:
         """Loss and, for classes, accuracy over samples, with Dropout off and stored statistics."""
         inputs, label = data.as_inputs(x, self._input_names()), np.asarray(y)
         count = data.samples(inputs, label)
-        engine = self._opened({n: a[:self._fixed or BATCH] for n, a in inputs.items()})
+        engine = self._opened({n: a[: self._fixed or BATCH] for n, a in inputs.items()})
         share = data.normalized(sample_weight, count, count).astype(np.float64)
         total: dict[str, float] = {}
         for part in data.batches(count, self._batch(engine), np.arange(count)):
@@ -184,13 +217,13 @@ class Trainer:
         inputs = data.as_inputs(x, self._input_names())
         first = next(iter(inputs.values()))
         count = data.samples(inputs, first)
-        engine = self._opened({n: a[:self._fixed or BATCH] for n, a in inputs.items()})
+        engine = self._opened({n: a[: self._fixed or BATCH] for n, a in inputs.items()})
         dtype, shape = engine.step.feeds[LABEL]
         parts = []
         for part in data.batches(count, self._batch(engine), np.arange(count)):
             label = np.zeros((len(part), *shape[1:]), dtype)
             feeds = {n: a[part] for n, a in inputs.items()}
-            parts.append(self._evaluated(engine, feeds, label, None, output=True)[engine.step.output][:len(part)])
+            parts.append(self._evaluated(engine, feeds, label, None, output=True)[engine.step.output][: len(part)])
         return np.concatenate(parts)
 
     # ---- state
@@ -207,21 +240,35 @@ class Trainer:
         return {n: a for n, a in state.items() if n in names}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """A checkpoint (safetensors): parameters, state, the number of steps. Going on from it equals never having stopped."""
+        """A checkpoint (safetensors): parameters, state, the number of steps. Going on from it equals never having
+        stopped."""
         with self._lock:
             carried, steps, epochs = self._state(), self.steps, self.epochs
         if not carried:
             raise TrainingError("save: there is nothing to save before the first step")
-        checkpoint.write(path, carried, {
-            "format": "ort_gpu_ep.training", "model": self._digest(), "optimizer": str(self.optimizer), "loss": self._request.loss.name,
-            "step": str(steps), "epochs": str(epochs), "seed": str(self.seed)})
+        checkpoint.write(
+            path,
+            carried,
+            {
+                "format": "ort_gpu_ep.training",
+                "model": self._digest(),
+                "optimizer": str(self.optimizer),
+                "loss": self._request.loss.name,
+                "step": str(steps),
+                "epochs": str(epochs),
+                "seed": str(self.seed),
+            },
+        )
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Goes on from a checkpoint of this model. Raises TrainingError for another model's, and for other weights or optimizer state."""
+        """Goes on from a checkpoint of this model. Raises TrainingError for another model's, and for other weights or
+        optimizer state."""
         tensors, metadata = checkpoint.read(path)
         for what, own in (("model", self._digest()), ("loss", self._request.loss.name)):
             if metadata.get(what) != own:
-                raise TrainingError(f"checkpoint {os.fspath(path)}: it is of another {what} ({metadata.get(what)}, expected {own})")
+                raise TrainingError(
+                    f"checkpoint {os.fspath(path)}: it is of another {what} ({metadata.get(what)}, expected {own})"
+                )
         step, epochs = (checkpoint.number(path, metadata, key) for key in ("step", "epochs"))
         seed = checkpoint.number(path, metadata, "seed", -_MOST_SEED, _MOST_SEED)
         with self._lock:
@@ -262,8 +309,10 @@ class Trainer:
         if engine is None:
             return "\n".join([*lines, "no step yet: the first batch decides sizes and where steps run"])
         size = sum(engine.step.carried[n].size for n in engine.step.parameters)
-        lines.append(f"{len(engine.step.parameters)} weights of {size:,} elements are trained; a step has "
-                     f"{len(engine.step.model.graph.node)} nodes, for batches of {self._batch(engine)}")
+        lines.append(
+            f"{len(engine.step.parameters)} weights of {size:,} elements are trained; a step has "
+            f"{len(engine.step.model.graph.node)} nodes, for batches of {self._batch(engine)}"
+        )
         lines += [*engine.step.notes, f"on the {engine.placement.upper()}: {engine.why}"]
         if engine.data:
             lines.append(engine.data)
@@ -275,20 +324,34 @@ class Trainer:
 
     def host_ms(self) -> float:
         """What the host spends until a step is on its way, the median of the last ones; 0 before the first."""
-        return float(np.median(self._engine.resident.run_s)) * 1e3 if self._engine is not None and self._engine.resident.run_s else 0.0
+        return (
+            float(np.median(self._engine.resident.run_s)) * 1e3
+            if self._engine is not None and self._engine.resident.run_s
+            else 0.0
+        )
 
     def stats(self) -> dict[str, Any]:
-        """Counts of the step's session (see InferenceSession.stats), steps, renewals, where it runs and how often that changed."""
+        """Counts of the step's session (see InferenceSession.stats), steps, renewals, where it runs and how often that
+        changed."""
         engine = self._engine
         if engine is None:
             return {"steps": self.steps}
-        return {**engine.resident.stats(), "steps": self.steps, "renewals": engine.renewals, "moves": engine.moves,
-                "placement": engine.placement}
+        return {
+            **engine.resident.stats(),
+            "steps": self.steps,
+            "renewals": engine.renewals,
+            "moves": engine.moves,
+            "placement": engine.placement,
+        }
 
     # ---- inside
 
     def _epoch(
-        self, engine: Engine, batches: Iterator[data.Batch], at: Progress, on_step: Callable[[Progress], object] | None,
+        self,
+        engine: Engine,
+        batches: Iterator[data.Batch],
+        at: Progress,
+        on_step: Callable[[Progress], object] | None,
     ) -> list[float]:
         """Takes a step on each batch; returns their losses. at: before the first one."""
         waiting, sent, read = list[Loss](), list[Loss](), list[float]()
@@ -296,7 +359,8 @@ class Trainer:
         for number, batch in enumerate(batches, start=at.step + 1):
             waiting.append(self._stepped(engine, batch))
             if len(waiting) == READ_EVERY or number == last:
-                uninterrupted(engine.send_for, waiting)         # the device goes on with these while those before them are waited for
+                # the device goes on with these while those before them are waited for
+                uninterrupted(engine.send_for, waiting)
                 read += numbers_of(sent)
                 sent, waiting = waiting, []
             if number == last:
@@ -306,9 +370,16 @@ class Trainer:
         return read
 
     def _batches(
-        self, engine: Engine, inputs: Mapping[str, Array], label: Array, held: data.DataSet | None, parts: Sequence[Array], weight: Any,
+        self,
+        engine: Engine,
+        inputs: Mapping[str, Array],
+        label: Array,
+        held: data.DataSet | None,
+        parts: Sequence[Array],
+        weight: Any,
     ) -> Iterator[data.Batch]:
-        """What the steps of an epoch are fed: rows of a data set that is held where they run, or the samples themselves."""
+        """What the steps of an epoch are fed: rows of a data set that is held where they run, or the samples
+        themselves."""
         size = self._batch(engine)
         rows = [] if held is None else [data.padded(part, size).astype(np.int32) for part in parts]
         for at, part in enumerate(parts):
@@ -319,9 +390,12 @@ class Trainer:
                 yield data.Batch({WEIGHT: data.normalized(share, len(part), size)}, data.Rows(held, rows, at))
 
     def _held(self, engine: Engine, inputs: Mapping[str, Array], label: Array, size: int) -> data.DataSet | None:
-        """These samples as a data set where the steps run, if there is room. Raises TrainingError for samples that do not fit the step."""
+        """These samples as a data set where the steps run, if there is room. Raises TrainingError for samples that do
+        not fit the step."""
         types = {n: dtype for n, (dtype, _) in engine.step.feeds.items()}
-        if not engine.has_room({n: a.size * types[n].itemsize for n, a in {**inputs, LABEL: label}.items() if n in types}):
+        if not engine.has_room(
+            {n: a.size * types[n].itemsize for n, a in {**inputs, LABEL: label}.items() if n in types}
+        ):
             return None
         self._check_count(engine.step, size)
         return uninterrupted(engine.hold, self._checked(engine.step, inputs, label))
@@ -347,7 +421,8 @@ class Trainer:
         return [i.name for i in self._request.model.graph.input if i.name not in stored]
 
     def _opened(self, inputs: Mapping[str, Array]) -> Engine:
-        """The engine, made for these sizes if there is none yet; for batches of a size that the model fixes, if these are smaller."""
+        """The engine, made for these sizes if there is none yet; for batches of a size that the model fixes, if these
+        are smaller."""
         with self._lock:
             return self._engine or self._made(inputs)
 
@@ -365,7 +440,9 @@ class Trainer:
     def _batch(self, engine: Engine) -> int:
         return engine.step.feeds[WEIGHT][1][0]
 
-    def _feeds(self, step: TrainingStep, inputs: Mapping[str, Array], label: Array, weight: Array | None) -> dict[str, Array]:
+    def _feeds(
+        self, step: TrainingStep, inputs: Mapping[str, Array], label: Array, weight: Array | None
+    ) -> dict[str, Array]:
         """Checked, in the step's sizes and types, copied: the caller may change the arrays. Raises TrainingError."""
         arrays, size = data.samples(inputs, label), step.feeds[WEIGHT][1][0]
         self._check_count(step, arrays)
@@ -376,19 +453,27 @@ class Trainer:
         """Raises TrainingError for more samples than a step takes."""
         size = step.feeds[WEIGHT][1][0]
         if given > size:
-            raise TrainingError(f"got {given} samples, but the steps of this trainer are for {size}: the first batch decides; make another "
-                                "Trainer")
+            raise TrainingError(
+                f"got {given} samples, but the steps of this trainer are for {size}: the first batch decides; "
+                f"make another "
+                "Trainer"
+            )
 
     def _checked(self, step: TrainingStep, inputs: Mapping[str, Array], label: Array) -> dict[str, Array]:
         """Samples as feeds of a step, in its types. Raises TrainingError."""
         arrays = {**{n: a for n, a in inputs.items() if n in step.feeds}, LABEL: label}
-        feeds = {n: data.checked("labels" if n == LABEL else f"input {n!r}", a, *step.feeds[n]) for n, a in arrays.items()}
+        feeds = {
+            n: data.checked("labels" if n == LABEL else f"input {n!r}", a, *step.feeds[n]) for n, a in arrays.items()
+        }
         if self._request.loss.name == "cross_entropy":
             data.check_classes(feeds[LABEL], step.classes)
         return feeds
 
-    def _evaluated(self, engine: Engine, inputs: Mapping[str, Array], label: Array, weight: Any, output: bool = False) -> dict[str, Array]:
+    def _evaluated(
+        self, engine: Engine, inputs: Mapping[str, Array], label: Array, weight: Any, output: bool = False
+    ) -> dict[str, Array]:
         feeds = self._feeds(engine.step, inputs, label, weight)
+
         def run() -> dict[str, Array]:
             if self._evaluator is None or self._evaluator.placement != engine.placement:
                 shapes = {n: feeds[n].shape for n in inputs if n in feeds}
@@ -422,5 +507,8 @@ def _check_same(path: Any, got: Mapping[str, Array], want: Mapping[str, Array]) 
     for name in sorted({*got, *want}):
         have = [None if name not in side else f"{side[name].dtype}{list(side[name].shape)}" for side in (got, want)]
         if have[0] != have[1]:
-            raise TrainingError(f"checkpoint {path}: {name!r} is {have[0] or 'missing'}, expected {have[1] or 'none'}: it is of another "
-                                "model, or was made with another optimizer")
+            raise TrainingError(
+                f"checkpoint {path}: {name!r} is {have[0] or 'missing'}, expected {have[1] or 'none'}: it is "
+                f"of another "
+                "model, or was made with another optimizer"
+            )

@@ -22,7 +22,8 @@ PARTS = 2
 class Accumulation:
     """`steps` steps that make one update, with the mean of their gradients.
 
-    Each adds its gradient to what is carried; all compute the update, and the last one takes it. keep, last: 0 or 1, float32 [1].
+    Each adds its gradient to what is carried; all compute the update, and the last one takes it. keep, last: 0 or 1,
+    float32 [1].
     """
 
     steps: int
@@ -88,7 +89,12 @@ def updates(forward: Forward, grads: Mapping[str, Value], optimizer: Optimizer, 
 
 
 def _update(
-    forward: Forward, found: Updates, optimizer: Optimizer, several: Accumulation | None, name: str, grad: Value,
+    forward: Forward,
+    found: Updates,
+    optimizer: Optimizer,
+    several: Accumulation | None,
+    name: str,
+    grad: Value,
     scalars: tuple[Value, ...],
 ) -> None:
     """Of one parameter and its state."""

@@ -33,15 +33,18 @@ Shape: TypeAlias = tuple[int, ...]
 
 def _operators(op_type: str) -> tuple[Callable[[Value, Operand], Value], Callable[[Value, float], Value]]:
     """What `value op other` and `number op value` write."""
-    return (lambda self, other: self.writer.op(op_type, self, self.writer.like(other, self)),
-            lambda self, other: self.writer.op(op_type, self.writer.like(other, self), self))
+    return (
+        lambda self, other: self.writer.op(op_type, self, self.writer.like(other, self)),
+        lambda self, other: self.writer.op(op_type, self.writer.like(other, self), self),
+    )
 
 
 @dataclass(eq=False)
 class Value:
     """An edge of the graph. dtype, shape: None where ONNX can't tell. content: of a small constant.
 
-    tracked: it depends on something trainable. + - * / and unary minus write nodes; numbers become constants of this type.
+    tracked: it depends on something trainable. + - * / and unary minus write nodes; numbers become constants of this
+    type.
     """
 
     writer: Writer = field(repr=False)
@@ -55,8 +58,11 @@ class Value:
     def shape(self) -> Shape:
         """Raises TrainingError where the model does not fix it."""
         if self.shape_or_none is None:
-            raise TrainingError(f"value {self.name!r}: its shape is unknown before the run{self.writer.origin(self.name)}, and a gradient "
-                                "needs it; train a model whose shapes follow from its inputs', or an output before that (output=)")
+            raise TrainingError(
+                f"value {self.name!r}: its shape is unknown before the run{self.writer.origin(self.name)}, and "
+                f"a gradient "
+                "needs it; train a model whose shapes follow from its inputs', or an output before that (output=)"
+            )
         return self.shape_or_none
 
     @property
@@ -82,11 +88,12 @@ Operand: TypeAlias = Value | float | int
 class Writer:
     """A graph being written, of one opset of ONNX (13 or newer: axes of ReduceSum and Squeeze are inputs).
 
-    scope: begins the names of what is written. folding: whether contents of nodes are found; a model's own shapes depend on them.
+    scope: begins the names of what is written. folding: whether contents of nodes are found; a model's own shapes
+    depend on them.
     """
 
     def __init__(self, opset: int, ir_version: int) -> None:
-        self.opset, self.ir_version = opset, max(ir_version, 8)     # 8: functions of the model's own
+        self.opset, self.ir_version = opset, max(ir_version, 8)  # 8: functions of the model's own
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, Array] = {}
         self.inputs: dict[str, Value] = {}
@@ -107,7 +114,9 @@ class Writer:
             if unique not in self.values:
                 return unique
 
-    def _value(self, name: str, dtype: Any, shape: Shape | None, content: Array | None = None, tracked: bool = False) -> Value:
+    def _value(
+        self, name: str, dtype: Any, shape: Shape | None, content: Array | None = None, tracked: bool = False
+    ) -> Value:
         if name in self.values:
             raise InternalError(f"value {name!r} is written twice")
         self.values[name] = Value(self, name, None if dtype is None else np.dtype(dtype), shape, content, tracked)
@@ -154,7 +163,9 @@ class Writer:
     def ops(self, op_type: str, outputs: int, *inputs: Value | None, **attributes: Any) -> list[Value]:
         """Writes a node with so many outputs."""
         names = [self.name(op_type) for _ in range(outputs)]
-        values = self.add(helper.make_node(op_type, ["" if i is None else i.name for i in inputs], names, name=names[0], **attributes))
+        values = self.add(
+            helper.make_node(op_type, ["" if i is None else i.name for i in inputs], names, name=names[0], **attributes)
+        )
         return [v for v in values if v is not None]
 
     def add(self, node: onnx.NodeProto) -> list[Value | None]:
@@ -190,11 +201,15 @@ class Writer:
             self._value(node.output[index], dtype, shape)
         return self.values[node.output[index]]
 
-    def call(self, function: onnx.FunctionProto, types: Sequence[tuple[Any, Shape]], *inputs: Value, **attributes: Any) -> list[Value]:
+    def call(
+        self, function: onnx.FunctionProto, types: Sequence[tuple[Any, Shape]], *inputs: Value, **attributes: Any
+    ) -> list[Value]:
         """Writes a node that a function of the model computes. types: element type and shape of each output."""
         self.functions[function.name] = function
         names = [self.name(function.name) for _ in types]
-        self.nodes.append(helper.make_node(function.name, [i.name for i in inputs], names, name=names[0], domain=DOMAIN, **attributes))
+        self.nodes.append(
+            helper.make_node(function.name, [i.name for i in inputs], names, name=names[0], domain=DOMAIN, **attributes)
+        )
         return [self._value(name, dtype, shape) for name, (dtype, shape) in zip(names, types, strict=True)]
 
     def named(self, value: Value, name: str) -> Value:
@@ -232,7 +247,9 @@ class Writer:
         feeds = {v.name: v.content for v in operands}
         try:
             results = ReferenceEvaluator(_alone(node, operands, self.opset, self.ir_version)).run(None, feeds)
-        except Exception:       # what the reference can't evaluate is not known before the run, which is said where it matters
+        except (
+            Exception
+        ):  # what the reference can't evaluate is not known before the run, which is said where it matters
             return []
         arrays = [np.asarray(a) for a in results]
         return [a if a.size <= CONTENT_ELEMENTS else None for a in arrays]
@@ -292,7 +309,8 @@ class Writer:
     # ---- the model
 
     def model(self, name: str, outputs: Iterable[Value]) -> onnx.ModelProto:
-        """The model with what these outputs need. Inputs that nothing reads are left out: bound device values would be copied back."""
+        """The model with what these outputs need. Inputs that nothing reads are left out: bound device values would be
+        copied back."""
         outputs = list(outputs)
         needed, nodes = {v.name for v in outputs}, list[onnx.NodeProto]()
         for node in reversed(self.nodes):
@@ -300,12 +318,18 @@ class Writer:
                 needed.update(_read(node))
                 nodes.append(node)
         graph = helper.make_graph(
-            nodes[::-1], name, [_info(v) for v in self.inputs.values() if v.name in needed], [_info(v) for v in outputs],
-            [numpy_helper.from_array(a, n) for n, a in self.constants.items() if n in needed])
+            nodes[::-1],
+            name,
+            [_info(v) for v in self.inputs.values() if v.name in needed],
+            [_info(v) for v in outputs],
+            [numpy_helper.from_array(a, n) for n, a in self.constants.items() if n in needed],
+        )
         used = {n.op_type for n in nodes if n.domain == DOMAIN}
         used_functions = [f for f in self.functions.values() if f.name in used]
         imports = [helper.make_opsetid("", self.opset), *([helper.make_opsetid(DOMAIN, 1)] if used_functions else [])]
-        return helper.make_model(graph, functions=used_functions, opset_imports=imports, ir_version=self.ir_version, producer_name=DOMAIN)
+        return helper.make_model(
+            graph, functions=used_functions, opset_imports=imports, ir_version=self.ir_version, producer_name=DOMAIN
+        )
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
@@ -327,8 +351,12 @@ def _type_proto(value: Value) -> onnx.TypeProto:
 
 def _alone(node: onnx.NodeProto, inputs: Sequence[Value], opset: int, ir_version: int) -> onnx.ModelProto:
     """A model of one node."""
-    graph = helper.make_graph([node], "node", [_info(v) for v in {v.name: v for v in inputs}.values()],
-                              [onnx.ValueInfoProto(name=n) for n in node.output if n])
+    graph = helper.make_graph(
+        [node],
+        "node",
+        [_info(v) for v in {v.name: v for v in inputs}.values()],
+        [onnx.ValueInfoProto(name=n) for n in node.output if n],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
 
 
@@ -342,24 +370,44 @@ def schema_of(op_type: str, opset: int, domain: str = "") -> Any:
 
 
 def _inferred(
-    node: onnx.NodeProto, inputs: Sequence[Value | None], opset: int, ir_version: int,
+    node: onnx.NodeProto,
+    inputs: Sequence[Value | None],
+    opset: int,
+    ir_version: int,
 ) -> dict[str, tuple[np.dtype[Any], Shape | None]]:
-    """Element type and shape of each output by ONNX's inference. Raises TrainingError for a node that contradicts its op."""
+    """Element type and shape of each output by ONNX's inference. Raises TrainingError for a node that contradicts its
+    op."""
     schema = schema_of(node.op_type, opset, node.domain)
     read = [v for v in inputs if v is not None]
-    if schema is None or any(v.dtype is None for v in read) or any(name and v is None for name, v in zip(node.input, inputs, strict=True)):
+    if (
+        schema is None
+        or any(v.dtype is None for v in read)
+        or any(name and v is None for name, v in zip(node.input, inputs, strict=True))
+    ):
         return {}
     try:
         if node.op_type in _LIKE_THE_FIRST and read[0].dtype is not None:
             return {name: (read[0].dtype, read[0].shape_or_none) for name in node.output if name}
         data = {v.name: numpy_helper.from_array(v.content, v.name) for v in read if v.content is not None}
-        types = infer_node_outputs(schema, node, {v.name: _type_proto(v) for v in read}, data,
-                                   opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+        types = infer_node_outputs(
+            schema,
+            node,
+            {v.name: _type_proto(v) for v in read},
+            data,
+            opset_imports=[helper.make_opsetid("", opset)],
+            ir_version=ir_version,
+        )
     except (InferenceError, ValueError) as error:
         shapes = ", ".join(f"{v.name} {v.shape_or_none}" for v in read)
-        raise TrainingError(f"node {node.name or node.output[0]!r} ({node.op_type}) does not take its inputs {shapes}: {error}; "
-                            "check the sizes given for the model's inputs") from error
-    return {name: _parsed(kind) for name, kind in types.items() if kind.HasField("tensor_type") and kind.tensor_type.elem_type}
+        raise TrainingError(
+            f"node {node.name or node.output[0]!r} ({node.op_type}) does not take its inputs {shapes}: {error}; "
+            "check the sizes given for the model's inputs"
+        ) from error
+    return {
+        name: _parsed(kind)
+        for name, kind in types.items()
+        if kind.HasField("tensor_type") and kind.tensor_type.elem_type
+    }
 
 
 def _parsed(kind: onnx.TypeProto) -> tuple[np.dtype[Any], Shape | None]:

@@ -1,7 +1,7 @@
 """Runs a model with other forms of its kernels, and keeps those that were faster.
 
-A candidate is the whole model with another form of every kernel that has one: each form meets its real neighbours, weights and caches, and
-a few candidates measure all choices at once.
+A candidate is the whole model with another form of every kernel that has one: each form meets its real neighbours,
+weights and caches, and a few candidates measure all choices at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from ort_gpu_ep.plugin.verification import compare
 from ort_gpu_ep.scheduler.plan import Dispatch
 
 CANDIDATES = 4
-"""Forms of each kernel that are measured, the best by estimate: the formula picks within 10 % of the best for most (ops/tiles.py)."""
+"""Forms of each kernel that are measured, the best by estimate: the formula picks within 10 % of the best for most
+(ops/tiles.py)."""
 
 BUDGET_S = 10.0
 WAKE_S = 0.8
@@ -48,7 +49,8 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """What was measured. choices: by key. estimated: the form of each that is taken without measuring. notes: what was left out."""
+    """What was measured. choices: by key. estimated: the form of each that is taken without measuring. notes: what was
+    left out."""
 
     adapter: str
     choices: Mapping[str, Measured]
@@ -69,10 +71,20 @@ class TuneResult:
 
     def as_dict(self) -> dict[str, object]:
         """For `--json`."""
-        rows = [{"key": key, "form": choice.form, "estimated": self.estimated[key], "ns": dict(choice.ns)}
-                for key, choice in self.choices.items()]
-        return {"adapter": self.adapter, "candidates": self.candidates, "runs": self.runs, "seconds": self.seconds, "changed": self.changed,
-                "saved_ns": self.saved_ns, "choices": rows, "notes": list(self.notes)}
+        rows = [
+            {"key": key, "form": choice.form, "estimated": self.estimated[key], "ns": dict(choice.ns)}
+            for key, choice in self.choices.items()
+        ]
+        return {
+            "adapter": self.adapter,
+            "candidates": self.candidates,
+            "runs": self.runs,
+            "seconds": self.seconds,
+            "changed": self.changed,
+            "saved_ns": self.saved_ns,
+            "choices": rows,
+            "notes": list(self.notes),
+        }
 
 
 @dataclass
@@ -86,14 +98,22 @@ class _Candidate:
 
 
 def tune(
-    open_session: Callable[[], Any], feeds: Mapping[str, Any], gpu: Gpu, config: Config, budget_s: float = BUDGET_S, fresh: bool = False,
-    models: Sequence[str] = (), progress: Progress | None = None,
+    open_session: Callable[[], Any],
+    feeds: Mapping[str, Any],
+    gpu: Gpu,
+    config: Config,
+    budget_s: float = BUDGET_S,
+    fresh: bool = False,
+    models: Sequence[str] = (),
+    progress: Progress | None = None,
 ) -> TuneResult:
-    """Measures the forms of all kernels of a model that are not known yet, and keeps what was faster: for this process and on disk.
+    """Measures the forms of all kernels of a model that are not known yet, and keeps what was faster: for this process
+    and on disk.
 
-    open_session: makes a session of the model with all nodes on `gpu`. feeds: of its runs. budget_s: of running; making sessions comes on
-    top. fresh: measures what is known, too. models: names to remember as tuned. progress: is called with what comes next and the part done.
-    Raises ConfigError, where the adapter has no timestamps; what sessions and runs raise.
+    open_session: makes a session of the model with all nodes on `gpu`. feeds: of its runs. budget_s: of running; making
+    sessions comes on top. fresh: measures what is known, too. models: names to remember as tuned. progress: is called
+    with what comes next and the part done. Raises ConfigError, where the adapter has no timestamps; what sessions and
+    runs raise.
     """
     if "timestamp-query" not in gpu.limits.features:
         raise ConfigError(f"{gpu.info.name} has no timestamps: kernels can't be timed on it, so estimates choose.")
@@ -103,7 +123,11 @@ def tune(
         say("planning", 0.0)
         with _forms(gpu, Tuned() if fresh else before):
             first = _opened(open_session, feeds, gpu)
-        choices = {key: c for key, c in choices_of(first.session).items() if len(c.forms) > 1 and (fresh or not before.get(key))}
+        choices = {
+            key: c
+            for key, c in choices_of(first.session).items()
+            if len(c.forms) > 1 and (fresh or not before.get(key))
+        }
         estimated = {key: c.forms[0] for key, c in choices.items()}
         others = {} if fresh else dict(before.items())
         most = max((len(c.forms) for c in choices.values()), default=0)
@@ -145,21 +169,35 @@ def choices_of(session: Any) -> dict[str, Choice]:
     choices: dict[str, Choice] = {}
     for partition in session.state.partitions if session.state is not None else ():
         for plan in partition.program.plans if partition.program is not None else ():
-            choices |= {s.kernel.choice.key: s.kernel.choice for s in plan.steps if isinstance(s, Dispatch) and s.kernel.choice is not None}
+            choices |= {
+                s.kernel.choice.key: s.kernel.choice
+                for s in plan.steps
+                if isinstance(s, Dispatch) and s.kernel.choice is not None
+            }
     return choices
 
 
 def _measured(
-    open_session: Callable[[], Any], feeds: Mapping[str, Any], gpu: Gpu, first: _Candidate, trials: Sequence[Tuned], budget_s: float,
-    say: Progress, precision: str,
+    open_session: Callable[[], Any],
+    feeds: Mapping[str, Any],
+    gpu: Gpu,
+    first: _Candidate,
+    trials: Sequence[Tuned],
+    budget_s: float,
+    say: Progress,
+    precision: str,
 ) -> tuple[dict[str, dict[str, float]], tuple[str, ...], int]:
     """Key -> form -> nanoseconds; what was left out; runs of each candidate at least."""
     taken, notes, least = dict[str, dict[str, float]](), list[str](), MOST_RUNS
-    together = max(1, TOGETHER_NBYTES // max(1, sum(p.program.weight_nbytes for p in first.session.state.partitions))) if trials else 1
+    together = (
+        max(1, TOGETHER_NBYTES // max(1, sum(p.program.weight_nbytes for p in first.session.state.partitions)))
+        if trials
+        else 1
+    )
     for begin in range(0, len(trials), together):
-        part = trials[begin:begin + together]
-        opened = [] if begin else [first]       # which has the estimated forms
-        for k, trial in list(enumerate(part))[len(opened):]:
+        part = trials[begin : begin + together]
+        opened = [] if begin else [first]  # which has the estimated forms
+        for k, trial in list(enumerate(part))[len(opened) :]:
             say(f"candidate {begin + k + 1} of {len(trials)}", (begin + k / 2) / len(trials))
             try:
                 with _forms(gpu, trial):

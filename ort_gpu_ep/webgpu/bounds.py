@@ -1,4 +1,5 @@
-"""Bounds checks written into WGSL, where the compiler leaves them out for all shaders of a device or for none (Dawn)."""
+"""Bounds checks written into WGSL, where the compiler leaves them out for all shaders of a device or for none
+(Dawn)."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ _NUMBER = re.compile(r"\s*\d+u?\s*")
 
 
 def with_bounds(code: str) -> str:
-    """The same shader in which each index into an array of the module is at most its last one. Vectors, matrices and arrays of functions
-    are left as they are: they lie in registers, and their indices come from no data.
+    """The same shader in which each index into an array of the module is at most its last one. Vectors, matrices and
+    arrays of functions are left as they are: they lie in registers, and their indices come from no data.
     """
     lengths = dict(_declared(code))
-    return "".join(_clamped(part, lengths, _uses(part, lengths)) for part in _FUNCTIONS.split(code)) if lengths else code
+    return (
+        "".join(_clamped(part, lengths, _uses(part, lengths)) for part in _FUNCTIONS.split(code)) if lengths else code
+    )
 
 
 def _uses(function: str, names: Iterable[str]) -> re.Pattern[str]:
@@ -28,9 +31,11 @@ def _declared(code: str) -> list[tuple[str, str]]:
     """Name and last index of each array that is declared, as expressions of WGSL."""
     declared = []
     for match in _ARRAYS.finditer(code):
-        element = code[match.end():_end(code, match.end(), "<", ">") - 1]
+        element = code[match.end() : _end(code, match.end(), "<", ">") - 1]
         cut = _last_comma(element)
-        declared.append((match[1], f"arrayLength(&{match[1]}) - 1u" if cut < 0 else f"u32({element[cut + 1:].strip()}) - 1u"))
+        declared.append(
+            (match[1], f"arrayLength(&{match[1]}) - 1u" if cut < 0 else f"u32({element[cut + 1 :].strip()}) - 1u")
+        )
     return declared
 
 
@@ -38,8 +43,8 @@ def _clamped(code: str, lengths: dict[str, str], uses: re.Pattern[str]) -> str:
     parts, done = [], 0
     while match := uses.search(code, done):
         end = _end(code, match.end(), "[", "]")
-        index = code[match.end():end - 1]
-        parts.append(code[done:match.end()])
+        index = code[match.end() : end - 1]
+        parts.append(code[done : match.end()])
         inner = _clamped(index, lengths, uses)
         parts.append(f"{index}]" if _NUMBER.fullmatch(index) else f"min(u32({inner}), {lengths[match[1]]})]")
         done = end
@@ -53,7 +58,7 @@ def _end(code: str, start: int, opening: str, closing: str) -> int:
         depth += (code[place] == opening) - (code[place] == closing)
         if not depth:
             return place + 1
-    raise ValueError(f"WGSL: {closing!r} is missing after {code[max(0, start - 40):start]!r}")
+    raise ValueError(f"WGSL: {closing!r} is missing after {code[max(0, start - 40) : start]!r}")
 
 
 def _last_comma(element: str) -> int:

@@ -1,10 +1,12 @@
-"""Which library drives the GPUs of this process, and why: wgpu-native or Dawn, one for all sessions; and the package that brings Dawn.
+"""Which library drives the GPUs of this process, and why: wgpu-native or Dawn, one for all sessions; and the package
+that brings Dawn.
 
-The option `webgpu` may say so. With `auto` it is Dawn where its package is there and another process has tried it (health/libraries.py),
-which has to be known before a library is loaded.
+The option `webgpu` may say so. With `auto` it is Dawn where its package is there and another process has tried it
+(health/libraries.py), which has to be known before a library is loaded.
 
-Dawn numbers its features anew and changes structures from version to version, so they come from the declarations of its package, wgpudawn,
-and what those lack (dawn.py) holds for TESTED alone. wgpudawn's Python code stays unloaded: 0.17 s, and it keeps an instance of its own.
+Dawn numbers its features anew and changes structures from version to version, so they come from the declarations of its
+package, wgpudawn, and what those lack (dawn.py) holds for TESTED alone. wgpudawn's Python code stays unloaded: 0.17 s,
+and it keeps an instance of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from ort_gpu_ep.processes import child
 WGPU, DAWN, AUTO = "wgpu", "dawn", "auto"
 PACKAGE = "wgpudawn"
 TESTED = (0, 32, 0, 4), (0, 32, 1)
-"""The first version that this package was tested with, and the first one that it does not take; the extra `dawn` asks for the same."""
+"""The first version that this package was tested with, and the first one that it does not take; the extra `dawn` asks
+for the same."""
 EXTRA = "pip install '{}>={},<{}'".format(PACKAGE, *(".".join(map(str, version)) for version in TESTED))
 _MODULE = f"{PACKAGE}._lib._wgpu_dawn"
 
@@ -51,21 +54,29 @@ def has_dawn() -> bool:
 
 @cache
 def dawn_package() -> DawnPackage:
-    """The package as it is installed, without loading it. Raises ConfigError, where it is missing or of a version that was not tested."""
+    """The package as it is installed, without loading it. Raises ConfigError, where it is missing or of a version that
+    was not tested."""
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(f"the package {PACKAGE}, which brings Dawn, is not installed. Install it: {EXTRA}")
     folder = Path(next(iter(spec.submodule_search_locations)))
-    version, release = _stated(folder / "_static_version.py", "version"), _stated(folder / "_lib" / "__init__.py", "dawn_version")
+    version, release = (
+        _stated(folder / "_static_version.py", "version"),
+        _stated(folder / "_lib" / "__init__.py", "dawn_version"),
+    )
     first, end = (".".join(map(str, numbers)) for numbers in TESTED)
     if not TESTED[0] <= tuple(map(int, re.findall(r"\d+", version)[:4])) < TESTED[1]:
-        raise ConfigError(f"{PACKAGE} {version or 'of an unknown version'} is installed; this version of ort_gpu_ep was tested with "
-                          f"{first} and newer ones before {end}. Install one of these: {EXTRA}")
+        raise ConfigError(
+            f"{PACKAGE} {version or 'of an unknown version'} is installed; this version of ort_gpu_ep was tested with "
+            f"{first} and newer ones before {end}. Install one of these: {EXTRA}"
+        )
     places = [folder / "_lib" / f"_wgpu_dawn{suffix}" for suffix in EXTENSION_SUFFIXES]
     extension = next((place for place in places if place.exists()), None)
     if extension is None:
-        raise ConfigError(f"{PACKAGE} {version} in {folder} has no compiled module for this Python ({sys.version.split()[0]}). "
-                          f"Install it anew: {EXTRA}")
+        raise ConfigError(
+            f"{PACKAGE} {version} in {folder} has no compiled module for this Python ({sys.version.split()[0]}). "
+            f"Install it anew: {EXTRA}"
+        )
     return DawnPackage(version, release.lstrip("v"), extension)
 
 
@@ -76,8 +87,11 @@ def check_dawn(library: str) -> None:
         if library:
             Path(library).open("rb").close()
     except OSError as error:
-        raise ConfigError(f"option webgpu_library={library!r} can't be read ({error.strerror or error}). Give the path of Dawn's library, "
-                          "or webgpu=wgpu.") from error
+        raise ConfigError(
+            f"option webgpu_library={library!r} can't be read ({error.strerror or error}). Give the path of "
+            f"Dawn's library, "
+            "or webgpu=wgpu."
+        ) from error
 
 
 def _stated(file: Path, name: str) -> str:
@@ -90,20 +104,23 @@ def _stated(file: Path, name: str) -> str:
 
 
 def load_dawn(library: str = "") -> tuple[Any, Any, str]:
-    """(cffi's ffi, its lib, the library's name) of the package's Dawn, or of one that the user has: then with the package's declarations.
+    """(cffi's ffi, its lib, the library's name) of the package's Dawn, or of one that the user has: then with the
+    package's declarations.
 
     Raises ConfigError.
     """
     package = dawn_package()
     module = sys.modules.get(_MODULE)
     if module is None:
-        spec = spec_from_file_location(_MODULE, package.extension, loader=ExtensionFileLoader(_MODULE, str(package.extension)))
+        spec = spec_from_file_location(
+            _MODULE, package.extension, loader=ExtensionFileLoader(_MODULE, str(package.extension))
+        )
         assert spec is not None
         try:
             module = module_from_spec(spec)
         except ImportError as error:
             raise ConfigError(f"{package.name} can't be loaded ({error}). Install it anew: {EXTRA}") from error
-        sys.modules[_MODULE] = module       # wgpudawn's own code, where a program uses it, takes the same
+        sys.modules[_MODULE] = module  # wgpudawn's own code, where a program uses it, takes the same
     if not library:
         return module.ffi, module.lib, package.name
     return module.ffi, _Own(library, module.ffi, module.lib), f"Dawn at {library}"
@@ -117,12 +134,16 @@ class _Own:
         try:
             self._library = ctypes.CDLL(path)
         except OSError as error:
-            raise ConfigError(f"option webgpu_library={path!r}: {error}. Give the path of Dawn's library, or webgpu=wgpu.") from error
+            raise ConfigError(
+                f"option webgpu_library={path!r}: {error}. Give the path of Dawn's library, or webgpu=wgpu."
+            ) from error
         try:
-            self.wgpuAdapterPropertiesSubgroupMatrixConfigsFreeMembers     # noqa: B018  which only Dawn has
+            self.wgpuAdapterPropertiesSubgroupMatrixConfigsFreeMembers  # noqa: B018  which only Dawn has
         except AttributeError as error:
-            raise ConfigError(f"option webgpu_library={path!r}: this library is no Dawn with matrix units ({error}). "
-                              "Give the path of Dawn's library, or webgpu=wgpu.") from error
+            raise ConfigError(
+                f"option webgpu_library={path!r}: this library is no Dawn with matrix units ({error}). "
+                "Give the path of Dawn's library, or webgpu=wgpu."
+            ) from error
 
     def __getattr__(self, name: str) -> Any:
         declared = getattr(self._declared, name)
@@ -152,7 +173,7 @@ _loaded = False
 
 def without_trial(config: Config) -> Choice | None:
     """What options and packages alone decide; None where Dawn would have to be tried."""
-    asked = resolve().webgpu        # of the process: a session that leaves it open takes what its process has
+    asked = resolve().webgpu  # of the process: a session that leaves it open takes what its process has
     if asked != AUTO:
         return Choice(asked, f"webgpu={asked} was asked for")
     try:
@@ -168,11 +189,15 @@ def settled() -> Choice | None:
 
 
 def settle(choice: Choice) -> None:
-    """Decides it for this process and for the helpers that it starts. Where a library is loaded already, it only remembers why not."""
+    """Decides it for this process and for the helpers that it starts. Where a library is loaded already, it only
+    remembers why not."""
     global _settled
     if _settled is not None and _loaded:
         if choice.kind != _settled.kind:
-            _settled = Choice(_settled.kind, f"it was loaded before Dawn had been tried; the next process uses the other one: {choice.why}")
+            _settled = Choice(
+                _settled.kind,
+                f"it was loaded before Dawn had been tried; the next process uses the other one: {choice.why}",
+            )
         return
     _settled = choice
     child.handed_on["ORT_GPU_EP_WEBGPU"] = choice.kind

@@ -17,7 +17,7 @@ _BACKENDS = {"win32": (lib.WGPUBackendType_D3D12, lib.WGPUBackendType_Vulkan), "
 _ON = ("allow_unsafe_apis", "disable_robustness", "use_vulkan_memory_model", "vulkan_enable_f16_on_nvidia")
 """disable_robustness: bounds.py writes the checks into those shaders that need them."""
 _OFF = ("timestamp_quantization",)
-_FOREVER_NS = 2 ** 64 - 1
+_FOREVER_NS = 2**64 - 1
 _SUBGROUPS = re.compile(r"\b(subgroup|quad)[A-Z]\w*\(|@builtin\((subgroup_|num_subgroups)")
 """What naga takes as it is, and WGSL wants an `enable` for, which naga refuses."""
 _ENUMERATE = "wgpu_dawn_enumerate_adapters"
@@ -34,35 +34,53 @@ def _on_adapter(status: int, adapter: Any, message: Any, number: Any, unused: An
 
 
 class _Toggles:
-    """A WGPUDawnTogglesDescriptor, with all that it points to. Names that a stage does not have are no error, as Dawn reads them."""
+    """A WGPUDawnTogglesDescriptor, with all that it points to. Names that a stage does not have are no error, as Dawn
+    reads them."""
 
     def __init__(self, on: tuple[str, ...]) -> None:
         self._names = [ffi.new("char[]", name.encode()) for name in (*on, *_OFF)]
-        self._lists = ffi.new("char *[]", self._names[:len(on)]), ffi.new("char *[]", self._names[len(on):])
-        self._descriptor = ffi.new("WGPUDawnTogglesDescriptor *", {
-            "enabledToggleCount": len(on), "enabledToggles": self._lists[0],
-            "disabledToggleCount": len(_OFF), "disabledToggles": self._lists[1]})
+        self._lists = ffi.new("char *[]", self._names[: len(on)]), ffi.new("char *[]", self._names[len(on) :])
+        self._descriptor = ffi.new(
+            "WGPUDawnTogglesDescriptor *",
+            {
+                "enabledToggleCount": len(on),
+                "enabledToggles": self._lists[0],
+                "disabledToggleCount": len(_OFF),
+                "disabledToggles": self._lists[1],
+            },
+        )
         self._descriptor.chain.sType = lib.WGPUSType_DawnTogglesDescriptor
         self.chain = ffi.addressof(self._descriptor, "chain")
 
 
 class Dawn(WgpuNative):
-    """Dawn. An adapter makes a single device. wgpudawn lists all adapters; with another library they are found by asking for the best one
-    of each backend, so equal GPUs can't be told apart. It leaves bounds checks out for a whole device or not at all: it does, and checked
-    shaders have theirs in their text.
+    """Dawn. An adapter makes a single device. wgpudawn lists all adapters; with another library they are found by
+    asking for the best one of each backend, so equal GPUs can't be told apart. It leaves bounds checks out for a whole
+    device or not at all: it does, and checked shaders have theirs in their text.
     """
 
     records_late = True
 
     def __init__(self) -> None:
         self.features = {
-            "shader-f16": lib.WGPUFeatureName_ShaderF16, "subgroup": lib.WGPUFeatureName_Subgroups,
+            "shader-f16": lib.WGPUFeatureName_ShaderF16,
+            "subgroup": lib.WGPUFeatureName_Subgroups,
             "timestamp-query": lib.WGPUFeatureName_TimestampQuery,
             "subgroup-matrix": lib.WGPUFeatureName_ChromiumExperimentalSubgroupMatrix,
-            "subgroup-size-control": lib.WGPUFeatureName_SubgroupSizeControl}
+            "subgroup-size-control": lib.WGPUFeatureName_SubgroupSizeControl,
+        }
         self._leaks = False
-        self._types = {getattr(lib, f"WGPUSubgroupMatrixComponentType_{letter}{bits}"): f"{kind}{bits}" for letter, kind, bits in (
-            ("F", "float", 32), ("F", "float", 16), ("U", "uint", 32), ("I", "int", 32), ("U", "uint", 8), ("I", "int", 8))}
+        self._types = {
+            getattr(lib, f"WGPUSubgroupMatrixComponentType_{letter}{bits}"): f"{kind}{bits}"
+            for letter, kind, bits in (
+                ("F", "float", 32),
+                ("F", "float", 16),
+                ("U", "uint", 32),
+                ("I", "int", 32),
+                ("U", "uint", 8),
+                ("I", "int", 8),
+            )
+        }
         self._toggles = _Toggles(_ON)
         self._instance: Any = None
         self._asked: dict[Any, Any] = {}
@@ -73,8 +91,12 @@ class Dawn(WgpuNative):
 
     def create_instance(self) -> Any:
         waits = ffi.new("WGPUInstanceFeatureName[]", [lib.WGPUInstanceFeatureName_TimedWaitAny])
-        self._instance = checked.wgpuCreateInstance(ffi.new("WGPUInstanceDescriptor *", {
-            "nextInChain": self._toggles.chain, "requiredFeatureCount": 1, "requiredFeatures": waits}))
+        self._instance = checked.wgpuCreateInstance(
+            ffi.new(
+                "WGPUInstanceDescriptor *",
+                {"nextInChain": self._toggles.chain, "requiredFeatureCount": 1, "requiredFeatures": waits},
+            )
+        )
         return self._instance
 
     def adapters(self, instance: Any) -> list[Any]:
@@ -86,9 +108,15 @@ class Dawn(WgpuNative):
         for backend in _BACKENDS.get(sys.platform, (lib.WGPUBackendType_Vulkan,)):
             for preference in (lib.WGPUPowerPreference_HighPerformance, lib.WGPUPowerPreference_LowPower):
                 for software in (False, True):
-                    options = ffi.new("WGPURequestAdapterOptions *", {
-                        "nextInChain": self._toggles.chain, "powerPreference": preference, "forceFallbackAdapter": software,
-                        "backendType": backend})
+                    options = ffi.new(
+                        "WGPURequestAdapterOptions *",
+                        {
+                            "nextInChain": self._toggles.chain,
+                            "powerPreference": preference,
+                            "forceFallbackAdapter": software,
+                            "backendType": backend,
+                        },
+                    )
                     handle = self._request(instance, options)
                     if handle is None:
                         continue
@@ -105,13 +133,17 @@ class Dawn(WgpuNative):
             return None
         options = ffi.new("WGPURequestAdapterOptions *", {"nextInChain": self._toggles.chain})
         room = ffi.new("WGPUAdapter[]", enumerate_adapters(instance, options, ffi.NULL, 0))
-        return list(room[0:min(len(room), enumerate_adapters(instance, options, room, len(room)))])
+        return list(room[0 : min(len(room), enumerate_adapters(instance, options, room, len(room)))])
 
     def _request(self, instance: Any, options: Any) -> Any:
         """A WGPUAdapter, None where there is none."""
         self._next += 1
         number, answer = self._next, ffi.new("WGPURequestAdapterCallbackInfo *")
-        answer.mode, answer.callback, answer.userdata1 = lib.WGPUCallbackMode_AllowProcessEvents, _on_adapter, ffi.cast("void *", number)
+        answer.mode, answer.callback, answer.userdata1 = (
+            lib.WGPUCallbackMode_AllowProcessEvents,
+            _on_adapter,
+            ffi.cast("void *", number),
+        )
         self._wait(lib.wgpuInstanceRequestAdapter(instance, options, answer[0]))
         return _answers.pop(number)[0]
 
@@ -146,8 +178,15 @@ class Dawn(WgpuNative):
         if lib.wgpuAdapterGetInfo(adapter, info) != lib.WGPUStatus_Success:
             return ()
         lib.wgpuAdapterInfoFreeMembers(info[0])
-        told = tuple((f"{self._types.get(one.componentType, '?')} {self._types.get(one.resultComponentType, '?')} {one.M}x{one.N}x{one.K}",
-                      int(one.minSubgroupSize), int(one.maxSubgroupSize)) for one in chain.configs[0:chain.configCount])
+        told = tuple(
+            (
+                f"{self._types.get(one.componentType, '?')} {self._types.get(one.resultComponentType, '?')} "
+                f"{one.M}x{one.N}x{one.K}",
+                int(one.minSubgroupSize),
+                int(one.maxSubgroupSize),
+            )
+            for one in chain.configs[0 : chain.configCount]
+        )
         lib.wgpuAdapterPropertiesSubgroupMatrixConfigsFreeMembers(chain[0])
         return told
 
@@ -163,7 +202,8 @@ class Dawn(WgpuNative):
         return None
 
     def feature_numbers(self, names: list[str]) -> list[int]:
-        return [*super().feature_numbers(names), lib.WGPUFeatureName_ImplicitDeviceSynchronization]     # calls from several threads
+        # calls from several threads
+        return [*super().feature_numbers(names), lib.WGPUFeatureName_ImplicitDeviceSynchronization]
 
     def wgsl(self, code: str, checked: bool) -> str:
         code = with_bounds(code) if checked else code
@@ -206,7 +246,7 @@ class Dawn(WgpuNative):
 
     def close(self, device: Any) -> None:
         lib.wgpuDeviceDestroy(device.handle)
-        lib.wgpuInstanceProcessEvents(self._instance)     # what its mappings report to is freed with it
+        lib.wgpuInstanceProcessEvents(self._instance)  # what its mappings report to is freed with it
 
     def timestamp_period_ns(self, queue: Any) -> float:
         return 1.0

@@ -1,9 +1,11 @@
-"""Finds and loads the library that implements WebGPU, and raises its errors: wgpu-native, which wgpu-py contains, or Dawn.
+"""Finds and loads the library that implements WebGPU, and raises its errors: wgpu-native, which wgpu-py contains, or
+Dawn.
 
-wgpu-py itself stays unloaded. Through cffi's parser it reads each C type anew with all names of its header: 24 ms for each of about
-a hundred, at every start. Here the types come from declarations.py, where they are parsed already. A header that is not the one
-they were made from, as an update of wgpu-py brings it, is parsed as wgpu-py does it. Dawn has the same C interface, so far as this package
-uses it, and declarations of its own (choice.py); where the two differ, implementation.py chooses.
+wgpu-py itself stays unloaded. Through cffi's parser it reads each C type anew with all names of its header: 24 ms for
+each of about a hundred, at every start. Here the types come from declarations.py, where they are parsed already. A
+header that is not the one they were made from, as an update of wgpu-py brings it, is parsed as wgpu-py does it. Dawn
+has the same C interface, so far as this package uses it, and declarations of its own (choice.py); where the two differ,
+implementation.py chooses.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def _declared(header: str) -> Any:
         return declarations.ffi
     from cffi import FFI
 
-    log.info("declarations.py was made from another header than wgpu-py's: parsing that takes a second or two at each start")
+    log.info(
+        "declarations.py was made from another header than wgpu-py's: parsing that takes a second or two at each start"
+    )
     parsed = FFI()
     parsed.cdef(header)
     return parsed
@@ -73,7 +77,11 @@ def _declared(header: str) -> Any:
 def _path() -> str:
     """Of wgpu-native. WGPU_LIB_PATH names another one, as for wgpu-py."""
     path = resources() / _LIBRARIES.get(sys.platform, "libwgpu_native-release.so")
-    if os.environ.get("WGPU_LIB_PATH", "").strip() or os.environ.get("WGPU_DEBUG", "").strip() == "1" or not path.exists():
+    if (
+        os.environ.get("WGPU_LIB_PATH", "").strip()
+        or os.environ.get("WGPU_DEBUG", "").strip() == "1"
+        or not path.exists()
+    ):
         from wgpu.backends.wgpu_native import lib_path
 
         return str(lib_path)
@@ -99,8 +107,11 @@ def address(name: str) -> Any:
     return ffi.cast("void *", function if isinstance(function, ffi.CData) else ffi.addressof(lib, name))
 
 
-_ERRORS = {lib.WGPUErrorType_Validation: GPUValidationError, lib.WGPUErrorType_OutOfMemory: GPUOutOfMemoryError,
-           lib.WGPUErrorType_Internal: GPUInternalError}
+_ERRORS = {
+    lib.WGPUErrorType_Validation: GPUValidationError,
+    lib.WGPUErrorType_OutOfMemory: GPUOutOfMemoryError,
+    lib.WGPUErrorType_Internal: GPUInternalError,
+}
 
 
 class _Call(threading.local):

@@ -13,7 +13,15 @@ from pathlib import Path
 _ONLY = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
 """The first of these that is set replaces the search for drivers."""
 
-_LIBRARIES = ("/usr/local/lib", "/usr/lib/{machine}-linux-gnu", "/lib/{machine}-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib", "/lib")
+_LIBRARIES = (
+    "/usr/local/lib",
+    "/usr/lib/{machine}-linux-gnu",
+    "/lib/{machine}-linux-gnu",
+    "/usr/lib64",
+    "/lib64",
+    "/usr/lib",
+    "/lib",
+)
 
 ROOT = Path("/")
 
@@ -35,15 +43,24 @@ def in_folders(environment: Mapping[str, str], name: str, root: Path = ROOT) -> 
     home = environment.get("HOME", "")
     configuration = environment.get("XDG_CONFIG_HOME") or f"{home}/.config"
     data = environment.get("XDG_DATA_HOME") or f"{home}/.local/share"
-    folders = [configuration, *(environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":"), "/usr/local/etc", "/etc", data,
-               *(environment.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(":")]
+    folders = [
+        configuration,
+        *(environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":"),
+        "/usr/local/etc",
+        "/etc",
+        data,
+        *(environment.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(":"),
+    ]
     for folder in dict.fromkeys(folders):
         yield from sorted(_below(root, folder).joinpath("vulkan", name).glob("*.json"))
 
 
 def library(name: str, environment: Mapping[str, str], root: Path = ROOT) -> list[Path]:
     """Where a library without a folder is found first; nothing where it is not."""
-    folders = [*environment.get("LD_LIBRARY_PATH", "").split(":"), *(f.format(machine=platform.machine()) for f in _LIBRARIES)]
+    folders = [
+        *environment.get("LD_LIBRARY_PATH", "").split(":"),
+        *(f.format(machine=platform.machine()) for f in _LIBRARIES),
+    ]
     return next(([path] for folder in folders if folder and (path := _below(root, folder) / name).exists()), [])
 
 

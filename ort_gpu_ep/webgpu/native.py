@@ -1,7 +1,7 @@
 """Transfers, submission, mapping and waiting: calls of webgpu.h on the handles of objects.py.
 
-Anything that can be refused by validation goes through `checked`: an invalid command buffer must raise here, because submitting it
-would abort the process.
+Anything that can be refused by validation goes through `checked`: an invalid command buffer must raise here, because
+submitting it would abort the process.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ from ort_gpu_ep.webgpu.implementation import own
 from ort_gpu_ep.webgpu.library import GPUError, GPUOutOfMemoryError, address, checked, ffi, lib
 
 POLLS = 64
-"""Polls in one call of the shim: between two looks at the clock they take some 0.1 ms, or less where a result is there."""
+"""Polls in one call of the shim: between two looks at the clock they take some 0.1 ms, or less where a result is
+there."""
 
 
 def _pointers() -> tuple[Any, ...]:
     """What the shim's loops call, in the order of `ort_gpu_ep_use`."""
-    names = ("wgpuComputePassEncoderSetPipeline", "wgpuComputePassEncoderSetBindGroup", "wgpuComputePassEncoderDispatchWorkgroups")
+    names = (
+        "wgpuComputePassEncoderSetPipeline",
+        "wgpuComputePassEncoderSetBindGroup",
+        "wgpuComputePassEncoderDispatchWorkgroups",
+    )
     return (*map(address, names), *own.polling())
 
 
@@ -32,7 +37,9 @@ RECORDS_LATE = own.records_late
 """Whether a submission takes as long as there are commands in it."""
 
 loops: Any = shim.loops(*_pointers())
-_mapped = ffi.cast("WGPUBufferMapCallback", int(shim_ffi.cast("uintptr_t", shim_ffi.addressof(loops, "ort_gpu_ep_mapped"))))
+_mapped = ffi.cast(
+    "WGPUBufferMapCallback", int(shim_ffi.cast("uintptr_t", shim_ffi.addressof(loops, "ort_gpu_ep_mapped")))
+)
 
 
 class Arrival:
@@ -42,7 +49,11 @@ class Arrival:
 
     def __init__(self, mode: int) -> None:
         self.word, self.info = ffi.new("int *"), ffi.new("WGPUBufferMapCallbackInfo *")
-        self.info.mode, self.info.callback, self.info.userdata1 = lib.WGPUCallbackMode_AllowProcessEvents, _mapped, self.word
+        self.info.mode, self.info.callback, self.info.userdata1 = (
+            lib.WGPUCallbackMode_AllowProcessEvents,
+            _mapped,
+            self.word,
+        )
         self.mode = mode
 
     @property
@@ -64,7 +75,8 @@ def watch(gpu: Any) -> None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error of wgpu means that memory ran out: wgpu-native 29 reports the driver's own refusals as validation errors."""
+    """Whether an error of wgpu means that memory ran out: wgpu-native 29 reports the driver's own refusals as
+    validation errors."""
     return isinstance(error, GPUOutOfMemoryError) or "Not enough memory" in str(error)
 
 
@@ -80,7 +92,8 @@ def is_lost(device: Any, error: Exception) -> bool:
 
 
 def write(device: Any, buffer: Any, offset_bytes: int, source: Any, nbytes: int) -> None:
-    """Host memory into a buffer, by the queue: before whatever is submitted next, by whomever. Zeros follow up to a multiple of 4 bytes.
+    """Host memory into a buffer, by the queue: before whatever is submitted next, by whomever. Zeros follow up to a
+    multiple of 4 bytes.
 
     source: an address or a cffi pointer; the memory may be reused on return. Raises GPUError.
     """
@@ -136,7 +149,8 @@ def start_mapping(device: Any, buffer: Any, nbytes: int, arrival: Arrival) -> Ar
 
 
 def map_write(gpu: Any, buffer: Any, nbytes: int, arrival: Arrival | None = None) -> int:
-    """Address of a staging buffer's content, to be overwritten; the GPU is done with the buffer. Raises: DeviceLostError, DeviceError.
+    """Address of a staging buffer's content, to be overwritten; the GPU is done with the buffer. Raises:
+    DeviceLostError, DeviceError.
 
     arrival: what the mapping reports to, where it may have been started already.
     """
@@ -158,14 +172,16 @@ def unmap(buffer: Any) -> None:
 
 
 def give_up(device: Any, buffer: Any, arrival: Arrival) -> None:
-    """Ends a mapping that was started and nobody has waited for, whether it is there or not; nothing where there is none."""
+    """Ends a mapping that was started and nobody has waited for, whether it is there or not; nothing where there is
+    none."""
     if arrival in device.expected:
         unmap(buffer)
         forget(device, arrival)
 
 
 def forget(device: Any, arrival: Arrival) -> None:
-    """Nobody waits for this mapping any more. One whose buffer was unmapped or destroyed has been reported; any other may yet be."""
+    """Nobody waits for this mapping any more. One whose buffer was unmapped or destroyed has been reported; any other
+    may yet be."""
     if arrival.status:
         device.expected.discard(arrival)
 
@@ -176,15 +192,18 @@ _pause = threading.Event()
 def wait(gpu: Any, index: int, arrival: Arrival | None) -> None:
     """Blocks (without the GIL) until the submission is done and the mapping, if any, is there.
 
-    The queue is stuck behind hung work, so a device that hangs counts as lost. Raises: DeviceLostError, DeviceHangError, DeviceError.
+    The queue is stuck behind hung work, so a device that hangs counts as lost. Raises: DeviceLostError,
+    DeviceHangError, DeviceError.
     """
     if not gpu.hang_timeout_s:
         waiting.block(gpu.device, index)
     elif not waiting.wait_until(gpu, index, arrival):
         gpu.lost = f"it did not finish within hang_timeout_ms={gpu.hang_timeout_s * 1e3:.0f}"
         raise DeviceHangError(
-            f"{gpu.info.name}: the GPU did not finish within {gpu.hang_timeout_s * 1e3:.0f} ms; nothing more is sent to this device. "
-            "Raise hang_timeout_ms if the model is that slow, or update the driver.")
+            f"{gpu.info.name}: the GPU did not finish within {gpu.hang_timeout_s * 1e3:.0f} ms; nothing more is "
+            f"sent to this device. "
+            "Raise hang_timeout_ms if the model is that slow, or update the driver."
+        )
     if arrival is not None:
         _await(gpu, arrival)
 
@@ -192,7 +211,7 @@ def wait(gpu: Any, index: int, arrival: Arrival | None) -> None:
 def _await(gpu: Any, arrival: Arrival) -> None:
     """The end of a mapping that nothing on the GPU stands before."""
     while not arrival.status and not gpu.lost:
-        _pause.wait(20e-6)          # another thread's poll is about to call the callback
+        _pause.wait(20e-6)  # another thread's poll is about to call the callback
         own.poll(gpu.device)
     status = arrival.status
     if status:
@@ -205,7 +224,8 @@ def _await(gpu: Any, arrival: Arrival) -> None:
 
 
 def finished(gpu: Any, arrival: Arrival | None) -> bool:
-    """Whether a readback has arrived, after POLLS polls at most; without one, whether the queue is empty, after one. Without the GIL."""
+    """Whether a readback has arrived, after POLLS polls at most; without one, whether the queue is empty, after one.
+    Without the GIL."""
     if arrival is None:
         return own.poll(gpu.device)
     return bool(loops.ort_gpu_ep_poll(gpu.device.polled, arrival.word, POLLS))
@@ -217,28 +237,33 @@ def trusted_module(device: Any, label: str, code: str) -> Any:
 
 
 Step = tuple[Any, Any, tuple[int, int, int], int | None, int]
-"""(pipeline, bind group, workgroups, where in their buffer the parameters of the shader begin, in bytes; None for a shader without,
-how often in a row it is dispatched)."""
+"""(pipeline, bind group, workgroups, where in their buffer the parameters of the shader begin, in bytes; None for a
+shader without, how often in a row it is dispatched)."""
 
 
 class Steps:
-    """Dispatches as the shim's loop takes them, for any number of recordings. Holds what they name. first: the number of the first. ends:
-    a command buffer ends with them, although more follows.
+    """Dispatches as the shim's loop takes them, for any number of recordings. Holds what they name. first: the number
+    of the first. ends: a command buffer ends with them, although more follows.
     """
 
     __slots__ = ("_array", "_steps", "ends", "first")
 
     def __init__(self, steps: Sequence[Step], first: int = 0, ends: bool = False) -> None:
         self.first, self.ends, self._steps = first, ends, steps
-        self._array = shim_ffi.new("Step[]", [
-            (pipeline.handle, group.handle, *groups, offset is not None, offset or 0, times)
-            for pipeline, group, groups, offset, times in steps])
+        self._array = shim_ffi.new(
+            "Step[]",
+            [
+                (pipeline.handle, group.handle, *groups, offset is not None, offset or 0, times)
+                for pipeline, group, groups, offset, times in steps
+            ],
+        )
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def record(self, compute_pass: Any) -> None:
-        """Unchecked, without the GIL: what may be refused is reported by the encoder's `finish`, before anything is submitted."""
+        """Unchecked, without the GIL: what may be refused is reported by the encoder's `finish`, before anything is
+        submitted."""
         loops.ort_gpu_ep_record(compute_pass.handle, self._array, len(self._steps))
 
     def in_two(self, count: int) -> tuple[Steps, Steps]:
@@ -246,7 +271,9 @@ class Steps:
         return Steps(self._steps[:count], self.first, True), Steps(self._steps[count:], self.first + count)
 
 
-def dispatch(compute_pass: Any, pipeline: Any, bind_group: Any, groups: tuple[int, int, int], offset: int | None = None) -> None:
+def dispatch(
+    compute_pass: Any, pipeline: Any, bind_group: Any, groups: tuple[int, int, int], offset: int | None = None
+) -> None:
     """Records one dispatch, see `Steps`."""
     Steps([(pipeline, bind_group, groups, offset, 1)]).record(compute_pass)
 

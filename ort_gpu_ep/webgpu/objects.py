@@ -1,7 +1,7 @@
 """WebGPU's objects on top of the C functions of webgpu.h: the part of WebGPU that this package uses.
 
-What validation can refuse goes through `checked` and raises a GPUError. An object is released with the last reference to it, and
-holds its device.
+What validation can refuse goes through `checked` and raises a GPUError. An object is released with the last reference
+to it, and holds its device.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def _kind(name: str) -> Any:
     return type(name, (Object,), {"__slots__": (), "_release": staticmethod(release), "__doc__": f"A WGPU{name}."})
 
 
-BindGroupLayout, BindGroup, PipelineLayout, ShaderModule, ComputePipeline, CommandBuffer, QuerySet = map(_kind, (
-    "BindGroupLayout", "BindGroup", "PipelineLayout", "ShaderModule", "ComputePipeline", "CommandBuffer", "QuerySet"))
+BindGroupLayout, BindGroup, PipelineLayout, ShaderModule, ComputePipeline, CommandBuffer, QuerySet = map(
+    _kind,
+    ("BindGroupLayout", "BindGroup", "PipelineLayout", "ShaderModule", "ComputePipeline", "CommandBuffer", "QuerySet"),
+)
 
 
 class Buffer(Object):
@@ -84,12 +86,15 @@ class CommandEncoder(Object):
     _release = lib.wgpuCommandEncoderRelease
 
     def begin_compute_pass(self, timestamps: tuple[Any, int] | None = None) -> ComputePass:
-        """timestamps: a QuerySet, and the first of the two of its entries that take the times of the beginning and the end."""
+        """timestamps: a QuerySet, and the first of the two of its entries that take the times of the beginning and the
+        end."""
         descriptor = ffi.NULL
         if timestamps is not None:
             queries, first = timestamps
-            writes = ffi.new("WGPUPassTimestampWrites *", {
-                "querySet": queries.handle, "beginningOfPassWriteIndex": first, "endOfPassWriteIndex": first + 1})
+            writes = ffi.new(
+                "WGPUPassTimestampWrites *",
+                {"querySet": queries.handle, "beginningOfPassWriteIndex": first, "endOfPassWriteIndex": first + 1},
+            )
             descriptor = ffi.new("WGPUComputePassDescriptor *", {"timestampWrites": writes})
         return ComputePass(checked.wgpuCommandEncoderBeginComputePass(self.handle, descriptor), self.device)
 
@@ -105,9 +110,9 @@ class CommandEncoder(Object):
 class Device(Object):
     """A device and its queue.
 
-    on_loss: called with a text when the driver drops it; may come on any thread. expected: what wgpu-native will write to when buffers are
-    mapped. That must live until then, also where nobody waits any more: as long as the device, which waits that do not end hold.
-    polled: what the shim's loop polls.
+    on_loss: called with a text when the driver drops it; may come on any thread. expected: what wgpu-native will write
+    to when buffers are mapped. That must live until then, also where nobody waits any more: as long as the device,
+    which waits that do not end hold. polled: what the shim's loop polls.
     """
 
     __slots__ = ("expected", "number", "on_loss", "polled", "queue")
@@ -142,11 +147,17 @@ class Device(Object):
 
     def create_shader_module(self, label: str, code: str) -> Any:
         """The ShaderModule of WGSL code, with bounds and loop checks."""
-        return self._module(label, own.wgsl(code, True), lambda descriptor: checked.wgpuDeviceCreateShaderModule(self.handle, descriptor))
+        return self._module(
+            label,
+            own.wgsl(code, True),
+            lambda descriptor: checked.wgpuDeviceCreateShaderModule(self.handle, descriptor),
+        )
 
     def create_shader_module_trusted(self, label: str, code: str) -> Any:
         """The same without checks, where the library can do that."""
-        return self._module(label, own.wgsl(code, False), lambda descriptor: own.trusted_module(self.handle, descriptor))
+        return self._module(
+            label, own.wgsl(code, False), lambda descriptor: own.trusted_module(self.handle, descriptor)
+        )
 
     def _module(self, label: str, code: str, create: Callable[[Any], Any]) -> Any:
         source, descriptor = ffi.new("WGPUShaderSourceWGSL *"), ffi.new("WGPUShaderModuleDescriptor *")
@@ -158,9 +169,11 @@ class Device(Object):
         return module
 
     def create_bind_group_layout(self, written: Sequence[bool], uniform: bool = False, awaited: int = 0) -> Any:
-        """A BindGroupLayout of storage buffers of compute shaders, in the order of their bindings: read-write or read-only.
+        """A BindGroupLayout of storage buffers of compute shaders, in the order of their bindings: read-write or
+        read-only.
 
-        uniform: behind them a uniform buffer with a dynamic offset. awaited: behind all, so many read-only ones that no shader names.
+        uniform: behind them a uniform buffer with a dynamic offset. awaited: behind all, so many read-only ones that no
+        shader names.
         """
         kinds = [lib.WGPUBufferBindingType_Storage if w else lib.WGPUBufferBindingType_ReadOnlyStorage for w in written]
         kinds += [lib.WGPUBufferBindingType_Uniform] if uniform else []
@@ -174,10 +187,16 @@ class Device(Object):
 
     def create_bind_group(self, label: str, layout: Any, bindings: Sequence[tuple[Any, int, int]]) -> Any:
         """A BindGroup. bindings: (handle of a buffer, offset in bytes, bytes) in order."""
-        entries = ffi.new("WGPUBindGroupEntry[]", [
-            (ffi.NULL, index, buffer, offset, size, ffi.NULL, ffi.NULL) for index, (buffer, offset, size) in enumerate(bindings)])
-        descriptor = ffi.new("WGPUBindGroupDescriptor *", {
-            "layout": layout.handle, "entryCount": len(bindings), "entries": entries})
+        entries = ffi.new(
+            "WGPUBindGroupEntry[]",
+            [
+                (ffi.NULL, index, buffer, offset, size, ffi.NULL, ffi.NULL)
+                for index, (buffer, offset, size) in enumerate(bindings)
+            ],
+        )
+        descriptor = ffi.new(
+            "WGPUBindGroupDescriptor *", {"layout": layout.handle, "entryCount": len(bindings), "entries": entries}
+        )
         text = _write(descriptor.label, label)
         group = BindGroup(checked.wgpuDeviceCreateBindGroup(self.handle, descriptor), self)
         del text
@@ -191,7 +210,9 @@ class Device(Object):
 
     def create_compute_pipeline(self, label: str, layout: Any, module: Any) -> Any:
         """The ComputePipeline of the entry point `main`. Compiles, without the GIL."""
-        descriptor = ffi.new("WGPUComputePipelineDescriptor *", {"layout": layout.handle, "compute": {"module": module.handle}})
+        descriptor = ffi.new(
+            "WGPUComputePipelineDescriptor *", {"layout": layout.handle, "compute": {"module": module.handle}}
+        )
         texts = _write(descriptor.label, label), _write(descriptor.compute.entryPoint, "main")
         pipeline = ComputePipeline(checked.wgpuDeviceCreateComputePipeline(self.handle, descriptor), self)
         del texts
@@ -233,8 +254,8 @@ def _on_device(status: int, device: Any, message: Any, number: Any, unused: Any)
 class Adapter(Object):
     """A GPU as a backend offers it.
 
-    info: the numbers of a WGPUAdapterInfo. limits: WGPULimits. features: those of device/info.py's FEATURES that it has.
-    configurations: of its matrix units, as WgpuNative.configurations has them.
+    info: the numbers of a WGPUAdapterInfo. limits: WGPULimits. features: those of device/info.py's FEATURES that it
+    has. configurations: of its matrix units, as WgpuNative.configurations has them.
     """
 
     __slots__ = ("_extended", "configurations", "description", "driver_name", "features", "info", "limits", "name")
@@ -251,7 +272,9 @@ class Adapter(Object):
         self.name, self.description = text_of(self.info.device), text_of(self.info.description)
         self.driver_name = own.driver_name(text_of(self.info.vendor), self.description)
         lib.wgpuAdapterInfoFreeMembers(self.info[0])
-        self.features = frozenset(name for name, number in own.features.items() if lib.wgpuAdapterHasFeature(handle, number))
+        self.features = frozenset(
+            name for name, number in own.features.items() if lib.wgpuAdapterHasFeature(handle, number)
+        )
         self.configurations = own.configurations(handle) if "subgroup-matrix" in self.features else ()
 
     def restrict(self, features: Iterable[str], limits: Mapping[str, int]) -> None:
@@ -265,15 +288,25 @@ class Adapter(Object):
         """A device with what the adapter offers. Raises RuntimeError, where the driver refuses."""
         numbers = ffi.new("WGPUFeatureName[]", own.feature_numbers(list(features)))
         limits = ffi.new("WGPULimits *", self.limits[0])
-        descriptor = ffi.new("WGPUDeviceDescriptor *", {
-            "requiredFeatureCount": len(numbers), "requiredFeatures": numbers, "requiredLimits": limits})
+        descriptor = ffi.new(
+            "WGPUDeviceDescriptor *",
+            {"requiredFeatureCount": len(numbers), "requiredFeatures": numbers, "requiredLimits": limits},
+        )
         chained = own.require(descriptor, limits, self._extended)
         text, number = _write(descriptor.label, label), next(Device._numbers)
         lost = descriptor.deviceLostCallbackInfo
-        lost.mode, lost.callback, lost.userdata1 = lib.WGPUCallbackMode_AllowSpontaneous, _on_loss, ffi.cast("void *", number)
+        lost.mode, lost.callback, lost.userdata1 = (
+            lib.WGPUCallbackMode_AllowSpontaneous,
+            _on_loss,
+            ffi.cast("void *", number),
+        )
         descriptor.uncapturedErrorCallbackInfo.callback = on_error
         answer = ffi.new("WGPURequestDeviceCallbackInfo *")
-        answer.mode, answer.callback, answer.userdata1 = lib.WGPUCallbackMode_AllowProcessEvents, _on_device, ffi.cast("void *", number)
+        answer.mode, answer.callback, answer.userdata1 = (
+            lib.WGPUCallbackMode_AllowProcessEvents,
+            _on_device,
+            ffi.cast("void *", number),
+        )
         fresh = own.fresh(instance(), self.handle)
         checked.wgpuAdapterRequestDevice(fresh, descriptor, answer[0])
         lib.wgpuInstanceProcessEvents(instance())
@@ -302,5 +335,6 @@ def enumerate_adapters() -> list[Adapter]:
 
 
 def live() -> dict[str, int]:
-    """How many objects of each kind, by its name in WebGPU, the library holds for this process's instance; empty where it does not tell."""
+    """How many objects of each kind, by its name in WebGPU, the library holds for this process's instance; empty where
+    it does not tell."""
     return own.live(instance())

@@ -1,4 +1,5 @@
-"""Waiting for the GPU with a deadline. The blocking wait has none, so another thread waits, and the caller waits for it."""
+"""Waiting for the GPU with a deadline. The blocking wait has none, so another thread waits, and the caller waits for
+it."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from ort_gpu_ep.webgpu.implementation import own
 
 SPIN_S = 3e-4
 SPIN_ON_HARDWARE_S = 5e-3
-"""A wait that was shorter the last time is polled for, by a loop in C that leaves the GIL to others: handing it to a thread and back takes
-some 30 us, and a blocking wait of a driver ends up to 0.36 ms late (H200). A longer one is not: polling takes a core, which a software
-adapter computes with (docs/faults.md).
+"""A wait that was shorter the last time is polled for, by a loop in C that leaves the GIL to others: handing it to a
+thread and back takes some 30 us, and a blocking wait of a driver ends up to 0.36 ms late (H200). A longer one is not:
+polling takes a core, which a software adapter computes with (docs/faults.md).
 """
 
 REST_LEFT_S, REST_LATEST = 1.5e-3, 8
-"""Of a run that takes longer than is polled for, only the end is: its caller sleeps until so long before the quickest of the latest such
-runs was done."""
+"""Of a run that takes longer than is polled for, only the end is: its caller sleeps until so long before the quickest
+of the latest such runs was done."""
 
 _idle: list[Waiter] = []
 
@@ -31,7 +32,8 @@ class Waiter(threading.Thread):
         super().__init__(name="ort_gpu_ep-wait", daemon=True)
         self._go, self._done = threading.Semaphore(0), threading.Lock()
         self._done.acquire()
-        self._job: tuple[Any, int] | None = None     # it holds the device: one that is freed during a wait would crash the process
+        # it holds the device: one that is freed during a wait would crash the process
+        self._job: tuple[Any, int] | None = None
         self.start()
 
     def run(self) -> None:
@@ -51,7 +53,7 @@ class Waiter(threading.Thread):
         try:
             done = self._done.acquire(timeout=timeout_s)
         finally:
-            if not done:     # too late, or interrupted: the thread ends after the wait, if that ends
+            if not done:  # too late, or interrupted: the thread ends after the wait, if that ends
                 self._go.release()
         return done
 
@@ -74,12 +76,14 @@ def ends_in_time(device: Any, index: int, timeout_s: float) -> bool:
 
 
 def wait_until(gpu: Any, index: int, arrival: Any) -> bool:
-    """Waits until a submission of the Gpu is done. False where its hang_timeout_s is over before, or the limit of a milestone.
+    """Waits until a submission of the Gpu is done. False where its hang_timeout_s is over before, or the limit of a
+    milestone.
 
     Time runs from the last milestone on.
     """
     start = time.perf_counter()
-    if arrival is not None and _polled(gpu, arrival, start):    # wgpu-native 29 may call a queue empty right after a submission
+    # wgpu-native 29 may call a queue empty right after a submission
+    if arrival is not None and _polled(gpu, arrival, start):
         if gpu.milestones:
             _pass(gpu, index)
         return True
@@ -108,13 +112,15 @@ def _note(gpu: Any, start: float) -> None:
 
 
 def _polled(gpu: Any, arrival: Any, start: float) -> bool:
-    """Whether what is waited for came while it was polled for. One thread polls at a time, for others would share its core."""
+    """Whether what is waited for came while it was polled for. One thread polls at a time, for others would share its
+    core."""
     most_s = min(SPIN_S if gpu.info.is_software else SPIN_ON_HARDWARE_S, gpu.hang_timeout_s)
     return bool(gpu.last_wait_s < most_s and gpu.pollers.wait(gpu, arrival, most_s, start))
 
 
 class Pace:
-    """How long runs of one plan and size take on a GPU, in one session: what may be slept of the next one. Thread-safe."""
+    """How long runs of one plan and size take on a GPU, in one session: what may be slept of the next one.
+    Thread-safe."""
 
     __slots__ = ("_latest",)
 
@@ -122,7 +128,8 @@ class Pace:
         self._latest: deque[float] = deque(maxlen=REST_LATEST)
 
     def rest(self, since_s: float) -> None:
-        """Sleeps through the part of a run, submitted at since_s (time.perf_counter), in which it is hardly ever done."""
+        """Sleeps through the part of a run, submitted at since_s (time.perf_counter), in which it is hardly ever
+        done."""
         latest = list(self._latest)
         if not latest or (least_s := min(latest)) <= SPIN_ON_HARDWARE_S:
             return
@@ -146,8 +153,9 @@ class _Waiting:
 
 
 class Pollers:
-    """Which of the threads that wait for results of one device polls for them: the first, then the next whose result is not there yet
-    (leader and followers). The others sleep: a poll takes what has arrived for all, and the queue runs in order.
+    """Which of the threads that wait for results of one device polls for them: the first, then the next whose result is
+    not there yet (leader and followers). The others sleep: a poll takes what has arrived for all, and the queue runs in
+    order.
     """
 
     def __init__(self) -> None:
@@ -156,7 +164,8 @@ class Pollers:
         self._waiting: deque[_Waiting] = deque()
 
     def wait(self, gpu: Any, arrival: Any, most_s: float, start: float) -> bool:
-        """Whether it arrived, or the device was lost. False where nothing at all arrived for most_s, or from `start` for hang_timeout_s."""
+        """Whether it arrived, or the device was lost. False where nothing at all arrived for most_s, or from `start`
+        for hang_timeout_s."""
         if not self._leads(arrival, start + gpu.hang_timeout_s):
             return arrival is not None and bool(arrival.status)
         begin = max(start, gpu.last_arrival_s)
@@ -172,7 +181,8 @@ class Pollers:
             self._pass_on()
 
     def _leads(self, arrival: Any, until_s: float) -> bool:
-        """Whether it is this thread's turn to poll. If another one polls, waits until it is, or nothing is left to wait for."""
+        """Whether it is this thread's turn to poll. If another one polls, waits until it is, or nothing is left to wait
+        for."""
         with self._lock:
             if not self._led:
                 self._led = True

@@ -1,8 +1,9 @@
-"""Local functions of a model that decode its weights: what stock ONNX Runtime inlines and folds, and our provider claims whole.
+"""Local functions of a model that decode its weights: what stock ONNX Runtime inlines and folds, and our provider
+claims whole.
 
-`CodebookN(codes, codebook)` and `Sparse(entries, starts, codebook)`, attributes `size`, `shape` and `perm`: the decoded weight has `shape`,
-its axes then permuted by `perm`, so that rows of a product are stored one after the other. Bodies are ONNX's own operators. `starts` is for
-kernels: bodies do not read it.
+`CodebookN(codes, codebook)` and `Sparse(entries, starts, codebook)`, attributes `size`, `shape` and `perm`: the decoded
+weight has `shape`, its axes then permuted by `perm`, so that rows of a product are stored one after the other. Bodies
+are ONNX's own operators. `starts` is for kernels: bodies do not read it.
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ NAMES = (*CODEBOOK, SPARSE)
 def function(name: str, opset: int) -> onnx.FunctionProto:
     """The function in a model of that opset. Raises ModelError for an unknown name or an older opset."""
     if name not in NAMES or opset < MIN_OPSET:
-        raise ModelError(f"function {DOMAIN}:{name} for opset {opset}: expected one of {', '.join(NAMES)} and opset {MIN_OPSET} or newer")
+        raise ModelError(
+            f"function {DOMAIN}:{name} for opset {opset}: expected one of {', '.join(NAMES)} and opset "
+            f"{MIN_OPSET} or newer"
+        )
     from onnx import helper
 
     inputs, nodes = ["entries", "starts", "codebook"], _sparse()
     if name in CODEBOOK:
         inputs, nodes = ["codes", "codebook"], _codebook(CODEBOOK[name])
     return helper.make_function(
-        DOMAIN, name, inputs, ["weight"], nodes, [helper.make_opsetid("", opset)], ["size", "shape", "perm"])
+        DOMAIN, name, inputs, ["weight"], nodes, [helper.make_opsetid("", opset)], ["size", "shape", "perm"]
+    )
 
 
 def functions(names: Iterable[str], opset: int) -> list[onnx.FunctionProto]:
@@ -57,14 +62,25 @@ def _codebook(bits: int) -> list[onnx.NodeProto]:
         nodes.append(helper.make_node("Identity", ["bytes"], ["all"]))
     else:
         nodes += [
-            _constant("places", [256 ** k for k in range(bits)]), helper.make_node("Mul", ["bytes", "places"], ["parts"]),
-            _constant("axis", [1]), helper.make_node("ReduceSum", ["parts", "axis"], ["words"], keepdims=1),
-            _constant("shifts", [1 << bits * k for k in range(8)]), helper.make_node("Div", ["words", "shifts"], ["shifted"]),
-            _constant("count", [1 << bits]), helper.make_node("Mod", ["shifted", "count"], ["all"])]
+            _constant("places", [256**k for k in range(bits)]),
+            helper.make_node("Mul", ["bytes", "places"], ["parts"]),
+            _constant("axis", [1]),
+            helper.make_node("ReduceSum", ["parts", "axis"], ["words"], keepdims=1),
+            _constant("shifts", [1 << bits * k for k in range(8)]),
+            helper.make_node("Div", ["words", "shifts"], ["shifted"]),
+            _constant("count", [1 << bits]),
+            helper.make_node("Mod", ["shifted", "count"], ["all"]),
+        ]
     return [
-        *nodes, _constant("flat", [-1]), helper.make_node("Reshape", ["all", "flat"], ["line"]),
-        _constant("zero", [0]), _given("end", "size"), helper.make_node("Slice", ["line", "zero", "end"], ["indices"]),
-        helper.make_node("Gather", ["codebook", "indices"], ["values"]), *_shaped()]
+        *nodes,
+        _constant("flat", [-1]),
+        helper.make_node("Reshape", ["all", "flat"], ["line"]),
+        _constant("zero", [0]),
+        _given("end", "size"),
+        helper.make_node("Slice", ["line", "zero", "end"], ["indices"]),
+        helper.make_node("Gather", ["codebook", "indices"], ["values"]),
+        *_shaped(),
+    ]
 
 
 def _sparse() -> list[onnx.NodeProto]:
@@ -74,14 +90,21 @@ def _sparse() -> list[onnx.NodeProto]:
 
     zero = numpy_helper.from_array(np.zeros(1, np.float32))
     return [
-        helper.make_node("Cast", ["entries"], ["numbers"], to=onnx.TensorProto.INT64), _constant("sixteen", [16]),
-        helper.make_node("Mod", ["numbers", "sixteen"], ["gaps"]), helper.make_node("Div", ["numbers", "sixteen"], ["codes"]),
-        _constant("one", [1]), helper.make_node("Add", ["gaps", "one"], ["distances"]),
+        helper.make_node("Cast", ["entries"], ["numbers"], to=onnx.TensorProto.INT64),
+        _constant("sixteen", [16]),
+        helper.make_node("Mod", ["numbers", "sixteen"], ["gaps"]),
+        helper.make_node("Div", ["numbers", "sixteen"], ["codes"]),
+        _constant("one", [1]),
+        helper.make_node("Add", ["gaps", "one"], ["distances"]),
         helper.make_node("Constant", [], ["axis"], value=numpy_helper.from_array(np.array(0, np.int64))),
-        helper.make_node("CumSum", ["distances", "axis"], ["ends"]), helper.make_node("Sub", ["ends", "one"], ["places"]),
+        helper.make_node("CumSum", ["distances", "axis"], ["ends"]),
+        helper.make_node("Sub", ["ends", "one"], ["places"]),
         helper.make_node("Gather", ["codebook", "codes"], ["found"]),
-        _given("end", "size"), helper.make_node("ConstantOfShape", ["end"], ["nothing"], value=zero),
-        helper.make_node("ScatterElements", ["nothing", "places", "found"], ["values"], axis=0), *_shaped()]
+        _given("end", "size"),
+        helper.make_node("ConstantOfShape", ["end"], ["nothing"], value=zero),
+        helper.make_node("ScatterElements", ["nothing", "places", "found"], ["values"], axis=0),
+        *_shaped(),
+    ]
 
 
 def _shaped() -> list[onnx.NodeProto]:

@@ -1,4 +1,5 @@
-"""docs/adapters.md and the tables by maker are what scripts/adapters.py writes; users' reports get into them by a command."""
+"""docs/adapters.md and the tables by maker are what scripts/adapters.py writes; users' reports get into them by a
+command."""
 
 from __future__ import annotations
 
@@ -17,8 +18,14 @@ from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.health import tested
 
 ROOT = Path(__file__).resolve().parents[2]
-FACTS = {"nodes": {"gpu": 9, "cpu": 1}, "driver": "Windows 31.0 (WDDM)", "adapter": "AMD Radeon [RX] 7600", "placement": "auto", "ort_gpu_ep": "0.1.0",
-         "onnxruntime": "1.32.0"}
+FACTS = {
+    "nodes": {"gpu": 9, "cpu": 1},
+    "driver": "Windows 31.0 (WDDM)",
+    "adapter": "AMD Radeon [RX] 7600",
+    "placement": "auto",
+    "ort_gpu_ep": "0.1.0",
+    "onnxruntime": "1.32.0",
+}
 
 
 @pytest.fixture
@@ -38,9 +45,12 @@ def test_documents_say_what_is_recorded(adapters: ModuleType) -> None:
         assert path.read_text("utf-8") == adapters.with_makers(path.read_text("utf-8"), what), again
     lines = {maker: told for maker, *told in adapters.by_maker()}
     assert "NVIDIA H200" in lines["NVIDIA"][0]
-    for maker, (ran, _, reported) in lines.items():     # nothing is called tested or reported that is not in the records
+    # nothing is called tested or reported that is not in the records
+    for maker, (ran, _, reported) in lines.items():
         assert (ran == adapters.NOT_KNOWN) == (maker not in {adapters.maker_of(e["adapter"]) for e in tested.shipped()})
-        assert (reported == adapters.NOT_KNOWN) == (maker not in {adapters.maker_of(e["adapter"]) for e in adapters.reported()})
+        assert (reported == adapters.NOT_KNOWN) == (
+            maker not in {adapters.maker_of(e["adapter"]) for e in adapters.reported()}
+        )
 
 
 def test_every_driver_has_a_maker(adapters: ModuleType) -> None:
@@ -49,7 +59,9 @@ def test_every_driver_has_a_maker(adapters: ModuleType) -> None:
     assert adapters.maker_of("Voodoo 3") == "Other"
 
 
-def test_reports_of_users_get_into_the_tables(adapters: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reports_of_users_get_into_the_tables(
+    adapters: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{adapters.BEGIN}\nold\n{adapters.END}\nafter\n", "utf-8")
     monkeypatch.setattr(adapters, "REPORTED", tmp_path / "reported.json")
@@ -60,7 +72,9 @@ def test_reports_of_users_get_into_the_tables(adapters: ModuleType, monkeypatch:
     of_doctor, of_bench = tmp_path / "adapter.json", tmp_path / "issue.txt"
     info = AdapterInfo(0, "Intel(R) Arc(TM) B580", "discrete", "Vulkan", "32.0.101 (WDDM)", 1, 2, "", "")
     tested.append(of_doctor, tested.entry(info, "doctor", {"PASS": 150, "FAIL": 1}))
-    shown = share.markdown("a_model.onnx", "ort-gpu-ep bench a_model.onnx", FACTS, ("provider", "ms", "images/s"), [("ours", "1.5", "666")])
+    shown = share.markdown(
+        "a_model.onnx", "ort-gpu-ep bench a_model.onnx", FACTS, ("provider", "ms", "images/s"), [("ours", "1.5", "666")]
+    )
     of_bench.write_text(f"On my machine:\n\n{shown}\n", "utf-8")
     noon = datetime(2026, 3, 4, 12).timestamp()
     os.utime(of_bench, (noon, noon))
@@ -69,7 +83,11 @@ def test_reports_of_users_get_into_the_tables(adapters: ModuleType, monkeypatch:
     doctor, bench = json.loads((tmp_path / "reported.json").read_text("utf-8"))
     assert doctor["results"] == {"PASS": 150, "FAIL": 1}
     assert (bench["adapter"], bench["driver"], bench["what"], bench["results"]) == (
-        "AMD Radeon [RX] 7600", "Windows 31.0 (WDDM)", "bench", {"a_model.onnx, ours": "ms 1.5, images/s 666"})
+        "AMD Radeon [RX] 7600",
+        "Windows 31.0 (WDDM)",
+        "bench",
+        {"a_model.onnx, ours": "ms 1.5, images/s 666"},
+    )
     assert bench["date"] == "2026-03-04"
     lines = {maker: told for maker, *_, told in adapters.by_maker()}
     assert lines["AMD"].startswith("AMD Radeon [RX] 7600, Windows 31.0 (WDDM), 20")
@@ -84,7 +102,9 @@ def test_reports_of_users_get_into_the_tables(adapters: ModuleType, monkeypatch:
 
 
 @pytest.mark.parametrize("text", ["nothing of the kind", '[{"adapter": "x"}]'])
-def test_a_file_without_a_report_is_refused(text: str, adapters: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_without_a_report_is_refused(
+    text: str, adapters: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(adapters, "REPORTED", tmp_path / "reported.json")
     (tmp_path / "x.txt").write_text(text, "utf-8")
     monkeypatch.setattr(adapters.sys, "argv", ["adapters.py", "add", str(tmp_path / "x.txt")])

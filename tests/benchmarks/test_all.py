@@ -27,7 +27,7 @@ class Ends(subprocess.Popen[bytes]):
     """A process whose limit is over when it has written its results, if it is the one that is late."""
 
     def wait(self, timeout: float | None = None) -> int:
-        *_, name, result = map(str, self.args)      # type: ignore[union-attr]
+        *_, name, result = map(str, self.args)  # type: ignore[union-attr]
         if timeout is None or name != "step_late":
             return super().wait(timeout)
         while not (Path(result).exists() and Path(result).read_text()):
@@ -43,12 +43,20 @@ def step(folder: Path, name: str, code: str, limit_s: int = 60) -> Step:
 def test_each_step_is_written_when_it_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(everything.subprocess, "Popen", Ends)
     out = tmp_path / "out.json"
-    steps = [step(tmp_path, "one", SAID), step(tmp_path, "fails", "raise SystemExit(3)"),
-             step(tmp_path, "late", SAID + "sys.stdout.flush(); import time; time.sleep(600)"), step(tmp_path, "last", SAID)]
+    steps = [
+        step(tmp_path, "one", SAID),
+        step(tmp_path, "fails", "raise SystemExit(3)"),
+        step(tmp_path, "late", SAID + "sys.stdout.flush(); import time; time.sleep(600)"),
+        step(tmp_path, "last", SAID),
+    ]
     measure(steps, out, float("inf"), False)
     found = json.loads(out.read_text())
     assert [(name, row["code"], row["json"]) for name, row in found.items()] == [
-        ("one", 0, {"ms": 1}), ("fails", 3, None), ("late", None, {"ms": 1}), ("last", 0, {"ms": 1})]
+        ("one", 0, {"ms": 1}),
+        ("fails", 3, None),
+        ("late", None, {"ms": 1}),
+        ("last", 0, {"ms": 1}),
+    ]
     assert "said" in found["one"]["output"]
     assert found["one"]["clocks"] == ["cores 1 MHz"] * 2
 

@@ -86,11 +86,26 @@ def test_two_real_sides(tmp_path: Path) -> None:
         "        super().__init__(path, settings, providers=['CPUExecutionProvider'])\n"
         "    def run(self, *arguments):\n"
         "        time.sleep(0.2)\n"
-        "        return super().run(*arguments)\n")
+        "        return super().run(*arguments)\n"
+    )
     app = typer.Typer()
     app.command()(compare.main)
-    done = CliRunner().invoke(app, [
-        str(tmp_path / "slow"), str(compare.ROOT), "--models", "lenet5", "--processes", "2", "--runs", "3", "--json", "-o", "placement=cpu"])
+    done = CliRunner().invoke(
+        app,
+        [
+            str(tmp_path / "slow"),
+            str(compare.ROOT),
+            "--models",
+            "lenet5",
+            "--processes",
+            "2",
+            "--runs",
+            "3",
+            "--json",
+            "-o",
+            "placement=cpu",
+        ],
+    )
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     found = report["models"]["lenet5"]

@@ -1,4 +1,5 @@
-"""benchmarks/compilers.py with the drivers that are here: what becomes of a text is a row, also where the compiler dies of it.
+"""benchmarks/compilers.py with the drivers that are here: what becomes of a text is a row, also where the compiler dies
+of it.
 
 Lavapipe is always here; scripts/compilers.sh sets up those of GPUs.
 """
@@ -36,9 +37,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def text(environment: dict[str, str]) -> str:
-    here, = compilers.places(["here"])
+    (here,) = compilers.places(["here"])
     told = compilers.adapter_of(here, environment)
-    (_, found), = compilers.composed(frozenset({"record/softmax_rows/0"}), SELECT, compilers.limits_of(told)).values()
+    ((_, found),) = compilers.composed(frozenset({"record/softmax_rows/0"}), SELECT, compilers.limits_of(told)).values()
     return found
 
 
@@ -58,10 +59,14 @@ def test_every_driver_that_is_set_up_compiles(environment: dict[str, str]) -> No
 
 
 def test_what_a_text_did_is_in_its_row(environment: dict[str, str], text: str) -> None:
-    here, = compilers.places(["here"])
+    (here,) = compilers.places(["here"])
     place = compilers.Place("dying", "none", (sys.executable, "-c", DYING), here.environment)
-    works = [(str(k), "case", found, True) for k, found in enumerate(
-        (text, text + "// dies of it", text, text + "// takes too long", text + "let = 1;", text))]
+    works = [
+        (str(k), "case", found, True)
+        for k, found in enumerate(
+            (text, text + "// dies of it", text, text + "// takes too long", text + "let = 1;", text)
+        )
+    ]
     rows = compilers.compiled(place, environment, works, 20.0)
     assert [row.digest for row in rows] == [digest for digest, *_ in works]
     assert [row.outcome for row in rows] == ["compiled", "crashed", "compiled", "late", "refused", "compiled"]
@@ -72,7 +77,9 @@ def test_what_a_text_did_is_in_its_row(environment: dict[str, str], text: str) -
 
 
 def test_a_driver_that_opens_nothing_is_told_of(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    place = compilers.Place("none", "none", environment={"VK_DRIVER_FILES": "/dev/null", "VK_ICD_FILENAMES": "/dev/null"})
+    place = compilers.Place(
+        "none", "none", environment={"VK_DRIVER_FILES": "/dev/null", "VK_ICD_FILENAMES": "/dev/null"}
+    )
     with pytest.raises(compilers.UnopenedError, match="exit code 1"):
         compilers.adapter_of(place, environment)
     monkeypatch.setattr(compilers, "places", lambda wanted: [place])
@@ -92,7 +99,9 @@ def test_faults_are_those_that_no_line_expects(monkeypatch: pytest.MonkeyPatch, 
     refused = compilers.Row("radv/navi31", "2", "hot/x", "product.wgsl", True, "refused", why="no")
     assert compilers.unexpected([row, spilled], True, ["radv/navi31"]) == []
     assert compilers.unexpected([refused], False, ["radv/navi31"]) == ["refused radv/navi31 product.wgsl | hot/x: no"]
-    assert compilers.unexpected([row], True, ["radv/navi31"]) == ["expected, but nothing is so: spilled radv/.* product"]
+    assert compilers.unexpected([row], True, ["radv/navi31"]) == [
+        "expected, but nothing is so: spilled radv/.* product"
+    ]
     assert compilers.unexpected([row], True, ["nvk/172"]) == ["expected, but nothing is so: crashed nvk/172 gemm"]
 
 
@@ -100,9 +109,16 @@ def test_drivers_say_the_same_in_other_words() -> None:
     def told(**statistics: float) -> dict[str, int]:
         return compilers.told_by_driver([{"executables": [{"subgroup": 32, **statistics}]}])
 
-    assert told(**{"Registers used": 12, "STP Count": 3}) == {"registers": 48, "spills": 3, "subgroup": 32}      # Adreno: of four
-    assert told(GPRs=103, Spills=0, Threads=1024) == {"registers": 52, "spills": 0, "waves": 32, "subgroup": 32}      # halves
-    assert told(**{"VGPRs": 96, "Spilled VGPRs": 1, "LDS size": 512}) == {"registers": 96, "spills": 1, "workgroup": 512, "subgroup": 32}
+    # Adreno: of four
+    assert told(**{"Registers used": 12, "STP Count": 3}) == {"registers": 48, "spills": 3, "subgroup": 32}
+    # halves
+    assert told(GPRs=103, Spills=0, Threads=1024) == {"registers": 52, "spills": 0, "waves": 32, "subgroup": 32}
+    assert told(**{"VGPRs": 96, "Spilled VGPRs": 1, "LDS size": 512}) == {
+        "registers": 96,
+        "spills": 1,
+        "workgroup": 512,
+        "subgroup": 32,
+    }
     assert compilers.told_by_driver([{"executables": []}]) == {}
 
 
@@ -116,7 +132,7 @@ def test_the_command_writes_what_it_compiled(tmp_path: Path, monkeypatch: pytest
     found = json.loads(file.read_text())
     assert [one["place"] for one in found["summaries"]] == ["here"]
     assert found["summaries"][0]["compiled"] == 1
-    row, = found["rows"]
+    (row,) = found["rows"]
     assert (row["case"], row["outcome"], row["trusted"]) == ("record/softmax_rows/0", "compiled", True)
     refused = CliRunner().invoke(app, ["radv/navi99"])
     assert refused.exit_code == 2

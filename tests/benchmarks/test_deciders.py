@@ -17,7 +17,10 @@ def test_the_tables_fit_and_are_written(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(deciders.main)
     path = tmp_path / "figures.json"
-    shown = CliRunner().invoke(app, ["--scenarios", "a run a|stalls", "--parts", "rest: both|all but|stay", "--seeds", "1", "--json", str(path)])
+    shown = CliRunner().invoke(
+        app,
+        ["--scenarios", "a run a|stalls", "--parts", "rest: both|all but|stay", "--seeds", "1", "--json", str(path)],
+    )
     assert shown.exit_code == 0, shown.output
     assert max(map(len, shown.output.splitlines())) <= 80
     found = json.loads(path.read_text("utf-8"))
@@ -27,9 +30,17 @@ def test_the_tables_fit_and_are_written(tmp_path: Path) -> None:
     assert 1.0 <= times[""] < 1.02 < 1.1 < times["rest: both"] < 1.5 < times["all but the race"]
 
 
-@pytest.mark.parametrize(("name", "most"), [
-    ("one size, GPU better", 1.02), ("one size, CPU better", 1.02), ("rhythm that changes", 1.10), ("same, clock in two steps", 1.12),
-    ("new sizes only", 1.10), ("GPU loaded for 30 s", 1.08)])
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("one size, GPU better", 1.02),
+        ("one size, CPU better", 1.02),
+        ("rhythm that changes", 1.10),
+        ("same, clock in two steps", 1.12),
+        ("new sizes only", 1.10),
+        ("GPU loaded for 30 s", 1.08),
+    ],
+)
 def test_sessions_stay_near_the_oracle(name: str, most: float) -> None:
     """Runs of a GPU that had slept moved quick runs to the CPU, and new sizes too: 1.24, 1.59 and 2.2 times."""
     assert name in SCENARIOS

@@ -29,7 +29,9 @@ def test_a_changed_text_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     before, _ = replay.replayed(SELECT)
     assert {limits for found in before.values() for limits in found} == set(replay.LIMITS)
     compose = replay.compose
-    monkeypatch.setattr(replay, "compose", lambda kernel, bindings, limits: compose(kernel, bindings, limits) + "// changed\n")
+    monkeypatch.setattr(
+        replay, "compose", lambda kernel, bindings, limits: compose(kernel, bindings, limits) + "// changed\n"
+    )
     after, _ = replay.replayed(SELECT)
     assert set(replay.changes(before, after)) == {(name, limits) for name in before for limits in replay.LIMITS}
 
@@ -39,7 +41,10 @@ def test_what_was_written_is_read() -> None:
     lines = replay.lines_of(kernels)
     assert lines == ["a/x h200,lavapipe 1 2", "a/x minimum 3", "b h200 4"]
     assert replay.kernels_of(lines) == kernels
-    assert replay.changes(kernels, {"b": {"h200": ["5"]}}) == [*(("a/x", limits) for limits in replay.LIMITS), ("b", "h200")]
+    assert replay.changes(kernels, {"b": {"h200": ["5"]}}) == [
+        *(("a/x", limits) for limits in replay.LIMITS),
+        ("b", "h200"),
+    ]
 
 
 def test_two_folders_are_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +52,11 @@ def test_two_folders_are_compared(tmp_path: Path, capfd: pytest.CaptureFixture[s
     for name in ("ort_gpu_ep", "models"):
         shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shader = tmp_path / "ort_gpu_ep" / "shaders" / "softmax_rows.wgsl"
-    shader.write_text(shader.read_text().replace("fn group_main(group: u32, lane: u32) {", "fn group_main(group: u32, lane: u32) { // here"))
+    shader.write_text(
+        shader.read_text().replace(
+            "fn group_main(group: u32, lane: u32) {", "fn group_main(group: u32, lane: u32) { // here"
+        )
+    )
     done = CliRunner().invoke(replay.app, ["compare", str(root), str(tmp_path), "--select", SELECT])
     assert not done.exit_code, done.output
     assert "+fn group_main(group: u32, lane: u32) { // here" in done.output

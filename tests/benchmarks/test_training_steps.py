@@ -23,7 +23,7 @@ def test_all_sides_take_the_same_steps() -> None:
 def test_a_row_counts_bytes() -> None:
     row = training.measure("mlp_16", "sgd", 4, 10, 1, {})
     assert {"gpu", "cpu", "numpy", "held"} <= set(row.ms)
-    batch, loss, state = 4 * 16 * 4 + 4 * 8 + 4, 4 / 10, (16 * 16 + 16) * 4 / 10     # one loss of ten was read
+    batch, loss, state = 4 * 16 * 4 + 4 * 8 + 4, 4 / 10, (16 * 16 + 16) * 4 / 10  # one loss of ten was read
     snapshots = (row.nbytes - batch - loss) / state
     assert snapshots == pytest.approx(round(snapshots)), "with those that fell into the ten steps: one a second at most"
     assert round(snapshots) >= 0
@@ -32,6 +32,7 @@ def test_a_row_counts_bytes() -> None:
 @pytest.mark.usefixtures("slow_drawing")
 def test_lstms_of_several_sizes_are_drawn(tmp_path: Path) -> None:
     """From told times: a panel for each number of layers, in it a curve for each side, optimizer and batch."""
+
     def row(name: str, optimizer: str) -> training.Row:
         layers, hidden = training.LSTM[name]
         return training.Row(name, optimizer, 32, {"cpu": float(layers * hidden), "gpu": float(hidden)}, 0.1, 10.0)

@@ -71,7 +71,9 @@ def file_of(gpu: Gpu, config: Config) -> Path:
     return Path(config.cache_path) / "profiles" / f"{key_of(gpu.info)}.json"
 
 
-def test_it_is_measured_once_a_process(gpu: Gpu, config: Config, measured: Measured, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_measured_once_a_process(
+    gpu: Gpu, config: Config, measured: Measured, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "ort_gpu_ep")
     found: list[Profile] = []
     threads = [threading.Thread(target=lambda: found.append(profile_of(gpu, config))) for _ in range(8)]
@@ -85,7 +87,10 @@ def test_it_is_measured_once_a_process(gpu: Gpu, config: Config, measured: Measu
 
 
 def test_what_is_measured_of_kernels_runs_as_sessions_run_them(
-    gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch,
+    gpu: Gpu,
+    config: Config,
+    measured: Measured,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On hardware: all probes that a model may have to wait for have run before, as far as kernels are measured."""
     monkeypatch.setattr(type(gpu.info), "is_software", False)
@@ -98,7 +103,9 @@ def test_what_is_measured_of_kernels_runs_as_sessions_run_them(
     assert asked == [((config, everything), 1)]
 
 
-def test_its_pipelines_are_of_no_model(gpu: Gpu, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_its_pipelines_are_of_no_model(
+    gpu: Gpu, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Also where a session of one is waiting for it, which would compile them again in each process."""
     monkeypatch.setattr(cache, "_known", {})
     with Known(str(tmp_path), "key") as known:
@@ -116,15 +123,31 @@ def test_another_process_reads_it(gpu: Gpu, config: Config, measured: Measured, 
     assert measured.calls == 2
 
 
-@pytest.mark.parametrize("content", [
-    "", "{", "[]", "null", '{"format": 1}', '{"format": 99, "profile": {}}', '{"format": 1, "profile": {"adapter": "x"}}',
-    json.dumps({"format": 1, "profile": {**MADE.as_dict(), "run_s": -1}}), json.dumps({"format": 1, "profile": [1]}),
-    json.dumps({"format": 1, "profile": {**MADE.as_dict(), "families": {"unheard of": [[1, 1]]}}}),
-    json.dumps({"format": 4, "profile": {**MADE.as_dict(), "roofs": {"flops_per_s": 1e12, "nbytes_per_s": 1e11}}}),
-    json.dumps({"format": FORMAT, "profile": {**MADE.as_dict(), "roofs": {"workgroup_nbytes_per_s": -1.0}}}),
-    json.dumps({"format": FORMAT, "profile": {**MADE.as_dict(), "roofs": {"atomics_per_s": 1.0}}})])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"format": 1}',
+        '{"format": 99, "profile": {}}',
+        '{"format": 1, "profile": {"adapter": "x"}}',
+        json.dumps({"format": 1, "profile": {**MADE.as_dict(), "run_s": -1}}),
+        json.dumps({"format": 1, "profile": [1]}),
+        json.dumps({"format": 1, "profile": {**MADE.as_dict(), "families": {"unheard of": [[1, 1]]}}}),
+        json.dumps({"format": 4, "profile": {**MADE.as_dict(), "roofs": {"flops_per_s": 1e12, "nbytes_per_s": 1e11}}}),
+        json.dumps({"format": FORMAT, "profile": {**MADE.as_dict(), "roofs": {"workgroup_nbytes_per_s": -1.0}}}),
+        json.dumps({"format": FORMAT, "profile": {**MADE.as_dict(), "roofs": {"atomics_per_s": 1.0}}}),
+    ],
+)
 def test_what_cannot_be_used_is_made_anew(
-    content: str, gpu: Gpu, config: Config, measured: Measured, forget: Callable[[], None], caplog: pytest.LogCaptureFixture,
+    content: str,
+    gpu: Gpu,
+    config: Config,
+    measured: Measured,
+    forget: Callable[[], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "ort_gpu_ep")
     path = file_of(gpu, config)
@@ -145,7 +168,9 @@ def test_a_profile_of_another_adapter_is_not_read(gpu: Gpu, config: Config, meas
     assert profile_of(gpu, config) == MADE
 
 
-def test_without_a_writable_folder(gpu: Gpu, tmp_path: Path, measured: Measured, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_writable_folder(
+    gpu: Gpu, tmp_path: Path, measured: Measured, caplog: pytest.LogCaptureFixture
+) -> None:
     """Not by permissions: a test may run as root."""
     caplog.set_level(logging.INFO, "ort_gpu_ep")
     (tmp_path / "file").write_text("in the way")
@@ -155,9 +180,17 @@ def test_without_a_writable_folder(gpu: Gpu, tmp_path: Path, measured: Measured,
     assert sum("can't be written" in r.message for r in caplog.records) == 1
 
 
-@pytest.mark.parametrize("error", [DeviceError("gone"), ShaderError("no"), UnsupportedNodeError("DRIVER", "off"), KeyError("N")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [DeviceError("gone"), ShaderError("no"), UnsupportedNodeError("DRIVER", "off"), KeyError("N")],
+    ids=lambda e: type(e).__name__,
+)
 def test_a_device_that_fails_is_guessed(
-    error: Exception, gpu: Gpu, config: Config, measured: Measured, caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    gpu: Gpu,
+    config: Config,
+    measured: Measured,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail() -> Any:
         raise error
@@ -169,7 +202,9 @@ def test_a_device_that_fails_is_guessed(
     assert not file_of(gpu, config).exists()
 
 
-def test_a_lost_device_is_guessed_and_not_touched(gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_is_guessed_and_not_touched(
+    gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpu, "lost", "a test")
     assert profile_of(gpu, config) is GUESSED
     monkeypatch.setattr(gpu, "lost", "")
@@ -183,7 +218,11 @@ def test_a_device_that_fails_on_purpose_is_not_measured(gpu: Gpu, tmp_path: Path
 
 
 def test_roofs_are_measured_once_and_kept(
-    gpu: Gpu, config: Config, measured: Measured, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
+    gpu: Gpu,
+    config: Config,
+    measured: Measured,
+    forget: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(cache, "measure_roofs", lambda *arguments: (calls.append(1), Roofs(2.0, 5.0, 3.0, 4.0, 6.0))[1])
@@ -195,8 +234,11 @@ def test_roofs_are_measured_once_and_kept(
     assert (len(calls), measured.calls) == (1, 1)
 
 
-def test_the_profile_of_a_gpu_has_its_roofs(gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are chosen by them from the next process on; on a software adapter nothing asks for them. They are measured first, and wake it."""
+def test_the_profile_of_a_gpu_has_its_roofs(
+    gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels are chosen by them from the next process on; on a software adapter nothing asks for them. They are
+    measured first, and wake it."""
     woken: list[tuple[float, int]] = []
 
     def roofs(bench: object, wake_s: float) -> Roofs:
@@ -226,11 +268,14 @@ def model() -> bytes:
 
 
 def test_a_session_that_does_not_measure_goes_by_what_is_known(
-    gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch,
+    gpu: Gpu,
+    config: Config,
+    measured: Measured,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the type of its adapter, until there is a profile: for bodies of Loop and Scan with placement=gpu."""
     monkeypatch.setattr(gpu, "info", replace(gpu.info, type="integrated"))
-    monkeypatch.setattr(gpu, "limits", gpu.limits)        # other tests have the same device
+    monkeypatch.setattr(gpu, "limits", gpu.limits)  # other tests have the same device
     monkeypatch.setattr(cache, "measure_roofs", lambda *arguments: Roofs(2e12, 5e10))
     backend = LocalBackend(gpu, config)
     assert backend.profile(config, measured=False) == guessed_for("integrated")
@@ -261,21 +306,27 @@ def test_a_plain_session_asks_when_it_is_made(model: bytes, config: Config, meas
 
 
 @pytest.mark.parametrize("options", [{}, {"placement": "gpu"}, {"placement": "cpu", "adapter": "software"}], ids=str)
-def test_nothing_is_measured_where_nothing_is_decided(options: dict[str, str], model: bytes, config: Config, measured: Measured) -> None:
+def test_nothing_is_measured_where_nothing_is_decided(
+    options: dict[str, str], model: bytes, config: Config, measured: Measured
+) -> None:
     """Without options: the adapter of these tests is software, and auto leaves that alone unless it is asked for."""
     plain(model, cache_dir=config.cache_path, **options)
     assert measured.calls == 0
 
 
 def test_what_chooses_kernels_is_measured_first_and_stays(
-    gpu: Gpu, config: Config, measured: Measured, monkeypatch: pytest.MonkeyPatch,
+    gpu: Gpu,
+    config: Config,
+    measured: Measured,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A device is opened by what is on disk: the one that measured it goes by the same, and what is measured later changes none of it."""
+    """A device is opened by what is on disk: the one that measured it goes by the same, and what is measured later
+    changes none of it."""
     found = Roofs(60e12, 4e12, 1e-7, 3e-8, 3e13)
     monkeypatch.setattr(cache, "_roofs", lambda gpu, busy: found)
     monkeypatch.setattr(cache, "open_gpu", lambda *given: gpu)
     monkeypatch.setattr(gpu, "info", replace(gpu.info, type="discrete"))
-    monkeypatch.setattr(gpu, "limits", gpu.limits)        # other tests have the same device
+    monkeypatch.setattr(gpu, "limits", gpu.limits)  # other tests have the same device
     first = profile_of(gpu, config, whole=False)
     assert (first.is_whole, first.roofs, measured.calls) == (False, found, 1)
     assert gpu.limits.figures == _figures(gpu.info, config.cache_path) == figures_for("discrete", first.figures)

@@ -1,4 +1,5 @@
-"""What is measured on this machine's adapter, and what is made of the times: those are told, since a busy machine's say anything.
+"""What is measured on this machine's adapter, and what is made of the times: those are told, since a busy machine's say
+anything.
 
 Whether predictions come true on a real adapter: `python -m benchmarks.predictions`.
 """
@@ -57,19 +58,24 @@ class Machine:
         def compiled(job: Job, gpu: Gpu, graph: Graph) -> None:
             self.clock.rest(compile_s)
             made(job, gpu, graph)
-            job.told_s = self.of(graph, gpu.limits)     # type: ignore[attr-defined]
+            job.told_s = self.of(graph, gpu.limits)  # type: ignore[attr-defined]
 
         monkeypatch.setattr(Job, "__init__", compiled)
         monkeypatch.setattr(Job, "run", lambda job: self.clock.rest(job.told_s))
         monkeypatch.setattr(Job, "start", lambda job: None)
-        monkeypatch.setattr(Gpu, "upload", lambda gpu, buffer, offset, address, nbytes: self.clock.rest(truth.upload_s(nbytes)))
-        monkeypatch.setattr(Gpu, "download", lambda gpu, buffer, offset, address, nbytes:
-                            self.clock.rest(truth.run_s + truth.download_s(nbytes)))
+        monkeypatch.setattr(
+            Gpu, "upload", lambda gpu, buffer, offset, address, nbytes: self.clock.rest(truth.upload_s(nbytes))
+        )
+        monkeypatch.setattr(
+            Gpu,
+            "download",
+            lambda gpu, buffer, offset, address, nbytes: self.clock.rest(truth.run_s + truth.download_s(nbytes)),
+        )
         monkeypatch.setattr(MEASURE, "Timer", lambda gpu: None)
 
     def of(self, graph: Graph, limits: Limits) -> float:
         """Seconds of a run."""
-        if len(graph.nodes) > 1 or graph.nodes[0].op == "Neg":      # a chain; the empty run is one of length 1
+        if len(graph.nodes) > 1 or graph.nodes[0].op == "Neg":  # a chain; the empty run is one of length 1
             return self.truth.run_s + (len(graph.nodes) - 1) * self.truth.dispatch_s
         works = works_of(graph, limits)
         return self.truth.run_s + (len(works) - 1) * self.truth.dispatch_s + sum(self.truth.work_s(w) for w in works)
@@ -80,20 +86,34 @@ class Machine:
 
 
 def told(scale: float, **slower: float) -> Profile:
-    """An adapter on which everything takes so many times as long as guessed, the kernels of some families longer than that."""
+    """An adapter on which everything takes so many times as long as guessed, the kernels of some families longer than
+    that."""
+
     def scaled(curve: Curve, by: float = 1.0) -> Curve:
         return Curve(tuple((amount, scale * by * seconds) for amount, seconds in curve.points))
 
-    families = {family: scaled(GUESSED.curve(family), slower.get(family, 1.0)) for family in {w.family for w in WORKLOADS}}
-    return Profile("told", scale * GUESSED.run_s, scale * GUESSED.dispatch_s, scaled(GUESSED.upload), scaled(GUESSED.download), families)
+    families = {
+        family: scaled(GUESSED.curve(family), slower.get(family, 1.0)) for family in {w.family for w in WORKLOADS}
+    }
+    return Profile(
+        "told",
+        scale * GUESSED.run_s,
+        scale * GUESSED.dispatch_s,
+        scaled(GUESSED.upload),
+        scaled(GUESSED.download),
+        families,
+    )
 
 
 RATES = {family: 1.0 + 0.5 * index for index, family in enumerate(sorted(FAMILIES.keys() - {"product", "elementwise"}))}
-"""A rate of its own for each family: what one is charged for another's work shows. Families that others' workloads need, too, have 1."""
+"""A rate of its own for each family: what one is charged for another's work shows. Families that others' workloads
+need, too, have 1."""
 
 
 @pytest.mark.parametrize(("scale", "compile_s"), [(1.0, 0.0), (1.0, 0.3), (10.0, 0.1), (30.0, 0.3)])
-def test_it_takes_three_seconds_at_most(scale: float, compile_s: float, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_three_seconds_at_most(
+    scale: float, compile_s: float, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or what compiling the graphs takes that are measured in any case, and half a second more."""
     machine = Machine(monkeypatch, told(scale), compile_s)
     found = measure(gpu)
@@ -104,7 +124,10 @@ def test_what_the_clock_says_is_what_the_profile_says(gpu: Gpu, monkeypatch: pyt
     truth = told(1.0, **RATES)
     Machine(monkeypatch, truth, 0.0)
     found = measure(gpu, ENOUGH_S)
-    assert (found.run_s, found.dispatch_s) == (pytest.approx(truth.run_s - truth.dispatch_s), pytest.approx(truth.dispatch_s))
+    assert (found.run_s, found.dispatch_s) == (
+        pytest.approx(truth.run_s - truth.dispatch_s),
+        pytest.approx(truth.dispatch_s),
+    )
     assert set(found.families) == {w.family for w in WORKLOADS}
     for nbytes in SIZES_NBYTES:
         assert found.upload_s(nbytes) == pytest.approx(truth.upload_s(nbytes))
@@ -115,7 +138,7 @@ def test_what_the_clock_says_is_what_the_profile_says(gpu: Gpu, monkeypatch: pyt
 
 def test_every_quantity_is_there(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """By this machine's clocks. Curves refuse what is not positive or descends."""
-    monkeypatch.setattr(MEASURE, "LONG_S", 5e-3)      # smaller sizes do
+    monkeypatch.setattr(MEASURE, "LONG_S", 5e-3)  # smaller sizes do
     profile = measure(gpu, ENOUGH_S)
     assert profile.adapter == gpu.info.name
     assert tuple(n for n, _ in profile.upload.points) == tuple(n for n, _ in profile.download.points) == SIZES_NBYTES
@@ -123,26 +146,48 @@ def test_every_quantity_is_there(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 STANDS_FOR = {
-    "product": "product.wgsl", "elementwise": "elementwise.wgsl", "reduction_held": "softmax_rows.wgsl", "reduction": "reduce.wgsl",
-    "matvec": "matvec_columns.wgsl", "direct": "conv_direct.wgsl", "recurrent": "recurrent.wgsl", "recurrent_held": "recurrent_held.wgsl",
-    "recurrent_steps": "recurrent_steps.wgsl", "movement": "transpose.wgsl", "pool": "pool.wgsl", "gather": "gather.wgsl", "sorting": "topk_sort.wgsl"}
+    "product": "product.wgsl",
+    "elementwise": "elementwise.wgsl",
+    "reduction_held": "softmax_rows.wgsl",
+    "reduction": "reduce.wgsl",
+    "matvec": "matvec_columns.wgsl",
+    "direct": "conv_direct.wgsl",
+    "recurrent": "recurrent.wgsl",
+    "recurrent_held": "recurrent_held.wgsl",
+    "recurrent_steps": "recurrent_steps.wgsl",
+    "movement": "transpose.wgsl",
+    "pool": "pool.wgsl",
+    "gather": "gather.wgsl",
+    "sorting": "topk_sort.wgsl",
+}
 
 
-@pytest.mark.parametrize("limits", [Limits(max_invocations=1024, max_workgroup_nbytes=48 << 10), None], ids=["a GPU", "this adapter"])
+@pytest.mark.parametrize(
+    "limits", [Limits(max_invocations=1024, max_workgroup_nbytes=48 << 10), None], ids=["a GPU", "this adapter"]
+)
 def test_a_family_is_measured_by_the_kernel_that_stands_for_it(limits: Limits | None, gpu: Gpu) -> None:
-    """Not by another that a new way to lower its op brought: Softmax once measured the reductions, then its rows went into registers."""
+    """Not by another that a new way to lower its op brought: Softmax once measured the reductions, then its rows went
+    into registers."""
     found = {}
     for workload in WORKLOADS:
         graph = workload.graph(workload.sizes[0])
-        _, answer, _ = next(walk(graph, facts_of(graph, {"x": TensorType(FLOAT32, graph.values["x"].shape)}), limits or gpu.limits))
+        _, answer, _ = next(
+            walk(graph, facts_of(graph, {"x": TensorType(FLOAT32, graph.values["x"].shape)}), limits or gpu.limits)
+        )
         assert isinstance(answer, Lowering)
         found[workload.family] = [k.shader for k in answer.per_run if RECORDS[k.shader].family == workload.family]
     assert found == {family: [shader] for family, shader in STANDS_FOR.items()}
 
 
-@pytest.mark.parametrize(("slow", "on_cpu"), [("gather", []), ("reduction", ["ReduceSum"]), ("reduction_held", ["Softmax"]), ("product", ["MatMul"])])
-def test_what_a_family_takes_decides_where_its_nodes_run(slow: str, on_cpu: list[str], gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told times become a profile, and that an assignment: what an adapter is slow at leaves it, and nothing else does."""
+@pytest.mark.parametrize(
+    ("slow", "on_cpu"),
+    [("gather", []), ("reduction", ["ReduceSum"]), ("reduction_held", ["Softmax"]), ("product", ["MatMul"])],
+)
+def test_what_a_family_takes_decides_where_its_nodes_run(
+    slow: str, on_cpu: list[str], gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told times become a profile, and that an assignment: what an adapter is slow at leaves it, and nothing else
+    does."""
     Machine(monkeypatch, told(1.0, **{slow: 3000.0}), 0.0)
     text = "(float[2048, 2048] x) => (y, e, f) { y = MatMul(x, w) e = Softmax(y) f = ReduceSum(y, axes) }"
     costs = Costs(measure(gpu, ENOUGH_S), {(0, "MatMul"): 50e-3, (1, "Softmax"): 5e-3, (2, "ReduceSum"): 5e-3})
@@ -151,22 +196,35 @@ def test_what_a_family_takes_decides_where_its_nodes_run(slow: str, on_cpu: list
     assert [n.op for n in report.nodes if n.device == "cpu"] == on_cpu
 
 
-BODY = "(int64 i, bool go, float[1024, 1024] v) => (bool going, float[1024, 1024] after) { going = Identity(go)  after = MatMul(v, w) }"
+BODY = (
+    "(int64 i, bool go, float[1024, 1024] v) => (bool going, float[1024, 1024] after) { going = Identity(go)  after "
+    "= MatMul(v, w) }"
+)
 
 
-@pytest.mark.parametrize(("slower", "roofs", "on_gpu"), [
-    (1.0, Roofs(), True), (1.0, Roofs(60e12, 4e12), True), (100.0, Roofs(), False), (1.0, Roofs(0.2e12, 3e10), False)])
+@pytest.mark.parametrize(
+    ("slower", "roofs", "on_gpu"),
+    [(1.0, Roofs(), True), (1.0, Roofs(60e12, 4e12), True), (100.0, Roofs(), False), (1.0, Roofs(0.2e12, 3e10), False)],
+)
 def test_what_is_measured_first_decides_where_bodies_run(
-    slower: float, roofs: Roofs, on_gpu: bool, gpu: Gpu, monkeypatch: pytest.MonkeyPatch,
+    slower: float,
+    roofs: Roofs,
+    on_gpu: bool,
+    gpu: Gpu,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each turn of this one copies 4 MiB there and back. A slow readback keeps it on the CPU, and so do roofs under what an H200 reaches."""
+    """Each turn of this one copies 4 MiB there and back. A slow readback keeps it on the CPU, and so do roofs under
+    what an H200 reaches."""
     truth = told(1.0)
     back = Curve(tuple((amount, slower * seconds) for amount, seconds in truth.download.points))
     machine = Machine(monkeypatch, replace(truth, download=back), 0.0)
     first = replace(measure(gpu, whole=False, wake_s=0.0), roofs=roofs)
     assert not first.is_whole
     assert machine.spent_s < 0.1 * slower
-    assert (first.upload_s(4 << 20), first.download_s(4 << 20)) == (pytest.approx(truth.upload_s(4 << 20)), pytest.approx(back.at(4 << 20)))
+    assert (first.upload_s(4 << 20), first.download_s(4 << 20)) == (
+        pytest.approx(truth.upload_s(4 << 20)),
+        pytest.approx(back.at(4 << 20)),
+    )
     body = replace(graph_of(BODY, {"w": random((1024, 1024))}), nested=True, parent=Parent("Loop", ("y",)))
     report = partition(body, Config(placement="gpu"), Limits(), software=False, costs=Costs(first)).report
     assert ["MatMul" in n.op and n.device == "gpu" for n in report.nodes if n.op != "Identity"] == [on_gpu]
@@ -206,7 +264,8 @@ def test_sizes_grow_and_every_family_has_a_workload() -> None:
 
 
 def test_a_family_is_charged_for_its_own_kernels_only() -> None:
-    """A recurrent layer's product and its packing are priced by themselves; a step of it is its part of what is left."""
+    """A recurrent layer's product and its packing are priced by themselves; a step of it is its part of what is
+    left."""
     products = [Sample("product", (Work("product", n, 1),), n * 1e-9) for n in (1000, 4000)]
     layer = Sample("recurrent", (Work("product", 4000, 1), Work("recurrent", 800, 1, steps=4)), 24e-6)
     assert curves([layer, *products])["recurrent"].points == ((200, pytest.approx(5e-6)),)
@@ -215,7 +274,8 @@ def test_a_family_is_charged_for_its_own_kernels_only() -> None:
 
 
 def test_a_small_budget_leaves_families_to_their_siblings(gpu: Gpu) -> None:
-    """Transfers, dispatches, and what no sibling can stand in for are measured in any case: a guess would be about another adapter."""
+    """Transfers, dispatches, and what no sibling can stand in for are measured in any case: a guess would be about
+    another adapter."""
     hurried = measure(gpu, budget_s=1e-3)
     assert set(hurried.families) == {"product", "elementwise"}
     assert hurried.curve("gather") is hurried.families["elementwise"]
@@ -262,7 +322,7 @@ def test_every_buffer_is_given_back(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -
         taken.remove(id(buffer))
         free(buffer)
 
-    kept: list[Buffer] = []     # so that no id is used twice
+    kept: list[Buffer] = []  # so that no id is used twice
     monkeypatch.setattr(gpu, "allocate", counted)
     monkeypatch.setattr(gpu, "free", freed)
     assert len(measure(gpu, 1e6, begins).families) == 5
@@ -282,7 +342,8 @@ def test_a_benchmark_keeps_its_timer(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize("ticks", [0.0, -1.0, 1e9])
 def test_timestamps_that_can_not_be_are_not_believed(ticks: float, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that stands still, runs backwards, or has seen more than the host has waited: the host's clock stands in."""
+    """A clock that stands still, runs backwards, or has seen more than the host has waited: the host's clock stands
+    in."""
     bench = Bench(gpu, ENOUGH_S, None)
     monkeypatch.setattr(Timer, "read_s", lambda self: ticks)
     monkeypatch.setattr(bench, "added_s", lambda action: 42.0)

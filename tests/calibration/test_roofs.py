@@ -23,14 +23,16 @@ def gpu() -> Gpu:
 
 
 def test_the_roofs_are_of_the_work_that_was_done(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a told clock, on which an adapter does 1e12 operations, and moves 1e11 bytes, in each second; a read takes 1 us, a barrier 2;
-    of workgroup memory it reads 3e12 bytes.
+    """By a told clock, on which an adapter does 1e12 operations, and moves 1e11 bytes, in each second; a read takes 1
+    us, a barrier 2; of workgroup memory it reads 3e12 bytes.
     """
     clock, job = Clock(monkeypatch, roofs), roofs._Job
     made, fill, download = job.__init__, job.fill, gpu.download
     doing: list[float] = [0.0]
 
-    def begun(self: Any, bench: roofs.Bench, label: str, source: str, x: Any, y: Any, groups: int, times: int, want: Any) -> None:
+    def begun(
+        self: Any, bench: roofs.Bench, label: str, source: str, x: Any, y: Any, groups: int, times: int, want: Any
+    ) -> None:
         made(self, bench, label, source, x, y, groups, times, want)
         self.told = label
         doing[0] = 2 * times * y[1] / 1e11
@@ -38,9 +40,9 @@ def test_the_roofs_are_of_the_work_that_was_done(gpu: Gpu, monkeypatch: pytest.M
     def filled(self: Any, buffer: Buffer, offset: int, data: np.ndarray) -> None:
         fill(self, buffer, offset, data)
         steps = int(data[-1])
-        if self.told == "fma":      # each invocation: so many steps of four times eight chains of four multiply-adds
+        if self.told == "fma":  # each invocation: so many steps of four times eight chains of four multiply-adds
             doing[0] = steps * self.groups * 64 * 4 * 8 * 4 * 2 / 1e12
-        elif self.told == "hold":   # so many steps of eight vectors of 16 bytes
+        elif self.told == "hold":  # so many steps of eight vectors of 16 bytes
             doing[0] = steps * self.groups * 64 * 8 * 16 / 3e12
         elif self.told != "copy":
             doing[0] = steps * (1e-6 if self.told == "read" else 2 * 2e-6)
@@ -56,7 +58,9 @@ def test_the_roofs_are_of_the_work_that_was_done(gpu: Gpu, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("risen_s", "wakes_s"), [(0.1, 0.8), (0.7, 1.1), (9.0, 2.4)])
-def test_a_gpu_at_rest_is_measured_when_its_clock_rises_no_more(monkeypatch: pytest.MonkeyPatch, risen_s: float, wakes_s: float) -> None:
+def test_a_gpu_at_rest_is_measured_when_its_clock_rises_no_more(
+    monkeypatch: pytest.MonkeyPatch, risen_s: float, wakes_s: float
+) -> None:
     """One that takes 10 ms a run at first, a tenth less in each tenth of a second, and 1 ms from risen_s on."""
     clock = Clock(monkeypatch, roofs)
     start_s = clock.now_s
@@ -67,7 +71,7 @@ def test_a_gpu_at_rest_is_measured_when_its_clock_rises_no_more(monkeypatch: pyt
         clock.rest(taken_s)
         return taken_s
 
-    roofs._wake(SimpleNamespace(once_s=run), 0.8)      # type: ignore[arg-type]
+    roofs._wake(SimpleNamespace(once_s=run), 0.8)  # type: ignore[arg-type]
     assert clock.now_s - start_s == pytest.approx(wakes_s, abs=0.03)
 
 
@@ -108,13 +112,13 @@ def test_beside_a_busy_program_the_hosts_clock_does_not_count(gpu: Gpu, monkeypa
     assert all(astuple(roofs.measure_roofs(roofs.Bench(gpu))))
 
     told = SimpleNamespace(writes=lambda step: None, resolve=lambda encoder: None, read_s=lambda: 1e-5)
-    monkeypatch.setattr(roofs, "LONG_S", 3600.0)     # waits count as short ones: such a reading is believed
-    assert roofs._nbytes_per_s(roofs.Bench(gpu, told, True)) == pytest.approx(2 * 128 * 2 ** 20 / 1e-5)     # type: ignore[arg-type]
+    monkeypatch.setattr(roofs, "LONG_S", 3600.0)  # waits count as short ones: such a reading is believed
+    assert roofs._nbytes_per_s(roofs.Bench(gpu, told, True)) == pytest.approx(2 * 128 * 2**20 / 1e-5)  # type: ignore[arg-type]
 
 
 def test_which_clock_is_believed() -> None:
     assert roofs.believed_s(2.4e-3, 2.5e-3) == 2.4e-3
-    assert roofs.believed_s(5e-6, 2.5e-3) == 2.5e-3        # it missed the kernel
+    assert roofs.believed_s(5e-6, 2.5e-3) == 2.5e-3  # it missed the kernel
     assert roofs.believed_s(3e-3, 2.5e-3) == 2.5e-3
     assert roofs.believed_s(0.0, 1e-4) == 1e-4
-    assert roofs.believed_s(2e-5, 1.2e-4) == 2e-5          # most of a short wait is the host's
+    assert roofs.believed_s(2e-5, 1.2e-4) == 2e-5  # most of a short wait is the host's

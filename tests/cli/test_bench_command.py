@@ -26,7 +26,9 @@ GPU = ("-o", "placement=gpu")
 def written(tmp_path: Path, rows: str) -> Path:
     path = tmp_path / "model.onnx"
     weights = {"w": np.random.default_rng(3).standard_normal((16, 8)).astype("f")}
-    path.write_bytes(model_of(f"(float[{rows}, 16] x) => (float[{rows}, 8] y) {{ y = MatMul(x, w) }}", weights).SerializeToString())
+    path.write_bytes(
+        model_of(f"(float[{rows}, 16] x) => (float[{rows}, 8] y) {{ y = MatMul(x, w) }}", weights).SerializeToString()
+    )
     return path
 
 
@@ -37,7 +39,12 @@ def model(tmp_path: Path) -> Path:
 
 def test_it_names_adapter_versions_and_placement(model: Path) -> None:
     text = printed("bench", model, "--runs", 3, *GPU).replace("\n", " ")
-    for wanted in ("adapter: ", "placement=gpu: 1 nodes on the GPU, 0 on the CPU", f"onnxruntime {onnxruntime.__version__}", "ort-gpu-ep "):
+    for wanted in (
+        "adapter: ",
+        "placement=gpu: 1 nodes on the GPU, 0 on the CPU",
+        f"onnxruntime {onnxruntime.__version__}",
+        "ort-gpu-ep ",
+    ):
         assert wanted in text
     data = parsed("bench", model, "--runs", 3, "--json", *GPU)
     assert data["nodes"]["gpu"] == 1
@@ -52,7 +59,9 @@ def test_markdown_to_share(tmp_path: Path) -> None:
     model = tmp_path / "a folder" / "net_v1|x.onnx"
     model.parent.mkdir()
     written(tmp_path, "N").rename(model)
-    done = call("bench", model, "--runs", 3, "--against", "cpu", "--share", *GPU, "-o", f"cache_dir={tmp_path / 'cache'}")
+    done = call(
+        "bench", model, "--runs", 3, "--against", "cpu", "--share", *GPU, "-o", f"cache_dir={tmp_path / 'cache'}"
+    )
     assert done.returncode == 0, done.stderr
     head, _, *rest = done.stdout.splitlines()
     assert head.startswith(r"**net\_v1\|x.onnx** on ")
@@ -102,7 +111,7 @@ def test_threads(model: Path) -> None:
 def test_all_threads_are_counted() -> None:
     calls: list[int] = []
     session = SimpleNamespace(run=lambda names, feeds: calls.append(1))
-    row, = measure({"this": session}, {4: {}}, 3, 5, lambda what, part: None)
+    (row,) = measure({"this": session}, {4: {}}, 3, 5, lambda what, part: None)
     assert len(calls) == 3 + 3 * 5
     assert row.per_s > 0
 
@@ -130,7 +139,9 @@ def test_rows_are_repeated(model: Path) -> None:
 
 def test_peers_that_are_not_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, peers.WEBGPU, None)
-    assert "pip install onnxruntime-ep-webgpu" in rejected("bench", model, "--runs", 3, "--against", "webgpu", *GPU).replace("\n", " ")
+    assert "pip install onnxruntime-ep-webgpu" in rejected(
+        "bench", model, "--runs", 3, "--against", "webgpu", *GPU
+    ).replace("\n", " ")
     if peers.CUDA_PROVIDER not in onnxruntime.get_available_providers():
         assert "onnxruntime-gpu" in rejected("bench", model, "--runs", 3, "--against", "cuda", *GPU).replace("\n", " ")
     assert call("bench", model, "--against", "abacus").returncode == 2
@@ -140,13 +151,20 @@ def test_a_size_is_given_once(tmp_path: Path) -> None:
     """The size by --dim was printed, and the ones by --batch were measured."""
     model = tmp_path / "open.onnx"
     model.write_bytes(model_of("(float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }").SerializeToString())
-    assert "both set the first size of x" in " ".join(rejected("bench", model, "--batch", "1,8", "--dim", "N=3", "--runs", 2).split())
+    assert "both set the first size of x" in " ".join(
+        rejected("bench", model, "--batch", "1,8", "--dim", "N=3", "--runs", 2).split()
+    )
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (("--load", "low", "--batch", "1,8"), "--load does not go with --batch"), (("--load", "low", "--threads", "2"), "--load does not go with --threads"),
-    (("--load", "low", "--against", "cpu"), "--load does not go with --against"),
-    (("--before", "a.json", "--batch", "2"), "--before does not go with --batch")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--load", "low", "--batch", "1,8"), "--load does not go with --batch"),
+        (("--load", "low", "--threads", "2"), "--load does not go with --threads"),
+        (("--load", "low", "--against", "cpu"), "--load does not go with --against"),
+        (("--before", "a.json", "--batch", "2"), "--before does not go with --batch"),
+    ],
+)
 def test_options_that_do_not_go_together(options: tuple[str, ...], message: str, model: Path) -> None:
     assert message in " ".join(rejected("bench", model, *options).split())
 
@@ -166,7 +184,9 @@ def test_the_picture_is_of_what_was_measured(model: Path, tmp_path: Path) -> Non
 def test_a_distribution_and_what_was_before(model: Path, tmp_path: Path) -> None:
     picture, before = tmp_path / "p.svg", tmp_path / "before.json"
     before.write_text(call("bench", model, "--runs", 4, "--json", *GPU).stdout)
-    data = parsed("bench", model, "--runs", 5, "--before", before, "--against", "cpu", "--plot", picture, "--json", *GPU)
+    data = parsed(
+        "bench", model, "--runs", 5, "--before", before, "--against", "cpu", "--plot", picture, "--json", *GPU
+    )
     assert (len(data["before"]["times_ms"]), len(data["this"]["times_ms"])) == (4, 5)
     assert data["change"] == pytest.approx(data["before"]["median_ms"] / data["this"]["median_ms"])
     text = picture.read_text("utf-8")
@@ -174,7 +194,9 @@ def test_a_distribution_and_what_was_before(model: Path, tmp_path: Path) -> None
         assert f"<!-- {side}" in text
     assert "of before" in printed("bench", model, "--runs", 3, "--before", before, *GPU)
     before.write_text("{}")
-    assert "expected what `ort-gpu-ep bench MODEL --json` printed" in " ".join(rejected("bench", model, "--before", before, *GPU).split())
+    assert "expected what `ort-gpu-ep bench MODEL --json` printed" in " ".join(
+        rejected("bench", model, "--before", before, *GPU).split()
+    )
 
 
 def test_labels_do_not_overlap(tmp_path: Path) -> None:
@@ -202,4 +224,4 @@ def test_labels_do_not_overlap(tmp_path: Path) -> None:
     for boxes in seen:
         inside = [box for box in boxes if box.width]
         assert len(inside) >= 2
-        assert not [1 for k, a in enumerate(inside) for b in inside[k + 1:] if a.overlaps(b)]
+        assert not [1 for k, a in enumerate(inside) for b in inside[k + 1 :] if a.overlaps(b)]

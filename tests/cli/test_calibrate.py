@@ -14,8 +14,14 @@ from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile
 from tests.cli.test_cli import call, parsed, printed, rejected
 
 MADE = Profile(
-    "an adapter", 1.5e-4, 3e-6, Curve(((4096.0, 1e-7), (16777216.0, 5e-3))), Curve(((4096.0, 2e-6), (16777216.0, 3e-3))),
-    {"product": Curve(((4.2e6, 2.5e-3), (1.4e7, 9e-3))), "gather": Curve(((5e5, 6e-4),))}, Roofs(2e12, 3e11, 4e-7, 5e-8, 7e11))
+    "an adapter",
+    1.5e-4,
+    3e-6,
+    Curve(((4096.0, 1e-7), (16777216.0, 5e-3))),
+    Curve(((4096.0, 2e-6), (16777216.0, 3e-3))),
+    {"product": Curve(((4.2e6, 2.5e-3), (1.4e7, 9e-3))), "gather": Curve(((5e5, 6e-4),))},
+    Roofs(2e12, 3e11, 4e-7, 5e-8, 7e11),
+)
 
 
 @pytest.fixture
@@ -34,8 +40,23 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_tables(measured: list[int], tmp_path: Path) -> None:
     text = printed("calibrate", "-o", f"cache_dir={tmp_path}")
-    for wanted in ("150.0 µs", "3.0 µs", "16.8 MB", "5.00 ms", "3.36 GB/s", "< 1 µs", "product", "4.2 Mflop", "1.68 Gflop/s", "gather", "833 MB/s", "at most 2 Tflop/s",
-                   "workgroup memory 700 GB/s", "400 ns", "50 ns"):
+    for wanted in (
+        "150.0 µs",
+        "3.0 µs",
+        "16.8 MB",
+        "5.00 ms",
+        "3.36 GB/s",
+        "< 1 µs",
+        "product",
+        "4.2 Mflop",
+        "1.68 Gflop/s",
+        "gather",
+        "833 MB/s",
+        "at most 2 Tflop/s",
+        "workgroup memory 700 GB/s",
+        "400 ns",
+        "50 ns",
+    ):
         assert wanted in text
     assert "assumptions" not in text
 
@@ -82,7 +103,9 @@ def test_another_suffix_is_refused_before_anything_is_measured(measured: list[in
 
 def test_without_matplotlib(measured: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "pip install matplotlib" in rejected("calibrate", "--plot", tmp_path / "a.png", "-o", f"cache_dir={tmp_path}").replace("\n", " ")
+    assert "pip install matplotlib" in rejected(
+        "calibrate", "--plot", tmp_path / "a.png", "-o", f"cache_dir={tmp_path}"
+    ).replace("\n", " ")
     assert not measured
 
 

@@ -38,7 +38,8 @@ class Done:
 
 
 def call(*arguments: object) -> Done:
-    """`ort-gpu-ep ARGUMENTS` in this process, in a terminal of WIDTH columns. An exception that the command lets out is raised."""
+    """`ort-gpu-ep ARGUMENTS` in this process, in a terminal of WIDTH columns. An exception that the command lets out is
+    raised."""
     done = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": str(WIDTH)}, catch_exceptions=False)
     return Done(done.exit_code, done.stdout, done.stderr)
 
@@ -46,8 +47,12 @@ def call(*arguments: object) -> Done:
 def call_alone(*arguments: object, **environment: str) -> Done:
     """The same in a process of its own, with environment variables."""
     done = subprocess.run(
-        [sys.executable, "-m", "ort_gpu_ep.cli", *map(str, arguments)], capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(WIDTH), "NO_COLOR": "1", **environment})
+        [sys.executable, "-m", "ort_gpu_ep.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(WIDTH), "NO_COLOR": "1", **environment},
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -79,9 +84,12 @@ def rejected(*arguments: object) -> str:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(3)
-    text = ("(float[N, 16] x, int64[3] i) => (float[N, 8] a_rather_long_name_of_an_output_as_exporters_make_them, float[3, 8] g) "
-            "{ h = MatMul(x, w) "
-            "a_rather_long_name_of_an_output_as_exporters_make_them = Softmax(h) g = Gather(w, i) }")
+    text = (
+        "(float[N, 16] x, int64[3] i) => (float[N, 8] a_rather_long_name_of_an_output_as_exporters_make_them, "
+        "float[3, 8] g) "
+        "{ h = MatMul(x, w) "
+        "a_rather_long_name_of_an_output_as_exporters_make_them = Softmax(h) g = Gather(w, i) }"
+    )
     made = model_of(text, {"w": rng.standard_normal((16, 8)).astype("f")})
     made.graph.node[0].name = "/a_rather_long_name_of_a_node/as/exporters/make/them/block.0/attention/MatMul"
     path = tmp_path_factory.mktemp("cli") / "model.onnx"
@@ -108,9 +116,20 @@ def test_run(model: Path) -> None:
 def test_run_with_given_inputs_saves_what_the_cpu_computes(model: Path, x: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "i.npy", np.array([3, 0, 7]))
     assert "outputs written to" in printed(
-        "run", model, "-o", "placement=gpu", "--input", f"x={x}", "--input", f"i={tmp_path / 'i.npy'}", "--save", tmp_path / "out")
+        "run",
+        model,
+        "-o",
+        "placement=gpu",
+        "--input",
+        f"x={x}",
+        "--input",
+        f"i={tmp_path / 'i.npy'}",
+        "--save",
+        tmp_path / "out",
+    )
     want = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(
-        None, {"x": np.load(x), "i": np.array([3, 0, 7])})
+        None, {"x": np.load(x), "i": np.array([3, 0, 7])}
+    )
     names = ["a_rather_long_name_of_an_output_as_exporters_make_them", "g"]
     for name, w in zip(names, want, strict=True):
         np.testing.assert_allclose(np.load(tmp_path / "out" / f"{name}.npy"), w, rtol=1e-5)
@@ -127,7 +146,12 @@ def test_run_json(model: Path) -> None:
 def test_numbers_that_json_has_none_for_are_text(tmp_path: Path) -> None:
     """Parsers of other languages refuse the bare words NaN and Infinity."""
     path = tmp_path / "m.onnx"
-    path.write_bytes(model_of("(float[4] x, float[4] z) => (float[4] a, float[4] b, float[4] c) { a = Div(x, z) b = Neg(a) c = Sub(a, a) }").SerializeToString())
+    path.write_bytes(
+        model_of(
+            "(float[4] x, float[4] z) => (float[4] a, float[4] b, float[4] c) { a = Div(x, z) b = Neg(a) c "
+            "= Sub(a, a) }"
+        ).SerializeToString()
+    )
     done = call("run", path, "--input", "x=1", "--input", "z=0", "--json")
     assert done.returncode == 0, done.stderr
 
@@ -165,8 +189,14 @@ app()
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_ctrl_c_is_acknowledged_while_what_holds_it_goes_on() -> None:
-    with subprocess.Popen([sys.executable, "-c", HELD], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:
         assert process.stdin
         assert process.stdout
         assert process.stderr
@@ -198,15 +228,27 @@ main()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-@pytest.mark.parametrize("command", [["run"], ["bench"], ["compare"], ["tune"], ["profile"], ["explain", "--profile"], ["conformance"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [["run"], ["bench"], ["compare"], ["tune"], ["profile"], ["explain", "--profile"], ["conformance"]],
+    ids=" ".join,
+)
 def test_ctrl_c_ends_with_the_kernels_that_are_compiling(command: list[str], tmp_path: Path) -> None:
     """A session compiled all of its kernels first: minutes with a slow driver."""
     path = tmp_path / "m.onnx"
-    text = " ".join(f"v{k + 1} = {op} <axis = 0> (v{k})" for k, op in enumerate(["Softmax", "LogSoftmax", "Hardmax", "Softmax"] * 3))
+    text = " ".join(
+        f"v{k + 1} = {op} <axis = 0> (v{k})" for k, op in enumerate(["Softmax", "LogSoftmax", "Hardmax", "Softmax"] * 3)
+    )
     path.write_bytes(model_of(f"(float[4, 8] v0) => (float[4, 8] v12) {{ {text} }}").SerializeToString())
     arguments = [*command, *([] if command == ["conformance"] else [path, "-o", "placement=gpu"])]
-    with subprocess.Popen([sys.executable, "-c", SLOW, *map(str, arguments), "-o", f"cache_dir={tmp_path}"], text=True, stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW, *map(str, arguments), "-o", f"cache_dir={tmp_path}"],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:
         assert process.stdin
         assert process.stderr
         while (line := process.stderr.readline()) != "compiling\n":
@@ -214,8 +256,13 @@ def test_ctrl_c_ends_with_the_kernels_that_are_compiling(command: list[str], tmp
         process.send_signal(signal.SIGINT)
         while not (line := process.stderr.readline()).startswith(("Ctrl-C: ", "interrupted")):
             assert line, "it did not say that a Ctrl-C has come"
-        process.stdin.close()       # all that are compiling are done
-        assert "".join([line, process.stderr.read()]).replace("Ctrl-C: this ends when the kernel or run that goes on is over\n", "") == "interrupted\n"
+        process.stdin.close()  # all that are compiling are done
+        assert (
+            "".join([line, process.stderr.read()]).replace(
+                "Ctrl-C: this ends when the kernel or run that goes on is over\n", ""
+            )
+            == "interrupted\n"
+        )
         assert process.wait() == 130
 
 
@@ -250,7 +297,7 @@ def test_explain_json(model: Path) -> None:
     data = parsed("explain", model, "-o", "placement=gpu", "--json")
     (graph,) = data["graphs"]
     assert sorted(n["op"] for n in graph["nodes"]) == ["Gather", "MatMul", "Softmax"]
-    assert [(m["exact"], m["dispatches"]) for m in data["memory"]] == [(True, 3)]     # the sizes that a run would have
+    assert [(m["exact"], m["dispatches"]) for m in data["memory"]] == [(True, 3)]  # the sizes that a run would have
 
 
 # ---- bench
@@ -333,15 +380,24 @@ def test_a_shape_for_sizes_without_a_name(tmp_path: Path) -> None:
     assert parsed("run", path, "--shape", "x=5x16", "--json")["outputs"][0]["shape"] == [5, 16]
     for wrong in ("5x17", "5", "5x16x1", "fivex16", "x"):
         assert f"--shape x={wrong}: expected sizes like 1x576 that fit the model's ?x16" in " ".join(
-            rejected("run", path, "--shape", f"x={wrong}").split())
+            rejected("run", path, "--shape", f"x={wrong}").split()
+        )
 
 
 def test_conformance(tmp_path: Path) -> None:
-    text = printed("conformance", "--select", "^test_(relu|softmax_axis_1|sequence_insert_at_back)$",
-                   "--status", tmp_path / "status.txt")
+    text = printed(
+        "conformance",
+        "--select",
+        "^test_(relu|softmax_axis_1|sequence_insert_at_back)$",
+        "--status",
+        tmp_path / "status.txt",
+    )
     assert "PASS" in text
     assert (tmp_path / "status.txt").read_text().splitlines() == [
-        "test_relu PASS", "test_sequence_insert_at_back UNSUPPORTED DYNAMIC_SHAPE", "test_softmax_axis_1 PASS"]
+        "test_relu PASS",
+        "test_sequence_insert_at_back UNSUPPORTED DYNAMIC_SHAPE",
+        "test_softmax_axis_1 PASS",
+    ]
 
 
 def test_conformance_for_machines() -> None:
@@ -371,17 +427,20 @@ def test_a_file_that_is_no_model(command: str, tmp_path: Path) -> None:
     assert "InvalidProtobuf" in rejected(command, tmp_path / "broken.onnx")
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("-o", "placment=gpu"), "did you mean 'placement'?"),
-    (("-o", "placement"), "expected NAME=VALUE"),
-    (("-o", "adapter=Voodoo"), "no such adapter"),
-    (("--input", "z=z.npy"), "the model has no such input; it has x, i"),
-    (("--input", "x=nowhere.npy"), "nowhere.npy"),
-    (("--dim", "N=many"), "many"),
-    (("--dim", "M=3"), "--dim M: the model has no such named size; it has N"),
-    (("--dim", "n=3"), "it has N"),
-    (("--shape", "X=3x16"), "--shape X: the model has no such input; it has x, i"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-o", "placment=gpu"), "did you mean 'placement'?"),
+        (("-o", "placement"), "expected NAME=VALUE"),
+        (("-o", "adapter=Voodoo"), "no such adapter"),
+        (("--input", "z=z.npy"), "the model has no such input; it has x, i"),
+        (("--input", "x=nowhere.npy"), "nowhere.npy"),
+        (("--dim", "N=many"), "many"),
+        (("--dim", "M=3"), "--dim M: the model has no such named size; it has N"),
+        (("--dim", "n=3"), "it has N"),
+        (("--shape", "X=3x16"), "--shape X: the model has no such input; it has x, i"),
+    ],
+)
 def test_wrong_arguments(arguments: tuple[str, ...], message: str, model: Path) -> None:
     assert message in " ".join(rejected("run", model, *arguments).split())
 
@@ -431,10 +490,15 @@ def test_no_command_and_unknown_commands() -> None:
 def test_ctrl_c_is_one_line_and_its_exit_code(model: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "ort_gpu_ep.cli", "bench", str(model), "-o", "placement=gpu", "--runs", "100000000"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "ORT_GPU_EP_CACHE_DIR": str(tmp_path)})
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "ORT_GPU_EP_CACHE_DIR": str(tmp_path)},
+    )
     until(lambda: list(tmp_path.glob("health/*.open")), "the marker of a process that uses the GPU")
     time.sleep(1.0)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=300)
-    assert (process.returncode, err.strip().splitlines()[-1]) == (130, "interrupted")      # what shows the progress may have ended its own line before
+    # what shows the progress may have ended its own line before
+    assert (process.returncode, err.strip().splitlines()[-1]) == (130, "interrupted")

@@ -23,7 +23,11 @@ from tests.unit.graphs import model_of
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("compare") / "model.onnx"
     weights = {"w": np.random.default_rng(3).standard_normal((16, 12)).astype("f")}
-    path.write_bytes(model_of("(float[N, 16] x) => (float[N, 12] y) { h = MatMul(x, w) y = Softmax(h) }", weights).SerializeToString())
+    path.write_bytes(
+        model_of(
+            "(float[N, 16] x) => (float[N, 12] y) { h = MatMul(x, w) y = Softmax(h) }", weights
+        ).SerializeToString()
+    )
     return path
 
 

@@ -23,7 +23,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_both_sides_and_a_picture(path: Path, tmp_path: Path) -> None:
     plot = tmp_path / "times.png"
-    done = CliRunner().invoke(app, ["bench", str(path), "--decode", "8", "--context", "16", "--against", "cpu", "--json", "--plot", str(plot)])
+    done = CliRunner().invoke(
+        app, ["bench", str(path), "--decode", "8", "--context", "16", "--against", "cpu", "--json", "--plot", str(plot)]
+    )
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)["rows"]
     assert [row["side"] for row in rows] == ["this", "cpu"]
@@ -57,8 +59,15 @@ def test_what_does_not_go_together(path: Path, more: list[str]) -> None:
 
 
 def test_another_kind_of_model(tmp_path: Path) -> None:
-    other = onnx.helper.make_model(onnx.helper.make_graph([onnx.helper.make_node("Neg", ["x"], ["y"])], "g", [
-        onnx.helper.make_tensor_value_info("x", 1, [2])], [onnx.helper.make_tensor_value_info("y", 1, [2])]), ir_version=10)
+    other = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [onnx.helper.make_node("Neg", ["x"], ["y"])],
+            "g",
+            [onnx.helper.make_tensor_value_info("x", 1, [2])],
+            [onnx.helper.make_tensor_value_info("y", 1, [2])],
+        ),
+        ir_version=10,
+    )
     onnx.save(other, tmp_path / "m.onnx")
     done = CliRunner().invoke(app, ["bench", str(tmp_path / "m.onnx"), "--decode", "4"])
     assert done.exit_code != 0

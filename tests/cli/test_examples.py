@@ -12,13 +12,25 @@ import pytest
 from PIL import Image, ImageChops
 
 ROOT = Path(__file__).resolve().parents[2]
-PRINTED = {"classify_image": "nodes on the GPU", "io_binding": "farthest from numpy", "sequence": "31 steps: class", "own_quirk": "Softmax  cpu",
-           "train_and_compress": "right predictions: ", "serve_with_ray": "32 requests in batches of"}
+PRINTED = {
+    "classify_image": "nodes on the GPU",
+    "io_binding": "farthest from numpy",
+    "sequence": "31 steps: class",
+    "own_quirk": "Softmax  cpu",
+    "train_and_compress": "right predictions: ",
+    "serve_with_ray": "32 requests in batches of",
+}
 WITH_CLIENTS = {
-    "read_text": "Graphics 2026", "find_speech": "speech from 0.80 to 2.24 s", "find_faces": "face 1: 100%, from (170, 106) to (353, 331)",
-    "classify_text": "a shell script: shell", "search_sentences": "weather like?\n  0.23  Heavy rain", "compress_network": "codebook5: 3,163,737 -> "}
+    "read_text": "Graphics 2026",
+    "find_speech": "speech from 0.80 to 2.24 s",
+    "find_faces": "face 1: 100%, from (170, 106) to (353, 331)",
+    "classify_text": "a shell script: shell",
+    "search_sentences": "weather like?\n  0.23  Heavy rain",
+    "compress_network": "codebook5: 3,163,737 -> ",
+}
 WITH_GENAI = {"chat": "[24 tokens]"}
-"""These need packages of the extras `clients` and `genai`, or fetch pretrained networks: tests/clients runs them, each night."""
+"""These need packages of the extras `clients` and `genai`, or fetch pretrained networks: tests/clients runs them, each
+night."""
 
 
 def test_every_example_is_listed() -> None:
@@ -29,8 +41,13 @@ def test_every_example_is_listed() -> None:
 
 def check(name: str, folder: Path, prints: str, *arguments: str) -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / f"{name}.py", *arguments], cwd=folder, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)})
+        [sys.executable, ROOT / "examples" / f"{name}.py", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr
     assert prints in done.stdout
 
@@ -46,6 +63,8 @@ def test_the_quick_starts_face_is_found(tmp_path: Path) -> None:
     assert changed[2:] <= (360, 336)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.ray] if name.endswith("_ray") else []) for name in PRINTED])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.ray] if name.endswith("_ray") else []) for name in PRINTED]
+)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, PRINTED[name])

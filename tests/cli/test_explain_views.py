@@ -1,4 +1,5 @@
-"""ort-gpu-ep explain with 2,000 nodes: summary first, groups, one device only, sorted, as a page, and for model-explorer."""
+"""ort-gpu-ep explain with 2,000 nodes: summary first, groups, one device only, sorted, as a page, and for
+model-explorer."""
 
 from __future__ import annotations
 
@@ -38,8 +39,11 @@ def chain(length: int) -> bytes:
         name = f"/model/layer.{i // 4}/<part>/{ops[i % 4]}_{i}"
         nodes.append(helper.make_node(ops[i % 4], [f"v{i}"], [f"v{i + 1}"], name=name, **attributes))
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("v0", 1, [4])], [helper.make_tensor_value_info(f"v{length}", 1, [4])])
-    made: bytes = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+        nodes, "g", [helper.make_tensor_value_info("v0", 1, [4])], [helper.make_tensor_value_info(f"v{length}", 1, [4])]
+    )
+    made: bytes = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+    ).SerializeToString()
     return made
 
 
@@ -64,7 +68,10 @@ def test_groups_count_every_node(by: str, model: Path) -> None:
     groups = parsed("explain", model, *GPU, "--group", by, "--json")["groups"]
     assert sum(g["gpu"] + g["host"] + g["cpu"] for g in groups) == 16
     assert [g["cpu"] for g in groups] == sorted((g["cpu"] for g in groups), reverse=True)
-    assert groups[0]["name"] in " ".join(printed("explain", model, *GPU, "--group", by).split())[:100_000] or by == "reason"
+    assert (
+        groups[0]["name"] in " ".join(printed("explain", model, *GPU, "--group", by).split())[:100_000]
+        or by == "reason"
+    )
 
 
 def test_the_forms_of_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,11 +79,17 @@ def test_the_forms_of_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     weights = np.random.default_rng(0).standard_normal((64, 48), np.float32)
     file, cache = tmp_path / "product.onnx", ("-o", f"cache_dir={tmp_path / 'cache'}")
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["v"], name="product"), helper.make_node("Relu", ["v"], ["y"], name="behind")], "g",
-        [helper.make_tensor_value_info("x", 1, [8, 64])], [helper.make_tensor_value_info("y", 1, [8, 48])],
-        [onnx.numpy_helper.from_array(weights, "w")])
+        [
+            helper.make_node("MatMul", ["x", "w"], ["v"], name="product"),
+            helper.make_node("Relu", ["v"], ["y"], name="behind"),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", 1, [8, 64])],
+        [helper.make_tensor_value_info("y", 1, [8, 48])],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), file)
-    kernel, = parsed("explain", file, *GPU, *cache, "--kernel", "behind", "--json")["kernels"]
+    (kernel,) = parsed("explain", file, *GPU, *cache, "--kernel", "behind", "--json")["kernels"]
     forms = [row["form"] for row in kernel["forms"]]
     assert (kernel["because"], kernel["form"]) == ("estimated", forms[0])
     assert [row["estimated_us"] for row in kernel["forms"]] == sorted(row["estimated_us"] for row in kernel["forms"])
@@ -85,8 +98,8 @@ def test_the_forms_of_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     gpu = Gpu.open(config)
     table = tuned.Table({kernel["choice"]: tuned.Measured(forms[1], {forms[0]: 9000.0, forms[1]: 7000.0})})
     assert tuned.write(config.cache_path, tuning_key(gpu.info), table)
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, tuned=table.tuned))      # as a new process has them
-    kernel, = parsed("explain", file, *GPU, *cache, "--kernel", "product", "--json")["kernels"]
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, tuned=table.tuned))  # as a new process has them
+    (kernel,) = parsed("explain", file, *GPU, *cache, "--kernel", "product", "--json")["kernels"]
     assert (kernel["because"], kernel["form"]) == ("measured", forms[1])
     assert [row["measured_us"] for row in kernel["forms"]][:3] == [9.0, 7.0, None]
     text = printed("explain", file, *GPU, *cache, "--kernel", "product")
@@ -102,19 +115,21 @@ def test_blocks_are_the_beginnings_of_names(model: Path) -> None:
 
 def test_one_device_only_and_sorted(model: Path) -> None:
     text = printed("explain", model, *GPU, "--only", "cpu", "--sort", "op")
-    table = text[text.index("━"):]
+    table = text[text.index("━") :]
     assert "Neg" not in table
     assert "Sin" in table
     assert "Cast" not in table
     text = printed("explain", model, *GPU, "--sort", "op")
-    table = text[text.index("━"):]
+    table = text[text.index("━") :]
     ops = re.findall(r"│ (Cast|Neg|Sin) +│ [a-z]+ +│", table)
     assert (len(ops), ops) == (16, sorted(ops))
 
 
 def data_of(page: str) -> dict[str, Any]:
     """What the page draws."""
-    data: dict[str, Any] = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page).group(1))  # type: ignore[union-attr]
+    data: dict[str, Any] = json.loads(
+        re.search(r'<script id="data" type="application/json">(.*?)</script>', page).group(1)
+    )  # type: ignore[union-attr]
     return data
 
 
@@ -123,11 +138,16 @@ def boxes_in(item: Any) -> list[int]:
 
 
 def drawn(model: bytes, placement: str = "gpu") -> tuple[Explanation, dict[str, Any]]:
-    """An explanation, and its page's data, in which each node is in one box, each box at one place, and each dispatch there."""
+    """An explanation, and its page's data, in which each node is in one box, each box at one place, and each dispatch
+    there."""
     explained = InferenceSession(model, provider_options={"placement": placement}).explain()
     data = data_of(page_of("a model", explained))
-    assert sorted(node for box in data["boxes"] for node in box.get("nodes", [])) == list(range(sum(len(r.nodes) for r in explained.reports)))
-    assert sorted(box for tree in data["trees"] for item in tree for box in boxes_in(item)) == list(range(len(data["boxes"])))
+    assert sorted(node for box in data["boxes"] for node in box.get("nodes", [])) == list(
+        range(sum(len(r.nodes) for r in explained.reports))
+    )
+    assert sorted(box for tree in data["trees"] for item in tree for box in boxes_in(item)) == list(
+        range(len(data["boxes"]))
+    )
     assert sum(len(box.get("kernels", [])) for box in data["boxes"]) == sum(plan.dispatches for plan in explained.plans)
     return explained, data
 
@@ -163,47 +183,76 @@ def test_names_are_no_markup(tmp_path: Path) -> None:
     pages = []
     for names in (HOSTILE, ("a", "b", "c", "d", "e")):
         values = ["x", *names]
-        nodes = [helper.make_node("Neg" if k % 2 else "Exp", [values[k]], [name], name=f"{name}/{name}") for k, name in enumerate(names)]
-        graph = helper.make_graph(nodes, names[0], [helper.make_tensor_value_info("x", 1, [4])], [helper.make_tensor_value_info(names[-1], 1, [4])])
+        nodes = [
+            helper.make_node("Neg" if k % 2 else "Exp", [values[k]], [name], name=f"{name}/{name}")
+            for k, name in enumerate(names)
+        ]
+        graph = helper.make_graph(
+            nodes,
+            names[0],
+            [helper.make_tensor_value_info("x", 1, [4])],
+            [helper.make_tensor_value_info(names[-1], 1, [4])],
+        )
         file = tmp_path / f"{len(pages)}.onnx"
-        file.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString())
+        file.write_bytes(
+            helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+        )
         explained = InferenceSession(str(file), provider_options={"placement": "gpu"}).explain()
         pages.append(page_of(names[0], explained))
     hostile, harmless = map(Tags, pages)
     assert hostile.tags == harmless.tags
     assert hostile.scripts[1] == harmless.scripts[1] == (Path(page.__file__).with_suffix(".js")).read_text("utf-8")
     assert len(hostile.scripts) == 2
-    policy = next(attrs["content"] for tag, attrs in hostile.tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        attrs["content"] for tag, attrs in hostile.tags if attrs.get("http-equiv") == "Content-Security-Policy"
+    )
     digest = base64.b64encode(hashlib.sha256(hostile.scripts[1].encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in (policy or "")
     assert "default-src 'none'" in (policy or "")
-    assert not re.search("innerHTML|outerHTML|insertAdjacentHTML|document.write|eval|Function|https?:(?!//www.w3.org/2000/svg)", hostile.scripts[1])
+    assert not re.search(
+        "innerHTML|outerHTML|insertAdjacentHTML|document.write|eval|Function|https?:(?!//www.w3.org/2000/svg)",
+        hostile.scripts[1],
+    )
     assert "\u202e" not in pages[0]
     assert {n["op"] for n in data_of(pages[0])["nodes"]} == {"Exp", "Neg"}
 
 
 def test_a_box_a_kernel_with_its_nodes(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    model = model_of("(float[4, 64] x) => (float[4, 32] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = Softmax <axis = 1> (r) }", {
-        "w": rng.normal(size=(64, 32)).astype("f"), "b": rng.normal(size=32).astype("f")})
-    for node, name in zip(model.graph.node, ("/net/dense/MatMul", "/net/dense/Add", "/net/act/Relu", "/net/Softmax"), strict=True):
+    model = model_of(
+        "(float[4, 64] x) => (float[4, 32] y) { h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = Softmax "
+        "<axis = 1> (r) }",
+        {"w": rng.normal(size=(64, 32)).astype("f"), "b": rng.normal(size=32).astype("f")},
+    )
+    for node, name in zip(
+        model.graph.node, ("/net/dense/MatMul", "/net/dense/Add", "/net/act/Relu", "/net/Softmax"), strict=True
+    ):
         node.name = name
     _, data = drawn(model.SerializeToString())
     first, second = (box for box in data["boxes"] if box["side"] == "gpu")
-    assert [[data["nodes"][n]["op"] for n in box["nodes"]] for box in (first, second)] == [["Gemm", "Relu"], ["Softmax"]]
+    assert [[data["nodes"][n]["op"] for n in box["nodes"]] for box in (first, second)] == [
+        ["Gemm", "Relu"],
+        ["Softmax"],
+    ]
     assert [len(box["kernels"]) for box in (first, second)] == [1, 1]
     assert ["w", "float32[64, 32]"] in data["nodes"][first["nodes"][0]]["constants"]
     assert data["nodes"][second["nodes"][0]]["attributes"] == [["axis", "1"]]
-    written, = first["writes"][-1:]
-    assert (data["values"][written]["name"], data["values"][written]["type"], data["values"][written]["nbytes"]) == ("r", "float32[4, 32]", 512)
+    (written,) = first["writes"][-1:]
+    assert (data["values"][written]["name"], data["values"][written]["type"], data["values"][written]["nbytes"]) == (
+        "r",
+        "float32[4, 32]",
+        512,
+    )
     assert written in second["reads"]
     assert data["boxes"][data["values"][written]["writer"]] == first
-    tree, = data["trees"]
-    assert [item if isinstance(item, int) else (item[0], item[1:]) for item in tree] == [0, ("net", [1, 2]), 3]    # the input and the output beside
+    (tree,) = data["trees"]
+    # the input and the output beside
+    assert [item if isinstance(item, int) else (item[0], item[1:]) for item in tree] == [0, ("net", [1, 2]), 3]
 
 
 def test_bytes_that_cross(model: Path) -> None:
-    """Two of four nodes are on the CPU, eight values go there and as many come back; both sums are the partitions' own."""
+    """Two of four nodes are on the CPU, eight values go there and as many come back; both sums are the partitions'
+    own."""
     explained, data = drawn(model.read_bytes())
     parts = explained.reports[0].partitions
     for way, of in (("up", "input_nbytes"), ("down", "output_nbytes")):
@@ -212,7 +261,9 @@ def test_bytes_that_cross(model: Path) -> None:
     up = {value["name"] for value in data["values"] if value.get("up")}
     assert up == {name for part in parts for name in part.inputs}
     reasons = data["reasons"]
-    assert [(r["code"], len(r["nodes"])) for r in reasons] == [("DTYPE", sum(n["device"] == "cpu" for n in data["nodes"]))]
+    assert [(r["code"], len(r["nodes"])) for r in reasons] == [
+        ("DTYPE", sum(n["device"] == "cpu" for n in data["nodes"]))
+    ]
 
 
 def test_bodies_are_in_the_box_of_their_node() -> None:
@@ -225,7 +276,7 @@ def test_bodies_are_in_the_box_of_their_node() -> None:
             inner = [data["boxes"][b] for g in box["bodies"] for item in data["trees"][g] for b in boxes_in(item)]
             assert sorted(data["nodes"][n]["op"] for b in inner for n in b["nodes"]) == ["Cos", "Sin"]
             outer = [data["boxes"][data["values"][v]["writer"]]["name"] for b in inner for v in b["reads"]]
-            assert len(set(outer)) == 1     # both branches read the value of before
+            assert len(set(outer)) == 1  # both branches read the value of before
 
 
 def test_the_page_of_a_thousand_nodes_is_small() -> None:
@@ -236,26 +287,45 @@ def test_the_page_of_a_thousand_nodes_is_small() -> None:
     for made in (network.SerializeToString(), chain(1000)):
         explained, data = drawn(made, "cpu")
         assert len(page_of("m", explained).encode()) < 1_000_000
-        assert max(len(item) for tree in data["trees"] for item in [tree, *(i for i in tree if isinstance(i, list))]) <= 260
-    assert len(data["trees"][0]) == 2 + 1       # input, the block "model", output
+        assert (
+            max(len(item) for tree in data["trees"] for item in [tree, *(i for i in tree if isinstance(i, list))])
+            <= 260
+        )
+    assert len(data["trees"][0]) == 2 + 1  # input, the block "model", output
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
 def test_the_page_in_a_browser(model: Path, tmp_path: Path) -> None:
-    """A search of the address leaves one box, in the block it is in, and its script runs under the page's own policy."""
+    """A search of the address leaves one box, in the block it is in, and its script runs under the page's own
+    policy."""
     printed("explain", model, *GPU, "--html", tmp_path / "page.html")
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run",
-               f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--dump-dom"]
-    done = subprocess.run([*command, f"file://{tmp_path / 'page.html'}#Sin_2"], capture_output=True, text=True, timeout=500, check=True)
+    command = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-sync",
+        "--no-first-run",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=2000",
+        "--dump-dom",
+    ]
+    done = subprocess.run(
+        [*command, f"file://{tmp_path / 'page.html'}#Sin_2"], capture_output=True, text=True, timeout=500, check=True
+    )
     assert done.stdout.count('class="box ') == 1
     assert "1 of 16 nodes" in done.stdout
-    whole = subprocess.run([*command, f"file://{tmp_path / 'page.html'}"], capture_output=True, text=True, timeout=500, check=True).stdout
+    whole = subprocess.run(
+        [*command, f"file://{tmp_path / 'page.html'}"], capture_output=True, text=True, timeout=500, check=True
+    ).stdout
     assert "16 of 16 nodes" in whole
     assert whole.count('class="box ') == len(data_of((tmp_path / "page.html").read_text("utf-8"))["boxes"])
 
 
 def test_node_data_of_model_explorer(tmp_path: Path) -> None:
-    """A value a node: by its name, or where it has none by what it writes; of a profiled run numbers, which make a gradient."""
+    """A value a node: by its name, or where it has none by what it writes; of a profiled run numbers, which make a
+    gradient."""
     network = model_of("(float[4] x) => (double[4] y) { a = Exp(x) b = Cast <to = 11> (a) y = Sin(b) }")
     for node, name in zip(network.graph.node, ("/part/Exp", "", "/part/Sin"), strict=True):
         node.name = name
@@ -263,8 +333,16 @@ def test_node_data_of_model_explorer(tmp_path: Path) -> None:
     file.write_bytes(network.SerializeToString())
     assert "written: " in printed("explain", file, *GPU, "--node-data", out)
     data = json.loads(out.read_text("utf-8"))
-    assert {key: result["value"] for key, result in data["results"].items()} == {"/part/Exp": "GPU", "b": "GPU", "/part/Sin": "CPU"}
-    assert all(re.fullmatch("#[0-9a-f]{6}", result[colour]) for result in data["results"].values() for colour in ("bgColor", "textColor"))
+    assert {key: result["value"] for key, result in data["results"].items()} == {
+        "/part/Exp": "GPU",
+        "b": "GPU",
+        "/part/Sin": "CPU",
+    }
+    assert all(
+        re.fullmatch("#[0-9a-f]{6}", result[colour])
+        for result in data["results"].values()
+        for colour in ("bgColor", "textColor")
+    )
     assert "written: " in printed("explain", file, "--profile", "--node-data", out, "--html", tmp_path / "p.html")
     data = json.loads(out.read_text("utf-8"))
     assert data["results"]["/part/Exp"]["value"] > 0
@@ -276,8 +354,11 @@ def test_node_data_of_model_explorer(tmp_path: Path) -> None:
 def test_sizes_that_a_branch_forbids_stay_open(tmp_path: Path) -> None:
     """onnxruntime rejects a model with fixed sizes for the branch that they do not take."""
     weights = {f"w{k}": np.random.default_rng(k).standard_normal((k, 3)).astype("f") for k in (8, 4)}
-    network = model_of("""(float[?, ?] x, bool c) => (float[?, 3] y) { y = If (c) <then_branch = t () => (float[?, 3] p) { p = MatMul(x, w8) },
-        else_branch = e () => (float[?, 3] q) { q = MatMul(x, w4) }> }""", weights)
+    network = model_of(
+        """(float[?, ?] x, bool c) => (float[?, 3] y) { y = If (c) <then_branch = t () => (float[?, 3] p) { p = MatMul(x, w8) },
+        else_branch = e () => (float[?, 3] q) { q = MatMul(x, w4) }> }""",
+        weights,
+    )
     (tmp_path / "m.onnx").write_bytes(network.SerializeToString())
     done = call("explain", tmp_path / "m.onnx", *GPU, "--shape", "x=2x8", "--input", "c=1")
     assert done.returncode == 0, done.stderr
@@ -287,8 +368,11 @@ def test_sizes_that_a_branch_forbids_stay_open(tmp_path: Path) -> None:
 
 def loops(count: int) -> bytes:
     """A graph with `count` Ifs, each with two bodies of float64 nodes."""
-    text = "".join(f"""v{k + 1} = If (c) <then_branch = t{k} () => (double[4] p{k}) {{ p{k} = Sin(v{k}) }},
-        else_branch = e{k} () => (double[4] q{k}) {{ q{k} = Cos(v{k}) }}> """ for k in range(count))
+    text = "".join(
+        f"""v{k + 1} = If (c) <then_branch = t{k} () => (double[4] p{k}) {{ p{k} = Sin(v{k}) }},
+        else_branch = e{k} () => (double[4] q{k}) {{ q{k} = Cos(v{k}) }}> """
+        for k in range(count)
+    )
     return model_of(f"(double[4] v0, bool c) => (double[4] v{count}) {{ {text} }}").SerializeToString()
 
 
@@ -303,10 +387,13 @@ def test_many_bodies_are_told_together(tmp_path: Path) -> None:
 
 
 def test_one_line_a_reason_and_one_number_of_dispatches(tmp_path: Path) -> None:
-    """A sentence stood there for each op type, two numbers of dispatches, 0 B of weights, names of 20 digits, nodes fused into themselves."""
+    """A sentence stood there for each op type, two numbers of dispatches, 0 B of weights, names of 20 digits, nodes
+    fused into themselves."""
     rng = np.random.default_rng(0)
-    model = model_of("(float[N, 64] x) => (float[N, 32] y) { h = MatMul(x, w) a = Add(h, b) y = Relu(a) }", {
-        "w": rng.normal(size=(64, 32)).astype("f"), "b": rng.normal(size=32).astype("f")})
+    model = model_of(
+        "(float[N, 64] x) => (float[N, 32] y) { h = MatMul(x, w) a = Add(h, b) y = Relu(a) }",
+        {"w": rng.normal(size=(64, 32)).astype("f"), "b": rng.normal(size=32).astype("f")},
+    )
     for k, node in enumerate(model.graph.node):
         node.name = f"node{k}"
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
@@ -324,7 +411,8 @@ def test_one_line_a_reason_and_one_number_of_dispatches(tmp_path: Path) -> None:
     text = printed("explain", tmp_path / "m.onnx", "-o", "placement=cpu")
     assert text.count("COST: placement=cpu") + text.count("COST:  placement") >= 1
     assert text.split("━")[0].count("on the CPU:") == 1
-    table = " ".join(re.sub("[│┃]", "", printed("explain", tmp_path / "m.onnx").split("━")[-1]).split())     # a sentence is there once
+    # a sentence is there once
+    table = " ".join(re.sub("[│┃]", "", printed("explain", tmp_path / "m.onnx").split("━")[-1]).split())
     assert (table.count("COST: placement=auto"), table.count("COST, see node0")) == (1, 1)
     assert "no node is on the GPU" in printed("explain", tmp_path / "m.onnx", "-o", "placement=cpu", "--only", "gpu")
 
@@ -340,9 +428,12 @@ def test_a_long_model_is_listed_by_its_ops(tmp_path: Path) -> None:
 
 def test_partitions_are_not_declined_as_nodes_of_the_model() -> None:
     """ONNX Runtime asks about what it has fused once more."""
-    session = InferenceSession(model_of("""(float[4] x, bool c) => (float[4] y) {
+    session = InferenceSession(
+        model_of("""(float[4] x, bool c) => (float[4] y) {
         a = Neg(x) y = If (c) <then_branch = t () => (float[4] p) { q = Neg(a) p = Exp(q) }, else_branch = e () => (float[4] r) { r = Neg(a) }> }
-        """).SerializeToString(), provider_options={"placement": "gpu"})
+        """).SerializeToString(),
+        provider_options={"placement": "gpu"},
+    )
     shown = session.explain()
     assert not [n for r in shown.reports for n in r.nodes if n.op.startswith("Wgpu")]
 
@@ -364,7 +455,9 @@ def test_two_thousand_nodes_fit_a_terminal(tmp_path: Path) -> None:
 
 def test_device_memory_is_shown(tmp_path: Path) -> None:
     weights = np.ones((256, 256), "f")
-    (tmp_path / "m.onnx").write_bytes(model_of("(float[4, 256] x) => (float[4, 256] y) { y = MatMul(x, w) }", {"w": weights}).SerializeToString())
+    (tmp_path / "m.onnx").write_bytes(
+        model_of("(float[4, 256] x) => (float[4, 256] y) { y = MatMul(x, w) }", {"w": weights}).SerializeToString()
+    )
     command = ("explain", str(tmp_path / "m.onnx"), "-o", "placement=gpu", "-o", "memory_limit_mb=7")
     found = parsed(*command, "--json")["device_memory"]
     assert found["limit_nbytes"] == 7 << 20

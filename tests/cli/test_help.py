@@ -16,7 +16,18 @@ from ort_gpu_ep import cli
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(cli.__file__).parent
-NOT_FOR_HELP = ("numpy", "onnx", "onnxruntime", "wgpu", "_cffi_backend", "cffi", "psutil", "networkx", "ml_dtypes", "platformdirs")
+NOT_FOR_HELP = (
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "wgpu",
+    "_cffi_backend",
+    "cffi",
+    "psutil",
+    "networkx",
+    "ml_dtypes",
+    "platformdirs",
+)
 
 
 def modules_after(*arguments: str) -> set[str]:
@@ -76,13 +87,21 @@ def test_without_a_command_the_list_is_printed() -> None:
     assert all(name in done.output for name in cli.COMMANDS)
 
 
-@pytest.mark.parametrize(("words", "wanted"), [
-    ("ort-gpu-ep pro", {"profile"}), ("ort-gpu-ep profile --t", {"--top", "--trace"}), ("ort-gpu-ep ", set(cli.COMMANDS))])
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("ort-gpu-ep pro", {"profile"}),
+        ("ort-gpu-ep profile --t", {"--top", "--trace"}),
+        ("ort-gpu-ep ", set(cli.COMMANDS)),
+    ],
+)
 def test_a_shell_completes_commands_and_their_options(words: str, wanted: set[str]) -> None:
     """As the function calls it that `--install-completion` writes."""
     asked = {"_ORT_GPU_EP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     code = "import sys; sys.argv = ['ort-gpu-ep']; from ort_gpu_ep.cli import app; app(prog_name='ort-gpu-ep')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **asked}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **asked}, check=False
+    )
     assert set(done.stdout.split()) == wanted, done.stderr
 
 
@@ -91,5 +110,9 @@ def test_a_misspelled_variable_is_an_error_of_every_command(monkeypatch: pytest.
     monkeypatch.setenv("ORT_GPU_EP_PLACMENT", "gpu")
     done = CliRunner().invoke(cli.app, ["options"])
     assert done.exit_code == 2
-    assert done.stderr == "ConfigError: environment variable ORT_GPU_EP_PLACMENT is no option and has no effect; did you mean ORT_GPU_EP_PLACEMENT?\n"
+    assert (
+        done.stderr
+        == "ConfigError: environment variable ORT_GPU_EP_PLACMENT is no option and has no effect; did you mean "
+        "ORT_GPU_EP_PLACEMENT?\n"
+    )
     assert not done.stdout

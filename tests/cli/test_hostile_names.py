@@ -1,4 +1,5 @@
-"""Names in a model that hold control characters, line ends or markup: a terminal shows them, and does not follow them."""
+"""Names in a model that hold control characters, line ends or markup: a terminal shows them, and does not follow
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from ort_gpu_ep import InferenceSession
 from tests.cli.test_cli import call
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\nhealthy\n[red]\u202egnp[/x]\u2028\x9b31m"
-"""Clears the screen, sets the window's title, ends the line, is no markup of rich's, turns the writing direction, and C1's CSI."""
+"""Clears the screen, sets the window's title, ends the line, is no markup of rich's, turns the writing direction, and
+C1's CSI."""
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +27,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         helper.make_node("Softmax", [names["h"]], [names["y"]], name=f"two{HOSTILE}"),
         helper.make_node("Cast", [names["h"]], [names["d"]], name=f"three{HOSTILE}", to=TensorProto.DOUBLE),
         helper.make_node("Exp", [names["d"]], [names["s"]], name=f"four{HOSTILE}"),
-        helper.make_node("Cast", [names["s"]], [names["z"]], name=f"five{HOSTILE}", to=TensorProto.FLOAT)]
+        helper.make_node("Cast", [names["s"]], [names["z"]], name=f"five{HOSTILE}", to=TensorProto.FLOAT),
+    ]
     weight = numpy_helper.from_array(np.random.default_rng(3).standard_normal((6, 4)).astype("f"), names["w"])
     graph = helper.make_graph(
-        nodes, names["g"], [helper.make_tensor_value_info(names["x"], 1, [names["N"], 6])],
-        [helper.make_tensor_value_info(names["y"], 1, None), helper.make_tensor_value_info(names["z"], 1, None)], [weight])
+        nodes,
+        names["g"],
+        [helper.make_tensor_value_info(names["x"], 1, [names["N"], 6])],
+        [helper.make_tensor_value_info(names["y"], 1, None), helper.make_tensor_value_info(names["z"], 1, None)],
+        [weight],
+    )
     path = tmp_path_factory.mktemp("hostile") / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     return path
@@ -84,4 +91,5 @@ def test_the_texts_of_a_session_too(model: Path) -> None:
     x = np.ones((4, 6), "f")
     check(str(session.explain()))
     check(str(session.profile({session.get_inputs()[0].name: x}, 3)))
-    assert any(node.name == f"one{HOSTILE}" for report in session.explain().reports for node in report.nodes)     # as data it is itself
+    # as data it is itself
+    assert any(node.name == f"one{HOSTILE}" for report in session.explain().reports for node in report.nodes)

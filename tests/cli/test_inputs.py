@@ -23,15 +23,23 @@ def written(folder: Path, text: str, constants: Any = None) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", ["run", "bench --runs 1", "compare", "bisect", "profile --runs 1", "tune --budget 0"])
+@pytest.mark.parametrize(
+    "command", ["run", "bench --runs 1", "compare", "bisect", "profile --runs 1", "tune --budget 0"]
+)
 def test_every_command_guesses_the_same(command: str, tmp_path: Path) -> None:
-    model = written(tmp_path, "(float[N, L] x) => (y) { r = Reshape(x, s) m = MatMul(r, w) y = Relu(m) }", {
-        "s": np.array([-1, 9, 37]), "w": np.zeros((37, 4), "f")})
+    model = written(
+        tmp_path,
+        "(float[N, L] x) => (y) { r = Reshape(x, s) m = MatMul(r, w) y = Relu(m) }",
+        {"s": np.array([-1, 9, 37]), "w": np.zeros((37, 4), "f")},
+    )
     name, *options = command.split()
     done = call(name, model, *options, "-o", f"cache_dir={tmp_path}", *(() if name in ("tune", "compare") else GPU))
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stderr.split())
-    assert "random inputs, seed 0: x float32[1, 333]. Guessed sizes: N=1, L=333. To change: --dim N=N, --input x=FILE or NUMBER." in said
+    assert (
+        "random inputs, seed 0: x float32[1, 333]. Guessed sizes: N=1, L=333. To change: --dim N=N, --input "
+        "x=FILE or NUMBER." in said
+    )
 
 
 def test_a_model_that_refuses_says_so_in_our_words(tmp_path: Path) -> None:
@@ -61,7 +69,9 @@ def test_a_missing_model_is_named_in_our_words(tmp_path: Path) -> None:
 
 
 def test_numbers(tmp_path: Path) -> None:
-    model = written(tmp_path, "(int64 sr, float[3] x, float[N] y) => (a, b, c) { a = Identity(sr) b = Neg(x) c = Neg(y) }")
+    model = written(
+        tmp_path, "(int64 sr, float[3] x, float[N] y) => (a, b, c) { a = Identity(sr) b = Neg(x) c = Neg(y) }"
+    )
     found = parsed("run", model, "--input", "sr=8000", "--input", "x=2", "--input", "y=1,2,4", "--json")["outputs"]
     assert [(o["shape"], o["min"], o["max"]) for o in found] == [([], 8000, 8000), ([3], -2, -2), ([3], -4, -1)]
     assert "expected whole numbers" in " ".join(rejected("run", model, "--input", "sr=1.5").split())
@@ -74,7 +84,9 @@ def test_an_image(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "x: a.png, resized to 224 x 224, RGB, pixels times 1/255" in " ".join(done.stderr.split())
     assert '"max": 1.0' in done.stdout
-    assert "is no image that can be read" in " ".join(rejected("run", model, "--input", f"x={tmp_path / 'b.png'}").split())
+    assert "is no image that can be read" in " ".join(
+        rejected("run", model, "--input", f"x={tmp_path / 'b.png'}").split()
+    )
 
 
 def test_a_text(tmp_path: Path) -> None:
@@ -92,11 +104,19 @@ def test_explain_takes_sizes(tmp_path: Path) -> None:
 
 
 OPEN = {
-    "named": ("(float[N, S] x, int64[N, S] i) => (float[N, S, 4] y) { e = Gather(w, i) a = Unsqueeze(x, last) y = Add(e, a) }", ["--dim", "S=9"]),
+    "named": (
+        "(float[N, S] x, int64[N, S] i) => (float[N, S, 4] y) { e = Gather(w, i) a = Unsqueeze(x, last) y "
+        "= Add(e, a) }",
+        ["--dim", "S=9"],
+    ),
     "unnamed": ("(float[?, 3, ?, ?] x) => (y) { r = Relu(x) y = GlobalAveragePool(r) }", ["--shape", "x=2x3x20x30"]),
-    "both": ("(float[N, ?] x, float[N, 3] z) => (y) { y = Concat<axis = 1>(x, z) }", ["--dim", "N=3", "--shape", "x=3x5"]),
+    "both": (
+        "(float[N, ?] x, float[N, 3] z) => (y) { y = Concat<axis = 1>(x, z) }",
+        ["--dim", "N=3", "--shape", "x=3x5"],
+    ),
     "of a file": ("(float[N, S] x) => (y) { y = Relu(x) }", ["--input"]),
-    "fixed": ("(float[2, 5] x) => (y) { y = Relu(x) }", ["--seed", "3"])}
+    "fixed": ("(float[2, 5] x) => (y) { y = Relu(x) }", ["--seed", "3"]),
+}
 
 
 @pytest.mark.parametrize("external", [False, True], ids=["whole", "weights beside it"])
@@ -104,9 +124,17 @@ OPEN = {
 def test_explain_shows_the_sizes_that_run_runs_with(case: str, external: bool, tmp_path: Path) -> None:
     """And prints the same line, with the same options and without any."""
     text, more = OPEN[case]
-    model, held = tmp_path / "m.onnx", {"w": np.random.default_rng(1).standard_normal((50, 4)).astype("f"), "last": np.array([2])}
-    onnx.save(model_of(text, {name: array for name, array in held.items() if f"{name}," in text or f" {name})" in text}), model,
-              save_as_external_data=external, location="w.bin", size_threshold=64)
+    model, held = (
+        tmp_path / "m.onnx",
+        {"w": np.random.default_rng(1).standard_normal((50, 4)).astype("f"), "last": np.array([2])},
+    )
+    onnx.save(
+        model_of(text, {name: array for name, array in held.items() if f"{name}," in text or f" {name})" in text}),
+        model,
+        save_as_external_data=external,
+        location="w.bin",
+        size_threshold=64,
+    )
     np.save(tmp_path / "x.npy", np.ones((6, 7), "f"))
     for options in ([], [*more, *([f"x={tmp_path / 'x.npy'}"] if case == "of a file" else [])]):
         ran, explained = call("run", model, *GPU, *options, "--json"), call("explain", model, *GPU, *options, "--json")
@@ -117,8 +145,13 @@ def test_explain_shows_the_sizes_that_run_runs_with(case: str, external: bool, t
         assert all(part["exact"] for graph in found["graphs"] for part in graph["partitions"])
 
 
-@pytest.mark.parametrize("text", [
-    "(float[a, b] x, float[7, m] y) => (z) { z = Concat<axis = 1>(x, y) }", "(seq(float[N]) x) => (float[M] y) { y = ConcatFromSequence<axis = 0>(x) }"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[a, b] x, float[7, m] y) => (z) { z = Concat<axis = 1>(x, y) }",
+        "(seq(float[N]) x) => (float[M] y) { y = ConcatFromSequence<axis = 0>(x) }",
+    ],
+)
 def test_explain_needs_no_inputs(text: str, tmp_path: Path) -> None:
     """Where nothing can be guessed that the model runs on, its sizes stay open, and that is said."""
     model = written(tmp_path, text)
@@ -126,4 +159,6 @@ def test_explain_needs_no_inputs(text: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("sizes stay open: ")
     assert json.loads(done.stdout)["graphs"]
-    assert "Give inputs or sizes" in " ".join(rejected("run", model).split()) or "no random values" in " ".join(rejected("run", model).split())
+    assert "Give inputs or sizes" in " ".join(rejected("run", model).split()) or "no random values" in " ".join(
+        rejected("run", model).split()
+    )

@@ -18,7 +18,9 @@ from tests.unit.graphs import model_of
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("profile") / "a model.onnx"
     weights = {"w": np.random.default_rng(3).standard_normal((16, 8)).astype("f")}
-    path.write_bytes(model_of("(float[N, 16] x) => (float[N, 8] y) { h = MatMul(x, w) y = Softmax(h) }", weights).SerializeToString())
+    path.write_bytes(
+        model_of("(float[N, 16] x) => (float[N, 8] y) { h = MatMul(x, w) y = Softmax(h) }", weights).SerializeToString()
+    )
     return path
 
 
@@ -38,7 +40,9 @@ def test_files_and_data(model: Path, tmp_path: Path) -> None:
     assert data["model"] == model.name
     assert data["roofs"]["gflops"] > 0
     assert {"label", "kernel", "family", "us", "gflops", "gbytes", "roof_share"} <= set(data["dispatches"][0])
-    assert sum(e["ph"] == "X" and e["tid"] == 2 for e in json.loads(trace.read_text("utf-8"))["traceEvents"]) == len(data["dispatches"])
+    assert sum(e["ph"] == "X" and e["tid"] == 2 for e in json.loads(trace.read_text("utf-8"))["traceEvents"]) == len(
+        data["dispatches"]
+    )
     assert plot.read_bytes().startswith(b"\x89PNG")
     drawn = re.search(r'<script id="data" type="application/json">(.*?)</script>', page.read_text("utf-8"))
     assert drawn is not None

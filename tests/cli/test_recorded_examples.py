@@ -10,7 +10,14 @@ from scripts import record_examples
 
 
 def test_the_reference_and_guides_have_examples() -> None:
-    assert set(record_examples.pages()) >= {"api.md", "training.md", "scoring.md", "compression.md", "getting-started.md", "any-program.md"}
+    assert set(record_examples.pages()) >= {
+        "api.md",
+        "training.md",
+        "scoring.md",
+        "compression.md",
+        "getting-started.md",
+        "any-program.md",
+    }
 
 
 def test_each_part_of_the_reference_has_an_example() -> None:
@@ -23,4 +30,6 @@ def test_each_part_of_the_reference_has_an_example() -> None:
 @pytest.mark.parametrize("page", record_examples.pages())
 def test_examples_print_what_is_recorded(page: str, tmp_path: Path) -> None:
     record_examples.make_files(tmp_path)
-    assert record_examples.recorded(page, tmp_path) == (record_examples.DOCS / page).read_text("utf-8"), "python -m scripts.record_examples"
+    assert record_examples.recorded(page, tmp_path) == (record_examples.DOCS / page).read_text("utf-8"), (
+        "python -m scripts.record_examples"
+    )

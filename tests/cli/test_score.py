@@ -24,7 +24,9 @@ def files(tmp_path: Path) -> list[str]:
 
 def test_score_prints_a_report_and_goes_on(files: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = CliRunner().invoke(app, ["score", *files, "--out", str(out), "--adapters", "cpu", "--batch", "5", "--shard-rows", "10", "--json"])
+    done = CliRunner().invoke(
+        app, ["score", *files, "--out", str(out), "--adapters", "cpu", "--batch", "5", "--shard-rows", "10", "--json"]
+    )
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert (found["schema"], found["rows"], found["scored"], found["refused"]) == (1, 20, 20, 0)
@@ -38,9 +40,14 @@ def test_score_prints_a_report_and_goes_on(files: list[str], tmp_path: Path) -> 
     assert "columns that are not used: rest" in done.stdout
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (["--columns", "y=pixels"], "the model has no input 'y'"), (["--batch", "0"], "batch: got '0', expected auto or a number of rows"),
-    (["--option", "placement=fast"], "expected one of auto, gpu, cpu")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--columns", "y=pixels"], "the model has no input 'y'"),
+        (["--batch", "0"], "batch: got '0', expected auto or a number of rows"),
+        (["--option", "placement=fast"], "expected one of auto, gpu, cpu"),
+    ],
+)
 def test_score_says_what_is_wrong(files: list[str], change: list[str], message: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["score", *files, "--out", str(tmp_path / "out"), *change])
     assert done.exit_code == 1

@@ -35,7 +35,9 @@ def call(folder: Path, *arguments: object) -> Result:
 
 
 def test_it_trains_and_writes_the_tuned_model(files: Path) -> None:
-    done = call(files, "--out", files / "tuned.onnx", "--epochs", 30, "--rate", 0.05, "--validate", 0.2, "--schedule", "cosine")
+    done = call(
+        files, "--out", files / "tuned.onnx", "--epochs", 30, "--rate", 0.05, "--validate", 0.2, "--schedule", "cosine"
+    )
     assert done.exit_code == 0, done.output
     assert max(len(line) for line in done.stdout.splitlines() if not line.startswith("written: ")) <= 80
     assert "validation accuracy" in " ".join(done.stdout.split())
@@ -116,7 +118,7 @@ def test_a_curve_and_a_log(files: Path) -> None:
 
 
 def test_the_bar_shows_a_loss_or_none(files: Path) -> None:
-    """"loss nan" stood there at the start of each epoch."""
+    """ "loss nan" stood there at the start of each epoch."""
     with np.load(files / "d.npz") as file:
         x, y = file["x"], file["y"]
     seen: list[float | None] = []
@@ -131,19 +133,31 @@ def test_the_help_loads_no_training() -> None:
     assert not {"numpy", "onnx", "onnxruntime", "ort_gpu_ep.training"} & modules_after("train", "--help")
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["--optimizer", "adagrad"], "expected one of sgd, adam, adamw"), (["--schedule", "linear"], "expected one of constant, cosine"),
-    (["--loss", "hinge"], "expected one of cross_entropy"), (["--trainable", "head*"], "matches none of the model's 4"),
-    (["--rate", "-1"], "expected a finite number")])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--optimizer", "adagrad"], "expected one of sgd, adam, adamw"),
+        (["--schedule", "linear"], "expected one of constant, cosine"),
+        (["--loss", "hinge"], "expected one of cross_entropy"),
+        (["--trainable", "head*"], "matches none of the model's 4"),
+        (["--rate", "-1"], "expected a finite number"),
+    ],
+)
 def test_mistakes_are_messages(files: Path, arguments: list[str], message: str) -> None:
     done = call(files, *arguments)
     assert done.exit_code == 1
     assert message in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (None, "no such file"), (b"text", "not a .npz file"), ({"x": np.ones(3)}, "expected inputs and labels"),
-    ({"a": np.ones((3, 6)), "b": np.ones((3, 6)), "y": np.zeros(3, int)}, "got 'a', 'b', expected 'x'")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file"),
+        (b"text", "not a .npz file"),
+        ({"x": np.ones(3)}, "expected inputs and labels"),
+        ({"a": np.ones((3, 6)), "b": np.ones((3, 6)), "y": np.zeros(3, int)}, "got 'a', 'b', expected 'x'"),
+    ],
+)
 def test_data_that_is_none(files: Path, content: object, message: str) -> None:
     (files / "d.npz").unlink()
     if isinstance(content, bytes):

@@ -44,7 +44,7 @@ def test_tune_list_forget(model: Path, tmp_path: Path) -> None:
 def test_json(model: Path, tmp_path: Path) -> None:
     cache = ("-o", f"cache_dir={tmp_path}", "--json")
     data = parsed("tune", model, "--dim", "N=32", "--budget", 0, *cache)
-    row, = data["choices"]
+    (row,) = data["choices"]
     assert row["form"] in row["ns"]
     assert row["estimated"] in row["ns"]
     assert data["saved_ns"] >= 0

@@ -1,4 +1,5 @@
-"""What a command is to write is looked at before it does anything else: after minutes of work there would be nowhere to put the result."""
+"""What a command is to write is looked at before it does anything else: after minutes of work there would be nowhere to
+put the result."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from tests.unit.graphs import model_of
 
 READ = {"bench --before", "compress --calibrate", "compress --labels", "score --preprocess", "train --data"}
 FOLDERS = {"bisect --save", "run --save", "score --out"}
-NEEDED: dict[str, list[str]] = {"compress": ["--method", "int8"], "train": ["--data", "none.npz"], "score": ["rows.npy"]}
+NEEDED: dict[str, list[str]] = {
+    "compress": ["--method", "int8"],
+    "train": ["--data", "none.npz"],
+    "score": ["rows.npy"],
+}
 """What a command asks for besides a model and what it writes."""
 
 
@@ -28,7 +33,8 @@ def options() -> dict[str, Any]:
         function = getattr(import_module(f"ort_gpu_ep.cli.{command}"), command)
         for hint in get_type_hints(function, include_extras=True).values():
             kind, *known = get_args(hint) or (hint,)
-            if known and Path in (kind, *get_args(kind)) and isinstance(known[0].default, str):     # its flag: it stands first
+            # its flag: it stands first
+            if known and Path in (kind, *get_args(kind)) and isinstance(known[0].default, str):
                 found[f"{command} {known[0].default}"] = known[0]
     return found
 
@@ -55,8 +61,17 @@ def suffix_of(option: str) -> str:
 def refused(option: str, path: Path) -> str:
     """What the command says of that path; it has not come to the model, which does not exist."""
     command, flag = option.split()
-    model = ["none.onnx"] if "model" in inspect.signature(getattr(import_module(f"ort_gpu_ep.cli.{command}"), command)).parameters else []
-    done = CliRunner().invoke(cli.app, [command, *model, *NEEDED.get(command, []), flag, str(path)], env={"COLUMNS": "400"}, catch_exceptions=False)
+    model = (
+        ["none.onnx"]
+        if "model" in inspect.signature(getattr(import_module(f"ort_gpu_ep.cli.{command}"), command)).parameters
+        else []
+    )
+    done = CliRunner().invoke(
+        cli.app,
+        [command, *model, *NEEDED.get(command, []), flag, str(path)],
+        env={"COLUMNS": "400"},
+        catch_exceptions=False,
+    )
     assert done.exit_code == 2, done.output
     assert flag in done.stderr
     return done.stderr
@@ -70,7 +85,9 @@ def test_all_that_write_are_looked_at() -> None:
 
 @pytest.mark.parametrize("option", sorted(set(WRITTEN) - FOLDERS))
 def test_a_file_needs_a_folder(option: str, tmp_path: Path) -> None:
-    assert f"the folder {tmp_path / 'none'} does not exist: make it first" in refused(option, tmp_path / "none" / f"file{suffix_of(option)}")
+    assert f"the folder {tmp_path / 'none'} does not exist: make it first" in refused(
+        option, tmp_path / "none" / f"file{suffix_of(option)}"
+    )
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
@@ -89,7 +106,9 @@ def test_a_folder_can_be_made(option: str, tmp_path: Path) -> None:
 def test_what_may_not_be_written_to(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told, since nothing is forbidden to root."""
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    assert f"{tmp_path} may not be written to: choose another place" in refused(option, tmp_path / f"results{suffix_of(option)}")
+    assert f"{tmp_path} may not be written to: choose another place" in refused(
+        option, tmp_path / f"results{suffix_of(option)}"
+    )
 
 
 @pytest.mark.parametrize("option", WRITTEN)
@@ -107,7 +126,12 @@ def test_a_file_has_the_suffix_of_what_is_written(option: str, tmp_path: Path) -
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_o_is_option_in_every_command(command: str) -> None:
     hints = get_type_hints(getattr(import_module(f"ort_gpu_ep.cli.{command}"), command), include_extras=True)
-    short = {name for name, hint in hints.items() for known in get_args(hint)[1:] if "-o" in (getattr(known, "param_decls", None) or ())}
+    short = {
+        name
+        for name, hint in hints.items()
+        for known in get_args(hint)[1:]
+        if "-o" in (getattr(known, "param_decls", None) or ())
+    }
     assert short <= {"option"}
     assert ("option" in hints) == bool(short)
 
@@ -115,16 +139,25 @@ def test_o_is_option_in_every_command(command: str) -> None:
 @pytest.mark.parametrize("given", ["small.onnx", "placement=gpu"])
 def test_compress_says_what_to_use_in_place_of_o(given: str) -> None:
     """In the other commands -o sets an option of the provider, and in many programs it names the file to write."""
-    done = CliRunner().invoke(cli.app, ["compress", "none.onnx", "--method", "int8", "-o", given], env={"COLUMNS": "400"}, catch_exceptions=False)
+    done = CliRunner().invoke(
+        cli.app,
+        ["compress", "none.onnx", "--method", "int8", "-o", given],
+        env={"COLUMNS": "400"},
+        catch_exceptions=False,
+    )
     assert done.exit_code == 2
     assert "--out FILE.onnx" in done.stderr
     assert "-o NAME=VALUE" in done.stderr
 
 
-WRITES = {      # command -> arguments, and what it writes
-    "run": (["--save", "out"], "out/y.npy"), "explain": (["--html", "page.html"], "page.html"), "profile": (["--trace", "t.json", "--runs", "1"], "t.json"),
-    "profile html": (["--html", "p.html", "--runs", "1"], "p.html"), "bench": (["--plot", "b.svg", "--runs", "2"], "b.svg"),
-    "calibrate": (["--plot", "c.svg"], "c.svg")}
+WRITES = {  # command -> arguments, and what it writes
+    "run": (["--save", "out"], "out/y.npy"),
+    "explain": (["--html", "page.html"], "page.html"),
+    "profile": (["--trace", "t.json", "--runs", "1"], "t.json"),
+    "profile html": (["--html", "p.html", "--runs", "1"], "p.html"),
+    "bench": (["--plot", "b.svg", "--runs", "2"], "b.svg"),
+    "calibrate": (["--plot", "c.svg"], "c.svg"),
+}
 
 
 @pytest.mark.parametrize("case", WRITES)
@@ -136,8 +169,13 @@ def test_a_file_that_is_cut_off_is_not_left(case: str, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     model = model_of("(float[2, 300] x) => (float[2, 300] y) { y = Relu(x) }").SerializeToString()
     Path("m.onnx").write_bytes(model)
-    words = [command, *(["m.onnx"] if command != "calibrate" else []), *arguments, *(["-o", "placement=gpu"] if command != "calibrate" else [])]
-    done = CliRunner().invoke(cli.app, words, catch_exceptions=False)      # caches are written here
+    words = [
+        command,
+        *(["m.onnx"] if command != "calibrate" else []),
+        *arguments,
+        *(["-o", "placement=gpu"] if command != "calibrate" else []),
+    ]
+    done = CliRunner().invoke(cli.app, words, catch_exceptions=False)  # caches are written here
     assert done.exit_code == 0, done.output
     before = file.read_bytes()
     assert len(before) > 1000
@@ -153,11 +191,20 @@ def test_a_file_that_is_cut_off_is_not_left(case: str, tmp_path: Path, monkeypat
     assert [path.name for path in file.parent.iterdir() if ".part" in path.name] == []
 
 
-@pytest.mark.parametrize(("asked", "lacks", "said"), [
-    (["--plot", "p.png"], "matplotlib", "pip install matplotlib"), (["--against", "webgpu"], "onnxruntime_ep_webgpu", "pip install onnxruntime-ep-webgpu"),
-    (["--against", "cuda"], "", "install onnxruntime-gpu")])
+@pytest.mark.parametrize(
+    ("asked", "lacks", "said"),
+    [
+        (["--plot", "p.png"], "matplotlib", "pip install matplotlib"),
+        (["--against", "webgpu"], "onnxruntime_ep_webgpu", "pip install onnxruntime-ep-webgpu"),
+        (["--against", "cuda"], "", "install onnxruntime-gpu"),
+    ],
+)
 def test_bench_finds_what_is_missing_before_it_opens_the_model(
-    asked: list[str], lacks: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    asked: list[str],
+    lacks: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if lacks:

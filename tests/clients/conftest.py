@@ -1,4 +1,5 @@
-"""These tests need the extra `clients` and minutes: they are there where pytest is told --clients (scripts/clients.sh)."""
+"""These tests need the extra `clients` and minutes: they are there where pytest is told --clients
+(scripts/clients.sh)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What PyInstaller makes a program of: MODEL on the GPU, a training step, and a child that names the CPU. Prints JSON."""
+"""What PyInstaller makes a program of: MODEL on the GPU, a training step, and a child that names the CPU. Prints
+JSON."""
 
 from __future__ import annotations
 

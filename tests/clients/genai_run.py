@@ -34,7 +34,8 @@ for _ in range(2):
 
 
 def talked() -> list[int]:
-    """A conversation: an answer, to which more is appended. genai does not feed the answer's last token before what comes then."""
+    """A conversation: an answer, to which more is appended. genai does not feed the answer's last token before what
+    comes then."""
     settings = genai.GeneratorParams(model)
     settings.set_search_options(max_length=80)
     generator = genai.Generator(model, settings)
@@ -45,5 +46,5 @@ def talked() -> list[int]:
     return [int(token) for token in generator.get_sequence(0)]
 
 
-found["talk"] = talked()        # behind others, whose memory it gets
+found["talk"] = talked()  # behind others, whose memory it gets
 print(json.dumps(found))

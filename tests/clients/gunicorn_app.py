@@ -1,5 +1,5 @@
-"""What gunicorn serves: MODEL's answer, and where it comes from, as JSON. SESSIONS says who makes the session: the process that forks
-(`before`), which has run it, too, or each worker (`after`).
+"""What gunicorn serves: MODEL's answer, and where it comes from, as JSON. SESSIONS says who makes the session: the
+process that forks (`before`), which has run it, too, or each worker (`after`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable
     before = _session.stats()
     y = _session.run(None, {"x": X})[0]
     after = _session.stats()
-    told = {"y": y.tolist(), "missing": _session.missing_gpu, "parent": os.getppid(), "pid": os.getpid(),
-            "on_gpu": after["runs"] - before["runs"] > after["fallbacks"] - before["fallbacks"]}
+    told = {
+        "y": y.tolist(),
+        "missing": _session.missing_gpu,
+        "parent": os.getppid(),
+        "pid": os.getpid(),
+        "on_gpu": after["runs"] - before["runs"] > after["fallbacks"] - before["fallbacks"],
+    }
     start_response("200 OK", [("Content-Type", "application/json")])
     return [json.dumps(told).encode()]

@@ -1,4 +1,5 @@
-"""Programs of packages that scripts/works_with.py tries: with models that they carry, or small ones of our own where a package takes a file."""
+"""Programs of packages that scripts/works_with.py tries: with models that they carry, or small ones of our own where a
+package takes a file."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ def voice(seconds: float = 3.0, rate: int = 16000) -> Any:
     """A buzzing, modulated voice between silences, float32."""
     t = np.arange(int(seconds * rate)) / rate
     phase = 2 * np.pi * np.cumsum(120 + 20 * np.sin(2 * np.pi * 3 * t)) / rate
-    sound = sum(np.sin(k * phase) / k * np.exp(-((k * 120 - f) / 300) ** 2) for k in range(1, 30) for f in (700, 1200, 2500))
+    sound = sum(
+        np.sin(k * phase) / k * np.exp(-(((k * 120 - f) / 300) ** 2)) for k in range(1, 30) for f in (700, 1200, 2500)
+    )
     envelope = ((t > 0.8) & (t < 2.2)) * (0.6 + 0.4 * np.sin(2 * np.pi * 4 * t))
     return (0.3 * sound * envelope + 0.001 * np.random.default_rng(5).standard_normal(len(t))).astype("f")
 
@@ -41,7 +44,10 @@ def faster_whisper() -> Any:
 
     sound = voice()
     model = kept(get_vad_model())
-    return [get_speech_timestamps(sound, VadOptions(threshold=0.3)), np.asarray(model(sound[:512 * 90])).reshape(-1).tolist()]
+    return [
+        get_speech_timestamps(sound, VadOptions(threshold=0.3)),
+        np.asarray(model(sound[: 512 * 90])).reshape(-1).tolist(),
+    ]
 
 
 def onnx_asr() -> Any:
@@ -130,5 +136,6 @@ def scikit_learn() -> Any:
     return found
 
 
-MORE: dict[str, Callable[[], Any]] = {f.__name__: f for f in (
-    rapidocr3, faster_whisper, onnx_asr, piper, fastembed, flashrank, rembg, scikit_learn)}
+MORE: dict[str, Callable[[], Any]] = {
+    f.__name__: f for f in (rapidocr3, faster_whisper, onnx_asr, piper, fastembed, flashrank, rembg, scikit_learn)
+}

@@ -1,4 +1,5 @@
-"""Programs of users: each uses a package that carries its own ONNX models, through that package's own code, on made-up inputs.
+"""Programs of users: each uses a package that carries its own ONNX models, through that package's own code, on made-up
+inputs.
 
 usage: python programs.py CLIENT ANSWERS.json
 """
@@ -51,7 +52,8 @@ def magika() -> Any:
     from magika import Magika
 
     contents = {
-        "python": b"import os\n\n\ndef main(path: str) -> None:\n    for name in os.listdir(path):\n        print(name)\n" * 5,
+        "python": b"import os\n\n\ndef main(path: str) -> None:\n    for name in os.listdir(path):\n        "
+        b"print(name)\n" * 5,
         "json": json.dumps({"name": "a", "values": list(range(40)), "nested": {"true": True}}, indent=1).encode(),
         "html": b"<!DOCTYPE html>\n<html><head><title>t</title></head><body><p>text</p></body></html>\n" * 3,
         "csv": b"id,name,value\n" + b"".join(b"%d,row%d,%d\n" % (i, i, i * i) for i in range(50)),
@@ -63,16 +65,21 @@ def magika() -> Any:
 
 
 def silero_vad() -> Any:
-    """Where speech is in three seconds of a buzzing, modulated voice between silences, and its probability for each window."""
+    """Where speech is in three seconds of a buzzing, modulated voice between silences, and its probability for each
+    window."""
     import torch
     from silero_vad import get_speech_timestamps, load_silero_vad
 
     rate = 16000
     t = np.arange(3 * rate) / rate
     phase = 2 * np.pi * np.cumsum(120 + 20 * np.sin(2 * np.pi * 3 * t)) / rate
-    voice = sum(np.sin(k * phase) / k * np.exp(-((k * 120 - f) / 300) ** 2) for k in range(1, 30) for f in (700, 1200, 2500))
+    voice = sum(
+        np.sin(k * phase) / k * np.exp(-(((k * 120 - f) / 300) ** 2)) for k in range(1, 30) for f in (700, 1200, 2500)
+    )
     envelope = ((t > 0.8) & (t < 2.2)) * (0.6 + 0.4 * np.sin(2 * np.pi * 4 * t))
-    sound = torch.from_numpy((0.3 * voice * envelope + 0.001 * np.random.default_rng(5).standard_normal(len(t))).astype("f"))
+    sound = torch.from_numpy(
+        (0.3 * voice * envelope + 0.001 * np.random.default_rng(5).standard_normal(len(t))).astype("f")
+    )
     model = kept(load_silero_vad(onnx=True))
     stamps = get_speech_timestamps(sound, model, sampling_rate=rate)
     fast, slow = model.audio_forward(sound[None], rate), model.audio_forward(sound[None, ::2].contiguous(), rate // 2)
@@ -94,7 +101,9 @@ def nudenet() -> Any:
     draw.arc((135, 125, 185, 160), 20, 160, (150, 40, 40), 5)
     draw.pieslice((105, 25, 215, 140), 180, 360, (60, 40, 20))
     detector = kept(NudeDetector())
-    rows = detector.onnx_session.run(None, {detector.input_name: np.asarray(image, "f").transpose(2, 0, 1)[None] / 255})[0]
+    rows = detector.onnx_session.run(
+        None, {detector.input_name: np.asarray(image, "f").transpose(2, 0, 1)[None] / 255}
+    )[0]
     return [detector.detect(np.asarray(image)[..., ::-1].copy()), rows.max(-1).tolist()]
 
 
@@ -120,8 +129,15 @@ def sessions() -> list[dict[str, Any]]:
     from onnxruntime import InferenceSession
 
     found = [s for s in gc.get_objects() if isinstance(s, InferenceSession) and hasattr(s, "explain")]
-    return [{"gpu": s.explain().count("gpu"), "cpu": s.explain().count("cpu"), "providers": s.get_providers(), "stats": s.stats()}
-            for s in found]
+    return [
+        {
+            "gpu": s.explain().count("gpu"),
+            "cpu": s.explain().count("cpu"),
+            "providers": s.get_providers(),
+            "stats": s.stats(),
+        }
+        for s in found
+    ]
 
 
 def main(name: str, path: str) -> None:

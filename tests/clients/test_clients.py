@@ -1,4 +1,5 @@
-"""Packages that carry their own models give the same answers below `ort-gpu-ep exec`, unchanged, and their nodes run on the GPU."""
+"""Packages that carry their own models give the same answers below `ort-gpu-ep exec`, unchanged, and their nodes run on
+the GPU."""
 
 from __future__ import annotations
 
@@ -17,15 +18,23 @@ from tests.clients.programs import CLIENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("programs.py")
-TABLE = re.findall(r"^\| (\S+) \S+ \| .* \| ([\d, ]+) of ([\d, ]+) \|", (ROOT / "docs" / "drop-in.md").read_text("utf-8"), re.M)
+TABLE = re.findall(
+    r"^\| (\S+) \S+ \| .* \| ([\d, ]+) of ([\d, ]+) \|", (ROOT / "docs" / "drop-in.md").read_text("utf-8"), re.M
+)
 """Package, and for each of its sessions the nodes on the GPU, of all."""
 
 
 def ran(name: str, folder: Path, *before: str) -> dict[str, Any]:
     """What a program answers, below a command or not."""
     path = folder / "answers.json"
-    done = subprocess.run([*before, sys.executable, str(PROGRAM), name, str(path)], cwd=folder, capture_output=True, text=True, timeout=550,
-                          env={**os.environ, "ORT_GPU_EP_CACHE_DIR": str(folder / "cache")})
+    done = subprocess.run(
+        [*before, sys.executable, str(PROGRAM), name, str(path)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=550,
+        env={**os.environ, "ORT_GPU_EP_CACHE_DIR": str(folder / "cache")},
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return found
@@ -70,7 +79,9 @@ def test_on_the_gpu(client: str, plain: Any, tmp_path: Path) -> None:
     found = below_exec(client, tmp_path, placement="gpu")
     assert_same(found["answers"], plain)
     (row,) = (row for row in TABLE if row[0].replace("-", "_").startswith(client))
-    assert sorted((s["gpu"], s["gpu"] + s["cpu"]) for s in found["sessions"]) == sorted(zip(numbers(row[1]), numbers(row[2]), strict=True))
+    assert sorted((s["gpu"], s["gpu"] + s["cpu"]) for s in found["sessions"]) == sorted(
+        zip(numbers(row[1]), numbers(row[2]), strict=True)
+    )
     for session in found["sessions"]:
         assert session["providers"][0] == "WgpuExecutionProvider"
         assert session["stats"]["runs"] > 0

@@ -1,4 +1,5 @@
-"""onnxruntime-genai's own loop over our provider: the CPU's tokens, and with the name that it knows, caches on the device."""
+"""onnxruntime-genai's own loop over our provider: the CPU's tokens, and with the name that it knows, caches on the
+device."""
 
 from __future__ import annotations
 
@@ -19,19 +20,30 @@ STEPS = 30
 
 def ran(folder: Path, provider: str, name: str, **sizes: Any) -> dict[str, Any]:
     """provider: as the model's settings call it; name: under which the library is registered."""
-    options = {"placement": "gpu", "strict": "1", **({"enableGraphCapture": "0", "validationMode": "basic"} if provider == "WebGPU" else {})}
+    options = {
+        "placement": "gpu",
+        "strict": "1",
+        **({"enableGraphCapture": "0", "validationMode": "basic"} if provider == "WebGPU" else {}),
+    }
     save_folder(folder, provider, options, **sizes)
-    done = subprocess.run([sys.executable, str(PROGRAM), str(folder), name], capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder), name], capture_output=True, text=True, timeout=500
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-@pytest.mark.parametrize("sizes", [{}, {"packed": False, "layers": 3, "heads": 4, "groups": 1, "seed": 3}], ids=["qkv", "q-k-v"])
+@pytest.mark.parametrize(
+    "sizes", [{}, {"packed": False, "layers": 3, "heads": 4, "groups": 1, "seed": 3}], ids=["qkv", "q-k-v"]
+)
 def test_the_tokens_of_the_cpu(sizes: dict[str, Any], tmp_path: Path) -> None:
     wanted = ran(tmp_path, "", "", **sizes)
     assert len(wanted["tokens"][0]) == STEPS + 1
-    ours, stand_in = ran(tmp_path, "WgpuExecutionProvider", "ours", **sizes), ran(tmp_path, "WebGPU", "WebGpuExecutionProvider", **sizes)
+    ours, stand_in = (
+        ran(tmp_path, "WgpuExecutionProvider", "ours", **sizes),
+        ran(tmp_path, "WebGPU", "WebGpuExecutionProvider", **sizes),
+    )
     assert ours["tokens"] == stand_in["tokens"] == wanted["tokens"]
     assert ours["talk"] == stand_in["talk"] == wanted["talk"]
     assert (wanted["device"], ours["device"], stand_in["device"]) == ("CPU", "CPU", "WebGPU")

@@ -29,12 +29,28 @@ WORKERS = 2
 def served(folder: Path, sessions: str, *arguments: str, **options: str) -> Iterator[Callable[[], dict[str, Any]]]:
     """What a request gives, of a server with two workers."""
     path, log = folder / "model.onnx", folder / "log"
-    path.write_bytes(model_of("(float[N, 3] x) => (float[N, 4] y) { h = MatMul(x, w) y = Relu(h) }", {"w": W}).SerializeToString())
+    path.write_bytes(
+        model_of("(float[N, 3] x) => (float[N, 4] y) { h = MatMul(x, w) y = Relu(h) }", {"w": W}).SerializeToString()
+    )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "gunicorn", *arguments, "--workers", str(WORKERS), "--timeout", "600", "--bind", f"127.0.0.1:{port}",
-               "tests.clients.gunicorn_app:app"]
-    variables = {f"ORT_GPU_EP_{name.upper()}": text for name, text in {"placement": "gpu", "cache_dir": str(folder / "cache"), **options}.items()}
+    command = [
+        sys.executable,
+        "-m",
+        "gunicorn",
+        *arguments,
+        "--workers",
+        str(WORKERS),
+        "--timeout",
+        "600",
+        "--bind",
+        f"127.0.0.1:{port}",
+        "tests.clients.gunicorn_app:app",
+    ]
+    variables = {
+        f"ORT_GPU_EP_{name.upper()}": text
+        for name, text in {"placement": "gpu", "cache_dir": str(folder / "cache"), **options}.items()
+    }
     environment = {**os.environ, **variables, "PYTHONPATH": str(ROOT), "MODEL": str(path), "SESSIONS": sessions}
 
     def asked() -> dict[str, Any]:
@@ -50,7 +66,10 @@ def served(folder: Path, sessions: str, *arguments: str, **options: str) -> Iter
             return False
         return True
 
-    with log.open("w") as said, subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=said) as server:
+    with (
+        log.open("w") as said,
+        subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=said) as server,
+    ):
         try:
             until(answers, "an answer")
             yield asked
@@ -59,7 +78,8 @@ def served(folder: Path, sessions: str, *arguments: str, **options: str) -> Iter
 
 
 def of_each_worker(asked: Callable[[], dict[str, Any]], on_gpu: bool) -> list[dict[str, Any]]:
-    """What both workers answer, from there. With isolation=process the CPU answers until a worker has its own process for the GPU."""
+    """What both workers answer, from there. With isolation=process the CPU answers until a worker has its own process
+    for the GPU."""
     found = dict[int, dict[str, Any]]()
 
     def both() -> bool:
@@ -73,9 +93,19 @@ def of_each_worker(asked: Callable[[], dict[str, Any]], on_gpu: bool) -> list[di
     return list(found.values())
 
 
-@pytest.mark.parametrize(("sessions", "arguments", "options"), [
-    ("after", (), {}), ("before", (), {}), ("after", ("--preload",), {}), ("before", ("--preload",), {"isolation": "process"})], ids=str)
-def test_workers_have_the_gpu(sessions: str, arguments: tuple[str, ...], options: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sessions", "arguments", "options"),
+    [
+        ("after", (), {}),
+        ("before", (), {}),
+        ("after", ("--preload",), {}),
+        ("before", ("--preload",), {"isolation": "process"}),
+    ],
+    ids=str,
+)
+def test_workers_have_the_gpu(
+    sessions: str, arguments: tuple[str, ...], options: dict[str, str], tmp_path: Path
+) -> None:
     with served(tmp_path, sessions, *arguments, **options) as asked:
         assert [told["missing"] for told in of_each_worker(asked, on_gpu=True)] == [""] * WORKERS
 

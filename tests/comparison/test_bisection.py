@@ -32,7 +32,9 @@ TEXT = """(float[8, 16] x) => (float[8, 12] y) {
 @pytest.fixture(scope="module")
 def model() -> onnx.ModelProto:
     rng = np.random.default_rng(1)
-    made = model_of(TEXT, {"w": rng.standard_normal((16, 12)).astype("f"), "v": rng.standard_normal((12, 12)).astype("f")})
+    made = model_of(
+        TEXT, {"w": rng.standard_normal((16, 12)).astype("f"), "v": rng.standard_normal((12, 12)).astype("f")}
+    )
     for node in made.graph.node:
         node.name = f"the {node.op_type} of {node.output[0]}"
     return made
@@ -50,23 +52,33 @@ def alone_with_faults() -> Iterator[None]:
 
 
 def gpu(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
-    return list(InferenceSession(model.SerializeToString(), provider_options={"placement": "gpu"}).run(None, dict(feeds)))
+    return list(
+        InferenceSession(model.SerializeToString(), provider_options={"placement": "gpu"}).run(None, dict(feeds))
+    )
 
 
 def cpu(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
-    return list(onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, dict(feeds)))
+    return list(
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, dict(feeds)
+        )
+    )
 
 
 def scaled(spec: OpSpec, factor: float, only: tuple[int, ...] = ()) -> OpSpec:
     """The row of MatMul with products that are too large. only: shape of its first input."""
+
     def build(node: BoundNode) -> Any:
         built = spec.build(node)
         if only and node.input(0).shape != only:
             return built
         assert isinstance(built, Lowering)
-        kernels = tuple(replace(k, consts=tuple((n, factor if n == "ALPHA" else v) for n, v in k.consts)) for k in built.kernels)
+        kernels = tuple(
+            replace(k, consts=tuple((n, factor if n == "ALPHA" else v) for n, v in k.consts)) for k in built.kernels
+        )
         assert kernels != built.kernels
         return replace(built, kernels=kernels)
+
     return replace(spec, build=build)
 
 
@@ -81,7 +93,10 @@ def test_without_a_fault(model: onnx.ModelProto, feeds: dict[str, Any]) -> None:
 
 
 def test_the_first_node_and_a_model_that_shows_it(
-    model: onnx.ModelProto, feeds: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    model: onnx.ModelProto,
+    feeds: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setitem(OPS, ("", "MatMul"), scaled(OPS["", "MatMul"], 1.5))
     found = bisect(model, feeds, gpu, cpu)
@@ -104,7 +119,9 @@ def test_the_first_node_and_a_model_that_shows_it(
     np.testing.assert_allclose(gpu(shown, values)[0], 1.5 * cpu(shown, values)[0], rtol=1e-4, atol=1e-4)
 
 
-def test_the_worst_is_not_the_first(model: onnx.ModelProto, feeds: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worst_is_not_the_first(
+    model: onnx.ModelProto, feeds: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     slight = scaled(OPS["", "MatMul"], 1.001, (8, 16))
     monkeypatch.setitem(OPS, ("", "MatMul"), scaled(slight, 3.0, (8, 12)))
     found = bisect(model, feeds, gpu, cpu)
@@ -152,7 +169,9 @@ def test_what_a_body_reads_from_outside() -> None:
     assert reads_of(made.graph.node[0]) == {"q", "x", "z"}
 
 
-def test_large_models_are_saved_beside_their_weights(model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_models_are_saved_beside_their_weights(
+    model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ort_gpu_ep.comparison import models
 
     monkeypatch.setattr(models, "EXTERNAL_NBYTES", 1)

@@ -23,7 +23,11 @@ def test_equal_arrays() -> None:
 def test_one_representable_number_apart() -> None:
     for dtype in (np.float16, np.float32, np.float64):
         want = np.array([1.0, -3.0, 0.0], dtype)
-        got = np.nextafter(want, np.array(10, dtype), dtype=dtype) if dtype is not np.float16 else np.nextafter(want, dtype(10))
+        got = (
+            np.nextafter(want, np.array(10, dtype), dtype=dtype)
+            if dtype is not np.float16
+            else np.nextafter(want, dtype(10))
+        )
         assert difference("x", got, want).ulp == 1
 
 
@@ -43,8 +47,15 @@ def test_measures() -> None:
     assert "at [0, 1]: got 2.5, expected 2.0" in str(found)
 
 
-@pytest.mark.parametrize(("got", "want", "misplaced"), [
-    ([np.nan, 1.0], [0.0, 1.0], 1), ([np.inf, 1.0], [-np.inf, 1.0], 1), ([np.inf], [np.inf], 0), ([1.0, 1.0], [np.nan, np.inf], 2)])
+@pytest.mark.parametrize(
+    ("got", "want", "misplaced"),
+    [
+        ([np.nan, 1.0], [0.0, 1.0], 1),
+        ([np.inf, 1.0], [-np.inf, 1.0], 1),
+        ([np.inf], [np.inf], 0),
+        ([1.0, 1.0], [np.nan, np.inf], 2),
+    ],
+)
 def test_what_is_not_finite_stands_where_the_cpu_has_it(got: list[float], want: list[float], misplaced: int) -> None:
     found = difference("x", np.array(got, F), np.array(want, F))
     assert found.misplaced == misplaced

@@ -14,8 +14,9 @@ from ort_gpu_ep import plugin
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Each test draws the same numbers, whichever tests drew from the generators that these files share before it in its process."""
-    for name, module in sys.modules.copy().items():      # a thread of an earlier test may import something meanwhile
+    """Each test draws the same numbers, whichever tests drew from the generators that these files share before it in
+    its process."""
+    for name, module in sys.modules.copy().items():  # a thread of an earlier test may import something meanwhile
         if name.startswith(__package__) and isinstance(generator := getattr(module, "RNG", None), np.random.Generator):
             source: Any = generator.bit_generator.seed_seq
             seed = [zlib.crc32(item.nodeid.encode()), source.entropy]

@@ -1,4 +1,5 @@
-"""What stands between products of bytes stays in bytes, one dispatch each, and gives the bytes that ONNX Runtime's CPU gives."""
+"""What stands between products of bytes stays in bytes, one dispatch each, and gives the bytes that ONNX Runtime's CPU
+gives."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ FORMS = {
     "max pool": Form(one("MaxPool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]), [IMAGE], out=None),
     "average pool": Form(one("AveragePool", kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]), [IMAGE]),
     "average with the padding": Form(
-        one("AveragePool", kernel_shape=[2, 3], pads=[0, 1, 1, 1], count_include_pad=1), [IMAGE]),
+        one("AveragePool", kernel_shape=[2, 3], pads=[0, 1, 1, 1], count_include_pad=1), [IMAGE]
+    ),
     "global average": Form(one("GlobalAveragePool"), [IMAGE], (0.031,), 0.01),
     "global average of many": Form(one("GlobalAveragePool"), [(1, 5, 40, 33)], (0.031,), 0.01),
     "concat": Form(one("Concat", axis=1), [(2, 3, 5), (2, 1, 5), (2, 6, 5)], (0.031, 0.052, 0.047)),
@@ -68,35 +70,67 @@ FORMS = {
     "flatten": Form(one("Flatten"), [(3, 5, 7)], out=None, dispatches=0),
     "transpose": Form(one("Transpose", perm=[0, 2, 1]), [(3, 5, 7)], out=None),
     "slice": Form(
-        lambda names: [made("Slice", [names[0], "start", "end", "axis"], ["f"])], [(3, 5, 8)], out=None,
-        constants={"start": np.array([1]), "end": np.array([7]), "axis": np.array([2])}),
+        lambda names: [made("Slice", [names[0], "start", "end", "axis"], ["f"])],
+        [(3, 5, 8)],
+        out=None,
+        constants={"start": np.array([1]), "end": np.array([7]), "axis": np.array([2])},
+    ),
     "gather": Form(
-        lambda names: [made("Gather", [names[0], "which"], ["f"], axis=1)], [(3, 5, 8)], out=None, constants={"which": np.array([4, 0, 2])}),
+        lambda names: [made("Gather", [names[0], "which"], ["f"], axis=1)],
+        [(3, 5, 8)],
+        out=None,
+        constants={"which": np.array([4, 0, 2])},
+    ),
     "resize": Form(
-        lambda names: [made("Resize", [names[0], "", "by"], ["f"], mode="nearest", coordinate_transformation_mode="asymmetric",
-                            nearest_mode="floor")], [IMAGE], out=None, constants={"by": np.array([1, 1, 2, 2], "f")}),
+        lambda names: [
+            made(
+                "Resize",
+                [names[0], "", "by"],
+                ["f"],
+                mode="nearest",
+                coordinate_transformation_mode="asymmetric",
+                nearest_mode="floor",
+            )
+        ],
+        [IMAGE],
+        out=None,
+        constants={"by": np.array([1, 1, 2, 2], "f")},
+    ),
     "depth to space": Form(one("DepthToSpace", blocksize=2), [(2, 8, 3, 5)], out=None),
     "sigmoid": Form(one("Sigmoid"), [(3, 5, 7)], (0.05,), 0.0039),
     "softmax": Form(one("Softmax"), [(3, 5, 64)], (0.05,), 0.0039),
     "softmax of short rows": Form(one("Softmax", axis=1), [(3, 5, 8)], (0.05,), 0.0039, 2),
     "layer norm": Form(
-        lambda names: [made("LayerNormalization", [names[0], "scale", "bias"], ["f"])], [(3, 5, 64)], (0.05,), 0.02,
-        constants={"scale": RNG.normal(size=64).astype("f"), "bias": RNG.normal(size=64).astype("f")}),
-    "mean of places": Form(lambda names: [made("ReduceMean", list(names), ["f"], axes=[2, 3], keepdims=0)], [(2, 6, 9, 8)], (0.05,), 0.02, 2),
+        lambda names: [made("LayerNormalization", [names[0], "scale", "bias"], ["f"])],
+        [(3, 5, 64)],
+        (0.05,),
+        0.02,
+        constants={"scale": RNG.normal(size=64).astype("f"), "bias": RNG.normal(size=64).astype("f")},
+    ),
+    "mean of places": Form(
+        lambda names: [made("ReduceMean", list(names), ["f"], axes=[2, 3], keepdims=0)],
+        [(2, 6, 9, 8)],
+        (0.05,),
+        0.02,
+        2,
+    ),
     "leaky relu": Form(one("LeakyRelu", alpha=0.1), [(3, 5, 7)]),
     "hard swish": Form(one("HardSwish"), [(3, 5, 7)]),
     "clip": Form(
-        lambda names: [made("Clip", [names[0], "low", "high"], ["f"])], [(3, 5, 7)],
-        constants={"low": np.float32(-1), "high": np.float32(2)}),
+        lambda names: [made("Clip", [names[0], "low", "high"], ["f"])],
+        [(3, 5, 7)],
+        constants={"low": np.float32(-1), "high": np.float32(2)},
+    ),
     "silu": Form(lambda names: [made("Sigmoid", [names[0]], ["g"]), made("Mul", [names[0], "g"], ["f"])], [(3, 5, 7)]),
 }
 
 
 def model_of(form: Form, kind: str, zeros: Sequence[int], open_sizes: bool = False) -> onnx.ModelProto:
-    """Bytes x0, x1, ... -> DequantizeLinear -> the op -> QuantizeLinear -> bytes y. zeros: zero points of the inputs, then of y."""
+    """Bytes x0, x1, ... -> DequantizeLinear -> the op -> QuantizeLinear -> bytes y. zeros: zero points of the inputs,
+    then of y."""
     element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
     scales = [*form.scales, form.out or form.scales[0]]
-    zeros = [*zeros[:len(form.scales)], zeros[0] if form.out is None else zeros[-1]]
+    zeros = [*zeros[: len(form.scales)], zeros[0] if form.out is None else zeros[-1]]
     held: dict[str, Any] = dict(form.constants)
     for k, (scale, zero) in enumerate(zip(scales, zeros, strict=True)):
         held |= {f"s{k}": np.float32(scale), f"z{k}": np.array(zero, kind)}
@@ -104,10 +138,20 @@ def model_of(form: Form, kind: str, zeros: Sequence[int], open_sizes: bool = Fal
     nodes = [made("DequantizeLinear", [f"x{k}", f"s{k}", f"z{k}"], [f"d{k}"]) for k in range(count)]
     nodes += form.nodes([f"d{k}" for k in range(count)])
     nodes.append(made("QuantizeLinear", ["f", f"s{count}", f"z{count}"], ["y"]))
-    inputs = [helper.make_tensor_value_info(f"x{k}", element, shape_of(shape, open_sizes)) for k, shape in enumerate(form.shapes)]
-    graph = helper.make_graph(nodes, "g", inputs, [helper.make_empty_tensor_value_info("y")], [
-        numpy_helper.from_array(np.asarray(a), n) for n, a in held.items()])
-    return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    inputs = [
+        helper.make_tensor_value_info(f"x{k}", element, shape_of(shape, open_sizes))
+        for k, shape in enumerate(form.shapes)
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        inputs,
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in held.items()],
+    )
+    return onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    )
 
 
 def shape_of(shape: Sequence[int], open_sizes: bool) -> list[Any]:
@@ -117,14 +161,19 @@ def shape_of(shape: Sequence[int], open_sizes: bool) -> list[Any]:
 
 def bytes_for(form: Form, kind: str, batch: int | None = None) -> dict[str, Any]:
     limits = np.iinfo(kind)
-    return {f"x{k}": RNG.integers(limits.min, limits.max + 1, [batch if batch is not None and n == 0 and len(shape) > 1 else size
-                                                               for n, size in enumerate(shape)]).astype(kind)
-            for k, shape in enumerate(form.shapes)}
+    return {
+        f"x{k}": RNG.integers(
+            limits.min,
+            limits.max + 1,
+            [batch if batch is not None and n == 0 and len(shape) > 1 else size for n, size in enumerate(shape)],
+        ).astype(kind)
+        for k, shape in enumerate(form.shapes)
+    }
 
 
 def check(model: onnx.ModelProto, feeds: Any, opened: Any, exact: bool = True, reference: Any = on_cpu_exactly) -> None:
-    wanted, = reference(model, feeds)
-    got, = opened.session.run(None, feeds)
+    (wanted,) = reference(model, feeds)
+    (got,) = opened.session.run(None, feeds)
     assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
     differ = np.abs(got.astype("i4") - wanted.astype("i4"))
     assert differ.max(initial=0) <= 1
@@ -142,19 +191,32 @@ def test_bytes_to_bytes(name: str, kind: str) -> None:
     model = model_of(form, kind, zeros_of(kind, "relu" in name.split()))
     opened = open_session(model.SerializeToString(), strict=1)
     check(model, bytes_for(form, kind), opened)
-    memory, = explanation(opened.state).memory
+    (memory,) = explanation(opened.state).memory
     assert memory.dispatches == form.dispatches
     assert memory.unshared_nbytes == 0 or memory.dispatches > 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["add", "add and relu", "mul of channels", "max pool", "average pool", "global average", "concat", "silu", "softmax",
-                                  "layer norm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "add",
+        "add and relu",
+        "mul of channels",
+        "max pool",
+        "average pool",
+        "global average",
+        "concat",
+        "silu",
+        "softmax",
+        "layer norm",
+    ],
+)
 def test_sizes_that_a_run_brings(name: str, kind: str) -> None:
     form = FORMS[name]
     model = model_of(form, kind, zeros_of(kind, "relu" in name.split()), open_sizes=True)
     opened = open_session(model.SerializeToString(), strict=1)
-    for batch in (1, 4, 0, 3):      # of nothing onnxruntime 1.31's QLinearSoftmax gives no tensor
+    for batch in (1, 4, 0, 3):  # of nothing onnxruntime 1.31's QLinearSoftmax gives no tensor
         check(model, bytes_for(form, kind, batch), opened, reference=on_cpu_exactly if batch else as_written)
 
 
@@ -169,10 +231,13 @@ def test_a_scale_for_each_channel_goes_through_floats() -> None:
 
 
 def as_written(model: onnx.ModelProto, feeds: Any) -> Any:
-    """Node by node on the CPU: the optimiser of onnxruntime 1.31 makes a QLinearAdd of these that onnxruntime then refuses."""
+    """Node by node on the CPU: the optimiser of onnxruntime 1.31 makes a QLinearAdd of these that onnxruntime then
+    refuses."""
     settings = onnxruntime.SessionOptions()
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"]).run(None, feeds)
+    return onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"]).run(
+        None, feeds
+    )
 
 
 def qlinear(op: str, kind: str, count: int, shapes: Sequence[Sequence[int]], **attributes: Any) -> onnx.ModelProto:
@@ -183,24 +248,43 @@ def qlinear(op: str, kind: str, count: int, shapes: Sequence[Sequence[int]], **a
     for k in range(count):
         held |= {f"s{k}": np.float32(scales[k]), f"z{k}": np.array(points[k], kind)}
         inputs += [f"x{k}", f"s{k}", f"z{k}"]
-    node = made(op, ["sy", "zy", *inputs] if op == "QLinearConcat" else [*inputs, "sy", "zy"], ["y"], domain=CONTRIB, **attributes)
+    node = made(
+        op,
+        ["sy", "zy", *inputs] if op == "QLinearConcat" else [*inputs, "sy", "zy"],
+        ["y"],
+        domain=CONTRIB,
+        **attributes,
+    )
     element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(kind))
     graph = helper.make_graph(
-        [node], "g", [helper.make_tensor_value_info(f"x{k}", element, shape) for k, shape in enumerate(shapes)],
-        [helper.make_tensor_value_info("y", element, None)], [numpy_helper.from_array(np.asarray(a), n) for n, a in held.items()])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(CONTRIB, 1)], ir_version=8)
+        [node],
+        "g",
+        [helper.make_tensor_value_info(f"x{k}", element, shape) for k, shape in enumerate(shapes)],
+        [helper.make_tensor_value_info("y", element, None)],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in held.items()],
+    )
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(CONTRIB, 1)], ir_version=8
+    )
 
 
 OPS = [
-    ("QLinearAdd", 2, [(3, 5, 7), (5, 1)], {}), ("QLinearMul", 2, [(3, 5, 7), (3, 5, 7)], {}), ("QLinearSigmoid", 1, [(5, 7)], {}),
-    ("QLinearLeakyRelu", 1, [(5, 7)], {"alpha": 0.2}), ("QLinearConcat", 3, [(2, 3), (2, 6), (2, 1)], {"axis": 1}),
+    ("QLinearAdd", 2, [(3, 5, 7), (5, 1)], {}),
+    ("QLinearMul", 2, [(3, 5, 7), (3, 5, 7)], {}),
+    ("QLinearSigmoid", 1, [(5, 7)], {}),
+    ("QLinearLeakyRelu", 1, [(5, 7)], {"alpha": 0.2}),
+    ("QLinearConcat", 3, [(2, 3), (2, 6), (2, 1)], {"axis": 1}),
     ("QLinearAveragePool", 1, [(2, 3, 9, 8)], {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
-    ("QLinearAveragePool", 1, [(2, 3, 9)], {"kernel_shape": [2]}), ("QLinearGlobalAveragePool", 1, [(2, 3, 9, 7)], {})]
+    ("QLinearAveragePool", 1, [(2, 3, 9)], {"kernel_shape": [2]}),
+    ("QLinearGlobalAveragePool", 1, [(2, 3, 9, 7)], {}),
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("op", "count", "shapes", "attributes"), OPS)
-def test_ops_of_bytes(op: str, count: int, shapes: Sequence[Sequence[int]], attributes: dict[str, Any], kind: str) -> None:
+def test_ops_of_bytes(
+    op: str, count: int, shapes: Sequence[Sequence[int]], attributes: dict[str, Any], kind: str
+) -> None:
     model = qlinear(op, kind, count, shapes, **attributes)
     opened = open_session(model.SerializeToString(), strict=1)
     check(model, bytes_for(Form(one(op), shapes), kind), opened)
@@ -218,18 +302,37 @@ def test_zero_points_that_are_left_out() -> None:
 def residual(kind: str, channels: int, size: int) -> onnx.ModelProto:
     """Bytes x -> Conv -> bytes, plus bytes r -> Relu -> bytes y."""
     zeros, element = zeros_of(kind, relu=True), helper.np_dtype_to_tensor_dtype(np.dtype(kind))
-    held: dict[str, Any] = {f"{name}{k}": value for k, (scale, zero) in enumerate(zip((0.03, 0.41, 0.37, 0.53), zeros, strict=True))
-                            for name, value in (("s", np.float32(scale)), ("z", np.array(zero, kind)))}
+    held: dict[str, Any] = {
+        f"{name}{k}": value
+        for k, (scale, zero) in enumerate(zip((0.03, 0.41, 0.37, 0.53), zeros, strict=True))
+        for name, value in (("s", np.float32(scale)), ("z", np.array(zero, kind)))
+    }
     held |= {"w": RNG.integers(-127, 128, (channels, 8, 1, 1)).astype("int8"), "ws": np.float32(0.01), "wz": np.int8(0)}
-    nodes = [made("DequantizeLinear", ["x0", "s0", "z0"], ["d0"]), made("DequantizeLinear", ["w", "ws", "wz"], ["wd"]),
-             made("Conv", ["d0", "wd"], ["c"]), made("QuantizeLinear", ["c", "s1", "z1"], ["cq"]),
-             made("DequantizeLinear", ["cq", "s1", "z1"], ["cd"]), made("DequantizeLinear", ["x1", "s2", "z2"], ["d1"]),
-             made("Add", ["cd", "d1"], ["a"]), made("Relu", ["a"], ["r"]), made("QuantizeLinear", ["r", "s3", "z3"], ["y"])]
-    inputs = [helper.make_tensor_value_info("x0", element, [2, 8, size, size]),
-              helper.make_tensor_value_info("x1", element, [2, channels, size, size])]
-    graph = helper.make_graph(nodes, "g", inputs, [helper.make_empty_tensor_value_info("y")], [
-        numpy_helper.from_array(np.asarray(a), n) for n, a in held.items()])
-    return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    nodes = [
+        made("DequantizeLinear", ["x0", "s0", "z0"], ["d0"]),
+        made("DequantizeLinear", ["w", "ws", "wz"], ["wd"]),
+        made("Conv", ["d0", "wd"], ["c"]),
+        made("QuantizeLinear", ["c", "s1", "z1"], ["cq"]),
+        made("DequantizeLinear", ["cq", "s1", "z1"], ["cd"]),
+        made("DequantizeLinear", ["x1", "s2", "z2"], ["d1"]),
+        made("Add", ["cd", "d1"], ["a"]),
+        made("Relu", ["a"], ["r"]),
+        made("QuantizeLinear", ["r", "s3", "z3"], ["y"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x0", element, [2, 8, size, size]),
+        helper.make_tensor_value_info("x1", element, [2, channels, size, size]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        inputs,
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in held.items()],
+    )
+    return onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -250,6 +353,8 @@ def test_a_sum_behind_a_product_channels_last(kind: str) -> None:
     graph = from_onnx(model)
     with gaining("QLinearConv"):
         planned = rewrite(graph, static_types(graph), Limits())
-        assert [(n.op, [s.op for s in n.epilogue]) for n in planned.nodes if n.channels_last] == [("QLinearConv", ["QLinearAdd"])]
-        got, = run_direct(model, feeds, rewrite)
+        assert [(n.op, [s.op for s in n.epilogue]) for n in planned.nodes if n.channels_last] == [
+            ("QLinearConv", ["QLinearAdd"])
+        ]
+        (got,) = run_direct(model, feeds, rewrite)
     np.testing.assert_array_equal(got, on_cpu_exactly(model, feeds)[0])

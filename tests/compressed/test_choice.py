@@ -46,7 +46,7 @@ def plan_of(model: onnx.ModelProto, figures: Figures, tuned: Tuned | None = None
     graph = from_onnx(model)
     x = graph.values["x"].shape
     assert x is not None
-    inputs = {"x": TensorType(FLOAT32, tuple(int(d) for d in x))}     # type: ignore[arg-type]
+    inputs = {"x": TensorType(FLOAT32, tuple(int(d) for d in x))}  # type: ignore[arg-type]
     limits = replace(Gpu.open(Config()).limits, figures=figures, tuned=tuned or Tuned())
     return make_plan(graph, inputs, limits, rewrite)
 
@@ -75,7 +75,10 @@ def run_on(gpu: Gpu, model: onnx.ModelProto, feeds: Any, most_nbytes: float) -> 
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint4"])
-@pytest.mark.parametrize(("case", "written_out"), [(MATMUL, "unpack_interleaved.wgsl"), (GEMM, "unpack_interleaved.wgsl"), (CONV, "dequantize.wgsl")])
+@pytest.mark.parametrize(
+    ("case", "written_out"),
+    [(MATMUL, "unpack_interleaved.wgsl"), (GEMM, "unpack_interleaved.wgsl"), (CONV, "dequantize.wgsl")],
+)
 def test_figures_decide(case: Any, kind: str, written_out: str, gpu: Gpu) -> None:
     """And both ways are right."""
     model = model_of(case, kind)
@@ -91,7 +94,9 @@ def test_matmul_nbits_both_ways(bits: int, zero: str, gpu: Gpu) -> None:
     model, (dense, bias) = nbits_model((6, 256), 256, 72, bits, 32, zero, bias=True)
     x = RNG.normal(size=(6, 256)).astype("f")
     close(run_on(gpu, model, {"x": x}, 1e9), x.astype("d") @ dense + bias)
-    assert ("unpack_interleaved.wgsl" in shaders(plan_of(model, gpu.limits.figures))) == (gpu.limits.figures is SLOW_STEPS)
+    assert ("unpack_interleaved.wgsl" in shaders(plan_of(model, gpu.limits.figures))) == (
+        gpu.limits.figures is SLOW_STEPS
+    )
 
 
 @pytest.mark.parametrize(("kind", "perm"), [("Codebook3", (1, 0)), ("Codebook5", (0, 1)), ("Codebook8", (1, 0))])
@@ -110,14 +115,18 @@ def test_an_h200_writes_weights_out_where_a_dense_product_gains_by_its_forms() -
         dense = tiles.TiledProduct(vectors, n, tiles.Weights("unpacked", k, 1, 1, n, 0, False))
         return packed.unpack_ns(Target(), weights) + best_ns(tiles.forms(dense)) < packed.UNPACKED_GAIN * packed_ns
 
-    assert forms(128, 1024, 1024)       # K is cut
+    assert forms(128, 1024, 1024)  # K is cut
     assert not forms(8, 1024, 1024)
     assert not forms(4096, 4096, 4096)
 
 
 def test_what_was_measured_counts_more() -> None:
     model = model_of(MATMUL, "int8")
-    (choice,) = [s.kernel.choice for s in plan_of(model, SLOW_STEPS).steps if isinstance(s, Dispatch) and s.kernel.shader == "unpack_interleaved.wgsl"]
+    (choice,) = [
+        s.kernel.choice
+        for s in plan_of(model, SLOW_STEPS).steps
+        if isinstance(s, Dispatch) and s.kernel.shader == "unpack_interleaved.wgsl"
+    ]
     assert choice is not None
     assert choice.forms[0] == packed.BEFORE
     assert "packed_product.wgsl" in shaders(plan_of(model, SLOW_STEPS, Tuned({choice.key: packed.IN_TILES})))
@@ -135,7 +144,8 @@ def test_auto_compares_with_the_cpu(case: Any, kind: str) -> None:
 
 
 def test_bytes_are_priced_as_they_are_read() -> None:
-    """A vector times a matrix, on an adapter that is bound by memory: int4 is predicted to take less than int8, and that less than float32."""
+    """A vector times a matrix, on an adapter that is bound by memory: int4 is predicted to take less than int8, and
+    that less than float32."""
     slow = replace(GUESSED, families={"elementwise": Curve(((1.0, 1e-9),))})
     times = []
     for kind in ("uint4", "int8", ""):
@@ -143,6 +153,8 @@ def test_bytes_are_priced_as_they_are_read() -> None:
         if not kind:
             model.graph.node.remove(model.graph.node[0])
             model.graph.initializer.append(numpy_helper.from_array(RNG.normal(size=(512, 1024)).astype("f"), "d"))
-        report = partition(from_onnx(model), Config(placement="auto"), Limits(), software=False, costs=Costs(profile=slow)).report
+        report = partition(
+            from_onnx(model), Config(placement="auto"), Limits(), software=False, costs=Costs(profile=slow)
+        ).report
         times.append(next(p.gpu_s for p in report.predictions if p.candidate == "gpu"))
     assert 1.5 * times[0] < times[1] < times[2] / 3, times

@@ -34,10 +34,17 @@ def test_matmul_nbits_stays_packed(bits: int, isolation: str) -> None:
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
 @pytest.mark.parametrize("kind", ["int8", "uint4"])
-@pytest.mark.parametrize(("op", "x", "w", "scale", "decoder", "attributes"), [
-    ("MatMul", ("n", 515), (515, 256), (256,), {"axis": 1}, {}), ("Gemm", ("n", 512), (300, 512), (300, 16), {"axis": 1, "block_size": 32}, {"transB": 1}),
-    ("Conv", ("n", 64, 7, 7), (128, 64, 3, 3), (128,), {"axis": 0}, {"pads": [1, 1, 1, 1]})])
-def test_decoders_disappear(kind: str, op: str, x: Any, w: Any, scale: Any, decoder: Any, attributes: Any, isolation: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "x", "w", "scale", "decoder", "attributes"),
+    [
+        ("MatMul", ("n", 515), (515, 256), (256,), {"axis": 1}, {}),
+        ("Gemm", ("n", 512), (300, 512), (300, 16), {"axis": 1, "block_size": 32}, {"transB": 1}),
+        ("Conv", ("n", 64, 7, 7), (128, 64, 3, 3), (128,), {"axis": 0}, {"pads": [1, 1, 1, 1]}),
+    ],
+)
+def test_decoders_disappear(
+    kind: str, op: str, x: Any, w: Any, scale: Any, decoder: Any, attributes: Any, isolation: str
+) -> None:
     model = weighted(op, kind, x, w, scale, True, None, decoder, **attributes)
     opened = open_session(model.SerializeToString(), isolation=isolation, verify=1)
     for n in (1, 3, 40):
@@ -47,7 +54,8 @@ def test_decoders_disappear(kind: str, op: str, x: Any, w: Any, scale: Any, deco
     bits = int(kind.lstrip("uint"))
     nbytes = np.prod(w) * bits / 8 + 5 * np.prod(scale)
     packed = device_nbytes(opened)
-    assert packed <= 2.3 * nbytes + 2048, (packed, nbytes)       # rows that begin at no word are stored twice; buffers are a little larger
+    # rows that begin at no word are stored twice; buffers are a little larger
+    assert packed <= 2.3 * nbytes + 2048, (packed, nbytes)
     assert len(opened.state.reports[0].partitions) == 1
     assert {n.device for n in opened.state.reports[0].nodes} == {"gpu"}
 

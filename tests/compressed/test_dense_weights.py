@@ -1,4 +1,5 @@
-"""The option `weights`: dense copies of compressed weights that stay on the device, and are given back where memory is short."""
+"""The option `weights`: dense copies of compressed weights that stay on the device, and are given back where memory is
+short."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ CASES = {
     "depthwise Conv": ("Conv", (1, 2048, 9, 9), (2048, 1, 3, 3), (2048,), {"axis": 0}, {"group": 2048}),
     "ConvTranspose": ("ConvTranspose", (1, 64, 5, 5), (64, 64, 2, 2), (64,), {"axis": 1}, {"strides": [2, 2]}),
     "MatMul": ("MatMul", (40, 256), (256, 288), (288,), {"axis": 1}, {}),
-    "Gemm": ("Gemm", (50, 256), (288, 256), (288, 8), {"axis": 1, "block_size": 32}, {"transB": 1})}
+    "Gemm": ("Gemm", (50, 256), (288, 256), (288, 8), {"axis": 1, "block_size": 32}, {"transB": 1}),
+}
 
 
 def model_of(case: Any, kind: str = "int8") -> onnx.ModelProto:
@@ -53,8 +55,10 @@ def twin(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same with its first node's output, a decoded weight, as float32."""
     decoder, dense = model.graph.node[0], onnx.ModelProto()
     dense.CopyFrom(model)
-    one = onnx.helper.make_graph([decoder], "d", [], [onnx.helper.make_empty_tensor_value_info(decoder.output[0])], model.graph.initializer)
-    weight, = ReferenceEvaluator(onnx.helper.make_model(one, opset_imports=model.opset_import)).run(None, {})
+    one = onnx.helper.make_graph(
+        [decoder], "d", [], [onnx.helper.make_empty_tensor_value_info(decoder.output[0])], model.graph.initializer
+    )
+    (weight,) = ReferenceEvaluator(onnx.helper.make_model(one, opset_imports=model.opset_import)).run(None, {})
     del dense.graph.node[0]
     dense.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(weight), decoder.output[0]))
     return dense
@@ -67,6 +71,7 @@ def programs() -> Iterator[Any]:
     def program(model: onnx.ModelProto, weights: str, **options: Any) -> Program:
         made.append(Program(from_onnx(model), Config(weights=weights, **options), Gpu.open(Config()), rewrite))
         return made[-1]
+
     yield program
     for one in made:
         one.close()
@@ -96,9 +101,13 @@ def test_bytes_that_each_choice_holds(programs: Any) -> None:
     model, feeds = model_of(CONV), {"x": RNG.normal(size=CONV[1]).astype("f")}
     codes = DENSE_NBYTES // 4
     found = {}
-    for choice, most in (("packed", 1.1 * codes), ("auto", 1.1 * codes + DENSE_NBYTES), ("fast", 1.1 * codes + DENSE_NBYTES)):
+    for choice, most in (
+        ("packed", 1.1 * codes),
+        ("auto", 1.1 * codes + DENSE_NBYTES),
+        ("fast", 1.1 * codes + DENSE_NBYTES),
+    ):
         program = programs(model, choice)
-        found[choice], = run_program(program, feeds)
+        (found[choice],) = run_program(program, feeds)
         check(program.plans[-1])
         assert codes <= program.weight_nbytes <= most
         assert program.plans[-1].dense_nbytes == (0 if choice == "packed" else DENSE_NBYTES)
@@ -136,9 +145,9 @@ def test_nodes_that_decode_one_weight_share_what_it_becomes(programs: Any) -> No
         if node.op_type == "DequantizeLinear":
             node.input[0] = "codes0"
     program = programs(model, "fast")
-    got, = run_program(program, feeds := {"x": RNG.normal(size=(1, 128, 9, 9)).astype("f") / 100})
+    (got,) = run_program(program, feeds := {"x": RNG.normal(size=(1, 128, 9, 9)).astype("f") / 100})
     assert program.plans[-1].dense_nbytes == DENSE_NBYTES
-    wanted, = run_program(programs(model, "packed"), feeds)
+    (wanted,) = run_program(programs(model, "packed"), feeds)
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5 * float(np.abs(wanted).max()))
 
 
@@ -153,7 +162,7 @@ def test_what_only_the_prologue_reads_does_not_stay(programs: Any, monkeypatch: 
     plan = program.plans[-1]
     assert plan.prologue[0].kernel.shader == "dequantize.wgsl"
     assert len(plan.prologue) == 2
-    assert plan.dense_nbytes == 4 * DENSE_NBYTES        # 36 elements for each 9
+    assert plan.dense_nbytes == 4 * DENSE_NBYTES  # 36 elements for each 9
     assert program.context.prologue.nbytes < 1.1 * plan.dense_nbytes
     assert program.context.prologue.missing(plan) == []
 
@@ -170,12 +179,19 @@ def test_functions_are_decoded_once(function: str, programs: Any) -> None:
 
 
 @pytest.mark.parametrize("choice", ["packed", "fast"])
-@pytest.mark.parametrize(("op", "x", "w", "perm", "density"), [
-    ("Conv", (1, 64, 14, 14), (64, 64, 3, 3), (0, 1, 2, 3), 0.2), ("Conv", (1, 64, 14, 14), (64, 64, 3, 3), (0, 1, 2, 3), 0.1),
-    ("MatMul", (40, 256), (144, 256), (1, 0), 0.1)])
+@pytest.mark.parametrize(
+    ("op", "x", "w", "perm", "density"),
+    [
+        ("Conv", (1, 64, 14, 14), (64, 64, 3, 3), (0, 1, 2, 3), 0.2),
+        ("Conv", (1, 64, 14, 14), (64, 64, 3, 3), (0, 1, 2, 3), 0.1),
+        ("MatMul", (40, 256), (144, 256), (1, 0), 0.1),
+    ],
+)
 def test_sparse_weights_are_read_sparse_from_entries_or_from_dense_ones(
-        op: str, x: Any, w: Any, perm: Any, density: float, choice: str, programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they cost nothing. From dense ones, which are gone then, they are as the layouts around them are weighed."""
+    op: str, x: Any, w: Any, perm: Any, density: float, choice: str, programs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they cost nothing. From dense ones, which are gone then, they are as the layouts around them are
+    weighed."""
     model, _ = function_model(op, "Sparse", x, w, perm, density=density)
     gpu = Gpu.open(Config())
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, figures=replace(DEFAULT_FIGURES, sparse_factor=0.0)))
@@ -187,13 +203,19 @@ def test_sparse_weights_are_read_sparse_from_entries_or_from_dense_ones(
     assert "sparse_product.wgsl" in shaders(plan)
     packing = [step.kernel.shader for step in plan.prologue if isinstance(step, Dispatch)]
     few = op == "Conv" and density == 0.1
-    assert packing == (["pack_entries.wgsl"] if choice == "packed" or few else ["unpack_sparse.wgsl", "pack_pruned.wgsl"])
-    assert program.context.prologue.nbytes < 5 * density * 4 * np.prod(w), "6 bytes for each, as many as the fullest output has"
+    assert packing == (
+        ["pack_entries.wgsl"] if choice == "packed" or few else ["unpack_sparse.wgsl", "pack_pruned.wgsl"]
+    )
+    assert program.context.prologue.nbytes < 5 * density * 4 * np.prod(w), (
+        "6 bytes for each, as many as the fullest output has"
+    )
 
 
 def test_sparse_filters_stay_dense_where_that_is_estimated_to_be_faster() -> None:
     model, _ = function_model("Conv", "Sparse", (1, 64, 14, 14), (64, 64, 3, 3), (0, 1, 2, 3), density=0.3)
-    plan = make_plan(from_onnx(model), {"x": TensorType(FLOAT32, (1, 64, 14, 14))}, replace(Limits(), keeps_dense=True), rewrite)
+    plan = make_plan(
+        from_onnx(model), {"x": TensorType(FLOAT32, (1, 64, 14, 14))}, replace(Limits(), keeps_dense=True), rewrite
+    )
     assert "sparse_product.wgsl" not in shaders(plan)
 
 
@@ -219,7 +241,7 @@ def test_other_sessions_get_the_memory_back(programs: Any) -> None:
     """What one program keeps dense goes where another has no memory left; results stay the same."""
     gpu, model, feeds = Gpu.open(Config()), model_of(CONV), {"x": RNG.normal(size=CONV[1]).astype("f")}
     program = programs(model, "auto")
-    before, = run_program(program, feeds)
+    (before,) = run_program(program, feeds)
     gpu.trim()
     other = Allowance(0, 0.0)
     limit, gpu.memory_limit_nbytes = gpu.memory_limit_nbytes, gpu.stats.allocated_nbytes + DENSE_NBYTES // 2
@@ -232,7 +254,7 @@ def test_other_sessions_get_the_memory_back(programs: Any) -> None:
         gpu.free(buffer)
     finally:
         gpu.memory_limit_nbytes = limit
-    after, = run_program(program, feeds)
+    (after,) = run_program(program, feeds)
     np.testing.assert_array_equal(before, after)
     assert program.plans[-1].dense == ()
 
@@ -246,8 +268,10 @@ def stack(count: int) -> onnx.ModelProto:
         own = model.graph.initializer.add()
         own.CopyFrom(next(t for t in model.graph.initializer if t.name == decoder.input[0]))
         own.name = codes
-        nodes += [onnx.helper.make_node("DequantizeLinear", [codes, *decoder.input[1:]], [weight], axis=0),
-                  onnx.helper.make_node("Conv", [name, weight], [f"y{k}" if k < count - 1 else "y"], pads=[1, 1, 1, 1])]
+        nodes += [
+            onnx.helper.make_node("DequantizeLinear", [codes, *decoder.input[1:]], [weight], axis=0),
+            onnx.helper.make_node("Conv", [name, weight], [f"y{k}" if k < count - 1 else "y"], pads=[1, 1, 1, 1]),
+        ]
         name = f"y{k}"
     del model.graph.node[:]
     model.graph.node.extend(nodes)
@@ -265,19 +289,19 @@ def test_a_session_at_its_limit_does_without(choice: str, programs: Any, monkeyp
     feeds = [{"x": RNG.normal(size=(n, 128, 9, 9)).astype("f") / 100} for n in (1, 24)]
     with Allowance(64 << 20, 0.0) as allowance:
         program = programs(model, choice)
-        before, = run_program(program, feeds[0])
+        (before,) = run_program(program, feeds[0])
         assert program.plans[-1].dense_nbytes == 8 * DENSE_NBYTES
         allowance.memory_nbytes = allowance.held_nbytes + (2 << 20)
         if choice == "fast":
             with pytest.raises(OutOfDeviceMemoryError):
                 run_program(program, feeds[1])
             return
-        got, = run_program(program, feeds[1])
+        (got,) = run_program(program, feeds[1])
         assert program.plans[-1].dense == ()
         assert program.context.prologue.dense_nbytes == 0
-        after, = run_program(program, feeds[0])
+        (after,) = run_program(program, feeds[0])
         np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5 * float(np.abs(before).max()))
-    wanted, = run_program(programs(model, "packed"), feeds[1])
+    (wanted,) = run_program(programs(model, "packed"), feeds[1])
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5 * float(np.abs(wanted).max()))
 
 

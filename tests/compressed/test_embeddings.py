@@ -30,13 +30,24 @@ def network(width: int = WIDTH, tied: bool = False) -> onnx.ModelProto:
         held["w"] = RNG.normal(size=(width, 40)).astype("f")
         nodes.append(helper.make_node("MatMul", ["t", "w"], ["y"], "head"))
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("i", 7, ["n"])], [helper.make_tensor_value_info("y", 1, ["n", None])],
-        [numpy_helper.from_array(a, n) for n, a in held.items()])
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("i", 7, ["n"])],
+        [helper.make_tensor_value_info("y", 1, ["n", None])],
+        [numpy_helper.from_array(a, n) for n, a in held.items()],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-@pytest.mark.parametrize(("method", "bytes_of_a_row", "shown"), [
-    ("int8", WIDTH + 4, "int8"), ("int4", WIDTH // 2 + 8, "int4"), ("codebook5", WIDTH * 5 / 8, "codebook5"), ("prune80", WIDTH * 5 / 8, "codebook5")])
+@pytest.mark.parametrize(
+    ("method", "bytes_of_a_row", "shown"),
+    [
+        ("int8", WIDTH + 4, "int8"),
+        ("int4", WIDTH // 2 + 8, "int4"),
+        ("codebook5", WIDTH * 5 / 8, "codebook5"),
+        ("prune80", WIDTH * 5 / 8, "codebook5"),
+    ],
+)
 def test_tables(method: str, bytes_of_a_row: float, shown: str, tmp_path: Path) -> None:
     onnx.save(network(), tmp_path / "net.onnx")
     report = compress(tmp_path / "net.onnx", tmp_path / "out.onnx", method)

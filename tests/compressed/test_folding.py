@@ -21,8 +21,11 @@ WEIGHTS = ("w", "b", "scale", "shift", "mean", "variance")
 
 def held(model: onnx.ModelProto, channels: int = 4) -> onnx.ModelProto:
     """The model's weights as constants of its graph."""
-    values = {"w": RNG.standard_normal((channels, 3, 3, 3)), **{n: RNG.standard_normal(channels) for n in WEIGHTS[1:-1]},
-              "variance": RNG.uniform(0.5, 2.0, channels)}
+    values = {
+        "w": RNG.standard_normal((channels, 3, 3, 3)),
+        **{n: RNG.standard_normal(channels) for n in WEIGHTS[1:-1]},
+        "variance": RNG.uniform(0.5, 2.0, channels),
+    }
     for given in [i for i in model.graph.input if i.name in values]:
         model.graph.initializer.append(onnx.numpy_helper.from_array(values[given.name].astype("f"), given.name))
         model.graph.input.remove(given)
@@ -32,7 +35,11 @@ def held(model: onnx.ModelProto, channels: int = 4) -> onnx.ModelProto:
 def answers(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
     settings = onnxruntime.SessionOptions()
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return list(onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"]).run(None, feeds))
+    return list(
+        onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"]).run(
+            None, feeds
+        )
+    )
 
 
 def kinds(model: onnx.ModelProto) -> Counter[str]:
@@ -43,10 +50,16 @@ PARAMETERS = "float[4,3,3,3] w, float[4] b, float[4] scale, float[4] shift, floa
 NORM = "BatchNormalization<epsilon = 0.1>(c, scale, shift, mean, variance)"
 
 
-@pytest.mark.parametrize(("body", "folded"), [
-    (f"c = Conv(x, w) y = {NORM}", True), (f"c = Conv(x, w, b) y = {NORM}", True),
-    (f"c = Conv(x, w) n = {NORM} y = Add(n, c)", False), (f"e = Relu(x) c = Conv(e, w) n = {NORM} y = Relu(n)", True),
-    (f"c = Conv(x, w) n = {NORM} d = Conv(x, w) y = Add(n, d)", False)])
+@pytest.mark.parametrize(
+    ("body", "folded"),
+    [
+        (f"c = Conv(x, w) y = {NORM}", True),
+        (f"c = Conv(x, w, b) y = {NORM}", True),
+        (f"c = Conv(x, w) n = {NORM} y = Add(n, c)", False),
+        (f"e = Relu(x) c = Conv(e, w) n = {NORM} y = Relu(n)", True),
+        (f"c = Conv(x, w) n = {NORM} d = Conv(x, w) y = Add(n, d)", False),
+    ],
+)
 def test_the_values_stay(body: str, folded: bool) -> None:
     model = held(model_of(f"(float[1,3,8,8] x, {PARAMETERS}) => (float[1,4,6,6] y) {{ {body} }}"))
     feeds = {"x": RNG.standard_normal((1, 3, 8, 8)).astype("f")}

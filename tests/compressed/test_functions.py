@@ -1,4 +1,5 @@
-"""Weights in local functions: what ONNX Runtime's CPU makes of them, and that ours claims them whole and reads them packed."""
+"""Weights in local functions: what ONNX Runtime's CPU makes of them, and that ours claims them whole and reads them
+packed."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def unpack_codes(packed: Any, count: int) -> Any:
     return found
 
 
-def compressed(kind: str, stored: tuple[int, ...], perm: tuple[int, ...], density: float = 0.1) -> tuple[onnx.NodeProto, dict[str, Any], Any]:
+def compressed(
+    kind: str, stored: tuple[int, ...], perm: tuple[int, ...], density: float = 0.1
+) -> tuple[onnx.NodeProto, dict[str, Any], Any]:
     """The node that makes `w`, its constants, and the dense weight."""
     size = int(np.prod(stored))
     if kind == "Sparse":
@@ -60,14 +63,25 @@ def compressed(kind: str, stored: tuple[int, ...], perm: tuple[int, ...], densit
     return node, held, values[codes].transpose(perm)
 
 
-def model_of(op: str, kind: str, x: tuple[Any, ...], stored: tuple[int, ...], perm: tuple[int, ...], opset: int = 17, density: float = 0.1,
-             **attributes: Any) -> tuple[onnx.ModelProto, Any]:
+def model_of(
+    op: str,
+    kind: str,
+    x: tuple[Any, ...],
+    stored: tuple[int, ...],
+    perm: tuple[int, ...],
+    opset: int = 17,
+    density: float = 0.1,
+    **attributes: Any,
+) -> tuple[onnx.ModelProto, Any]:
     decoder, held, dense = compressed(kind, stored, perm, density)
     product = helper.make_node(op, ["x", "w"], ["p"], **attributes)
     graph = helper.make_graph(
-        [decoder, product, helper.make_node("Relu", ["p"], ["y"])], "g", [helper.make_tensor_value_info("x", 1, x)],
+        [decoder, product, helper.make_node("Relu", ["p"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", 1, x)],
         [helper.make_tensor_value_info("y", 1, [None] * (4 if op == "Conv" else 2))],
-        [numpy_helper.from_array(a, n) for n, a in held.items()])
+        [numpy_helper.from_array(a, n) for n, a in held.items()],
+    )
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid(DOMAIN, 1)]
     return helper.make_model(graph, opset_imports=opsets, functions=functions([kind], opset), ir_version=10), dense
 
@@ -115,8 +129,11 @@ def test_stock_onnxruntime_gives_the_dense_models_result(kind: str, opset: int) 
 
 
 CASES = [
-    ("MatMul", ("n", 515), (300, 515), (1, 0), {}), ("MatMul", ("n", 96), (96, 257), (0, 1), {}),
-    ("Gemm", ("n", 1024), (130, 1024), (0, 1), {"transB": 1}), ("Gemm", ("n", 64), (33, 64), (1, 0), {"alpha": 0.5})]
+    ("MatMul", ("n", 515), (300, 515), (1, 0), {}),
+    ("MatMul", ("n", 96), (96, 257), (0, 1), {}),
+    ("Gemm", ("n", 1024), (130, 1024), (0, 1), {"transB": 1}),
+    ("Gemm", ("n", 64), (33, 64), (1, 0), {"alpha": 0.5}),
+]
 
 
 @pytest.mark.parametrize(("op", "x", "stored", "perm", "attributes", "kind"), part(CASES, KINDS))
@@ -127,7 +144,11 @@ def test_products_read_them(kind: str, op: str, x: Any, stored: Any, perm: Any, 
         feeds = {"x": RNG.normal(size=(n, x[1])).astype("f")}
         close(opened.session.run(None, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
     assert not [e for e in opened.state.events if e.kind in TROUBLES], opened.state.events
-    assert {(n.op, n.device) for r in opened.state.reports for n in r.nodes} == {(kind, "gpu"), (op, "gpu"), ("Relu", "gpu")}
+    assert {(n.op, n.device) for r in opened.state.reports for n in r.nodes} == {
+        (kind, "gpu"),
+        (op, "gpu"),
+        ("Relu", "gpu"),
+    }
     assert device_nbytes(opened) < 0.6 * dense.nbytes + 4096
 
 
@@ -171,8 +192,10 @@ def test_explain_tells_packed_bytes_and_what_is_written_out() -> None:
     close(opened.session.run(None, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
     (part,) = opened.state.reports[-1].partitions
     assert part.unpacked == ("Sparse->w",)
-    assert "written out in each run, because no kernel reads them packed, or not as fast: Sparse->w" in str(explanation(opened.state))
-    assert len(opened.state.reports) == 1       # asked twice, told once
+    assert "written out in each run, because no kernel reads them packed, or not as fast: Sparse->w" in str(
+        explanation(opened.state)
+    )
+    assert len(opened.state.reports) == 1  # asked twice, told once
 
 
 @pytest.mark.parametrize("team", SPARSE_TEAMS)
@@ -185,7 +208,9 @@ def test_any_team_sums_a_row(team: int) -> None:
             close(opened.session.run(None, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
 
 
-@pytest.mark.parametrize(("vectors", "rows", "k", "density"), [(1, 1, 5, 1.0), (1, 70, 3030, 0.1), (3, 257, 67, 0.3), (2, 9, 600, 1.0)])
+@pytest.mark.parametrize(
+    ("vectors", "rows", "k", "density"), [(1, 1, 5, 1.0), (1, 70, 3030, 0.1), (3, 257, 67, 0.3), (2, 9, 600, 1.0)]
+)
 def test_rows_are_summed_with_x_in_workgroup_memory(vectors: int, rows: int, k: int, density: float) -> None:
     """Rows begin and end within words, are shorter than a subgroup's entries, or take several rounds of them."""
     model, dense = model_of("Gemm", "Sparse", (vectors, k), (rows, k), (0, 1), density=density, transB=1)
@@ -210,7 +235,11 @@ def test_more_invocations_than_copies_of_a_codebook(bits: int, monkeypatch: pyte
     program = Program(from_onnx(model), PACKED, gpu, rewrite)
     try:
         close(run_program(program, feeds)[0], on_cpu(dense_model(model, dense), feeds)[0])
-        (kernel,) = [s.kernel for s in program.plans[0].steps if isinstance(s, Dispatch) and s.kernel.shader == "packed_matvec.wgsl"]
+        (kernel,) = [
+            s.kernel
+            for s in program.plans[0].steps
+            if isinstance(s, Dispatch) and s.kernel.shader == "packed_matvec.wgsl"
+        ]
         assert kernel.workgroup_size > 1 << dict(kernel.consts)["COPY_BITS"]
     finally:
         program.close()
@@ -220,15 +249,21 @@ def sparse_form(model: onnx.ModelProto, limits: Limits) -> str:
     """Of a product of a vector of 2048: the form that was chosen."""
     types = {"x": TensorType(FLOAT32, (1, 2048))}
     plan = make_plan(rewrite(from_onnx(model), types, limits), types, limits)
-    (choice,) = [s.kernel.choice for s in plan.steps if isinstance(s, Dispatch) and s.kernel.shader in ("sparse_matvec.wgsl", HOLDING)]
+    (choice,) = [
+        s.kernel.choice
+        for s in plan.steps
+        if isinstance(s, Dispatch) and s.kernel.shader in ("sparse_matvec.wgsl", HOLDING)
+    ]
     return choice.form if choice else ""
 
 
 def test_a_small_adapter_gives_each_row_to_one_invocation() -> None:
     """Its units hold few rows at a time, and barriers only cost there; a large one is filled by teams."""
     model, _ = model_of("Gemm", "Sparse", (1, 2048), (2048, 2048), (0, 1), transB=1)
-    forms = {units: sparse_form(model, Limits(figures=replace(SOFTWARE_FIGURES, units=units, sparse_halving_clocks=halving)))
-             for units, halving in ((1, 20000.0), (132, 60.0))}
+    forms = {
+        units: sparse_form(model, Limits(figures=replace(SOFTWARE_FIGURES, units=units, sparse_halving_clocks=halving)))
+        for units, halving in ((1, 20000.0), (132, 60.0))
+    }
     assert forms == {1: "team 1", 132: "team 32"}
 
 
@@ -246,7 +281,8 @@ def test_many_entries_are_worth_x_in_workgroup_memory() -> None:
 @pytest.mark.parametrize(("vectors", "form"), [(1, "team 32"), (1, HELD), (9, "team 32")])
 @pytest.mark.parametrize("starts", [[0, 2**31 - 1, 0, -5], [900, 3, -1, 10**6]])
 def test_a_kernel_given_damaged_rows_reads_nothing_outside(vectors: int, form: str, starts: list[int]) -> None:
-    """Rows that begin and end anywhere: sums of something, in bounded time; entries that lead past a row count for nothing."""
+    """Rows that begin and end anywhere: sums of something, in bounded time; entries that lead past a row count for
+    nothing."""
     model, _ = model_of("Gemm", "Sparse", (vectors, 515), (3, 515), (0, 1), transB=1)
     replaced(model, "starts", np.array(starts, np.int32))
     with forced(form):
@@ -314,10 +350,19 @@ def assert_left_to_onnxruntime(model: onnx.ModelProto, decoder: str, vectors: in
 
 
 @pytest.mark.parametrize("vectors", [1, 3, 64])
-@pytest.mark.parametrize(("kind", "word"), [
-    ("starts are shifted", "span"), ("starts are 0", "starts of rows"), ("starts are random", "starts of rows"),
-    ("entries past the end", "starts of rows"), ("fewer entries", "span"), ("other distances", "span"), ("a first value", "must be 0"),
-    ("size", "size")])
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        ("starts are shifted", "span"),
+        ("starts are 0", "starts of rows"),
+        ("starts are random", "starts of rows"),
+        ("entries past the end", "starts of rows"),
+        ("fewer entries", "span"),
+        ("other distances", "span"),
+        ("a first value", "must be 0"),
+        ("size", "size"),
+    ],
+)
 def test_a_damaged_sparse_weight_is_left_to_onnxruntime(kind: str, word: str, vectors: int) -> None:
     model, _ = model_of("Gemm", "Sparse", (vectors, 515), (7, 515), (0, 1), transB=1)
     damaged_sparse(model, kind)
@@ -349,7 +394,8 @@ def test_codes_behind_the_last_element_choose_nothing() -> None:
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 @pytest.mark.parametrize(("vectors", "form"), [(1, "team 1"), (3, "team 32"), (2, HELD), (64, "team 1")])
 def test_what_is_not_finite_meets_all_of_a_row_or_its_entries(vectors: int, form: str, value: float) -> None:
-    """In x, and among the values of the weight: an output is what the dense product gives, or the sum over the entries of its row."""
+    """In x, and among the values of the weight: an output is what the dense product gives, or the sum over the entries
+    of its row."""
     for where in ("x", "values"):
         model, dense = model_of("Gemm", "Sparse", (vectors, 516), (60, 516), (0, 1), density=0.3, transB=1)
         del model.graph.node[2]

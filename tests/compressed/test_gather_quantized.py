@@ -19,35 +19,69 @@ from tests.plugin.cases import open_session
 RNG = np.random.default_rng(31)
 
 
-def model_of(kind: str, shape: tuple[int, ...], scales: tuple[int, ...], zeros: tuple[int, ...] | None, indices: tuple[Any, ...],
-             dtype: str = "float32", **attributes: Any) -> onnx.ModelProto:
+def model_of(
+    kind: str,
+    shape: tuple[int, ...],
+    scales: tuple[int, ...],
+    zeros: tuple[int, ...] | None,
+    indices: tuple[Any, ...],
+    dtype: str = "float32",
+    **attributes: Any,
+) -> onnx.ModelProto:
     """shape, zeros: as they are stored."""
+
     def stored(name: str, dims: tuple[int, ...]) -> Any:
-        return numpy_helper.from_array(RNG.integers(0, 256, dims).astype("u1"), name) if kind == "uint8" else constant(name, kind, dims)
+        return (
+            numpy_helper.from_array(RNG.integers(0, 256, dims).astype("u1"), name)
+            if kind == "uint8"
+            else constant(name, kind, dims)
+        )
 
     held = [stored("w", shape), numpy_helper.from_array(RNG.uniform(0.1, 1, scales).astype(dtype), "s")]
     held += [stored("z", zeros)] if zeros is not None else []
-    node = helper.make_node("GatherBlockQuantized", ["w", "i", "s", *(["z"] if zeros is not None else [])], ["y"], domain="com.microsoft", **attributes)
+    node = helper.make_node(
+        "GatherBlockQuantized",
+        ["w", "i", "s", *(["z"] if zeros is not None else [])],
+        ["y"],
+        domain="com.microsoft",
+        **attributes,
+    )
     rank = len(shape) + len(indices) - 1
     graph = helper.make_graph(
-        [node], "g", [helper.make_tensor_value_info("i", 7, indices)], [helper.make_tensor_value_info("y", {"float32": 1, "float16": 10}[dtype], [None] * rank)],
-        held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)], ir_version=10)
+        [node],
+        "g",
+        [helper.make_tensor_value_info("i", 7, indices)],
+        [helper.make_tensor_value_info("y", {"float32": 1, "float16": 10}[dtype], [None] * rank)],
+        held,
+    )
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)], ir_version=10
+    )
 
 
-@pytest.mark.parametrize(("kind", "shape", "scales", "zeros", "attributes"), [
-    ("uint8", (37, 16), (37, 4), None, {"bits": 2, "block_size": 16}), ("uint8", (37, 20), (37, 5), (37, 2), {"bits": 2, "block_size": 16}),
-    ("uint8", (33, 24), (33, 2), None, {"bits": 4, "block_size": 32}), ("uint8", (33, 40), (33, 5), (33, 3), {"bits": 4, "block_size": 16}),
-    ("uint8", (21, 300), (21, 3), None, {"bits": 8}), ("uint8", (21, 40), (21, 2), (21, 2), {"bits": 8, "block_size": 32, "quantize_axis": -1}),
-    ("int4", (35, 40), (35, 3), (35, 3), {"block_size": 16}), ("uint4", (35, 41), (35, 3), None, {"block_size": 16}),
-    ("int4", (35, 12), (3, 12), (3, 12), {"block_size": 16, "quantize_axis": 0, "gather_axis": 1}),
-    ("uint4", (5, 7, 33), (5, 7, 3), (5, 7, 3), {"block_size": 16, "quantize_axis": 2, "gather_axis": 1})])
+@pytest.mark.parametrize(
+    ("kind", "shape", "scales", "zeros", "attributes"),
+    [
+        ("uint8", (37, 16), (37, 4), None, {"bits": 2, "block_size": 16}),
+        ("uint8", (37, 20), (37, 5), (37, 2), {"bits": 2, "block_size": 16}),
+        ("uint8", (33, 24), (33, 2), None, {"bits": 4, "block_size": 32}),
+        ("uint8", (33, 40), (33, 5), (33, 3), {"bits": 4, "block_size": 16}),
+        ("uint8", (21, 300), (21, 3), None, {"bits": 8}),
+        ("uint8", (21, 40), (21, 2), (21, 2), {"bits": 8, "block_size": 32, "quantize_axis": -1}),
+        ("int4", (35, 40), (35, 3), (35, 3), {"block_size": 16}),
+        ("uint4", (35, 41), (35, 3), None, {"block_size": 16}),
+        ("int4", (35, 12), (3, 12), (3, 12), {"block_size": 16, "quantize_axis": 0, "gather_axis": 1}),
+        ("uint4", (5, 7, 33), (5, 7, 3), (5, 7, 3), {"block_size": 16, "quantize_axis": 2, "gather_axis": 1}),
+    ],
+)
 def test_as_the_cpu(kind: str, shape: tuple[int, ...], scales: tuple[int, ...], zeros: Any, attributes: Any) -> None:
     model = model_of(kind, shape, scales, zeros, (3, 4), **attributes)
     size = shape[attributes.get("gather_axis", 0)]
     feeds = {"i": RNG.integers(-size, size, (3, 4))}
     for every_size_open in (False, True):
-        np.testing.assert_allclose(run_direct(model, feeds, every_size_open=every_size_open)[0], on_cpu(model, feeds)[0], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(
+            run_direct(model, feeds, every_size_open=every_size_open)[0], on_cpu(model, feeds)[0], rtol=1e-6, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("zeros", [None, (33, 2)])

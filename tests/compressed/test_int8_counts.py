@@ -28,10 +28,16 @@ def giving_bytes(model: onnx.ModelProto) -> onnx.ModelProto:
 def differing(model: onnx.ModelProto, feeds: Any) -> tuple[int, int, int]:
     """(bytes, those that differ, the largest difference)."""
     opened = open_session(model.SerializeToString())
-    pairs = [(got.astype("i4"), wanted.astype("i4")) for got, wanted in zip(opened.session.run(None, feeds), on_cpu_exactly(model, feeds), strict=True)]
+    pairs = [
+        (got.astype("i4"), wanted.astype("i4"))
+        for got, wanted in zip(opened.session.run(None, feeds), on_cpu_exactly(model, feeds), strict=True)
+    ]
     assert not [e for e in opened.state.events if e.kind in ("fallback", "error", "warning")], opened.state.events
-    return (sum(a.size for a, _ in pairs), sum(int((a != b).sum()) for a, b in pairs),
-            max(int(abs(a - b).max(initial=0)) for a, b in pairs))
+    return (
+        sum(a.size for a, _ in pairs),
+        sum(int((a != b).sum()) for a, b in pairs),
+        max(int(abs(a - b).max(initial=0)) for a, b in pairs),
+    )
 
 
 def test_one_step_and_one_in_a_thousand(tmp_path: Path) -> None:
@@ -39,10 +45,19 @@ def test_one_step_and_one_in_a_thousand(tmp_path: Path) -> None:
     for op in ("Conv", "MatMul"):
         for relu in (False, True):
             model = giving_bytes(model_of(op, relu, per_channel=True, bias=op == "Conv"))
-            found.append(differing(model, {"x": RNG.normal(size=(20, 8, 9, 7) if op == "Conv" else (400, 40)).astype("f") * 2}))
+            found.append(
+                differing(model, {"x": RNG.normal(size=(20, 8, 9, 7) if op == "Conv" else (400, 40)).astype("f") * 2})
+            )
     onnx.save(network(), tmp_path / "net.onnx")
-    compress(tmp_path / "net.onnx", tmp_path / "int8.onnx", "int8", calibrate={"x": RNG.normal(size=(16, 3, 12, 12)).astype("f")})
-    found.append(differing(giving_bytes(onnx.load(tmp_path / "int8.onnx")), {"x": RNG.normal(size=(40, 3, 12, 12)).astype("f")}))
+    compress(
+        tmp_path / "net.onnx",
+        tmp_path / "int8.onnx",
+        "int8",
+        calibrate={"x": RNG.normal(size=(16, 3, 12, 12)).astype("f")},
+    )
+    found.append(
+        differing(giving_bytes(onnx.load(tmp_path / "int8.onnx")), {"x": RNG.normal(size=(40, 3, 12, 12)).astype("f")})
+    )
     assert all(step <= 1 for _, _, step in found), found
     assert sum(count for count, _, _ in found) > 100_000
     assert 1000 * sum(differ for _, differ, _ in found) <= sum(count for count, _, _ in found), found

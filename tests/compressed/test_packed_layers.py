@@ -1,4 +1,5 @@
-"""Recurrent layers whose weights are packed: each form reads W and R where they are, against ONNX Runtime's CPU with dense ones."""
+"""Recurrent layers whose weights are packed: each form reads W and R where they are, against ONNX Runtime's CPU with
+dense ones."""
 
 from __future__ import annotations
 
@@ -32,12 +33,15 @@ LIMITS = Limits(frozenset(("subgroup",)), max_invocations=1024, max_buffers_per_
 
 
 def packed(name: str, kind: str, shape: tuple[int, ...]) -> tuple[onnx.NodeProto, list[onnx.TensorProto], Any]:
-    """The decoder of a weight, its constants, and the dense weight. kind: a codebook; int8 or uint4, with one scale or one a row."""
+    """The decoder of a weight, its constants, and the dense weight. kind: a codebook; int8 or uint4, with one scale or
+    one a row."""
     if kind in CODEBOOK:
         bits = CODEBOOK[kind]
         codes, values = RNG.integers(0, 1 << bits, shape), (RNG.normal(size=1 << bits) / 4).astype("f")
         held = {f"{name}_codes": pack_codes(codes, bits), f"{name}_table": values}
-        node = helper.make_node(kind, list(held), [name], domain=DOMAIN, shape=shape, size=[codes.size], perm=list(range(len(shape))))
+        node = helper.make_node(
+            kind, list(held), [name], domain=DOMAIN, shape=shape, size=[codes.size], perm=list(range(len(shape)))
+        )
         return node, [numpy_helper.from_array(a, n) for n, a in held.items()], values[codes]
     dtype, _, rows = kind.partition(" ")
     scales = (shape[1],) if rows else ()
@@ -45,14 +49,19 @@ def packed(name: str, kind: str, shape: tuple[int, ...]) -> tuple[onnx.NodeProto
     codes, zero = RNG.integers(low, high, shape), RNG.integers(low, high, scales) // 4
     scale = (RNG.uniform(0.5, 1.5, scales) / (high - low)).astype("f")
     onnx_type = {"int8": onnx.TensorProto.INT8, "uint4": onnx.TensorProto.UINT4}[dtype]
-    made = [helper.make_tensor(f"{name}_codes", onnx_type, shape, codes.reshape(-1)),
-            numpy_helper.from_array(scale, f"{name}_scale"), helper.make_tensor(f"{name}_zero", onnx_type, scales, np.reshape(zero, -1))]
+    made = [
+        helper.make_tensor(f"{name}_codes", onnx_type, shape, codes.reshape(-1)),
+        numpy_helper.from_array(scale, f"{name}_scale"),
+        helper.make_tensor(f"{name}_zero", onnx_type, scales, np.reshape(zero, -1)),
+    ]
     node = helper.make_node("DequantizeLinear", [tensor.name for tensor in made], [name], axis=1)
     along = (slice(None), None) if rows else ()
     return node, made, ((codes - zero[along]) * scale[along]).astype("f")
 
 
-def layers_model(op: str, kinds: list[tuple[str, str]], x: tuple[int, int, int], hidden: int, **extra: Any) -> tuple[onnx.ModelProto, onnx.ModelProto, Any]:
+def layers_model(
+    op: str, kinds: list[tuple[str, str]], x: tuple[int, int, int], hidden: int, **extra: Any
+) -> tuple[onnx.ModelProto, onnx.ModelProto, Any]:
     """Layers on top of each other, of (W, R) of these kinds (empty: dense); the same with dense weights; x.
 
     extra: attributes, and arrays of b, seq and h0 of a layer alone; others have a bias.
@@ -75,7 +84,9 @@ def layers_model(op: str, kinds: list[tuple[str, str]], x: tuple[int, int, int],
             held.append(numpy_helper.from_array(normal(directions, 2 * GATES[op] * hidden), f"b{k}"))
         names += [name if name in given else "" for name in ("b", "seq", "h0")] if len(kinds) == 1 else [f"b{k}"]
         last = k == len(kinds) - 1
-        nodes.append(helper.make_node(op, [value, *names], ["y", "yh"] if last else [f"s{k}"], hidden_size=hidden, **extra))
+        nodes.append(
+            helper.make_node(op, [value, *names], ["y", "yh"] if last else [f"s{k}"], hidden_size=hidden, **extra)
+        )
         if not last:
             value = f"v{k}"
             nodes.append(helper.make_node("Squeeze", [f"s{k}", "axes"], [value]))
@@ -83,11 +94,18 @@ def layers_model(op: str, kinds: list[tuple[str, str]], x: tuple[int, int, int],
 
     def model(decoders: list[onnx.NodeProto], constants: list[onnx.TensorProto]) -> onnx.ModelProto:
         graph = helper.make_graph(
-            [*decoders, *nodes], "g", [helper.make_tensor_value_info("x", 1, x)], [helper.make_empty_tensor_value_info(o) for o in ("y", "yh")],
-            [*held, *constants])
+            [*decoders, *nodes],
+            "g",
+            [helper.make_tensor_value_info("x", 1, x)],
+            [helper.make_empty_tensor_value_info(o) for o in ("y", "yh")],
+            [*held, *constants],
+        )
         return helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", 21), *([helper.make_opsetid(DOMAIN, 1)] if used else [])], ir_version=10,
-            functions=functions(used, 21) if used else [])
+            graph,
+            opset_imports=[helper.make_opsetid("", 21), *([helper.make_opsetid(DOMAIN, 1)] if used else [])],
+            ir_version=10,
+            functions=functions(used, 21) if used else [],
+        )
 
     return model(decoders, []), model([], dense), {"x": RNG.normal(size=x).astype("f")}
 
@@ -99,15 +117,24 @@ def normal(*shape: int) -> Any:
 CASES: dict[str, tuple[str, tuple[int, int, int], int, dict[str, Any]]] = {
     "lstm": ("LSTM", (7, 2, 10), 24, {"b": normal(1, 192)}),
     "lstm, two directions": ("LSTM", (5, 1, 7), 13, {"direction": "bidirectional"}),
-    "lstm, short rows": ("LSTM", (5, 2, 16), 16, {"b": normal(1, 128), "seq": np.array([5, 2], np.int32), "h0": normal(1, 2, 16), "direction": "reverse"}),
+    "lstm, short rows": (
+        "LSTM",
+        (5, 2, 16),
+        16,
+        {"b": normal(1, 128), "seq": np.array([5, 2], np.int32), "h0": normal(1, 2, 16), "direction": "reverse"},
+    ),
     "gru": ("GRU", (6, 2, 6), 20, {"b": normal(1, 120), "linear_before_reset": 1}),
     "gru, reset first": ("GRU", (6, 2, 6), 20, {"b": normal(1, 120)}),
-    "rnn": ("RNN", (6, 3, 5), 33, {"activations": ["Relu"]})}
+    "rnn": ("RNN", (6, 3, 5), 33, {"activations": ["Relu"]}),
+}
 KINDS = [("int8", "int8"), ("int8 rows", "uint4 rows"), ("Codebook5", "Codebook3"), ("", "int8"), ("Codebook8", "")]
 IN_FORMS = [
     pytest.param(case, kinds, form, marks=pytest.mark.nightly if case != "lstm" and kinds == KINDS[2] else [])
-    for case in CASES for kinds in (KINDS if case == "lstm" else KINDS[1:3]) for form in (WHOLE, PRODUCT, GENERAL)
-    if form == GENERAL or case not in ("gru, reset first", "rnn")]
+    for case in CASES
+    for kinds in (KINDS if case == "lstm" else KINDS[1:3])
+    for form in (WHOLE, PRODUCT, GENERAL)
+    if form == GENERAL or case not in ("gru, reset first", "rnn")
+]
 """Registers hold no other cells than the textbook's."""
 
 
@@ -129,8 +156,13 @@ def test_every_form_reads_them_in_place(case: str, kinds: tuple[str, str], form:
 
 
 @pytest.mark.parametrize("form", [WHOLE, PRODUCT])
-@pytest.mark.parametrize(("op", "kinds"), [
-    ("LSTM", [("int8", "int8"), ("int8", "int8")]), ("GRU", [("Codebook5", "Codebook5"), ("", ""), ("int8", "uint4 rows")])])
+@pytest.mark.parametrize(
+    ("op", "kinds"),
+    [
+        ("LSTM", [("int8", "int8"), ("int8", "int8")]),
+        ("GRU", [("Codebook5", "Codebook5"), ("", ""), ("int8", "uint4 rows")]),
+    ],
+)
 def test_layers_on_top_of_each_other_are_one_node(op: str, kinds: list[tuple[str, str]], form: str) -> None:
     extra = {"linear_before_reset": 1} if op == "GRU" else {}
     model, dense, feeds = layers_model(op, kinds, (6, 2, 5), 7, **extra)
@@ -150,7 +182,9 @@ def dispatched(model: onnx.ModelProto, x: tuple[int, int, int]) -> list[str]:
 def test_registers_are_filled_from_codes() -> None:
     """No kernel decodes before, none brings weights into another order."""
     x = (5, 1, 16)
-    assert dispatched(layers_model("LSTM", [("int8", "int8")], x, 32, b=normal(1, 256))[0], x) == ["recurrent_held.wgsl"]
+    assert dispatched(layers_model("LSTM", [("int8", "int8")], x, 32, b=normal(1, 256))[0], x) == [
+        "recurrent_held.wgsl"
+    ]
     assert dispatched(layers_model("LSTM", [("int8", "Codebook5")] * 2, x, 16)[0], x) == ["recurrent_held.wgsl"]
 
 
@@ -161,7 +195,8 @@ def test_few_steps_decode_and_many_read_what_is_written_out(steps: int, in_place
     shaders = dispatched(layers_model("LSTM", [("int8", "int8")], x, 192, b=normal(1, 1536))[0], x)
     assert shaders[-1] == ("recurrent.wgsl" if in_place else "recurrent_steps.wgsl")
     assert [shader for shader in shaders if shader in ("dequantize.wgsl", "recurrent_weights.wgsl")] == (
-        [] if in_place else ["dequantize.wgsl", "recurrent_weights.wgsl"])
+        [] if in_place else ["dequantize.wgsl", "recurrent_weights.wgsl"]
+    )
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
@@ -173,7 +208,7 @@ def test_the_device_holds_codes_alone(kind: str, hidden: int, isolation: str) ->
         close(ours, wanted)
     assert not [e for e in opened.state.events if e.kind in TROUBLES], opened.state.events
     codes = 4 * hidden * (48 + hidden) * (8 if kind == "int8" else 5) // 8
-    assert codes <= device_nbytes(opened) <= 1.1 * codes + 2048      # buffers are a little larger
+    assert codes <= device_nbytes(opened) <= 1.1 * codes + 2048  # buffers are a little larger
     (part,) = opened.state.reports[-1].partitions
     assert not part.unpacked
     assert codes <= part.packed_nbytes <= codes + 300

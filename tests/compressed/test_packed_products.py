@@ -1,4 +1,5 @@
-"""Products that read packed weights: against the same product of the dense weights in float64, and ONNX Runtime's CPU."""
+"""Products that read packed weights: against the same product of the dense weights in float64, and ONNX Runtime's
+CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ from tests.ops.single_node import on_cpu
 RNG = np.random.default_rng(4)
 
 
-def nbits_model(shape: tuple[Any, ...], k: int, n: int, bits: int, block: int, zero: str, bias: bool) -> tuple[onnx.ModelProto, Any]:
+def nbits_model(
+    shape: tuple[Any, ...], k: int, n: int, bits: int, block: int, zero: str, bias: bool
+) -> tuple[onnx.ModelProto, Any]:
     """A MatMulNBits, and the dense weights [k, n]."""
     blocks = -(-k // block)
     codes = RNG.integers(0, 1 << bits, (n, blocks * block))
@@ -48,12 +51,21 @@ def nbits_model(shape: tuple[Any, ...], k: int, n: int, bits: int, block: int, z
     while not inputs[-1]:
         inputs.pop()
     dense = (codes.reshape(n, blocks, block) - zeros[..., None].astype("d")) * held["s"][..., None].astype("d")
-    node = helper.make_node("MatMulNBits", inputs, ["y"], domain="com.microsoft", K=k, N=n, bits=bits, block_size=block, accuracy_level=1)
+    node = helper.make_node(
+        "MatMulNBits", inputs, ["y"], domain="com.microsoft", K=k, N=n, bits=bits, block_size=block, accuracy_level=1
+    )
     graph = helper.make_graph(
-        [node], "g", [helper.make_tensor_value_info("x", 1, shape)], [helper.make_tensor_value_info("y", 1, (*shape[:-1], n))],
-        [numpy_helper.from_array(a, name) for name, a in held.items()])
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", 1, shape)],
+        [helper.make_tensor_value_info("y", 1, (*shape[:-1], n))],
+        [numpy_helper.from_array(a, name) for name, a in held.items()],
+    )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10), (dense.reshape(n, -1)[:, :k].T, held.get("b", 0))
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10), (
+        dense.reshape(n, -1)[:, :k].T,
+        held.get("b", 0),
+    )
 
 
 def pack(codes: Any, bits: int) -> Any:
@@ -67,9 +79,22 @@ def close(got: Any, wanted: Any) -> None:
     assert error < 1e-5, error
 
 
-@pytest.mark.parametrize(("shape", "n", "block", "zero", "bits"), part(
-    [((1, 64), 5, 32), ((3, 100), 33, 16), ((2, 3, 37), 70, 16), ((41, 257), 67, 128), ((64,), 9, 64), ((1, 1, 1030), 130, 32), ((0, 32), 8, 32)],
-    ["none", "codes", "floats"], [2, 4, 8]))
+@pytest.mark.parametrize(
+    ("shape", "n", "block", "zero", "bits"),
+    part(
+        [
+            ((1, 64), 5, 32),
+            ((3, 100), 33, 16),
+            ((2, 3, 37), 70, 16),
+            ((41, 257), 67, 128),
+            ((64,), 9, 64),
+            ((1, 1, 1030), 130, 32),
+            ((0, 32), 8, 32),
+        ],
+        ["none", "codes", "floats"],
+        [2, 4, 8],
+    ),
+)
 def test_matmul_nbits(bits: int, zero: str, shape: tuple[int, ...], n: int, block: int) -> None:
     model, (dense, bias) = nbits_model(shape, shape[-1], n, bits, block, zero, bias=n % 2 == 1)
     x = RNG.normal(size=shape).astype("f")
@@ -89,7 +114,8 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zero", ["none", "codes", "floats"])
 def test_codes_read_as_halves(bits: int, zero: str, halves: None) -> None:
-    """Whatever the vector is: large and small elements beside each other, some that are not finite or become so, and some next to nothing."""
+    """Whatever the vector is: large and small elements beside each other, some that are not finite or become so, and
+    some next to nothing."""
     model, (dense, _) = nbits_model((3, 164), 164, 37, bits, 16, zero, bias=False)
     x = RNG.normal(size=(3, 164)).astype("f")
     x[1] *= 10.0 ** RNG.uniform(-30, 3, 164)
@@ -125,7 +151,9 @@ def test_matmul_nbits_is_what_onnxruntime_computes() -> None:
     close(run_direct(model, {"x": x})[0], on_cpu(model, {"x": x})[0])
 
 
-def with_order(shape: tuple[int, ...], n: int, bits: int, block: int, zero: str, index: Any) -> tuple[onnx.ModelProto, Any]:
+def with_order(
+    shape: tuple[int, ...], n: int, bits: int, block: int, zero: str, index: Any
+) -> tuple[onnx.ModelProto, Any]:
     """A MatMulNBits with g_idx, and its dense weights."""
     k, blocks = shape[-1], -(-shape[-1] // block)
     model, (_, bias) = nbits_model(shape, k, n, bits, block, zero, bias=True)
@@ -136,17 +164,37 @@ def with_order(shape: tuple[int, ...], n: int, bits: int, block: int, zero: str,
     def codes_of(stored: Any, count: int) -> Any:
         return (stored.reshape(n, -1)[..., None] >> np.arange(0, 8, bits) & (1 << bits) - 1).reshape(n, -1)[:, :count]
 
-    zeros = np.full((n, blocks), 1 << bits - 1) if zero == "none" else codes_of(held["z"], blocks) if zero == "codes" else held["z"]
+    zeros = (
+        np.full((n, blocks), 1 << bits - 1)
+        if zero == "none"
+        else codes_of(held["z"], blocks)
+        if zero == "codes"
+        else held["z"]
+    )
     own = index[:k]
     return model, (((codes_of(held["B"], k) - zeros[:, own].astype("d")) * held["s"][:, own].astype("d")).T, bias)
 
 
-@pytest.mark.parametrize(("shape", "n", "bits", "block", "zero", "order", "is_open"), part(
-    [((1, 64), 40, 4, 16), ((2, 3, 100), 33, 4, 32), ((70, 256), 64, 4, 64), ((1, 96), 9, 8, 32), ((5, 128), 20, 2, 32)],
-    ["none", "codes", "floats"], ["blocks", "shuffled", "padded"], [False, True]))
-def test_blocks_in_any_order(order: str, zero: str, shape: tuple[int, ...], n: int, bits: int, block: int, is_open: bool) -> None:
-    """g_idx, as models have it that were quantised by the size of their activations. onnxruntime's CPU leaves out zero points that are
-    codes, takes 2 bits for 4, and does not take 8: there the sums in float64 tell."""
+@pytest.mark.parametrize(
+    ("shape", "n", "bits", "block", "zero", "order", "is_open"),
+    part(
+        [
+            ((1, 64), 40, 4, 16),
+            ((2, 3, 100), 33, 4, 32),
+            ((70, 256), 64, 4, 64),
+            ((1, 96), 9, 8, 32),
+            ((5, 128), 20, 2, 32),
+        ],
+        ["none", "codes", "floats"],
+        ["blocks", "shuffled", "padded"],
+        [False, True],
+    ),
+)
+def test_blocks_in_any_order(
+    order: str, zero: str, shape: tuple[int, ...], n: int, bits: int, block: int, is_open: bool
+) -> None:
+    """g_idx, as models have it that were quantised by the size of their activations. onnxruntime's CPU leaves out zero
+    points that are codes, takes 2 bits for 4, and does not take 8: there the sums in float64 tell."""
     k = shape[-1]
     index = np.arange(-(-k // block) * block if order == "padded" else k) // block
     index[:k] = index[:k] if order == "blocks" else RNG.permutation(index[:k])
@@ -158,7 +206,9 @@ def test_blocks_in_any_order(order: str, zero: str, shape: tuple[int, ...], n: i
         close(got, on_cpu(model, {"x": x})[0])
 
 
-@pytest.mark.parametrize("index", [np.arange(64) % 3 % 2, np.zeros(64, int), np.arange(64) // 32 + 1, np.arange(40) // 32])
+@pytest.mark.parametrize(
+    "index", [np.arange(64) % 3 % 2, np.zeros(64, int), np.arange(64) // 32 + 1, np.arange(40) // 32]
+)
 def test_blocks_of_other_lengths_are_declined(index: Any) -> None:
     model, _ = with_order((3, 64), 40, 4, 32, "none", np.arange(64) // 32)
     next(i for i in model.graph.initializer if i.name == "g").CopyFrom(numpy_helper.from_array(index.astype("i4"), "g"))
@@ -167,38 +217,59 @@ def test_blocks_of_other_lengths_are_declined(index: Any) -> None:
     assert caught.value.code is Code.ATTRIBUTE
 
 
-def weighted(op: str, kind: str, x: tuple[int, ...], w: tuple[int, ...], scale: tuple[int, ...], zero_point: bool, bias: tuple[int, ...] | None,
-             decoder: dict[str, Any], **attributes: Any) -> onnx.ModelProto:
+def weighted(
+    op: str,
+    kind: str,
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    scale: tuple[int, ...],
+    zero_point: bool,
+    bias: tuple[int, ...] | None,
+    decoder: dict[str, Any],
+    **attributes: Any,
+) -> onnx.ModelProto:
     """y = relu(op(x, DequantizeLinear(w), bias))."""
     held = [constant("w", kind, w), helper.make_tensor("s", 1, scale, RNG.uniform(0.01, 0.3, scale).reshape(-1))]
     held += [constant("z", kind, scale)] if zero_point else []
     held += [helper.make_tensor("b", 1, bias, RNG.normal(size=bias).reshape(-1))] if bias is not None else []
-    nodes = [helper.make_node("DequantizeLinear", ["w", "s", *(["z"] if zero_point else [])], ["d"], **decoder),
-             helper.make_node(op, ["x", "d", *(["b"] if bias is not None else [])], ["p"], **attributes), helper.make_node("Relu", ["p"], ["y"])]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, x)], [helper.make_empty_tensor_value_info("y")], held)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", *(["z"] if zero_point else [])], ["d"], **decoder),
+        helper.make_node(op, ["x", "d", *(["b"] if bias is not None else [])], ["p"], **attributes),
+        helper.make_node("Relu", ["p"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", 1, x)], [helper.make_empty_tensor_value_info("y")], held
+    )
     opset = 25 if "2" in kind else 21
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=12 if opset == 25 else 10)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=12 if opset == 25 else 10
+    )
     return onnx.shape_inference.infer_shapes(model)
 
 
 KINDS = ["int8", "uint8", "int4", "uint4", "int2", "uint2"]
 CASES = [
-    ("MatMul", (1, 64), (64, 96), (), None, {}, {}), ("MatMul", (3, 67), (67, 33), (33,), None, {"axis": 1}, {}),
-    ("MatMul", (2, 20, 131), (131, 70), (70,), None, {"axis": -1}, {}), ("MatMul", (67,), (67, 5), (), None, {}, {}),
+    ("MatMul", (1, 64), (64, 96), (), None, {}, {}),
+    ("MatMul", (3, 67), (67, 33), (33,), None, {"axis": 1}, {}),
+    ("MatMul", (2, 20, 131), (131, 70), (70,), None, {"axis": -1}, {}),
+    ("MatMul", (67,), (67, 5), (), None, {}, {}),
     ("MatMul", (5, 64), (64, 33), (4, 33), None, {"axis": 0, "block_size": 16}, {}),
     ("MatMul", (50, 70), (70, 33), (3, 33), None, {"axis": 0, "block_size": 32}, {}),
     ("Gemm", (1, 100), (100, 37), (37,), (37,), {"axis": 1}, {}),
     ("Gemm", (4, 128), (64, 128), (64,), (64,), {"axis": 0}, {"transB": 1, "alpha": 0.5, "beta": 2.0}),
     ("Gemm", (128, 40), (65, 128), (65, 4), (40, 1), {"axis": 1, "block_size": 32}, {"transB": 1, "transA": 1}),
     ("Conv", (2, 3, 9, 11), (13, 3, 3, 3), (13,), (13,), {"axis": 0}, {"pads": [1, 1, 1, 1], "strides": [2, 1]}),
-    ("Conv", (1, 16, 8, 8), (32, 16, 1, 1), (32,), None, {"axis": 0}, {}), ("Conv", (1, 64, 1, 1), (24, 64, 1, 1), (), (24,), {}, {}),
+    ("Conv", (1, 16, 8, 8), (32, 16, 1, 1), (32,), None, {"axis": 0}, {}),
+    ("Conv", (1, 64, 1, 1), (24, 64, 1, 1), (), (24,), {}, {}),
     ("Conv", (2, 16, 9), (32, 8, 3), (), (32,), {}, {"group": 2, "auto_pad": "SAME_UPPER"}),
     ("Conv", (1, 2, 5, 6, 7), (9, 2, 3, 3, 2), (9,), None, {"axis": 0}, {"pads": [0, 1, 0, 1, 0, 1]}),
 ]
 
 
 @pytest.mark.parametrize(("op", "x", "w", "scale", "bias", "decoder", "attributes", "kind"), part(CASES, KINDS))
-def test_decoders_are_absorbed(kind: str, op: str, x: Any, w: Any, scale: Any, bias: Any, decoder: Any, attributes: Any) -> None:
+def test_decoders_are_absorbed(
+    kind: str, op: str, x: Any, w: Any, scale: Any, bias: Any, decoder: Any, attributes: Any
+) -> None:
     for zero_point in (False, True):
         model = weighted(op, kind, x, w, scale, zero_point, bias, decoder, **attributes)
         feeds = {"x": RNG.normal(size=x).astype("f")}
@@ -216,9 +287,12 @@ def test_decoders_are_absorbed(kind: str, op: str, x: Any, w: Any, scale: Any, b
 
 
 def exact(model: onnx.ModelProto, feeds: Any) -> Any:
-    """By ONNX Runtime's CPU of the weights as DequantizeLinear's own model gives them: its products with quantised weights round activations."""
+    """By ONNX Runtime's CPU of the weights as DequantizeLinear's own model gives them: its products with quantised
+    weights round activations."""
     decoder, held = model.graph.node[0], {i.name: i for i in model.graph.initializer}
-    graph = helper.make_graph([decoder], "d", [], [helper.make_empty_tensor_value_info("d")], [held[n] for n in decoder.input])
+    graph = helper.make_graph(
+        [decoder], "d", [], [helper.make_empty_tensor_value_info("d")], [held[n] for n in decoder.input]
+    )
     dense = on_cpu(helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version), {})[0]
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
@@ -228,7 +302,8 @@ def exact(model: onnx.ModelProto, feeds: Any) -> Any:
 
 
 def test_few_vectors_after_many_read_the_weights_once() -> None:
-    """A plan for many vectors, which unpacks weights, is not taken for few; and many of another number take the plan that there is."""
+    """A plan for many vectors, which unpacks weights, is not taken for few; and many of another number take the plan
+    that there is."""
     model, _ = nbits_model(("n", 256), 256, 64, 4, 32, "codes", False)
     gpu = Gpu.open(Config())
     program, shaders = Program(from_onnx(model), Config(), gpu), list[bool]()

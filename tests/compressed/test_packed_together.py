@@ -1,4 +1,5 @@
-"""Several products of the same few vectors in one dispatch, with the normalization before and the steps behind them, against ONNX Runtime's CPU."""
+"""Several products of the same few vectors in one dispatch, with the normalization before and the steps behind them,
+against ONNX Runtime's CPU."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class Model:
     def product(self, x: str, k: int, n: int, name: str, bias: bool = False) -> str:
         blocks = -(-k // self.block)
         self.held[f"{name}.w"] = RNG.integers(0, 256, (n, blocks, self.block * self.bits // 8), np.uint8)
-        inputs = [x, f"{name}.w", self.floats(f"{name}.s", n * blocks, low=0.2 / k ** 0.5, high=0.4 / k ** 0.5), "", "", ""]
+        inputs = [x, f"{name}.w", self.floats(f"{name}.s", n * blocks, low=0.2 / k**0.5, high=0.4 / k**0.5), "", "", ""]
         if self.zeros:
             inputs[3] = f"{name}.z"
             self.held[inputs[3]] = RNG.integers(0, 256, n * -(-blocks * self.bits // 8), np.uint8)
@@ -53,7 +54,9 @@ class Model:
             inputs[5] = self.floats(f"{name}.b", n, low=-1)
         while not inputs[-1]:
             inputs.pop()
-        return self.node("MatMulNBits", inputs, name, domain="com.microsoft", K=k, N=n, bits=self.bits, block_size=self.block)
+        return self.node(
+            "MatMulNBits", inputs, name, domain="com.microsoft", K=k, N=n, bits=self.bits, block_size=self.block
+        )
 
     def node(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         self.nodes.append(helper.make_node(op, list(inputs), [output], name=f"node of {output}", **attributes))
@@ -63,9 +66,16 @@ class Model:
         return self.node("SimplifiedLayerNormalization", [x, self.floats(f"{name}.g", k)], name, axis=-1, epsilon=1e-5)
 
     def skip_norm(self, x: str, skip: str, k: int, name: str, total: bool) -> str:
-        self.nodes.append(helper.make_node(
-            "SkipSimplifiedLayerNormalization", [x, skip, self.floats(f"{name}.g", k)], [name, "", "", f"{name}.sum"] if total else [name],
-            domain="com.microsoft", epsilon=1e-5, name=name))
+        self.nodes.append(
+            helper.make_node(
+                "SkipSimplifiedLayerNormalization",
+                [x, skip, self.floats(f"{name}.g", k)],
+                [name, "", "", f"{name}.sum"] if total else [name],
+                domain="com.microsoft",
+                epsilon=1e-5,
+                name=name,
+            )
+        )
         return name
 
     def gated(self, gate: str, up: str, name: str, kind: str = SILU) -> str:
@@ -77,9 +87,12 @@ class Model:
 
     def made(self, inputs: dict[str, tuple[Any, ...]], outputs: Sequence[str]) -> onnx.ModelProto:
         graph = helper.make_graph(
-            self.nodes, "g", [helper.make_tensor_value_info(n, self.element, s) for n, s in inputs.items()],
+            self.nodes,
+            "g",
+            [helper.make_tensor_value_info(n, self.element, s) for n, s in inputs.items()],
             [helper.make_tensor_value_info(o, self.element, None) for o in outputs],
-            [numpy_helper.from_array(a, n) for n, a in self.held.items()])
+            [numpy_helper.from_array(a, n) for n, a in self.held.items()],
+        )
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
@@ -94,7 +107,9 @@ def shaders(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]], limits: 
 def check(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]], count: int, scale: float = 1.0) -> None:
     """That a run has so many dispatches and gives what ONNX Runtime's CPU gives."""
     assert len(found := shaders(model, shapes)) == count, found
-    dtype = np.dtype(np.float16 if model.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16 else np.float32)
+    dtype = np.dtype(
+        np.float16 if model.graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT16 else np.float32
+    )
     feeds = {n: (scale * RNG.normal(size=s)).astype(dtype) for n, s in shapes.items()}
     for got, want in zip(run_direct(model, feeds, rewrite), on_cpu(model, feeds), strict=True):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
@@ -102,7 +117,13 @@ def check(model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]], count: int
         assert error < (1e-2 if dtype == np.float16 else 2e-5), error
 
 
-VARIANTS = [("float32", 4, False), ("float32", 4, True), ("float32", 8, True), ("float32", 2, False), ("float16", 4, False)]
+VARIANTS = [
+    ("float32", 4, False),
+    ("float32", 4, True),
+    ("float32", 8, True),
+    ("float32", 2, False),
+    ("float16", 4, False),
+]
 
 
 @pytest.mark.parametrize(("dtype", "bits", "zeros"), VARIANTS)
@@ -110,7 +131,9 @@ VARIANTS = [("float32", 4, False), ("float32", 4, True), ("float32", 8, True), (
 def test_three_products_of_one_input(dtype: str, bits: int, zeros: bool, count: int, k: int) -> None:
     """Queries, keys and values, of which some have biases and no size is a whole number of workgroups."""
     made = Model(dtype, bits, zeros=zeros)
-    outputs = [made.product("x", k, n, name, bias) for n, name, bias in ((70, "q", True), (33, "k", False), (5, "v", True))]
+    outputs = [
+        made.product("x", k, n, name, bias) for n, name, bias in ((70, "q", True), (33, "k", False), (5, "v", True))
+    ]
     check(made.made({"x": (1, count, k)}, outputs), {"x": (1, count, k)}, 1)
 
 
@@ -126,7 +149,8 @@ def test_gate_and_up(dtype: str, bits: int, zeros: bool, kind: str, count: int) 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("total", [False, True], ids=["", "sum is read"])
 def test_a_layer_without_attention(dtype: str, total: bool) -> None:
-    """Four dispatches: what o gives with the sum, gate and up with the norm, down with the sum, the head with the norm."""
+    """Four dispatches: what o gives with the sum, gate and up with the norm, down with the sum, the head with the
+    norm."""
     made = Model(dtype)
     first = made.product("x", 128, 96, "o")
     y = made.skip_norm("h", first, 96, "post", True)
@@ -141,7 +165,12 @@ def test_a_layer_without_attention(dtype: str, total: bool) -> None:
 def test_norms_of_small_and_large_inputs(scale: float) -> None:
     made = Model()
     y = made.norm("x", 320, "n")
-    check(made.made({"x": (2, 320)}, [made.product(y, 320, 41, "a"), made.product(y, 320, 9, "b")]), {"x": (2, 320)}, 1, scale)
+    check(
+        made.made({"x": (2, 320)}, [made.product(y, 320, 41, "a"), made.product(y, 320, 9, "b")]),
+        {"x": (2, 320)},
+        1,
+        scale,
+    )
 
 
 def test_a_norm_that_others_read_stays() -> None:
@@ -179,7 +208,9 @@ def test_few_bindings_leave_them_apart() -> None:
 
 def forms(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     gpu = Gpu.open(Config())
-    features = gpu.limits.features - {"subgroup"} if form == "no subgroups" else gpu.limits.features | {SUBNORMAL_HALVES}
+    features = (
+        gpu.limits.features - {"subgroup"} if form == "no subgroups" else gpu.limits.features | {SUBNORMAL_HALVES}
+    )
     figures = gpu.limits.figures if form == "no subgroups" else DEFAULT_FIGURES
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=features, figures=figures))
 
@@ -187,14 +218,17 @@ def forms(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
 @pytest.mark.parametrize("form", ["no subgroups", "halves"])
 @pytest.mark.parametrize(("bits", "zeros"), [(2, False), (4, False), (4, True), (8, True)])
 def test_other_forms(form: str, bits: int, zeros: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without subgroups, and with codes that are read as float16 numbers, where what is not finite by that is added up anew."""
+    """Without subgroups, and with codes that are read as float16 numbers, where what is not finite by that is added up
+    anew."""
     forms(monkeypatch, form)
     made = Model(bits=bits, zeros=zeros)
     y = made.norm("x", 1056, "n")
     gated = made.gated(made.product(y, 1056, 50, "gate"), made.product(y, 1056, 50, "up", bias=True), "y")
     check(made.made({"x": (1, 1056)}, [gated]), {"x": (1, 1056)}, 1)
     made = Model(bits=bits, zeros=zeros)
-    model = made.made({"x": (3, 1056)}, [made.product("x", 1056, n, name) for n, name in ((66, "a"), (18, "b"), (70, "c"))])
+    model = made.made(
+        {"x": (3, 1056)}, [made.product("x", 1056, n, name) for n, name in ((66, "a"), (18, "b"), (70, "c"))]
+    )
     check(model, {"x": (3, 1056)}, 1)
     if form == "halves":
         check(model, {"x": (3, 1056)}, 1, 1e29)
@@ -203,13 +237,21 @@ def test_other_forms(form: str, bits: int, zeros: bool, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("packed", [True, False], ids=["qkv", "q-k-v"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_dispatches_of_a_token(packed: bool, dtype: str) -> None:
-    """Of a layer six: q, k and v with the norm; attention, which stores the newest key; its join; o with the sum; gate and up; down with the sum."""
+    """Of a layer six: q, k and v with the norm; attention, which stores the newest key; its join; o with the sum; gate
+    and up; down with the sum."""
     counts = []
     for layers in (1, 3):
-        model = language_model(layers=layers, packed=packed, dtype=dtype)     # type: ignore[arg-type]
+        model = language_model(layers=layers, packed=packed, dtype=dtype)  # type: ignore[arg-type]
         graph, sizes = from_onnx(model), {"batch": 1, "sequence": 1, "total": 9, "past": 16}
-        types = {i.name: TensorType(BY_ONNX[i.type.tensor_type.elem_type], tuple(d.dim_value or sizes[d.dim_param] for d in i.type.tensor_type.shape.dim))
-                 for i in model.graph.input}
-        plan = make_plan(graph, types, Gpu.open(Config()).limits, rewrite, {"attention_mask": np.ones((1, 9), np.int64)})
+        types = {
+            i.name: TensorType(
+                BY_ONNX[i.type.tensor_type.elem_type],
+                tuple(d.dim_value or sizes[d.dim_param] for d in i.type.tensor_type.shape.dim),
+            )
+            for i in model.graph.input
+        }
+        plan = make_plan(
+            graph, types, Gpu.open(Config()).limits, rewrite, {"attention_mask": np.ones((1, 9), np.int64)}
+        )
         counts.append(sum(isinstance(s, Dispatch) for s in plan.steps))
     assert (counts[1] - counts[0]) / 2 == 6

@@ -32,7 +32,9 @@ from tests.ops.single_node import on_cpu
 from tests.plugin.cases import open_session
 
 RNG = np.random.default_rng(21)
-SLOW_MEMORY = replace(DEFAULT_FIGURES, rows_bytes_per_ns=1.0, columns_bytes_per_ns=1.0, matvec_bytes_per_ns=1.0, step_ns=1e6)
+SLOW_MEMORY = replace(
+    DEFAULT_FIGURES, rows_bytes_per_ns=1.0, columns_bytes_per_ns=1.0, matvec_bytes_per_ns=1.0, step_ns=1e6
+)
 """Of an adapter where bytes are all that counts."""
 
 
@@ -43,16 +45,24 @@ def sparse_matrix(rows: int, columns: int, density: float) -> Any:
 
 
 def product(op: str, x: tuple[Any, ...], weight: Any, bias: bool = False, **attributes: Any) -> onnx.ModelProto:
-    held = {"w": weight, **({"c": RNG.normal(size=weight.shape[0 if attributes.get("transB") else 1]).astype("f")} if bias else {})}
+    held = {
+        "w": weight,
+        **({"c": RNG.normal(size=weight.shape[0 if attributes.get("transB") else 1]).astype("f")} if bias else {}),
+    }
     graph = helper.make_graph(
-        [helper.make_node(op, ["x", *held], ["p"], **attributes), helper.make_node("Relu", ["p"], ["y"])], "g",
-        [helper.make_tensor_value_info("x", 1, x)], [helper.make_tensor_value_info("y", 1, [None] * len(x))],
-        [numpy_helper.from_array(a, n) for n, a in held.items()])
+        [helper.make_node(op, ["x", *held], ["p"], **attributes), helper.make_node("Relu", ["p"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", 1, x)],
+        [helper.make_tensor_value_info("y", 1, [None] * len(x))],
+        [numpy_helper.from_array(a, n) for n, a in held.items()],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def steps_of(model: onnx.ModelProto, shape: tuple[int, ...], figures: Figures, tuned: Tuned | None = None) -> list[str]:
-    plan = make_plan(from_onnx(model), {"x": TensorType(FLOAT32, shape)}, Limits(figures=figures, tuned=tuned or Tuned()), rewrite)
+    plan = make_plan(
+        from_onnx(model), {"x": TensorType(FLOAT32, shape)}, Limits(figures=figures, tuned=tuned or Tuned()), rewrite
+    )
     return [step.kernel.shader for step in plan.steps if isinstance(step, Dispatch)]
 
 
@@ -65,12 +75,25 @@ def bytes_count(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 @pytest.mark.parametrize("density", [0.0, 0.01, 0.1, 0.2])
-@pytest.mark.parametrize(("op", "x", "shape", "bias", "attributes"), [
-    ("MatMul", (1, 515), (515, 260), False, {}), ("MatMul", (3, 515), (515, 257), False, {}), ("MatMul", (600,), (600, 131), False, {}),
-    ("Gemm", (2, 401), (300, 401), True, {"transB": 1, "alpha": 0.5, "beta": 2.0}), ("Gemm", (401, 4), (401, 300), False, {"transA": 1}),
-    ("Gemm", (1, 1024), (256, 1024), True, {"transB": 1})])
+@pytest.mark.parametrize(
+    ("op", "x", "shape", "bias", "attributes"),
+    [
+        ("MatMul", (1, 515), (515, 260), False, {}),
+        ("MatMul", (3, 515), (515, 257), False, {}),
+        ("MatMul", (600,), (600, 131), False, {}),
+        ("Gemm", (2, 401), (300, 401), True, {"transB": 1, "alpha": 0.5, "beta": 2.0}),
+        ("Gemm", (401, 4), (401, 300), False, {"transA": 1}),
+        ("Gemm", (1, 1024), (256, 1024), True, {"transB": 1}),
+    ],
+)
 def test_products_without_their_zeros(
-    op: str, x: tuple[int, ...], shape: tuple[int, int], bias: bool, attributes: Any, density: float, bytes_count: Gpu,
+    op: str,
+    x: tuple[int, ...],
+    shape: tuple[int, int],
+    bias: bool,
+    attributes: Any,
+    density: float,
+    bytes_count: Gpu,
 ) -> None:
     weight = sparse_matrix(*shape, density)
     model, feeds = product(op, x, weight, bias, **attributes), {"x": RNG.normal(size=x).astype("f")}
@@ -80,8 +103,8 @@ def test_products_without_their_zeros(
         close(got, on_cpu(model, feeds)[0])
         assert pruned.SHADER in [step.kernel.shader for step in program.plans[0].steps if isinstance(step, Dispatch)]
         width, rows = width_of(weight, bool(attributes.get("transB"))), shape[0 if attributes.get("transB") else 1]
-        assert "w" in program.context.replaced      # no dense copy stays
-        assert program.weight_nbytes <= 1.1 * 6 * width * rows + 4096       # buffers are a little larger
+        assert "w" in program.context.replaced  # no dense copy stays
+        assert program.weight_nbytes <= 1.1 * 6 * width * rows + 4096  # buffers are a little larger
         restored = np.empty_like(weight)
         bytes_count.download(program.weight("w"), 0, restored.ctypes.data, restored.nbytes)
         np.testing.assert_array_equal(restored, weight)
@@ -92,7 +115,7 @@ def test_products_without_their_zeros(
 def test_what_is_no_number_is_kept(bytes_count: Gpu) -> None:
     weight = sparse_matrix(300, 400, 0.05)
     weight[7, 11], weight[9, 13], weight[11] = np.nan, np.inf, 0
-    weight[11, 17] = 1e-41      # denormal
+    weight[11, 17] = 1e-41  # denormal
     program = Program(from_onnx(product("Gemm", (1, 400), weight, transB=1)), PACKED, bytes_count, rewrite)
     try:
         (got,) = run_program(program, {"x": np.ones((1, 400), "f")})
@@ -124,15 +147,18 @@ def matrix(vectors: int, n: int, k: int) -> Product:
 
 
 def test_what_is_packed_and_what_is_not() -> None:
-    """Where bytes count: matrices with 75 % zeros or more, for few vectors, unless one row is full or something else was measured."""
+    """Where bytes count: matrices with 75 % zeros or more, for few vectors, unless one row is full or something else
+    was measured."""
     weight = sparse_matrix(300, 400, 0.24)
     model = product("Gemm", (1, 400), weight, transB=1)
     assert steps_of(model, (1, 400), SLOW_MEMORY) == [pruned.SHADER]
     assert pruned.SHADER not in steps_of(product("Gemm", (5, 400), weight, transB=1), (5, 400), SLOW_MEMORY)
-    assert pruned.SHADER not in steps_of(product("Gemm", (1, 400), sparse_matrix(300, 400, 0.3), transB=1), (1, 400), SLOW_MEMORY)
+    assert pruned.SHADER not in steps_of(
+        product("Gemm", (1, 400), sparse_matrix(300, 400, 0.3), transB=1), (1, 400), SLOW_MEMORY
+    )
     key = pruned.PrunedProduct(1, 300, 400, width_of(weight, True), (400, 1), (400, 1), None, 1.0, 1.0, Target()).key
     assert pruned.SHADER not in steps_of(model, (1, 400), SLOW_MEMORY, Tuned({key: "any"}))
-    weight[5] = 1       # the fullest row gives all rows their places
+    weight[5] = 1  # the fullest row gives all rows their places
     assert pruned.SHADER not in steps_of(product("Gemm", (1, 400), weight, transB=1), (1, 400), SLOW_MEMORY)
 
 
@@ -149,8 +175,11 @@ def test_counting() -> None:
     assert count_nonzeros(weight) == Nonzeros(12, 8, 5)
 
 
-def runs_packed(model: onnx.ModelProto, feeds: dict[str, Any], weight: Any, isolation: str, packed: float, held: float) -> None:
-    """Claimed, verified against the CPU, said so; with these parts of the weight's bytes, at most, packed and on the device."""
+def runs_packed(
+    model: onnx.ModelProto, feeds: dict[str, Any], weight: Any, isolation: str, packed: float, held: float
+) -> None:
+    """Claimed, verified against the CPU, said so; with these parts of the weight's bytes, at most, packed and on the
+    device."""
     opened = open_session(model.SerializeToString(), isolation=isolation, verify=1)
     close(opened.session.run(None, feeds)[0], on_cpu(model, feeds)[0])
     assert not [e for e in opened.state.events if e.kind in TROUBLES], opened.state.events

@@ -1,4 +1,5 @@
-"""MatMulNBits with accuracy_level 4, whose x is rounded to bytes: as ONNX Runtime's CPU does it, and the exact sums of what was rounded.
+"""MatMulNBits with accuracy_level 4, whose x is rounded to bytes: as ONNX Runtime's CPU does it, and the exact sums of
+what was rounded.
 
 And products of many float16 vectors, whose weights are written out before.
 """
@@ -66,7 +67,9 @@ def rounded(x: Any, block: int) -> Any:
     return (np.round(blocks * up).astype("d") * (largest / np.float32(127))).reshape(*x.shape[:-1], -1)[..., :k]
 
 
-@pytest.mark.parametrize(("shape", "n", "block", "zero", "bits", "is_open"), part(CASES, ["none", "codes"], [4, 8], [False, True]))
+@pytest.mark.parametrize(
+    ("shape", "n", "block", "zero", "bits", "is_open"), part(CASES, ["none", "codes"], [4, 8], [False, True])
+)
 def test_x_in_bytes(bits: int, zero: str, shape: tuple[int, ...], n: int, block: int, is_open: bool, form: Any) -> None:
     form(ROUNDED)
     model, (dense, bias) = nbits_model(shape, shape[-1], n, bits, block, zero, bias=n % 2 == 1)
@@ -76,14 +79,22 @@ def test_x_in_bytes(bits: int, zero: str, shape: tuple[int, ...], n: int, block:
     assert shaders(model, x) == ["quantize_blocks.wgsl", "rounded_product.wgsl"]
     (got,) = run_direct(model, {"x": x}, every_size_open=is_open)
     close(got, rounded(x, block) @ dense + bias)
-    if block & block - 1 == 0:      # onnxruntime takes powers of two
+    if block & block - 1 == 0:  # onnxruntime takes powers of two
         close(got, on_cpu(model, {"x": x})[0])
 
 
 def test_bytes_are_a_form_only_of_nodes_that_allow_it(form: Any) -> None:
     """Other levels, zero points that are no codes, and codes of 2 bits have no such form."""
     made = form("")
-    for accuracy, bits, zero in ((4, 4, "none"), (4, 8, "codes"), (0, 4, "none"), (1, 4, "none"), (3, 8, "codes"), (4, 4, "floats"), (4, 2, "none")):
+    for accuracy, bits, zero in (
+        (4, 4, "none"),
+        (4, 8, "codes"),
+        (0, 4, "none"),
+        (1, 4, "none"),
+        (3, 8, "codes"),
+        (4, 4, "floats"),
+        (4, 2, "none"),
+    ):
         model, _ = nbits_model((64, 256), 256, 64, bits, 32, zero, bias=False)
         level(model, accuracy)
         made.clear()
@@ -122,21 +133,44 @@ def test_what_is_not_finite_shows(value: float, form: Any) -> None:
 def half_model(m: int, k: int, n: int, bias: bool, accuracy: int) -> tuple[onnx.ModelProto, Any]:
     """A MatMulNBits of float16, and its dense weights."""
     codes, scales = RNG.integers(0, 16, (n, k)), RNG.uniform(0.01, 0.05, (n, k // 32)).astype("e")
-    held = {"B": pack(codes, 4).reshape(n, k // 32, 16), "s": scales, **({"b": RNG.normal(size=n).astype("e")} if bias else {})}
+    held = {
+        "B": pack(codes, 4).reshape(n, k // 32, 16),
+        "s": scales,
+        **({"b": RNG.normal(size=n).astype("e")} if bias else {}),
+    }
     node = helper.make_node(
-        "MatMulNBits", ["x", "B", "s", *(["", "", "b"] if bias else [])], ["y"], domain="com.microsoft", K=k, N=n, bits=4, block_size=32,
-        accuracy_level=accuracy)
+        "MatMulNBits",
+        ["x", "B", "s", *(["", "", "b"] if bias else [])],
+        ["y"],
+        domain="com.microsoft",
+        K=k,
+        N=n,
+        bits=4,
+        block_size=32,
+        accuracy_level=accuracy,
+    )
     graph = helper.make_graph(
-        [node], "g", [helper.make_tensor_value_info("x", 10, (m, k))], [helper.make_tensor_value_info("y", 10, (m, n))],
-        [numpy_helper.from_array(a, name) for name, a in held.items()])
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", 10, (m, k))],
+        [helper.make_tensor_value_info("y", 10, (m, n))],
+        [numpy_helper.from_array(a, name) for name, a in held.items()],
+    )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     dense = (codes.reshape(n, -1, 32) - 8.0) * scales[..., None].astype("d")
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10), (dense.reshape(n, k).T, held.get("b", np.zeros(n)).astype("d"))
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10), (
+        dense.reshape(n, k).T,
+        held.get("b", np.zeros(n)).astype("d"),
+    )
 
 
-@pytest.mark.parametrize(("m", "k", "n", "name", "accuracy", "bias"), part(
-    [(37, 128, 68), (260, 64, 132)], [(BEFORE, 0), (IN_TILES, 0), (ROUNDED, 4)], [False, True]))
-def test_float16_prompts_take_the_forms_of_float32(m: int, k: int, n: int, name: str, accuracy: int, bias: bool, form: Any) -> None:
+@pytest.mark.parametrize(
+    ("m", "k", "n", "name", "accuracy", "bias"),
+    part([(37, 128, 68), (260, 64, 132)], [(BEFORE, 0), (IN_TILES, 0), (ROUNDED, 4)], [False, True]),
+)
+def test_float16_prompts_take_the_forms_of_float32(
+    m: int, k: int, n: int, name: str, accuracy: int, bias: bool, form: Any
+) -> None:
     made = form(name)
     model, (dense, c) = half_model(m, k, n, bias, accuracy)
     x = RNG.normal(size=(m, k)).astype("e")

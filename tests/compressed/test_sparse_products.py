@@ -1,4 +1,5 @@
-"""Convolutions and products of many vectors whose weights are mostly zeros: right in every form, packed once, taken where estimated faster."""
+"""Convolutions and products of many vectors whose weights are mostly zeros: right in every form, packed once, taken
+where estimated faster."""
 
 from __future__ import annotations
 
@@ -42,12 +43,23 @@ def filters(shape: tuple[int, ...], density: float) -> Any:
 def convolution(x: tuple[Any, ...], weight: Any, bias: bool = True, **attributes: Any) -> onnx.ModelProto:
     """Conv, an operand for each filter added, Relu."""
     each = (1, len(weight), *(1,) * (weight.ndim - 2))
-    held = {"w": weight, "r": RNG.normal(size=each).astype("f"), **({"c": RNG.normal(size=len(weight)).astype("f")} if bias else {})}
-    nodes = [helper.make_node("Conv", ["x", "w", *(["c"] if bias else [])], ["p"], **attributes),
-             helper.make_node("Add", ["p", "r"], ["q"]), helper.make_node("Relu", ["q"], ["y"])]
+    held = {
+        "w": weight,
+        "r": RNG.normal(size=each).astype("f"),
+        **({"c": RNG.normal(size=len(weight)).astype("f")} if bias else {}),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w", *(["c"] if bias else [])], ["p"], **attributes),
+        helper.make_node("Add", ["p", "r"], ["q"]),
+        helper.make_node("Relu", ["q"], ["y"]),
+    ]
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", 1, x)], [helper.make_tensor_value_info("y", 1, [None] * len(x))],
-        [numpy_helper.from_array(a, n) for n, a in held.items()])
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, x)],
+        [helper.make_tensor_value_info("y", 1, [None] * len(x))],
+        [numpy_helper.from_array(a, n) for n, a in held.items()],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -85,35 +97,66 @@ def test_every_form(form: str, gpu: Gpu) -> None:
     with forced(form):
         for size in (6, 7) if int(form.split()[2].strip(",")) >= 4 else (7,):
             weight = filters((70, 64, 1, 1), 0.1)
-            check(gpu, convolution((2, 64, size, size), weight), {"x": RNG.normal(size=(2, 64, size, size)).astype("f")}, weight=weight)
+            check(
+                gpu,
+                convolution((2, 64, size, size), weight),
+                {"x": RNG.normal(size=(2, 64, size, size)).astype("f")},
+                weight=weight,
+            )
         weight = filters((35, 20, 3, 3), 0.15)
-        check(gpu, convolution((2, 20, 7, 6), weight, pads=[1] * 4), {"x": RNG.normal(size=(2, 20, 7, 6)).astype("f")}, weight=weight)
+        check(
+            gpu,
+            convolution((2, 20, 7, 6), weight, pads=[1] * 4),
+            {"x": RNG.normal(size=(2, 20, 7, 6)).astype("f")},
+            weight=weight,
+        )
 
 
 @pytest.mark.parametrize("density", [0.0, 0.01, 0.2])
-@pytest.mark.parametrize(("x", "shape", "attributes"), [
-    ((2, 64, 9, 8), (66, 64, 1, 1), {"strides": [2, 3]}), ((1, 32, 9, 7), (17, 32, 3, 3), {"strides": [2, 1], "pads": [1, 2, 0, 1]}),
-    ((1, 33, 9, 11), (16, 33, 3, 3), {"dilations": [2, 3], "pads": [2, 3, 2, 3]}), ((1, 32, 6, 5), (16, 32, 4, 2), {"auto_pad": "SAME_LOWER"}), ((2, 64, 19), (40, 64, 5), {"strides": [2]}),
-    ((1, 24, 5, 6, 7), (20, 24, 3, 2, 2), {"strides": [2, 1, 1], "pads": [1, 0, 1, 1, 1, 1]}),
-    ((1, 64, 4, 4), (80, 64, 1, 1), {"pads": [1, 1, 1, 1]}), ((3, 256, 1, 1), (64, 256, 1, 1), {})])
+@pytest.mark.parametrize(
+    ("x", "shape", "attributes"),
+    [
+        ((2, 64, 9, 8), (66, 64, 1, 1), {"strides": [2, 3]}),
+        ((1, 32, 9, 7), (17, 32, 3, 3), {"strides": [2, 1], "pads": [1, 2, 0, 1]}),
+        ((1, 33, 9, 11), (16, 33, 3, 3), {"dilations": [2, 3], "pads": [2, 3, 2, 3]}),
+        ((1, 32, 6, 5), (16, 32, 4, 2), {"auto_pad": "SAME_LOWER"}),
+        ((2, 64, 19), (40, 64, 5), {"strides": [2]}),
+        ((1, 24, 5, 6, 7), (20, 24, 3, 2, 2), {"strides": [2, 1, 1], "pads": [1, 0, 1, 1, 1, 1]}),
+        ((1, 64, 4, 4), (80, 64, 1, 1), {"pads": [1, 1, 1, 1]}),
+        ((3, 256, 1, 1), (64, 256, 1, 1), {}),
+    ],
+)
 def test_windows(x: tuple[int, ...], shape: tuple[int, ...], attributes: Any, density: float, gpu: Gpu) -> None:
     weight = filters(shape, density)
-    check(gpu, convolution(x, weight, len(x) % 2 == 0, **attributes), {"x": RNG.normal(size=x).astype("f")}, weight=weight)
+    check(
+        gpu, convolution(x, weight, len(x) % 2 == 0, **attributes), {"x": RNG.normal(size=x).astype("f")}, weight=weight
+    )
 
 
 def test_sizes_that_only_a_run_knows(gpu: Gpu) -> None:
     """Weights that are packed once serve every number of images, and every image."""
     weight = filters((40, 32, 3, 3), 0.1)
     shapes = ((1, 32, 8, 8), (3, 32, 8, 8), (1, 32, 5, 9))
-    check(gpu, convolution(("n", 32, "h", "w"), weight, pads=[1] * 4), *({"x": RNG.normal(size=s).astype("f")} for s in shapes), weight=weight)
+    check(
+        gpu,
+        convolution(("n", 32, "h", "w"), weight, pads=[1] * 4),
+        *({"x": RNG.normal(size=s).astype("f")} for s in shapes),
+        weight=weight,
+    )
     weight = sparse_matrix(260, 300, 0.1)
     runs = [{"x": RNG.normal(size=(n, 260)).astype("f")} for n in (16, 37)]
     check(gpu, product("MatMul", ("n", 260), weight), *runs, weight=weight)
 
 
-@pytest.mark.parametrize(("op", "x", "shape", "attributes"), [
-    ("MatMul", (2, 9, 300), (300, 260), {}), ("MatMul", (40, 300), (300, 257), {}), ("Gemm", (300, 12), (300, 260), {"transA": 1}),
-    ("Gemm", (12, 300), (260, 300), {"transB": 1, "alpha": 0.5, "beta": 2.0})])
+@pytest.mark.parametrize(
+    ("op", "x", "shape", "attributes"),
+    [
+        ("MatMul", (2, 9, 300), (300, 260), {}),
+        ("MatMul", (40, 300), (300, 257), {}),
+        ("Gemm", (300, 12), (300, 260), {"transA": 1}),
+        ("Gemm", (12, 300), (260, 300), {"transB": 1, "alpha": 0.5, "beta": 2.0}),
+    ],
+)
 def test_many_vectors(op: str, x: tuple[int, ...], shape: tuple[int, int], attributes: Any, gpu: Gpu) -> None:
     weight = sparse_matrix(*shape, 0.1)
     check(gpu, product(op, x, weight, op == "Gemm", **attributes), {"x": RNG.normal(size=x).astype("f")}, weight=weight)
@@ -128,7 +171,7 @@ def test_what_no_weight_reads_does_not_matter(gpu: Gpu) -> None:
     x = np.zeros((1, 64, 4, 4), "f")
     x[0, 5] = np.inf
     try:
-        got, = run_program(program, {"x": x})
+        (got,) = run_program(program, {"x": x})
     finally:
         program.close()
     infinite = np.isinf(got).all((0, 2, 3))
@@ -136,9 +179,15 @@ def test_what_no_weight_reads_does_not_matter(gpu: Gpu) -> None:
     assert infinite.sum() == 1
 
 
-@pytest.mark.parametrize(("op", "x", "stored", "perm", "attributes"), [
-    ("Conv", (2, 16, 9, 7), (40, 16, 3, 3), (0, 1, 2, 3), {"pads": [1, 1, 1, 1]}), ("Conv", (1, 64, 6, 6), (33, 64, 1, 1), (0, 1, 2, 3), {}),
-    ("MatMul", (17, 515), (300, 515), (1, 0), {}), ("Gemm", (9, 64), (33, 64), (0, 1), {"transB": 1, "alpha": 0.5})])
+@pytest.mark.parametrize(
+    ("op", "x", "stored", "perm", "attributes"),
+    [
+        ("Conv", (2, 16, 9, 7), (40, 16, 3, 3), (0, 1, 2, 3), {"pads": [1, 1, 1, 1]}),
+        ("Conv", (1, 64, 6, 6), (33, 64, 1, 1), (0, 1, 2, 3), {}),
+        ("MatMul", (17, 515), (300, 515), (1, 0), {}),
+        ("Gemm", (9, 64), (33, 64), (0, 1), {"transB": 1, "alpha": 0.5}),
+    ],
+)
 @pytest.mark.parametrize("density", [0.02, 0.2])
 def test_entries_of_a_file(op: str, x: Any, stored: Any, perm: Any, attributes: Any, density: float, gpu: Gpu) -> None:
     model, dense = model_of(op, "Sparse", x, stored, perm, density=density, **attributes)
@@ -155,7 +204,10 @@ def test_entries_of_a_file(op: str, x: Any, stored: Any, perm: Any, attributes: 
 def test_broken_entries_lead_nowhere(gpu: Gpu) -> None:
     """Rows whose entries run past them, or begin anywhere."""
     model, _ = model_of("Conv", "Sparse", (1, 64, 6, 6), (33, 64, 1, 1), (0, 1, 2, 3))
-    for name, broken in (("entries", lambda a: np.full_like(a, 0xFF)), ("starts", lambda a: RNG.integers(-9, 1 << 30, a.shape).astype("i4"))):
+    for name, broken in (
+        ("entries", lambda a: np.full_like(a, 0xFF)),
+        ("starts", lambda a: RNG.integers(-9, 1 << 30, a.shape).astype("i4")),
+    ):
         other = onnx.ModelProto()
         other.CopyFrom(model)
         held = next(t for t in other.graph.initializer if t.name == name)
@@ -168,12 +220,15 @@ def test_broken_entries_lead_nowhere(gpu: Gpu) -> None:
 
 
 def planned(model: onnx.ModelProto, shape: tuple[int, ...], tuned: Tuned | None = None, **limits: Any) -> list[str]:
-    plan = make_plan(from_onnx(model), {"x": TensorType(FLOAT32, shape)}, Limits(tuned=tuned or Tuned(), **limits), rewrite)
+    plan = make_plan(
+        from_onnx(model), {"x": TensorType(FLOAT32, shape)}, Limits(tuned=tuned or Tuned(), **limits), rewrite
+    )
     return [step.kernel.shader for step in plan.steps if isinstance(step, Dispatch)]
 
 
 def test_the_estimate_decides() -> None:
-    """By an H200's figures, of one image of ResNet-50: 90 % zeros pay, half of them do not; a measured form counts more."""
+    """By an H200's figures, of one image of ResNet-50: 90 % zeros pay, half of them do not; a measured form counts
+    more."""
     shape, weight = (1, 1024, 14, 14), filters((256, 1024, 1, 1), 0.1)
     model = convolution(shape, weight)
     assert planned(model, shape) == [SHADER]

@@ -20,8 +20,14 @@ from tests.ops.single_node import check_decline, on_cpu
 from tests.plugin.cases import open_session
 
 RNG = np.random.default_rng(9)
-KINDS = {"int4": TensorProto.INT4, "uint4": TensorProto.UINT4, "int2": TensorProto.INT2, "uint2": TensorProto.UINT2,
-         "int8": TensorProto.INT8, "uint8": TensorProto.UINT8}
+KINDS = {
+    "int4": TensorProto.INT4,
+    "uint4": TensorProto.UINT4,
+    "int2": TensorProto.INT2,
+    "uint2": TensorProto.UINT2,
+    "int8": TensorProto.INT8,
+    "uint8": TensorProto.UINT8,
+}
 
 
 def constant(name: str, kind: str, shape: tuple[int, ...]) -> Any:
@@ -31,27 +37,45 @@ def constant(name: str, kind: str, shape: tuple[int, ...]) -> Any:
     return helper.make_tensor(name, KINDS[kind], shape, codes.reshape(-1).tolist())
 
 
-def dequantized(kind: str, shape: tuple[int, ...], scale: tuple[int, ...], zero_point: bool, **attributes: Any) -> onnx.ModelProto:
+def dequantized(
+    kind: str, shape: tuple[int, ...], scale: tuple[int, ...], zero_point: bool, **attributes: Any
+) -> onnx.ModelProto:
     """y = x + DequantizeLinear(constants)."""
     held = [constant("w", kind, shape), helper.make_tensor("s", 1, scale, RNG.uniform(0.01, 0.3, scale).reshape(-1))]
     names = ["w", "s"]
     if zero_point:
         held.append(constant("z", kind, scale))
         names.append("z")
-    nodes = [helper.make_node("DequantizeLinear", names, ["d"], **attributes), helper.make_node("Add", ["x", "d"], ["y"])]
+    nodes = [
+        helper.make_node("DequantizeLinear", names, ["d"], **attributes),
+        helper.make_node("Add", ["x", "d"], ["y"]),
+    ]
     info = [helper.make_tensor_value_info(n, 1, shape) for n in ("x", "y")]
     graph = helper.make_graph(nodes, "g", info[:1], info[1:], held)
     opset = 25 if "2" in kind else 21
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=12 if opset == 25 else 10)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=12 if opset == 25 else 10
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("zero_point", [False, True])
-@pytest.mark.parametrize(("shape", "scale", "attributes"), [
-    ((3, 5, 7), (), {}), ((3, 5, 7), (5,), {"axis": 1}), ((7, 1), (7,), {"axis": 0}), ((6, 8), (6, 2), {"axis": 1, "block_size": 4}),
-    ((7, 5), (3, 5), {"axis": 0, "block_size": 3}), ((3, 37), (3, 3), {"axis": -1, "block_size": 16}), ((1,), (), {}), ((257, 331), (331,), {}),
-])
-def test_dequantize_constants(kind: str, zero_point: bool, shape: tuple[int, ...], scale: tuple[int, ...], attributes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "scale", "attributes"),
+    [
+        ((3, 5, 7), (), {}),
+        ((3, 5, 7), (5,), {"axis": 1}),
+        ((7, 1), (7,), {"axis": 0}),
+        ((6, 8), (6, 2), {"axis": 1, "block_size": 4}),
+        ((7, 5), (3, 5), {"axis": 0, "block_size": 3}),
+        ((3, 37), (3, 3), {"axis": -1, "block_size": 16}),
+        ((1,), (), {}),
+        ((257, 331), (331,), {}),
+    ],
+)
+def test_dequantize_constants(
+    kind: str, zero_point: bool, shape: tuple[int, ...], scale: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
     model = dequantized(kind, shape, scale, zero_point, **attributes)
     feeds = {"x": RNG.normal(size=shape).astype("f")}
     (got,), (wanted,) = run_direct(model, feeds), on_cpu(model, feeds)
@@ -72,17 +96,31 @@ def test_an_activation_of_sub_bytes_is_declined() -> None:
     x = RNG.integers(-8, 8, (4, 6)).astype(ml_dtypes.int4)
     check_decline(Code.DTYPE, "DequantizeLinear", [x, np.float32(0.5)], 21, known=[1])
     with pytest.raises(UnsupportedNodeError, match="no kernel takes that type"):
-        run_direct(onnx.helper.make_model(helper.make_graph(
-            [helper.make_node("Transpose", ["w"], ["t"]), helper.make_node("DequantizeLinear", ["t", "s"], ["d"]), helper.make_node("Add", ["d", "x"], ["y"])],
-            "g", [helper.make_tensor_value_info("x", 1, [300, 700])], [helper.make_tensor_value_info("y", 1, [300, 700])],
-            [constant("w", "int4", (700, 300)), helper.make_tensor("s", 1, [], [0.5])]), ir_version=10,
-            opset_imports=[helper.make_opsetid("", 21)]), {"x": np.zeros((300, 700), "f")})
+        run_direct(
+            onnx.helper.make_model(
+                helper.make_graph(
+                    [
+                        helper.make_node("Transpose", ["w"], ["t"]),
+                        helper.make_node("DequantizeLinear", ["t", "s"], ["d"]),
+                        helper.make_node("Add", ["d", "x"], ["y"]),
+                    ],
+                    "g",
+                    [helper.make_tensor_value_info("x", 1, [300, 700])],
+                    [helper.make_tensor_value_info("y", 1, [300, 700])],
+                    [constant("w", "int4", (700, 300)), helper.make_tensor("s", 1, [], [0.5])],
+                ),
+                ir_version=10,
+                opset_imports=[helper.make_opsetid("", 21)],
+            ),
+            {"x": np.zeros((300, 700), "f")},
+        )
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
 @pytest.mark.parametrize("kind", ["int4", "uint2"])
 def test_through_onnxruntime(kind: str, isolation: str) -> None:
-    """Claimed, verified against the CPU fallback, which gets the same packed constants; small ones and those that wait on disk."""
+    """Claimed, verified against the CPU fallback, which gets the same packed constants; small ones and those that wait
+    on disk."""
     for shape in ((5, 7), (301, 557)):
         model = dequantized(kind, shape, (shape[1],), True, axis=1)
         feeds = {"x": RNG.normal(size=shape).astype("f")}

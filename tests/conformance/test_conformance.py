@@ -1,4 +1,5 @@
-"""All of ONNX's node cases, strictly on the GPU, compared with the recorded outcome of each; some of each op in a worker process, too.
+"""All of ONNX's node cases, strictly on the GPU, compared with the recorded outcome of each; some of each op in a
+worker process, too.
 
 The record is written by `ort-gpu-ep conformance --status tests/conformance/status.txt`.
 """
@@ -25,7 +26,7 @@ from ort_gpu_ep.session.session import InferenceSession
 from tests.unit.graphs import model_of
 
 RECORD = Path(__file__).parent / "status.txt"
-RECORDED_WITH = "1.32"      # onnxruntime
+RECORDED_WITH = "1.32"  # onnxruntime
 MIN_PASS = 1050
 RELU = "(float[3, 5] x) => (float[3, 5] y) { y = Relu(x) }"
 
@@ -38,7 +39,8 @@ def recorded() -> dict[str, str]:
 
 
 def is_refused(case: str, status: str | None) -> bool:
-    """Whether one of two versions of onnxruntime, this one and the record's, does not take what the other one takes: an opset, say."""
+    """Whether one of two versions of onnxruntime, this one and the record's, does not take what the other one takes: an
+    opset, say."""
     same = onnxruntime.__version__.startswith(f"{RECORDED_WITH}.")
     return not same and "EXCLUDED" in (status, recorded().get(case))
 
@@ -70,17 +72,23 @@ def holds_bodies(case: Any) -> bool:
     return any(attribute.type == onnx.AttributeProto.GRAPH for node in nodes for attribute in node.attribute)
 
 
-@pytest.mark.parametrize(("by_types", "step", "least"), [(False, 2, 90), pytest.param(True, 1, 300, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("by_types", "step", "least"), [(False, 2, 90), pytest.param(True, 1, 300, marks=pytest.mark.nightly)]
+)
 def test_a_worker_gives_the_same(by_types: bool, step: int, least: int) -> None:
-    """What it gets was pickled: each kernel's plan. How models are planned is the same as without; If, Loop and Scan stay in the process."""
+    """What it gets was pickled: each kernel's plan. How models are planned is the same as without; If, Loop and Scan
+    stay in the process."""
     selected, options = unlike(cases(), by_types)[::step], {"isolation": "process"}
     held = {each.name for each in selected if holds_bodies(each)}
-    keeper = InferenceSession(model_of(RELU).SerializeToString(), provider_options={"placement": "gpu", **options})   # of one worker for all
+    # of one worker for all
+    keeper = InferenceSession(model_of(RELU).SerializeToString(), provider_options={"placement": "gpu", **options})
     found = [o for o in run(selected, InferenceSession, options) if not is_refused(o.name, o.status)]
     assert {o.name: o.reason for o in found if o.status != "PASS" and o.name not in held} == {}
     declined = {o.name: o.reason for o in found if o.name in held and o.status != "PASS"}
     assert {o.status for o in found if o.name in declined} <= {"UNSUPPORTED"}
-    assert all("can't keep its values on the GPU: isolation=process" in reason for reason in declined.values()), declined
+    assert all("can't keep its values on the GPU: isolation=process" in reason for reason in declined.values()), (
+        declined
+    )
     assert len(found) - len(held) > least
     del keeper
 
@@ -91,16 +99,23 @@ def test_no_case_fails(outcomes: list[Outcome]) -> None:
 
 def test_what_passed_still_passes(outcomes: list[Outcome]) -> None:
     now = {o.name: o for o in outcomes}
-    lost = {name: now[name].as_dict() if name in now else "gone" for name, status in recorded().items()
-            if status == "PASS" and (name not in now or (now[name].status != "PASS" and not is_refused(name, now[name].status)))}
+    lost = {
+        name: now[name].as_dict() if name in now else "gone"
+        for name, status in recorded().items()
+        if status == "PASS"
+        and (name not in now or (now[name].status != "PASS" and not is_refused(name, now[name].status)))
+    }
     assert lost == {}
 
 
 def test_the_record_is_up_to_date(outcomes: list[Outcome]) -> None:
     """Also where more passes than before: then the record is to be written again."""
     now, then = dict(line.split(" ", 1) for line in status_text(outcomes).splitlines()), recorded()
-    changed = {name: (then.get(name), now.get(name)) for name in sorted(now.keys() | then.keys())
-               if now.get(name) != then.get(name) and not is_refused(name, now.get(name))}
+    changed = {
+        name: (then.get(name), now.get(name))
+        for name in sorted(now.keys() | then.keys())
+        if now.get(name) != then.get(name) and not is_refused(name, now.get(name))
+    }
     assert changed == {}, f"write it again: ort-gpu-ep conformance --status {RECORD}"
 
 
@@ -117,9 +132,11 @@ def test_every_decline_has_a_reason(outcomes: list[Outcome]) -> None:
 
 
 def test_what_is_claimed_is_run(outcomes: list[Outcome]) -> None:
-    """With `strict` a run that the CPU would have to answer raises: none does, but for what values of the run decide."""
+    """With `strict` a run that the CPU would have to answer raises: none does, but for what values of the run
+    decide."""
     by_run = {o.name: o.reason for o in outcomes if o.reason.endswith(BY_VALUE)}
-    assert {name.removeprefix("test_").split("_")[0] for name in by_run} == {"resize", "training"}, by_run      # its scales; Dropout's mode
+    # its scales; Dropout's mode
+    assert {name.removeprefix("test_").split("_")[0] for name in by_run} == {"resize", "training"}, by_run
     assert len(by_run) == 6, by_run
 
 
@@ -146,7 +163,9 @@ def test_a_case_is_read_from_files(name: str, tmp_path: Path) -> None:
 
 
 def case(text: str, inputs: list[Any], wanted: list[Any], **constants: Any) -> Any:
-    return SimpleNamespace(name="test_case", model=model_of(text, constants), data_sets=[(inputs, wanted)], rtol=1e-3, atol=1e-7)
+    return SimpleNamespace(
+        name="test_case", model=model_of(text, constants), data_sets=[(inputs, wanted)], rtol=1e-3, atol=1e-7
+    )
 
 
 @pytest.fixture
@@ -163,9 +182,15 @@ def test_a_right_result_passes(values: np.ndarray[Any, Any]) -> None:
     assert outcome(case(RELU, [values], [np.maximum(values, 0)])) == Outcome("test_case", "PASS")
 
 
-@pytest.mark.parametrize(("change", "reason"), [
-    (lambda w: w + 0.01, "wrong result beyond rtol 0.001"), (lambda w: w.astype(np.float64), "expected float64"),
-    (lambda w: w.reshape(5, 3), r"expected float32\(5, 3\)"), (lambda w: w * np.nan, "wrong result")])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda w: w + 0.01, "wrong result beyond rtol 0.001"),
+        (lambda w: w.astype(np.float64), "expected float64"),
+        (lambda w: w.reshape(5, 3), r"expected float32\(5, 3\)"),
+        (lambda w: w * np.nan, "wrong result"),
+    ],
+)
 def test_a_wrong_result_fails(change: Any, reason: str, values: np.ndarray[Any, Any]) -> None:
     found = outcome(case(RELU, [values], [change(np.maximum(values, 0))]))
     assert found.status == "FAIL"
@@ -188,7 +213,8 @@ def test_a_numpy_number_is_a_scalar() -> None:
 def test_a_declined_node_is_unsupported() -> None:
     text = "(float[2, 2] x) => (float[2, 2] y) <float[2, 2] a> { a = com.microsoft.Inverse(x) y = Relu(a) }"
     assert outcome(case(text, [np.eye(2, dtype="f")], [np.eye(2, dtype="f")])) == Outcome(
-        "test_case", "UNSUPPORTED", "OP", "Inverse: no kernel for com.microsoft:Inverse")
+        "test_case", "UNSUPPORTED", "OP", "Inverse: no kernel for com.microsoft:Inverse"
+    )
 
 
 def test_what_onnxruntime_rejects_is_excluded(values: np.ndarray[Any, Any]) -> None:

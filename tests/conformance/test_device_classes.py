@@ -1,8 +1,9 @@
-"""ONNX's node cases on classes of GPUs, less than this adapter is: each passes or is declined with a reason; none is planned and fails.
+"""ONNX's node cases on classes of GPUs, less than this adapter is: each passes or is declined with a reason; none is
+planned and fails.
 
-wgpu-native itself holds the device to the class's limits and features. One case of each set of ops and types: half of those on the
-least that WebGPU promises, on each other class the share that the next one does not take. Every night the least runs all cases, and the other
-classes run one of each set (all: `ort-gpu-ep conformance --device NAME`).
+wgpu-native itself holds the device to the class's limits and features. One case of each set of ops and types: half of
+those on the least that WebGPU promises, on each other class the share that the next one does not take. Every night the
+least runs all cases, and the other classes run one of each set (all: `ort-gpu-ep conformance --device NAME`).
 """
 
 from __future__ import annotations
@@ -27,8 +28,24 @@ OTHERS = [name for name in classes() if name != "minimum"]
 
 
 def outcomes(device: str, select: str) -> list[dict[str, str]]:
-    done = subprocess.run([sys.executable, "-m", "ort_gpu_ep.cli", "conformance", "--device", device, "--json", "--select", select,
-                           "-o", "health=off"], capture_output=True, text=True, timeout=590)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "ort_gpu_ep.cli",
+            "conformance",
+            "--device",
+            device,
+            "--json",
+            "--select",
+            select,
+            "-o",
+            "health=off",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=590,
+    )
     assert done.stdout.startswith("{"), done.stdout + done.stderr
     found: list[dict[str, str]] = json.loads(done.stdout)["outcomes"]
     return found
@@ -46,7 +63,9 @@ print(json.dumps([o.as_dict() for o in run(pickle.load(sys.stdin.buffer), Infere
 
 def outcomes_given(device: str, selected: list[Any]) -> list[dict[str, str]]:
     """As `outcomes`, without the 5 s of CPU that ONNX takes to make all of its cases in another process."""
-    told = pickle.dumps([SimpleNamespace(name=c.name, model=c.model, data_sets=c.data_sets, rtol=c.rtol, atol=c.atol) for c in selected])
+    told = pickle.dumps(
+        [SimpleNamespace(name=c.name, model=c.model, data_sets=c.data_sets, rtol=c.rtol, atol=c.atol) for c in selected]
+    )
     done = subprocess.run([sys.executable, "-c", GIVEN, device], input=told, capture_output=True, timeout=590)
     assert done.returncode == 0, done.stderr.decode()
     found: list[dict[str, str]] = json.loads(done.stdout)
@@ -54,10 +73,16 @@ def outcomes_given(device: str, selected: list[Any]) -> list[dict[str, str]]:
 
 
 def check(found: list[dict[str, str]]) -> None:
-    """What passes with all features passes, or is declined with a reason; onnxruntime refuses what its CPU has no kernel for either."""
+    """What passes with all features passes, or is declined with a reason; onnxruntime refuses what its CPU has no
+    kernel for either."""
     assert [o for o in found if o["status"] == "FAIL" and recorded().get(o["name"]) != "FAIL"] == []
     lost = [o for o in found if recorded().get(o["name"], "").startswith("PASS") and o["status"] != "PASS"]
-    declined = [o for o in lost if (o["status"] == "UNSUPPORTED" and o["code"] and o["reason"]) or any(w in o["reason"] for w in (" declined ", "find kernel"))]
+    declined = [
+        o
+        for o in lost
+        if (o["status"] == "UNSUPPORTED" and o["code"] and o["reason"])
+        or any(w in o["reason"] for w in (" declined ", "find kernel"))
+    ]
     assert [o for o in lost if o not in declined and not is_refused(o["name"], o["status"])] == []
 
 
@@ -68,15 +93,21 @@ def test_all_cases_on_the_least_that_webgpu_promises() -> None:
     assert sum(o["status"] == "PASS" for o in found) >= 1300
 
 
-@pytest.mark.parametrize(("device", "share"), [
-    ("minimum", slice(None, None, 2)), *((name, slice(k, None, len(DAILY))) for k, name in enumerate(DAILY)),
-    *(pytest.param(name, slice(None), marks=pytest.mark.nightly) for name in OTHERS)])
+@pytest.mark.parametrize(
+    ("device", "share"),
+    [
+        ("minimum", slice(None, None, 2)),
+        *((name, slice(k, None, len(DAILY))) for k, name in enumerate(DAILY)),
+        *(pytest.param(name, slice(None), marks=pytest.mark.nightly) for name in OTHERS),
+    ],
+)
 def test_some_cases_on_a_class_of_gpus(device: str, share: slice) -> None:
     selected = unlike(cases())[share]
     found = outcomes_given(device, selected)
     check(found)
     assert len(found) == len(selected) > 90
-    least = 0.84 if device == "minimum" else 0.9 if device in DAILY else 0.8      # with 8 buffers, or without 8-byte integers or float16
+    # with 8 buffers, or without 8-byte integers or float16
+    least = 0.84 if device == "minimum" else 0.9 if device in DAILY else 0.8
     assert sum(o["status"] == "PASS" for o in found) >= least * len(found)
 
 
@@ -89,7 +120,7 @@ def test_the_data_of_each_class() -> None:
         least, most = found.subgroups
         assert (least > 0) == ("subgroup" in found.features)
         assert least <= most <= 128
-        for limit, value in classes()["minimum"].limits.items():      # no adapter offers less
+        for limit, value in classes()["minimum"].limits.items():  # no adapter offers less
             own = found.limits.get(limit, value)
             assert own <= value if limit.startswith("min") else own >= value, (name, limit)
     with pytest.raises(ConfigError, match="there are minimum, adreno-6xx"):
@@ -141,13 +172,21 @@ def test_wgpu_itself_holds_a_device_to_its_class() -> None:
     told: dict[str, Any] = json.loads(done.stdout)
     assert told.pop("name").endswith(" as minimum")
     assert told == {
-        "type": "integrated", "features": [], "buffers": 8, "binding": 128 << 20, "workgroup": 16384, "invocations": 256,
-        "refused": ["9 buffers", "257 invocations", "more than 128 MiB", "int64", "f16", "subgroups", "timestamps"]}
+        "type": "integrated",
+        "features": [],
+        "buffers": 8,
+        "binding": 128 << 20,
+        "workgroup": 16384,
+        "invocations": 256,
+        "refused": ["9 buffers", "257 invocations", "more than 128 MiB", "int64", "f16", "subgroups", "timestamps"],
+    }
 
 
 def test_a_process_that_has_looked_at_its_adapters_is_told() -> None:
-    code = ("from ort_gpu_ep.device import adapter, classes\nadapter.adapters()\n"
-            "try:\n    adapter.hold_to(classes.named('minimum'))\nexcept Exception as error:\n    print(error)")
+    code = (
+        "from ort_gpu_ep.device import adapter, classes\nadapter.adapters()\n"
+        "try:\n    adapter.hold_to(classes.named('minimum'))\nexcept Exception as error:\n    print(error)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
     assert "has looked at its adapters already" in done.stdout, done.stderr
 
@@ -190,9 +229,16 @@ print("agreed")
 """
 
 
-@pytest.mark.parametrize(("device", "names"), [
-    ("minimum", "lenet5 har_lstm encoder"), pytest.param("minimum", "shufflenet tcn mlp_784", marks=pytest.mark.nightly),
-    pytest.param("mali-g7x", "lenet5 shufflenet har_lstm encoder tcn mlp_784", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("device", "names"),
+    [
+        ("minimum", "lenet5 har_lstm encoder"),
+        pytest.param("minimum", "shufflenet tcn mlp_784", marks=pytest.mark.nightly),
+        pytest.param("mali-g7x", "lenet5 shufflenet har_lstm encoder tcn mlp_784", marks=pytest.mark.nightly),
+    ],
+)
 def test_networks_compressed_products_and_training(device: str, names: str) -> None:
-    done = subprocess.run([sys.executable, "-c", NETWORKS, device, *names.split()], capture_output=True, text=True, timeout=550)
+    done = subprocess.run(
+        [sys.executable, "-c", NETWORKS, device, *names.split()], capture_output=True, text=True, timeout=550
+    )
     assert done.stdout.strip().endswith("agreed"), done.stdout + done.stderr

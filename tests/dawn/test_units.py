@@ -1,4 +1,5 @@
-"""Dawn by its package, on a driver that has matrix units: the kernels that are emulated elsewhere, executed (scripts/dawn.sh)."""
+"""Dawn by its package, on a driver that has matrix units: the kernels that are emulated elsewhere, executed
+(scripts/dawn.sh)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from ort_gpu_ep.errors import WrongResultError
 from ort_gpu_ep.health.probe import PROBES, Trial
 from ort_gpu_ep.health.probes.matrix_units import in_tile
 from ort_gpu_ep.kernels.forms import forced
-from ort_gpu_ep.kernels.target import LAST_ARRIVING, MATRIX_ATTENTION, MATRIX_BYTES, MATRIX_UNITS, no_byte_units, no_matrix_units
+from ort_gpu_ep.kernels.target import (
+    LAST_ARRIVING,
+    MATRIX_ATTENTION,
+    MATRIX_BYTES,
+    MATRIX_UNITS,
+    no_byte_units,
+    no_matrix_units,
+)
 from ort_gpu_ep.ops import attention_units, matrix_units, unit_bytes
 from ort_gpu_ep.webgpu import choice
 from ort_gpu_ep.webgpu.library import KIND, NAME
@@ -65,25 +73,25 @@ def test_the_driver_tells_its_configurations() -> None:
 
 
 def test_products_of_batches(trial: Trial) -> None:
-    products.test_batches_that_broadcast(trial)     # type: ignore[arg-type]
+    products.test_batches_that_broadcast(trial)  # type: ignore[arg-type]
 
 
 def test_products_with_edges(trial: Trial) -> None:
-    products.test_gemm_of_any_size_with_transposed_operands(trial, (33, 35, 37), (1, 1))     # type: ignore[arg-type]
+    products.test_gemm_of_any_size_with_transposed_operands(trial, (33, 35, 37), (1, 1))  # type: ignore[arg-type]
 
 
 def test_float16_models(trial: Trial) -> None:
-    products.test_float16_models(trial, (40, 72, 64), 0)     # type: ignore[arg-type]
+    products.test_float16_models(trial, (40, 72, 64), 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["normal", "positive", "large", "small", "mixed"])
 @pytest.mark.parametrize("precision", ["f16acc", "tf32"])
 def test_errors_by_precision(trial: Trial, kind: str, precision: str) -> None:
     if precision == "f16acc" and kind in ("large", "small", "mixed"):
-        kind = "normal"         # float16 does not hold these, as docs/precision.md says
+        kind = "normal"  # float16 does not hold these, as docs/precision.md says
     a, b = products.drawn(kind, 70, 100, True), products.drawn(kind, 100, 68, False)
     with in_tile(QUICK):
-        products.assert_within(products.product(trial, a, b, precision), a, b)     # type: ignore[arg-type]
+        products.assert_within(products.product(trial, a, b, precision), a, b)  # type: ignore[arg-type]
     assert "matrix_product.wgsl" in trial.shaders
 
 
@@ -92,19 +100,19 @@ def test_a_size_of_subgroups_that_is_asked_for(trial: Trial) -> None:
     trial.gpu.limits = replace(trial.gpu.limits, subgroup_size=0)
     a, b = products.drawn("normal", 40, 64, True), products.drawn("normal", 64, 36, False)
     with in_tile(QUICK):
-        products.assert_within(products.product(trial, a, b, "f16acc"), a, b)     # type: ignore[arg-type]
+        products.assert_within(products.product(trial, a, b, "f16acc"), a, b)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("in_parts")
 def test_windows_with_k_in_parts_and_a_fused_sum(trial: Trial) -> None:
-    windows.check(trial, "3x3", "normal", "tf32", residual=True)     # type: ignore[arg-type]
+    windows.check(trial, "3x3", "normal", "tf32", residual=True)  # type: ignore[arg-type]
     assert trial.shaders >= {"part_scales.wgsl", "matrix_product.wgsl"}
 
 
 def test_codes(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix_units, "TILES", (QUICK,))
     with forced(f"decoded in {QUICK.name}"):
-        got, want, allowed = packed.product(trial, "tf32", "codes", sizes=(37, 160, 40, 32))     # type: ignore[arg-type]
+        got, want, allowed = packed.product(trial, "tf32", "codes", sizes=(37, 160, 40, 32))  # type: ignore[arg-type]
     assert (np.abs(got - want) <= allowed).all()
 
 
@@ -114,7 +122,7 @@ def test_attention(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = heads.heads_of("mixed", (1, 2, 37, 71, 16), 32)
     arrays = {"q": q, "k": k, "v": v}
     with forced(heads.QUICK.name):
-        got = heads.run(trial, heads.graph_of("Attention", arrays, scale=0.2), arrays, "tf32")     # type: ignore[arg-type]
+        got = heads.run(trial, heads.graph_of("Attention", arrays, scale=0.2), arrays, "tf32")  # type: ignore[arg-type]
     want, allowed = heads.wanted(q, k, v, 0.2, "tf32")
     assert (np.abs(got - want) <= allowed).all()
     assert "attention_units.wgsl" in trial.shaders
@@ -122,11 +130,11 @@ def test_attention(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["1x1", "3x3", "planes"])
 def test_convolutions_of_bytes(trial: Trial, name: str) -> None:
-    of_bytes.test_convolutions(trial, name, True)     # type: ignore[arg-type]
+    of_bytes.test_convolutions(trial, name, True)  # type: ignore[arg-type]
 
 
 def test_sums_of_bytes(trial: Trial) -> None:
-    of_bytes.test_sums(trial, (33, 20, 260))     # type: ignore[arg-type]
+    of_bytes.test_sums(trial, (33, 20, 260))  # type: ignore[arg-type]
 
 
 def test_probes_see_their_faults(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +162,9 @@ print(session.explain())
 
 def explained(cache: Path, **variables: str) -> str:
     """PROGRAM's output, with nothing decided so far."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("ORT_GPU_EP_")} | {"ORT_GPU_EP_CACHE_DIR": str(cache)}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ORT_GPU_EP_")} | {
+        "ORT_GPU_EP_CACHE_DIR": str(cache)
+    }
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment | variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -166,9 +176,14 @@ def test_it_is_chosen_where_its_units_work(tmp_path: Path) -> None:
     assert "on matrix units" in text
 
 
-@pytest.mark.parametrize(("fault", "why"), [
-    ("abort@matrix units", "ends the process at 'matrix units' (signal SIGABRT)"), ("abort@enumerate", "with Dawn: looking for GPU adapters ends"),
-    ("wrong@matrix units", "fails the probe 'matrix units'")])
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("abort@matrix units", "ends the process at 'matrix units' (signal SIGABRT)"),
+        ("abort@enumerate", "with Dawn: looking for GPU adapters ends"),
+        ("wrong@matrix units", "fails the probe 'matrix units'"),
+    ],
+)
 def test_what_goes_wrong_with_it_leaves_wgpu_native(tmp_path: Path, fault: str, why: str) -> None:
     """The fault is in the process that tries it; without its tests the session's own process is well."""
     code = """
@@ -186,12 +201,22 @@ print(settle(resolve({"placement": "gpu"})))
 
 @pytest.mark.parametrize("name", ["Conv", "MatMul", "Softmax"])
 def test_float32_models_agree_with_the_cpu(name: str) -> None:
-    nodes = {"Conv": "y = Conv <pads = [1, 1, 1, 1]> (x, w)", "MatMul": "y = MatMul (x, w)", "Softmax": "z = MatMul (x, w) y = Softmax (z)"}
+    nodes = {
+        "Conv": "y = Conv <pads = [1, 1, 1, 1]> (x, w)",
+        "MatMul": "y = MatMul (x, w)",
+        "Softmax": "z = MatMul (x, w) y = Softmax (z)",
+    }
     shapes = {"Conv": ([2, 8, 9, 11], [12, 8, 3, 3])}.get(name, ([2, 3, 20, 30], [2, 3, 30, 12]))
     model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 18]> g (float{shapes[0]} x, float{shapes[1]} w) => (float[a, b, c, d] y) {{ {nodes[name]} }}')
+        f'<ir_version: 10, opset_import: ["": 18]> g (float{shapes[0]} x, float{shapes[1]} w) => (float[a, b, c, d] '
+        f"y) {{ {nodes[name]} }}"
+    )
     rng = np.random.default_rng(1)
     feeds = {n: rng.standard_normal(shape, np.float32) for n, shape in zip("xw", shapes, strict=True)}
-    got, = InferenceSession(model.SerializeToString(), provider_options={"strict": "1", "placement": "gpu"}).run(None, feeds)
-    want, = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+    (got,) = InferenceSession(model.SerializeToString(), provider_options={"strict": "1", "placement": "gpu"}).run(
+        None, feeds
+    )
+    (want,) = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+        None, feeds
+    )
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

@@ -33,12 +33,13 @@ class Memory:
 
         def destroy() -> None:
             self.left_nbytes += size
+
         return SimpleNamespace(handle=None, destroy=destroy)
 
 
 class Pool(Buffers):
     def __init__(self, nbytes: int) -> None:
-        super().__init__(choose("")[0], Memory(nbytes), SimpleNamespace(max_buffer_nbytes=1 << 40))      # type: ignore[arg-type]
+        super().__init__(choose("")[0], Memory(nbytes), SimpleNamespace(max_buffer_nbytes=1 << 40))  # type: ignore[arg-type]
         self.flushed = 0
 
     def check_alive(self) -> None: ...
@@ -51,7 +52,8 @@ class Pool(Buffers):
 
 
 def test_a_state_that_grows_leaves_no_more_than_it_needs() -> None:
-    """Each step reads a state and writes a larger one, as a decoder's cache: all within the age at which buffers go by themselves."""
+    """Each step reads a state and writes a larger one, as a decoder's cache: all within the age at which buffers go by
+    themselves."""
     pool = Pool(1 << 50)
     state, most = pool.allocate(MIB), 0
     for step in range(2, 400):
@@ -60,7 +62,7 @@ def test_a_state_that_grows_leaves_no_more_than_it_needs() -> None:
         pool.free(state)
         state = following
         assert pool.stats.pooled_nbytes <= POOL_FACTOR * most + POOL_NBYTES
-    assert pool.device.made < 100       # a size of the pool serves several steps
+    assert pool.device.made < 100  # a size of the pool serves several steps
 
 
 def test_values_of_two_sizes_take_turns_without_new_buffers() -> None:
@@ -91,10 +93,12 @@ def test_a_large_readback_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     gpu.upload(buffer, 0, data.ctypes.data, data.nbytes)
     got, small = np.zeros_like(data), np.zeros(5, np.uint8)
     before = gpu.stats.downloads
-    gpu.download_all([((buffer, 0, data.nbytes), got.ctypes.data), ((buffer, 8, 5), small.ctypes.data), ((buffer, 0, 0), 0)])
+    gpu.download_all(
+        [((buffer, 0, data.nbytes), got.ctypes.data), ((buffer, 8, 5), small.ctypes.data), ((buffer, 0, 0), 0)]
+    )
     np.testing.assert_array_equal(got, data)
     np.testing.assert_array_equal(small, data[8:13])
-    assert gpu.stats.downloads - before == 17       # sixteen parts of the large piece, and the small one
+    assert gpu.stats.downloads - before == 17  # sixteen parts of the large piece, and the small one
 
     def fail(index: int, source: int) -> None:
         raise OSError("the host is full")
@@ -103,7 +107,7 @@ def test_a_large_readback_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(3):
         with pytest.raises(OSError, match="full"):
             gpu.lend([(buffer, 0, 60_000)] * 6, fail)
-    assert len(gpu.device.expected) <= expected + 3      # mappings that were given up may yet be reported
+    assert len(gpu.device.expected) <= expected + 3  # mappings that were given up may yet be reported
     got[:] = 0
     gpu.download(buffer, 0, got.ctypes.data, data.nbytes)
     np.testing.assert_array_equal(got, data)

@@ -47,13 +47,15 @@ def copy(sizes: list[int], threads: int) -> None:
     copying.copy_all(copies, threads)
     expected = np.zeros_like(target)
     for place, source in want:
-        expected[place:place + source.size] = source
+        expected[place : place + source.size] = source
     np.testing.assert_array_equal(target, expected)
 
 
 def test_results_have_a_thread_from_a_megabyte_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "usable_threads", lambda: 3)
-    assert [copying.read_threads(nbytes, False) for nbytes in (0, 1 << 20, (2 << 20) - 1, 2 << 20, 3 << 20, 9 << 20)] == [1, 1, 1, 2, 3, 3]
+    assert [
+        copying.read_threads(nbytes, False) for nbytes in (0, 1 << 20, (2 << 20) - 1, 2 << 20, 3 << 20, 9 << 20)
+    ] == [1, 1, 1, 2, 3, 3]
     assert copying.read_threads(9 << 20, True) == 1
 
 
@@ -70,8 +72,19 @@ def test_the_least_of_a_thread_can_be_given() -> None:
 
 @pytest.mark.usefixtures("helpers")
 @pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize("sizes", [
-    [1], [3, 5, 7], [500_001], [1 << 20], [(1 << 20) + 1, 3, (1 << 19) - 1], [70_000] * 9, [65_536, 65_537, 131_073], [0, 900_000]])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [1],
+        [3, 5, 7],
+        [500_001],
+        [1 << 20],
+        [(1 << 20) + 1, 3, (1 << 19) - 1],
+        [70_000] * 9,
+        [65_536, 65_537, 131_073],
+        [0, 900_000],
+    ],
+)
 def test_every_byte_is_copied_and_no_other(sizes: list[int], threads: int) -> None:
     copy(sizes, threads)
 
@@ -97,6 +110,7 @@ def test_several_threads_copy_at_the_same_time(monkeypatch: pytest.MonkeyPatch) 
         met.wait(PATIENCE_S)
         seen.add(threading.get_ident())
         ctypes.memmove(*piece)
+
     copied_by(monkeypatch, meet)
     for _ in range(2):
         copy([900_000], 3)
@@ -118,11 +132,12 @@ def test_what_a_thread_raises_reaches_the_caller_when_all_is_over(monkeypatch: p
     def fail(*piece: int) -> None:
         met.wait(PATIENCE_S)
         if threading.get_ident() != me:
-            time.sleep(0.05)        # after the caller's own piece
+            time.sleep(0.05)  # after the caller's own piece
             over.append(1)
             raise OSError("a page that is not there")
         ctypes.memmove(*piece)
         over.append(0)
+
     copied_by(monkeypatch, fail)
     with pytest.raises(OSError, match="not there"):
         copy([900_000], 3)
@@ -135,6 +150,7 @@ def test_what_a_thread_raises_reaches_the_caller_when_all_is_over(monkeypatch: p
 def test_without_further_threads_the_caller_copies_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
+
     monkeypatch.setattr(threading.Thread, "start", refuse)
     copy([900_000, 7], 4)
     assert copying._helpers._threads == 0

@@ -23,8 +23,11 @@ class Watch(Stopwatch):
         self.passes: dict[tuple[Any, int], tuple[float, float]] = {}
 
     def read(self, context: object = None) -> list[tuple[Any, int, float, float]]:
-        found = [(owner, step, a - AHEAD_NS, b - AHEAD_NS) for (owner, step), (a, b) in self.passes.items()
-                 if context is None or owner.context is context]
+        found = [
+            (owner, step, a - AHEAD_NS, b - AHEAD_NS)
+            for (owner, step), (a, b) in self.passes.items()
+            if context is None or owner.context is context
+        ]
         return sorted(found, key=lambda times: times[2])
 
 
@@ -35,7 +38,10 @@ class Owner:
         self.context = context
 
     def last_plan(self) -> Any:
-        first, last = (SimpleNamespace(label=f"{name}/kernel", kernel=SimpleNamespace(shader=f"{name}.wgsl")) for name in ("a", "b"))
+        first, last = (
+            SimpleNamespace(label=f"{name}/kernel", kernel=SimpleNamespace(shader=f"{name}.wgsl"))
+            for name in ("a", "b")
+        )
         return SimpleNamespace(steps=(first, SimpleNamespace(), last))
 
 
@@ -55,7 +61,8 @@ class Host:
         return found
 
     def run(self, times: list[DispatchTimes], before_ns: int, after_ns: int, owner: Owner | None = None) -> int:
-        """Two dispatches of 1 us each with 3 us between; the host waits so long before and after. Gives when the first one began."""
+        """Two dispatches of 1 us each with 3 us between; the host waits so long before and after. Gives when the first
+        one began."""
         owner, begin = owner or self.owner, self.now
         at = begin + before_ns
         self.watch.passes[owner, 0], self.watch.passes[owner, 2] = (at, at + 1000), (at + 4000, at + 5000)
@@ -73,18 +80,26 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 def test_the_clock_is_the_hosts(host: Host) -> None:
     """Between the tightest bounds that runs give from below and from above, which need not be of one run."""
     times = host.times()
-    loose, early, late = host.run([times], 900_000, 700_000), host.run([times], 100, 700_000), host.run([times], 900_000, 300)
+    loose, early, late = (
+        host.run([times], 900_000, 700_000),
+        host.run([times], 100, 700_000),
+        host.run([times], 900_000, 300),
+    )
     found = times.stop()
-    assert [d.begin_ns for d in found] == pytest.approx([at + shift for at in (loose, early, late) for shift in (0, 4000)], abs=201)
-    assert found[:2] == [TimedDispatch("run", "a/kernel", "a.wgsl", found[0].begin_ns, 1000.0),
-                         TimedDispatch("run", "b/kernel", "b.wgsl", found[1].begin_ns, 1000.0)]
+    assert [d.begin_ns for d in found] == pytest.approx(
+        [at + shift for at in (loose, early, late) for shift in (0, 4000)], abs=201
+    )
+    assert found[:2] == [
+        TimedDispatch("run", "a/kernel", "a.wgsl", found[0].begin_ns, 1000.0),
+        TimedDispatch("run", "b/kernel", "b.wgsl", found[1].begin_ns, 1000.0),
+    ]
 
 
 def test_a_drift_moves_no_dispatch_out_of_its_run(host: Host) -> None:
     times, spans = host.times(), list[tuple[int, int]]()
     for drift in (0, 2_000_000, -2_000_000):
         begin = host.now
-        host.now += drift       # within this run the GPU's clock is ahead by as much
+        host.now += drift  # within this run the GPU's clock is ahead by as much
         at = host.now + 1000
         host.watch.passes[host.owner, 0] = at, at + 1000
         host.now = begin + 4000
@@ -102,7 +117,8 @@ def test_what_ran_earlier_is_no_part_of_a_run(host: Host) -> None:
     times = host.times()
     first = host.run([times], 1000, 1000)
     times.note("program", "the CPU answered", host.now)
-    other = host.run([times], 1000, 1000, Owner("program"))       # another plan of the program: its stopwatch still tells of the first
+    # another plan of the program: its stopwatch still tells of the first
+    other = host.run([times], 1000, 1000, Owner("program"))
     assert [round(d.begin_ns) for d in times.stop()] == [first, first + 4000, other, other + 4000]
 
 

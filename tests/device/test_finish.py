@@ -32,10 +32,13 @@ GROUPS, TIMES = 1024, 5
 
 
 def test_finish_waits_for_the_gpu() -> None:
-    """From before the work is handed in to behind `finish`, the host's clock passes at least what the GPU's has counted of it."""
+    """From before the work is handed in to behind `finish`, the host's clock passes at least what the GPU's has counted
+    of it."""
     gpu = Gpu.open(Config())
     layout, device = bind_group_layout(gpu, (True,)), gpu.device
-    pipe = device.create_compute_pipeline("loop", device.create_pipeline_layout(layout), device.create_shader_module("loop", LOOP))
+    pipe = device.create_compute_pipeline(
+        "loop", device.create_pipeline_layout(layout), device.create_shader_module("loop", LOOP)
+    )
     buffer, timer = gpu.allocate(4 * 64 * GROUPS), Timer(gpu)
     zeros = np.zeros(64 * GROUPS, np.float32)
     gpu.upload(buffer, 0, zeros.ctypes.data, zeros.nbytes)
@@ -55,11 +58,20 @@ def test_finish_waits_for_the_gpu() -> None:
 
 
 def test_a_process_that_ends_leaves_no_driver_at_work(tmp_path: Path) -> None:
-    """llvmpipe compiles what a session submits when it is opened on a thread of its own, here for a second: a process that ended
-    meanwhile crashed.
+    """llvmpipe compiles what a session submits when it is opened on a thread of its own, here for a second: a process
+    that ended meanwhile crashed.
     """
     onnx.save(build("squeezenet1_1"), tmp_path / "model.onnx")
-    code = "import ort_gpu_ep\nsession = ort_gpu_ep.InferenceSession('model.onnx', provider_options={'placement': 'gpu'})\nprint('made')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "MESA_SHADER_CACHE_DIR": str(tmp_path / "cache")})
+    code = (
+        "import ort_gpu_ep\nsession = ort_gpu_ep.InferenceSession('model.onnx', provider_options={'placement': "
+        "'gpu'})\nprint('made')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MESA_SHADER_CACHE_DIR": str(tmp_path / "cache")},
+    )
     assert (done.returncode, done.stdout) == (0, "made\n"), done.stderr

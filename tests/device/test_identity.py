@@ -23,11 +23,13 @@ def test_the_loader_knows_what_the_session_would_get() -> None:
     found = adapters()
     assert [a.uuid for a in found] == [d.uuid for d in physical_devices()]
     assert choose(found[0].uuid)[0].uuid == found[0].uuid
-    assert [a.uuid for a in ort_gpu_ep.adapters()] == [a.uuid for a in found]       # as another process has seen it
+    assert [a.uuid for a in ort_gpu_ep.adapters()] == [a.uuid for a in found]  # as another process has seen it
 
 
 def test_equal_gpus_are_told_apart_by_the_order_that_both_lists_have() -> None:
-    found = identified([seen(0, FIRST), seen(1, SECOND), seen(2, OTHER), seen(3, FIRST, "D3D12")], [OTHER, FIRST, SECOND])
+    found = identified(
+        [seen(0, FIRST), seen(1, SECOND), seen(2, OTHER), seen(3, FIRST, "D3D12")], [OTHER, FIRST, SECOND]
+    )
     assert [a.pci for a in found] == [FIRST.pci, SECOND.pci, OTHER.pci, ""]
 
 
@@ -35,8 +37,9 @@ def test_nothing_is_guessed_where_the_lists_disagree() -> None:
     assert [a.pci for a in identified([seen(0, FIRST), seen(1, OTHER)], [FIRST, SECOND, OTHER])] == ["", OTHER.pci]
 
 
-@pytest.mark.parametrize("wanted", [
-    SECOND.pci, "00000000:9A:00.0", SECOND.uuid, f"GPU-{SECOND.uuid}", SECOND.uuid.upper()])
+@pytest.mark.parametrize(
+    "wanted", [SECOND.pci, "00000000:9A:00.0", SECOND.uuid, f"GPU-{SECOND.uuid}", SECOND.uuid.upper()]
+)
 def test_an_adapter_is_named_by_its_identity_as_nvidia_smi_writes_it(wanted: str) -> None:
     assert pick(identified([seen(0, FIRST), seen(1, SECOND)], [FIRST, SECOND]), wanted).index == 1
 

@@ -22,10 +22,12 @@ NBYTES = 4 * SIZE * SIZE
 def stack() -> tuple[Graph, list[Any]]:
     """Products behind each other, with weights that are packed before: their rows are columns of the model's."""
     rng = np.random.default_rng(7)
-    weights = [(rng.normal(size=(SIZE, SIZE)) / SIZE ** 0.5).astype("f") for _ in range(LAYERS)]
+    weights = [(rng.normal(size=(SIZE, SIZE)) / SIZE**0.5).astype("f") for _ in range(LAYERS)]
     values = {"x0": Value("x0", FLOAT32, (48, SIZE)), f"x{LAYERS}": Value(f"x{LAYERS}", FLOAT32, (48, SIZE))}
-    values |= {f"w{k}": Value(f"w{k}", FLOAT32, w.shape, lambda w=w: w) for k, w in enumerate(weights)}     # type: ignore[misc]
-    nodes = tuple(Node("Gemm", (f"x{k}", f"w{k}"), (f"x{k + 1}",), version=13, attributes={"transB": 1}) for k in range(LAYERS))
+    values |= {f"w{k}": Value(f"w{k}", FLOAT32, w.shape, lambda w=w: w) for k, w in enumerate(weights)}  # type: ignore[misc]
+    nodes = tuple(
+        Node("Gemm", (f"x{k}", f"w{k}"), (f"x{k + 1}",), version=13, attributes={"transB": 1}) for k in range(LAYERS)
+    )
     return Graph("stack", ("x0",), (f"x{LAYERS}",), nodes, values), weights
 
 
@@ -52,7 +54,9 @@ def test_weights_go_one_by_one(waiting_nbytes: int, monkeypatch: pytest.MonkeyPa
         wanted = x.astype("d")
         for weight in weights:
             wanted = wanted @ weight.T.astype("d")
-        np.testing.assert_allclose(run_program(program, {"x0": x})[0], wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            run_program(program, {"x0": x})[0], wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max()
+        )
         assert len(program.plans[-1].prologue) == LAYERS
         assert program.weight_nbytes <= 1.1 * LAYERS * NBYTES
         assert max(seen) - before <= (LAYERS + 3) * NBYTES

@@ -1,4 +1,5 @@
-"""Texts of shaders around faults of drivers: only what fails is replaced, everywhere, and what a text computes stays."""
+"""Texts of shaders around faults of drivers: only what fails is replaced, everywhere, and what a text computes
+stays."""
 
 from __future__ import annotations
 
@@ -43,21 +44,42 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_subgroups) co
 }
 """
 FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
-    "opaque_divisors": ("out[i] = ((xs[i] * xs[i]) >> 16u) % 3u + (xs[i] * 2654435761u) / 7u;", (r"([%/]) (\d+)u", r"\1 1\2u")),
+    "opaque_divisors": (
+        "out[i] = ((xs[i] * xs[i]) >> 16u) % 3u + (xs[i] * 2654435761u) / 7u;",
+        (r"([%/]) (\d+)u", r"\1 1\2u"),
+    ),
     "compared_below_one": (
-        "let e = xs[i] & 0xfu; out[i] = select(select(0u, 1u, e == 0u), 2u, e == 8u) + select(4u, 8u, 0u != (xs[i] >> 4u & 3u));",
-        (r"\be == 0u", "e == 3u")),
+        "let e = xs[i] & 0xfu; out[i] = select(select(0u, 1u, e == 0u), 2u, e == 8u) + select(4u, 8u, 0u != (xs[i] "
+        ">> 4u & 3u));",
+        (r"\be == 0u", "e == 3u"),
+    ),
     "exchanged_stores": (
         "atomicStore(&held[lane], xs[i]); workgroupBarrier(); atomicStore(&held[lane], lane); workgroupBarrier(); "
-        "out[i] = atomicLoad(&held[63u - lane]);", ("atomicStore", "atomicAdd")),
-    "sign_bits": ("out[i] = bitcast<u32>(select(-abs(x_at(i)), abs(-x_at(i)) - 1.0, -x_at(i) < x_at(i + 1u)));", (r"-(?=[a-z])", "")),
+        "out[i] = atomicLoad(&held[63u - lane]);",
+        ("atomicStore", "atomicAdd"),
+    ),
+    "sign_bits": (
+        "out[i] = bitcast<u32>(select(-abs(x_at(i)), abs(-x_at(i)) - 1.0, -x_at(i) < x_at(i + 1u)));",
+        (r"-(?=[a-z])", ""),
+    ),
     "scalar_bounds": (
-        "let v = vec4<f32>(x_at(i), 1.0, x_at(i + 1u), 2.0); let w = clamp(min(v, vec4<f32>(9.0)), vec4<f32>(-9.0), vec4<f32>(5.0)); "
-        "out[i] = bitcast<u32>(w.x * w.y + w.z * w.w);", (r"min\(v, vec4<f32>", "max(v, vec4<f32>")),
-    "plain_dots": ("out[i] = bitcast<u32>(dot4I8Packed(xs[i], xs[i + 1u])) + dot4U8Packed(xs[i], 0x80ff0102u);",
-                   (r"\bdot4([IU])8Packed\(([^,]+), [^)]+\)", r"dot4\g<1>8Packed(\2, 1u)")),
-    "counted_subgroups": ("", (r"@builtin\(num_subgroups\) (\w+): u32(.*?)\) \{",
-                               r"@builtin(num_subgroups) told: u32\2) { let \1 = told / 2u;"))}
+        "let v = vec4<f32>(x_at(i), 1.0, x_at(i + 1u), 2.0); let w = clamp(min(v, vec4<f32>(9.0)), vec4<f32>(-9.0), "
+        "vec4<f32>(5.0)); "
+        "out[i] = bitcast<u32>(w.x * w.y + w.z * w.w);",
+        (r"min\(v, vec4<f32>", "max(v, vec4<f32>"),
+    ),
+    "plain_dots": (
+        "out[i] = bitcast<u32>(dot4I8Packed(xs[i], xs[i + 1u])) + dot4U8Packed(xs[i], 0x80ff0102u);",
+        (r"\bdot4([IU])8Packed\(([^,]+), [^)]+\)", r"dot4\g<1>8Packed(\2, 1u)"),
+    ),
+    "counted_subgroups": (
+        "",
+        (
+            r"@builtin\(num_subgroups\) (\w+): u32(.*?)\) \{",
+            r"@builtin(num_subgroups) told: u32\2) { let \1 = told / 2u;",
+        ),
+    ),
+}
 """By workaround: statements that a driver gets wrong, and how, as (pattern, replacement) in what it is given."""
 
 
@@ -80,7 +102,9 @@ def driver_with(fault: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch) 
     compiled = Device.create_shader_module
     with monkeypatch.context() as patch:
         if fault is not None:
-            patch.setattr(Device, "create_shader_module", lambda self, label, code: compiled(self, label, re.sub(*fault, code)))
+            patch.setattr(
+                Device, "create_shader_module", lambda self, label, code: compiled(self, label, re.sub(*fault, code))
+            )
         yield
 
 
@@ -111,18 +135,28 @@ def test_values_against_numpy(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None
     xs = np.random.default_rng(5).integers(0, 2**32, COUNT + 1, dtype=np.uint32)
     gpu.rewritings = frozenset(NAMES)
     x = xs[:-1]
-    assert np.array_equal(computed(gpu, "opaque_divisors", None, monkeypatch), (x * x >> 16) % 3 + x * np.uint32(2654435761) // 7)
-    signed, unsigned = xs.view(np.int8).reshape(-1, 4).astype(np.int32), x.view(np.uint8).reshape(-1, 4).astype(np.uint32)
+    assert np.array_equal(
+        computed(gpu, "opaque_divisors", None, monkeypatch), (x * x >> 16) % 3 + x * np.uint32(2654435761) // 7
+    )
+    signed, unsigned = (
+        xs.view(np.int8).reshape(-1, 4).astype(np.int32),
+        x.view(np.uint8).reshape(-1, 4).astype(np.uint32),
+    )
     dots = (signed[:-1] * signed[1:]).sum(1).astype(np.uint32) + unsigned @ np.array([2, 1, 255, 128], np.uint32)
     assert np.array_equal(computed(gpu, "plain_dots", None, monkeypatch), dots)
     at = ((xs & 0xFFFF).astype(np.int32) - 32768).astype("f") / np.float32(256)
     a, b = at[:-1], at[1:]
-    assert np.array_equal(computed(gpu, "sign_bits", None, monkeypatch).view("f"), np.where(-a < b, abs(a) - 1, -abs(a)).astype("f"))
+    assert np.array_equal(
+        computed(gpu, "sign_bits", None, monkeypatch).view("f"), np.where(-a < b, abs(a) - 1, -abs(a)).astype("f")
+    )
 
 
 def test_signs_keep_zeros_and_nans(gpu: Gpu) -> None:
     gpu.rewritings = frozenset({"sign_bits"})
-    text = HEAD + "    let x = bitcast<f32>(xs[i]);\n    out[2u * i] = bitcast<u32>(-x);\n    out[2u * i + 1u] = bitcast<u32>(abs(x));\n}\n"
+    text = (
+        HEAD + "    let x = bitcast<f32>(xs[i]);\n    out[2u * i] = bitcast<u32>(-x);\n    out[2u * i + 1u] = "
+        "bitcast<u32>(abs(x));\n}\n"
+    )
     xs = np.resize(np.array([0, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00000, 1], np.uint32), LANES)
     got = run_wgsl(gpu, "signs", text, [xs], np.zeros(2 * LANES, np.uint32), 1).reshape(-1, 2)
     assert np.array_equal(got, np.stack([xs ^ 0x80000000, xs & 0x7FFFFFFF], 1))
@@ -135,7 +169,9 @@ def test_nothing_changes_without_a_workaround() -> None:
     assert worked_around(gpu, "a kernel", text) is text
 
 
-PLAIN = HEAD + """    // a / b, -x and e == 0u in a comment
+PLAIN = (
+    HEAD
+    + """    // a / b, -x and e == 0u in a comment
     const HALF: u32 = 8u / 2u;
     var list: array<u32, 8u / 4u>;
     list[0] = xs[i] >> 1u;
@@ -145,6 +181,7 @@ PLAIN = HEAD + """    // a / b, -x and e == 0u in a comment
     out[i] = list[0] + list[1] + u32(signed) + u32(min(float, 1.0)) + u32(abs(signed)) + select(0u, 1u, signed == 0);
 }
 """
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -154,7 +191,9 @@ def test_what_is_right_stays(name: str) -> None:
 
 def test_a_text_without_a_hidden_number_is_said() -> None:
     gpu: Any = SimpleNamespace(rewritings=frozenset({"opaque_divisors"}), info=SimpleNamespace(name="a GPU"))
-    with pytest.raises(ShaderError, match=r"a kernel: its text can't be rewritten.*a GPU.*opaque_divisors.*gives the opaque zero"):
+    with pytest.raises(
+        ShaderError, match=r"a kernel: its text can't be rewritten.*a GPU.*opaque_divisors.*gives the opaque zero"
+    ):
         worked_around(gpu, "a kernel", "@compute @workgroup_size(1) fn main() { let a = 7u; let b = a / 3u; }")
 
 
@@ -191,7 +230,12 @@ class Seen(Rules):
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
     """Of records of kernels with all that is replaced."""
-    limits = Limits(features=frozenset({"shader-f16", "subgroup"}), max_invocations=1024, max_workgroup_nbytes=49152, max_buffers_per_stage=32)
+    limits = Limits(
+        features=frozenset({"shader-f16", "subgroup"}),
+        max_invocations=1024,
+        max_workgroup_nbytes=49152,
+        max_buffers_per_stage=32,
+    )
     some = "^record/(unary|binary|matvec_rows|softmax_rows|integer_product|scatter_owner|attention|resize|conv|cumulative|gather)[^/]*/"
     return list(replayed(some, 1, {"a GPU": limits})[1].values())
 

@@ -37,7 +37,9 @@ def product(monkeypatch: pytest.MonkeyPatch, change: Callable[[str, str], str]) 
         return texts[-1]
 
     rng = np.random.default_rng(0)
-    model, feeds = node_model("MatMul", [rng.normal(size=(37, 91)).astype("f"), rng.normal(size=(91, 41)).astype("f")], 13)
+    model, feeds = node_model(
+        "MatMul", [rng.normal(size=(37, 91)).astype("f"), rng.normal(size=(91, 41)).astype("f")], 13
+    )
     with monkeypatch.context() as patch:
         patch.setattr(Gpu.open(Config()), "pipeline", lambda key, make: make())
         patch.setattr(pipelines, "rolled", noted)
@@ -46,7 +48,9 @@ def product(monkeypatch: pytest.MonkeyPatch, change: Callable[[str, str], str]) 
 
 
 def test_the_sums_are_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    (loops, (text, *_)), (plain, _) = (product(monkeypatch, change) for change in (rolled, lambda shader, source: source))
+    (loops, (text, *_)), (plain, _) = (
+        product(monkeypatch, change) for change in (rolled, lambda shader, source: source)
+    )
     assert np.array_equal(loops, plain)
     assert all(part in text for part in ("k < TK + never;", "e < 16u + never;", "never = lane >> 31u;"))
 
@@ -54,8 +58,12 @@ def test_the_sums_are_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("software", [True, False])
 def test_only_software_adapters_get_them(software: bool) -> None:
     texts = []
-    device = SimpleNamespace(create_shader_module=lambda label, source: texts.append(source), create_compute_pipeline=lambda *given: None)
-    gpu: Any = SimpleNamespace(info=SimpleNamespace(is_software=software), device=device, layouts=SimpleNamespace(get=lambda *given: None))
+    device = SimpleNamespace(
+        create_shader_module=lambda label, source: texts.append(source), create_compute_pipeline=lambda *given: None
+    )
+    gpu: Any = SimpleNamespace(
+        info=SimpleNamespace(is_software=software), device=device, layouts=SimpleNamespace(get=lambda *given: None)
+    )
     text = "fn main(lane: u32) {\nfor (var e = 0u; e < 16u; e++) {} }"
     pipelines._compile(gpu, "a product", "gemm.wgsl", text, ((True,), False, 0), True)
     assert ("never" in texts[0]) is software

@@ -1,4 +1,5 @@
-"""float32 rounded to float16 on the host: numpy's bits, by the processor's instructions, by one number after another, and by several threads."""
+"""float32 rounded to float16 on the host: numpy's bits, by the processor's instructions, by one number after another,
+and by several threads."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ BY_ONE = 7
 
 
 def neighbours() -> Array:
-    """Each float16, what is half way to the next one, and the float32 beside all of these; infinities and what is beyond float16."""
+    """Each float16, what is half way to the next one, and the float32 beside all of these; infinities and what is
+    beyond float16."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     halves = np.sort(halves[np.isfinite(halves)])
     between = ((halves[1:].astype(np.float64) + halves[:-1]) / 2).astype(np.float32)
-    edges = np.array([65519.996, 65520.0, 65536.0, 3e38, np.inf, 2.0 ** -25, 2.0 ** -24, 1e-40, 1.4e-45, 0.0], np.float32)
+    edges = np.array([65519.996, 65520.0, 65536.0, 3e38, np.inf, 2.0**-25, 2.0**-24, 1e-40, 1.4e-45, 0.0], np.float32)
     exact = np.concatenate([halves, between, edges, -edges])
     with np.errstate(over="ignore"):
         return np.concatenate([exact, *(np.nextafter(exact, np.float32(to)) for to in (np.inf, -np.inf))])
@@ -57,7 +59,7 @@ def test_the_bits_are_numpys(count: int) -> None:
 
 
 def test_nan_has_the_same_bits_either_way() -> None:
-    x = (random_bits(70_000).view(np.uint32) | 0x7f800001).view(np.float32)
+    x = (random_bits(70_000).view(np.uint32) | 0x7F800001).view(np.float32)
     np.testing.assert_array_equal(rounded(x, 1 << 30).view(np.uint16), rounded(x, BY_ONE).view(np.uint16))
 
 
@@ -72,15 +74,19 @@ def test_beside_what_is_copied_as_it_is(threads: int, monkeypatch: pytest.Monkey
     target = np.zeros(x.nbytes // 2 * 2 + plain.size + 300, "u1")
     begin = ffi.cast("char *", ffi.from_buffer(target))
     places = 64, 64 + x.nbytes // 2 + 33, target.size - 64 - plain.size
-    copying.copy_all([
-        copying.Copy(begin + places[0], ffi.from_buffer(x), x.size * 2, True),
-        copying.Copy(begin + places[1], ffi.cast("char *", ffi.from_buffer(raw)) + 1, x.size * 2, True),
-        copying.Copy(begin + places[2], ffi.from_buffer(plain), plain.size)], threads)
+    copying.copy_all(
+        [
+            copying.Copy(begin + places[0], ffi.from_buffer(x), x.size * 2, True),
+            copying.Copy(begin + places[1], ffi.cast("char *", ffi.from_buffer(raw)) + 1, x.size * 2, True),
+            copying.Copy(begin + places[2], ffi.from_buffer(plain), plain.size),
+        ],
+        threads,
+    )
     expected = np.zeros_like(target)
     for place in places[:2]:
-        got = target[place:place + 2 * x.size].copy()
+        got = target[place : place + 2 * x.size].copy()
         assert_numpys(got.view(np.float16), x)
-        expected[place:place + 2 * x.size] = got
-    expected[places[2]:places[2] + plain.size] = plain
+        expected[place : place + 2 * x.size] = got
+    expected[places[2] : places[2] + plain.size] = plain
     np.testing.assert_array_equal(target, expected)
     assert copying._helpers._threads == threads - 1

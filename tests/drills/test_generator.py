@@ -1,4 +1,5 @@
-"""The load generator keeps the adapter busy for the part of time that it is told, and its process ends with the block or with us."""
+"""The load generator keeps the adapter busy for the part of time that it is told, and its process ends with the block
+or with us."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def gone(pid: int) -> bool:
 
 
 class Machine:
-    """In place of the adapter: it takes EACH_S for one dispatch, by a clock that only work and rest move, and ends after a second."""
+    """In place of the adapter: it takes EACH_S for one dispatch, by a clock that only work and rest move, and ends
+    after a second."""
 
     EACH_S = 0.7e-3
 
@@ -49,7 +51,9 @@ class Machine:
 
 
 @pytest.mark.parametrize("level", DUTY)
-def test_it_computes_as_long_as_told(level: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_computes_as_long_as_told(
+    level: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A submission is begun while there is time for a part of it."""
     machine = Machine(monkeypatch)
     with pytest.raises(StopIteration):
@@ -76,9 +80,14 @@ def test_it_computes_and_ends() -> None:
 
 
 def test_it_ends_with_who_started_it() -> None:
-    code = ("from ort_gpu_ep.device.adapter import choose\nfrom ort_gpu_ep.drills.generator import LoadGenerator\nimport time\n"
-            "with LoadGenerator(choose('software')[0], 0.1) as load:\n    print(load.pid, flush=True)\n    time.sleep(60)\n")
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}) as parent:
+    code = (
+        "from ort_gpu_ep.device.adapter import choose\nfrom ort_gpu_ep.drills.generator import "
+        "LoadGenerator\nimport time\n"
+        "with LoadGenerator(choose('software')[0], 0.1) as load:\n    print(load.pid, flush=True)\n    time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert not gone(pid)
@@ -94,7 +103,8 @@ def test_an_adapter_that_is_not_there() -> None:
 
 @pytest.mark.parametrize(("iterations", "dispatches"), [(1, 1), (256, 1), (1000, 3)])
 def test_timed_dispatches_do_all_of_their_work(iterations: int, dispatches: int) -> None:
-    """Each goes through the whole chain of multiply-adds, over what the one before has left: that is what takes the time."""
+    """Each goes through the whole chain of multiply-adds, over what the one before has left: that is what takes the
+    time."""
     timed, want = TimedDispatch(choose("")[0], iterations=iterations), np.zeros(64, np.uint32)
     for _ in range(dispatches):
         want += np.arange(64, dtype=np.uint32)
@@ -118,7 +128,9 @@ def test_the_probe_works_on_a_real_adapter() -> None:
 
 def test_order_among_equals(monkeypatch: pytest.MonkeyPatch) -> None:
     first = choose("")[0]
-    others = [dataclasses.replace(first, index=i, device_id=d, backend=b) for i, (d, b) in
-              enumerate([(7, "Vulkan"), (8, "Vulkan"), (7, "D3D12"), (7, "Vulkan")])]
+    others = [
+        dataclasses.replace(first, index=i, device_id=d, backend=b)
+        for i, (d, b) in enumerate([(7, "Vulkan"), (8, "Vulkan"), (7, "D3D12"), (7, "Vulkan")])
+    ]
     monkeypatch.setattr("ort_gpu_ep.device.adapter._enumerate", lambda: [(info, None) for info in others])
     assert [order_among_equals(info) for info in others] == [0, 0, 0, 1]

@@ -1,4 +1,5 @@
-"""Device memory of a decoder, by the session's own count: its packed weights once, its caches, and little beside them."""
+"""Device memory of a decoder, by the session's own count: its packed weights once, its caches, and little beside
+them."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def test_steps_by_io_binding_hold_the_weights_once(model: onnx.ModelProto) -> No
         binding.bind_ortvalue_input(given.name, cache)
         binding.bind_ortvalue_output(given.name.replace("past_key_values", "present"), cache)
     held, wanted = session.state.allowance, wanted_nbytes(model)
-    caches = 4 * 2 * SIZES["layers"] * int(np.prod(shape))      # the process's, not this session's
+    caches = 4 * 2 * SIZES["layers"] * int(np.prod(shape))  # the process's, not this session's
     for total in range(len(PROMPT), len(PROMPT) + 2 * prepared.IDLE_RUNS):
         ids = PROMPT[None] if total == len(PROMPT) else np.array([[total]])
         binding.bind_cpu_input("input_ids", ids)
@@ -61,8 +62,11 @@ def test_steps_by_io_binding_hold_the_weights_once(model: onnx.ModelProto) -> No
 
 
 def test_steps_by_io_binding_leave_nothing_behind() -> None:
-    """Nothing compiles, here or in the driver: memory stays as it is with caches of open sizes (software: 0.3 MB a layer and token)."""
-    session = InferenceSession(language_model(width=64, hidden=64).SerializeToString(), provider_options={"placement": "gpu", "strict": "1"})
+    """Nothing compiles, here or in the driver: memory stays as it is with caches of open sizes (software: 0.3 MB a
+    layer and token)."""
+    session = InferenceSession(
+        language_model(width=64, hidden=64).SerializeToString(), provider_options={"placement": "gpu", "strict": "1"}
+    )
     binding, gpu, process = session.io_binding(), session.state.gpu, psutil.Process()
     for given in session.get_inputs()[2:]:
         cache = onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((1, 2, 1024, 16), "f"), "gpu")

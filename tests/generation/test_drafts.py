@@ -21,7 +21,7 @@ ASKED: list[dict[str, Any]] = [{}, {"temperature": 1.5, "top_k": 12, "seed": 4}]
 def test_what_followed_the_last_tokens_before() -> None:
     look = Lookup()
     assert look([1, 2, 3, 4, 9, 1, 2], 3) == [3, 4, 9]
-    assert look([1, 2, 3, 4, 9, 1, 2, 7, 9, 1, 2], 3) == [7, 9, 1]      # the later place
+    assert look([1, 2, 3, 4, 9, 1, 2, 7, 9, 1, 2], 3) == [7, 9, 1]  # the later place
     assert look([1, 2, 3, 4, 9, 1, 2, 7, 9, 1, 2, 5], 3) == []
     assert Lookup()([5], 3) == Lookup()([5, 5], 3) == []
     assert Lookup()([5, 5, 5], 2) == [5]
@@ -53,7 +53,8 @@ def test_no_token_is_another_one(options: dict[str, Any], asked: dict[str, Any])
         ours = Generator(small(), max_length=40, provider_options=options, lookahead=3, draft=other)
         assert [list(ours.generate(p, **asked)) for p in PROMPTS] == expected
         assert list(ours.generate(PROMPTS[0], max_new_tokens=9, stop=expected[0][4:5], **asked)) == list(
-            plain.generate(PROMPTS[0], max_new_tokens=9, stop=expected[0][4:5], **asked))
+            plain.generate(PROMPTS[0], max_new_tokens=9, stop=expected[0][4:5], **asked)
+        )
         assert ours.session.stats()["fallbacks"] == 0
         if draft is not None and not asked and draft == small():
             assert ours.tokens_per_pass > 3
@@ -82,7 +83,10 @@ def test_another_generation_ends_this_one() -> None:
 
 def test_a_draft_that_also_answers_others() -> None:
     draft = Generator(small(seed=5), max_length=64)
-    ours, own = Generator(small(), max_length=64, lookahead=3, draft=draft), list(draft.generate(PROMPTS[0], max_new_tokens=8))
+    ours, own = (
+        Generator(small(), max_length=64, lookahead=3, draft=draft),
+        list(draft.generate(PROMPTS[0], max_new_tokens=8)),
+    )
     expected, answer = list(Generator(small(), max_length=64).generate(PROMPTS[2], max_new_tokens=20)), list[int]()
     for token in ours.generate(PROMPTS[2], max_new_tokens=20):
         assert list(draft.generate(PROMPTS[0], max_new_tokens=8)) == own
@@ -96,9 +100,16 @@ def test_a_draft_with_less_room_writes_none() -> None:
     assert list(ours.generate(PROMPTS[2], max_new_tokens=30)) == expected
 
 
-@pytest.mark.parametrize(("changed", "message"), [
-    ({"lookahead": 8}, "0 to 7"), ({"lookahead": -1}, "0 to 7"), ({"draft": {}}, "at least 1 with a draft"),
-    ({"lookahead": 2, "draft": {"vocabulary": 32}}, "of 32 tokens.*expected 64")], ids=str)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"lookahead": 8}, "0 to 7"),
+        ({"lookahead": -1}, "0 to 7"),
+        ({"draft": {}}, "at least 1 with a draft"),
+        ({"lookahead": 2, "draft": {"vocabulary": 32}}, "of 32 tokens.*expected 64"),
+    ],
+    ids=str,
+)
 def test_lookahead_is_checked(changed: dict[str, Any], message: str) -> None:
     if "draft" in changed:
         changed = {**changed, "draft": Generator(small(**changed["draft"]), max_length=16)}

@@ -1,4 +1,5 @@
-"""Random tokens: drawn on the device as numpy draws them from the same logits and the same random number; no logits cross."""
+"""Random tokens: drawn on the device as numpy draws them from the same logits and the same random number; no logits
+cross."""
 
 from __future__ import annotations
 
@@ -28,15 +29,17 @@ class Chosen:
 
 def expected(logits: np.ndarray, draw: Draw, chance: float) -> set[int]:
     """The tokens that numpy draws in float64, for numbers as near as float32 can tell."""
-    order = np.argsort(-logits, kind="stable")[:draw.top_k or None]
+    order = np.argsort(-logits, kind="stable")[: draw.top_k or None]
     powers = np.exp((logits[order].astype("d") - float(logits[order[0]])) / draw.temperature)
     cumulated = np.cumsum(powers / powers.sum())
     found = set()
     for share in (draw.top_p - ROUNDING, draw.top_p, draw.top_p + ROUNDING):
         kept = min(int(np.searchsorted(cumulated, share)) + 1, len(order))
-        first, last = (min(int(np.searchsorted(cumulated[:kept], near * cumulated[kept - 1], side="right")), kept - 1)
-                       for near in (chance - ROUNDING, chance + ROUNDING))
-        found |= {int(token) for token in order[first:last + 1]}
+        first, last = (
+            min(int(np.searchsorted(cumulated[:kept], near * cumulated[kept - 1], side="right")), kept - 1)
+            for near in (chance - ROUNDING, chance + ROUNDING)
+        )
+        found |= {int(token) for token in order[first : last + 1]}
     return found
 
 
@@ -50,7 +53,7 @@ def test_draws_are_those_of_numpy(vocabulary: int, top_k: int, dtype: str) -> No
     for temperature, top_p in ((1.0, 1.0), (0.7, 0.9), (2.5, 0.5), (1e-3, 1.0), (1e-40, 0.3), (5.0, 1e-9)):
         for chance in (0.0, 1.0 - 1e-9, *rng.random(4)):
             logits = (3 * rng.standard_normal(vocabulary)).astype(dtype)
-            draw = Draw(temperature, top_k, top_p, Chosen(float(chance)))      # type: ignore[arg-type]
+            draw = Draw(temperature, top_k, top_p, Chosen(float(chance)))  # type: ignore[arg-type]
             value = OrtValue.ortvalue_from_numpy(logits.reshape(1, 1, -1), "gpu")
             wanted = expected(logits.astype("f"), draw, float(np.float32(chance)))
             found = sampler.token(value, draw.next())
@@ -79,7 +82,9 @@ def test_a_random_token_crosses_without_its_logits() -> None:
 def test_draws_are_the_same_elsewhere(options: dict[str, str]) -> None:
     asked = {"max_new_tokens": 8, "temperature": 1.5, "top_k": 30, "top_p": 0.9, "seed": 1}
     model = language_model()
-    here, there = (list(Generator(model, max_length=64, provider_options=o).generate([3, 1, 4], **asked)) for o in ({}, options))
+    here, there = (
+        list(Generator(model, max_length=64, provider_options=o).generate([3, 1, 4], **asked)) for o in ({}, options)
+    )
     assert here == there
 
 
@@ -93,7 +98,12 @@ def test_the_host_draws_where_the_gpu_is_avoided(monkeypatch: pytest.MonkeyPatch
 
 def test_parameters_of_draws_can_change_between_generations() -> None:
     made = Generator(language_model(), max_length=128)
-    options = ({"temperature": 1.5, "top_k": 20}, {"temperature": 3.0}, {}, {"temperature": 0.5, "top_k": 20, "top_p": 0.8})
+    options = (
+        {"temperature": 1.5, "top_k": 20},
+        {"temperature": 3.0},
+        {},
+        {"temperature": 0.5, "top_k": 20, "top_p": 0.8},
+    )
     first = [list(made.generate([3, 1, 4], max_new_tokens=7, seed=5, **o)) for o in options]
     again = [list(made.generate([3, 1, 4], max_new_tokens=7, seed=5, **o)) for o in reversed(options)]
     assert first == again[::-1]

@@ -26,15 +26,21 @@ def wanted() -> list[int]:
     return generated(session(language_model(), "plain"), prompt_of(1))[0]
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"isolation": "process"}, {"placement": "cpu"}, {"placement": "auto", "adapter": "software", "load": "off"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"isolation": "process"}, {"placement": "cpu"}, {"placement": "auto", "adapter": "software", "load": "off"}],
+    ids=str,
+)
 def test_the_tokens_of_the_cpu(options: dict[str, str], wanted: list[int]) -> None:
     made = Generator(language_model(), max_length=64, provider_options=options)
-    for _ in range(2):      # the second time by plans that are there
+    for _ in range(2):  # the second time by plans that are there
         assert list(made.generate(prompt_of(1), max_new_tokens=TOKENS)) == wanted
     other = generated(session(language_model(), "plain"), prompt_of(2))[0]
     assert list(made.generate(prompt_of(2)[None], max_new_tokens=TOKENS)) == other
-    assert list(made.generate(prompt_of(1), max_new_tokens=TOKENS, stop=wanted[2:3])) == wanted[:wanted.index(wanted[2]) + 1]
+    assert (
+        list(made.generate(prompt_of(1), max_new_tokens=TOKENS, stop=wanted[2:3]))
+        == wanted[: wanted.index(wanted[2]) + 1]
+    )
     assert made.session.stats()["fallbacks"] == 0
 
 
@@ -48,8 +54,13 @@ def test_four_bytes_a_token_and_nothing_compiled_after_the_second() -> None:
     assert gpu.compiled == compiled
     crossed = {kind: count - before[kind] for kind, count in COPIES.as_dict().items()}
     assert crossed == {
-        "host_to_device": 2, "host_to_device_nbytes": 5 * 8 + 8, "device_to_host": 40, "device_to_host_nbytes": 40 * 8,
-        "device_to_device": 0, "device_to_device_nbytes": 0}
+        "host_to_device": 2,
+        "host_to_device_nbytes": 5 * 8 + 8,
+        "device_to_host": 40,
+        "device_to_host_nbytes": 40 * 8,
+        "device_to_device": 0,
+        "device_to_device_nbytes": 0,
+    }
 
 
 def test_float16_and_an_open_head(wanted: list[int]) -> None:
@@ -58,11 +69,20 @@ def test_float16_and_an_open_head(wanted: list[int]) -> None:
     for value in model.graph.input[2:]:
         value.type.tensor_type.shape.dim[3].dim_param = "head"
     assert list(ort_gpu_ep.generate(model, prompt_of(1), max_length=32, max_new_tokens=TOKENS)) == expected
-    assert len(list(ort_gpu_ep.generate(language_model(dtype="float16"), prompt_of(1), max_length=32, max_new_tokens=TOKENS))) == TOKENS
+    assert (
+        len(
+            list(
+                ort_gpu_ep.generate(language_model(dtype="float16"), prompt_of(1), max_length=32, max_new_tokens=TOKENS)
+            )
+        )
+        == TOKENS
+    )
 
 
 def test_a_file_whose_weights_lie_beside_it(tmp_path: Path, wanted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    onnx.save(language_model(), tmp_path / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=64)
+    onnx.save(
+        language_model(), tmp_path / "m.onnx", save_as_external_data=True, location="weights.bin", size_threshold=64
+    )
     monkeypatch.chdir("/")
     assert list(ort_gpu_ep.generate(tmp_path / "m.onnx", prompt_of(1), max_length=32, max_new_tokens=TOKENS)) == wanted
 
@@ -76,12 +96,18 @@ def test_weights_stay_in_the_models_file(tmp_path: Path) -> None:
     assert sum(t.data_location == onnx.TensorProto.EXTERNAL for t in found.graph.initializer) > 10
     assert len(found.SerializeToString()) < 0.2 * len(made.SerializeToString())
     onnx.external_data_helper.load_external_data_for_model(found, str(tmp_path))
-    assert [(t.name, list(t.dims), t.raw_data) for t in found.graph.initializer] == [(t.name, list(t.dims), t.raw_data) for t in made.graph.initializer]
+    assert [(t.name, list(t.dims), t.raw_data) for t in found.graph.initializer] == [
+        (t.name, list(t.dims), t.raw_data) for t in made.graph.initializer
+    ]
     del found.graph.initializer[:], made.graph.initializer[:]
     assert found == made
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:len(b) // 2], lambda b: b"\xff" * 40, lambda b: b"\x3b" + b[1:], lambda b: b""], ids=range(4))
+@pytest.mark.parametrize(
+    "damage",
+    [lambda b: b[: len(b) // 2], lambda b: b"\xff" * 40, lambda b: b"\x3b" + b[1:], lambda b: b""],
+    ids=range(4),
+)
 def test_a_damaged_file_is_no_model(damage: Any, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(damage(language_model(layers=1).SerializeToString()))
     with pytest.raises(ModelError, match=r"m\.onnx: not a readable"):
@@ -93,7 +119,9 @@ def test_positions_are_given(wanted: list[int]) -> None:
     for node in model.graph.node:
         if node.op_type == "GroupQueryAttention":
             node.input.append("position_ids")
-    model.graph.input.append(onnx.helper.make_tensor_value_info("position_ids", onnx.TensorProto.INT64, ["batch", "sequence"]))
+    model.graph.input.append(
+        onnx.helper.make_tensor_value_info("position_ids", onnx.TensorProto.INT64, ["batch", "sequence"])
+    )
     assert list(ort_gpu_ep.generate(model, prompt_of(1), max_length=32, max_new_tokens=TOKENS)) == wanted
 
 
@@ -156,7 +184,13 @@ def test_bad_input() -> None:
     for ids in ([], np.zeros((2, 3), int), [0.5], np.zeros((1, 1, 1), int), np.arange(12)):
         with pytest.raises(InputError, match="generate"):
             made.generate(ids)
-    for options in ({"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"top_k": -1}, {"max_new_tokens": -1}):
+    for options in (
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_p": 0},
+        {"top_k": -1},
+        {"max_new_tokens": -1},
+    ):
         with pytest.raises(ConfigError, match="generate"):
             made.generate([1], **options)
     assert len(list(made.generate(np.arange(9)))) == 3
@@ -170,7 +204,15 @@ def test_bad_input() -> None:
         list(made.generate([10**6], max_new_tokens=3))
     assert len(list(made.generate([1], max_new_tokens=3))) == 3
     with pytest.raises(ModelError, match="GroupQueryAttention"):
-        Generator(onnx.helper.make_model(onnx.helper.make_graph([], "g", [onnx.helper.make_tensor_value_info("input_ids", 7, [1])], [
-            onnx.helper.make_tensor_value_info("logits", 1, [1])])))
+        Generator(
+            onnx.helper.make_model(
+                onnx.helper.make_graph(
+                    [],
+                    "g",
+                    [onnx.helper.make_tensor_value_info("input_ids", 7, [1])],
+                    [onnx.helper.make_tensor_value_info("logits", 1, [1])],
+                )
+            )
+        )
     with pytest.raises(ModelError, match="not a readable"):
         Generator(b"nonsense")

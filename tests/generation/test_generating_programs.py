@@ -1,4 +1,5 @@
-"""Generations as programs use them: several at once, some left in the middle, other threads, little memory. Always ONNX Runtime's tokens."""
+"""Generations as programs use them: several at once, some left in the middle, other threads, little memory. Always ONNX
+Runtime's tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def opened(**options: Any) -> Generator:
 
 
 def test_two_in_turn(wanted: list[list[int]]) -> None:
-    both = [opened().generate(prompt, max_new_tokens=TOKENS) for prompt in PROMPTS[:2]]     # nobody else holds the generators
+    # nobody else holds the generators
+    both = [opened().generate(prompt, max_new_tokens=TOKENS) for prompt in PROMPTS[:2]]
     assert list(zip(*both, strict=True)) == list(zip(*wanted[:2], strict=True))
 
 
@@ -62,7 +64,8 @@ def test_some_that_are_left_in_the_middle(wanted: list[list[int]]) -> None:
 
 
 def interrupted(function: Callable[[], Any], at: int) -> int:
-    """Calls it, with a Ctrl-C where the package is at its `at`-th line. Returns how many lines there were until it ended."""
+    """Calls it, with a Ctrl-C where the package is at its `at`-th line. Returns how many lines there were until it
+    ended."""
     before, count = sys.gettrace(), 0
 
     def traced(frame: Any, event: str, argument: Any) -> Any:
@@ -94,7 +97,7 @@ def test_some_that_are_interrupted(options: dict[str, Any]) -> None:
         return list(made.generate(PROMPTS[0], max_new_tokens=TOKENS, **options))
 
     wanted = tokens()
-    tokens()                            # what is made once is there
+    tokens()  # what is made once is there
     lines = interrupted(tokens, 0)
     assert lines > 1000
     for at in range(1, lines, lines // 50):
@@ -110,7 +113,7 @@ def test_a_prompt_is_read_when_it_is_given(wanted: list[list[int]]) -> None:
 
 
 def test_little_memory_is_one_generators_own() -> None:
-    model = language_model(vocabulary=4096)     # a table of 2 MiB
+    model = language_model(vocabulary=4096)  # a table of 2 MiB
     plain = generated(session(model, "plain"), PROMPTS[0])[0]
     for limit, falls in ((1, True), (0, False)):
         made = Generator(model, max_length=64, provider_options={"memory_limit_mb": limit})

@@ -21,12 +21,18 @@ PROMPT, TOKENS = 7, 12
 def plain_tokens(model: onnx.ModelProto, prompt: Any) -> list[int]:
     """By onnxruntime's CPU, through `run`."""
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    pasts = {i.name: np.zeros((1, HEADS, 0, i.shape[3]), "f") for i in session.get_inputs() if i.name.startswith("past")}
+    pasts = {
+        i.name: np.zeros((1, HEADS, 0, i.shape[3]), "f") for i in session.get_inputs() if i.name.startswith("past")
+    }
     tokens, total, found = np.asarray(prompt)[None], len(prompt), list[int]()
     merged = any(i.name == "use_cache_branch" for i in session.get_inputs())
     for step in range(TOKENS):
-        feeds = {"input_ids": tokens, "attention_mask": np.ones((1, total), "int64"),
-                 "position_ids": np.arange(total - tokens.shape[1], total)[None], **pasts}
+        feeds = {
+            "input_ids": tokens,
+            "attention_mask": np.ones((1, total), "int64"),
+            "position_ids": np.arange(total - tokens.shape[1], total)[None],
+            **pasts,
+        }
         given = session.run(None, feeds | ({"use_cache_branch": np.array([step > 0])} if merged else {}))
         values = dict(zip((o.name for o in session.get_outputs()), given, strict=True))
         pasts = {name: values[name.replace("past_key_values", "present")] for name in pasts}
@@ -43,7 +49,7 @@ def test_the_tokens_of_the_cpu(merged: bool, options: dict[str, Any], rng: np.ra
         prompt = rng.integers(0, WORDS, PROMPT)
         wanted = plain_tokens(decoder(merged), prompt)
         assert list(made.generate(prompt, max_new_tokens=TOKENS)) == wanted
-    assert list(made.generate(prompt, max_new_tokens=TOKENS, stop=wanted[1:2])) == wanted[:wanted.index(wanted[1]) + 1]
+    assert list(made.generate(prompt, max_new_tokens=TOKENS, stop=wanted[1:2])) == wanted[: wanted.index(wanted[1]) + 1]
     assert list(made.generate(prompt, max_new_tokens=TOKENS, temperature=2.0, top_k=1)) == wanted
     assert made.session.stats()["fallbacks"] == 0
 

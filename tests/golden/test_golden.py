@@ -21,10 +21,24 @@ Golden = Callable[[str, str], None]
 
 def constants() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(11)
-    shapes = {"w": (8, 3, 3, 3), "w2": (8, 8, 3, 3), "depthwise": (8, 1, 3, 3), "b": (8,), "m": (67, 35), "v": (35,), "q": (64, 64),
-              "scale": (64,), "bias": (64,), "input": (1, 28, 5), "recurrent": (1, 28, 7)}
+    shapes = {
+        "w": (8, 3, 3, 3),
+        "w2": (8, 8, 3, 3),
+        "depthwise": (8, 1, 3, 3),
+        "b": (8,),
+        "m": (67, 35),
+        "v": (35,),
+        "q": (64, 64),
+        "scale": (64,),
+        "bias": (64,),
+        "input": (1, 28, 5),
+        "recurrent": (1, 28, 7),
+    }
     return {n: rng.standard_normal(s).astype("f") for n, s in shapes.items()} | {
-        "half": np.array(0.5, "f"), "rows": np.array([3, -1]), "tokens": rng.standard_normal((101, 64)).astype("f")}
+        "half": np.array(0.5, "f"),
+        "rows": np.array([3, -1]),
+        "tokens": rng.standard_normal((101, 64)).astype("f"),
+    }
 
 
 KERNELS = {
@@ -40,12 +54,15 @@ KERNELS = {
 }
 
 PLANS = {
-    "residual_block": "(float[1, 3, 9, 9] x) => (y) { a = Conv<pads=[1, 1, 1, 1]>(x, w, b) r = Relu(a) c = Conv<pads=[1, 1, 1, 1]>(r, w2) "
-                      "s = Add(c, r) t = Relu(s) p = GlobalAveragePool(t) y = Flatten(p) }",
-    "attention": "(float[2, 5, 64] x) => (y) { n = LayerNormalization(x, scale, bias) k = MatMul(n, q) t = Transpose<perm=[0, 2, 1]>(k) "
-                 "a = MatMul(n, t) h = Mul(a, half) p = Softmax(h) o = MatMul(p, n) y = Add(o, x) }",
-    "shapes_and_views": "(float[6, 4] x) => (y, z) { r = Reshape(x, rows) s = Shape(x) a = Exp(r) b = Neg(r) c = Concat<axis=1>(a, b) "
-                        "y = Flatten(c) z = Identity(s) }",
+    "residual_block": "(float[1, 3, 9, 9] x) => (y) { a = Conv<pads=[1, 1, 1, 1]>(x, w, b) r = Relu(a) c = "
+    "Conv<pads=[1, 1, 1, 1]>(r, w2) "
+    "s = Add(c, r) t = Relu(s) p = GlobalAveragePool(t) y = Flatten(p) }",
+    "attention": "(float[2, 5, 64] x) => (y) { n = LayerNormalization(x, scale, bias) k = MatMul(n, q) t = "
+    "Transpose<perm=[0, 2, 1]>(k) "
+    "a = MatMul(n, t) h = Mul(a, half) p = Softmax(h) o = MatMul(p, n) y = Add(o, x) }",
+    "shapes_and_views": "(float[6, 4] x) => (y, z) { r = Reshape(x, rows) s = Shape(x) a = Exp(r) b = Neg(r) c = "
+    "Concat<axis=1>(a, b) "
+    "y = Flatten(c) z = Identity(s) }",
     "lstm": "(float[3, 2, 5] x) => (y) { y = LSTM<hidden_size=7>(x, input, recurrent) }",
 }
 
@@ -63,7 +80,10 @@ def only_dispatch(plan: Plan) -> Dispatch:
 @pytest.mark.parametrize("name", KERNELS)
 def test_shader(name: str, golden: Golden) -> None:
     step = only_dispatch(make_plan(KERNELS[name]))
-    golden(f"{name}.wgsl", f"// {step.groups} workgroups\n" + compose(step.kernel, {t.name: (t.type, t.written) for t in step.tensors}))
+    golden(
+        f"{name}.wgsl",
+        f"// {step.groups} workgroups\n" + compose(step.kernel, {t.name: (t.type, t.written) for t in step.tensors}),
+    )
 
 
 @pytest.mark.parametrize("name", PLANS)

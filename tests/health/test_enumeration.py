@@ -1,4 +1,5 @@
-"""What one failed look at the adapters means for later programs: what a driver did is kept for a while, a failure of our own is not."""
+"""What one failed look at the adapters means for later programs: what a driver did is kept for a while, a failure of
+our own is not."""
 
 from __future__ import annotations
 
@@ -38,9 +39,17 @@ def starts(monkeypatch: pytest.MonkeyPatch, *command: str) -> None:
     monkeypatch.setattr(helper, "command", lambda module: list(command))
 
 
-OWN = {"exits": [sys.executable, "-c", "raise SystemExit(1)"], "is none": [sys.executable, "/no/such/script.py"],
-       "is killed": ["sh", "-c", "kill -9 $$"], "lacks a package": [sys.executable, "-c",
-       "import sys; sys.modules['ort_gpu_ep.device'] = None; import runpy; runpy.run_module('ort_gpu_ep.health.worker', run_name='__main__')"]}
+OWN = {
+    "exits": [sys.executable, "-c", "raise SystemExit(1)"],
+    "is none": [sys.executable, "/no/such/script.py"],
+    "is killed": ["sh", "-c", "kill -9 $$"],
+    "lacks a package": [
+        sys.executable,
+        "-c",
+        "import sys; sys.modules['ort_gpu_ep.device'] = None; import runpy; "
+        "runpy.run_module('ort_gpu_ep.health.worker', run_name='__main__')",
+    ],
+}
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -54,7 +63,7 @@ def test_a_failure_of_our_own_is_named_and_not_kept(name: str, tmp_path: Path, m
     assert "Update or remove a GPU driver" not in str(raised.value)
     assert kept(tmp_path) == []
     monkeypatch.setattr(helper, "command", real)
-    with pytest.raises(AdapterError):       # of this process, for some seconds
+    with pytest.raises(AdapterError):  # of this process, for some seconds
         enumeration.look(config)
     later = now + enumeration.OWN_PAUSE_S + 1
     monkeypatch.setattr(time, "time", lambda: later)
@@ -83,15 +92,28 @@ def test_what_a_driver_did_is_kept_for_a_while(tmp_path: Path, monkeypatch: pyte
             enumeration.look(config)
         (data,) = kept(tmp_path)
         assert (data["failures"], data["until_s"]) == (failures, now + pause_s)
-        with monkeypatch.context() as patch:      # a later process, before that
+        with monkeypatch.context() as patch:  # a later process, before that
             patch.setattr(enumeration, "_seen", None)
             patch.setattr(enumeration, "list_adapters", lambda: pytest.fail("it looks too early"))
             with pytest.raises(AdapterError, match=f"failed {failures} times"):
                 enumeration.look(config)
         now += pause_s + 1
     # the same process looks again, too; the driver is well now, though it is the same by its files
-    monkeypatch.setattr(enumeration, "list_adapters", lambda: [
-        {"index": 0, "name": "n", "type": "discrete", "backend": "Vulkan", "driver": "d", "vendor_id": 1, "device_id": 2}])
+    monkeypatch.setattr(
+        enumeration,
+        "list_adapters",
+        lambda: [
+            {
+                "index": 0,
+                "name": "n",
+                "type": "discrete",
+                "backend": "Vulkan",
+                "driver": "d",
+                "vendor_id": 1,
+                "device_id": 2,
+            }
+        ],
+    )
     assert [a.name for a in enumeration.look(config)] == ["n"]
     assert [(d["trouble"], d["failures"]) for d in kept(tmp_path)] == [("", 0)]
 
@@ -104,7 +126,16 @@ def test_the_pause_has_an_end() -> None:
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     """What a helper was started in is no reason to fail."""
-    code = ("import os, tempfile; d = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d)\n"
-            "from ort_gpu_ep.health.helper import list_adapters; print(len(list_adapters()))")
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path, env=dict(os.environ))
+    code = (
+        "import os, tempfile; d = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d)\n"
+        "from ort_gpu_ep.health.helper import list_adapters; print(len(list_adapters()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env=dict(os.environ),
+    )
     assert int(done.stdout) >= 1, done.stderr

@@ -1,4 +1,5 @@
-"""Whatever lies in the cache folder, reading it ends at once, gives nothing or what we could have written, and never raises."""
+"""Whatever lies in the cache folder, reading it ends at once, gives nothing or what we could have written, and never
+raises."""
 
 from __future__ import annotations
 
@@ -54,37 +55,112 @@ def bound(path: Path) -> None:
 
 
 CONTENTS: dict[str, Callable[[Path], object]] = {
-    "nested lists": lambda p: dump(p, "[" * 100_000), "nested objects": lambda p: dump(p, '{"a":' * 100_000 + "1" + "}" * 100_000),
+    "nested lists": lambda p: dump(p, "[" * 100_000),
+    "nested objects": lambda p: dump(p, '{"a":' * 100_000 + "1" + "}" * 100_000),
     "a nested value": lambda p: dump(p, '{"format": 1, "disabled": ' + "[" * 100_000 + "]" * 100_000 + "}"),
-    "nothing": lambda p: dump(p, ""), "half": lambda p: dump(p, '{"format": 1, "disa'), "no JSON": lambda p: dump(p, "\0\1"),
-    "no text": lambda p: p.write_bytes(b'{"format": "\xff\xfe"}'), "Infinity": lambda p: dump(p, "Infinity"), "a number": lambda p: dump(p, "1"),
-    "a text": lambda p: dump(p, '"format"'), "null": lambda p: dump(p, "null"), "a list": lambda p: dump(p, '[{"format": 1}]'),
-    "no format": lambda p: dump(p, "{}"), "another format": lambda p: dump(p, '{"format": 99}'), "a list as format": lambda p: dump(p, '{"format": [1]}'),
-    "a huge format": lambda p: dump(p, f'{{"format": {HUGE}}}'), "a huge integer": lambda p: dump(p, HUGE),
-    "5,000 digits": lambda p: dump(p, '{"format": ' + "1" * 5000 + "}"), "unknown keys": lambda p: dump(p, '{"format": 1, "a": 1, "__class__": 2}'),
-    "too much": lambda p: (dump(p, ""), os.truncate(p, store.MAX_NBYTES + 1)), "a FIFO": os.mkfifo, "a folder": Path.mkdir, "a socket": bound,
-    "a link to nothing": lambda p: link(p, p.parent / "nothing"), "a link to itself": lambda p: link(p, p),
-    "a link to a device": lambda p: link(p, Path("/dev/zero")), "a link to a file": lambda p: link(p, Path(__file__)),
-    "not readable": lambda p: (dump(p, "{}"), p.chmod(0))}
+    "nothing": lambda p: dump(p, ""),
+    "half": lambda p: dump(p, '{"format": 1, "disa'),
+    "no JSON": lambda p: dump(p, "\0\1"),
+    "no text": lambda p: p.write_bytes(b'{"format": "\xff\xfe"}'),
+    "Infinity": lambda p: dump(p, "Infinity"),
+    "a number": lambda p: dump(p, "1"),
+    "a text": lambda p: dump(p, '"format"'),
+    "null": lambda p: dump(p, "null"),
+    "a list": lambda p: dump(p, '[{"format": 1}]'),
+    "no format": lambda p: dump(p, "{}"),
+    "another format": lambda p: dump(p, '{"format": 99}'),
+    "a list as format": lambda p: dump(p, '{"format": [1]}'),
+    "a huge format": lambda p: dump(p, f'{{"format": {HUGE}}}'),
+    "a huge integer": lambda p: dump(p, HUGE),
+    "5,000 digits": lambda p: dump(p, '{"format": ' + "1" * 5000 + "}"),
+    "unknown keys": lambda p: dump(p, '{"format": 1, "a": 1, "__class__": 2}'),
+    "too much": lambda p: (dump(p, ""), os.truncate(p, store.MAX_NBYTES + 1)),
+    "a FIFO": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a socket": bound,
+    "a link to nothing": lambda p: link(p, p.parent / "nothing"),
+    "a link to itself": lambda p: link(p, p),
+    "a link to a device": lambda p: link(p, Path("/dev/zero")),
+    "a link to a file": lambda p: link(p, Path(__file__)),
+    "not readable": lambda p: (dump(p, "{}"), p.chmod(0)),
+}
 
 WHOLE: dict[str, dict[str, Any]] = {
-    "verdict": {"format": verdicts.FORMAT, "disabled": [["softmax.wgsl", "why"]], "depth": "full", "strikes": 1, "probed": True, "trusted": ["pool"], "shown": [],
-                "unchecked": ["pool.wgsl"], "doubtful": ["matvec"], "late": [["pool", ["MaxPool", "resize.wgsl"]]]},
-    "drivers": {"format": enumeration.FORMAT, "adapters": [{"index": 0, "name": "n", "type": "discrete", "backend": "Vulkan", "driver": "d", "vendor_id": 1,
-                                           "device_id": 2, "pci": "0000:01:00.0", "uuid": "", "family": "radv", "driver_number": 1}], "trouble": "", "failures": 0, "until_s": 0.0},
+    "verdict": {
+        "format": verdicts.FORMAT,
+        "disabled": [["softmax.wgsl", "why"]],
+        "depth": "full",
+        "strikes": 1,
+        "probed": True,
+        "trusted": ["pool"],
+        "shown": [],
+        "unchecked": ["pool.wgsl"],
+        "doubtful": ["matvec"],
+        "late": [["pool", ["MaxPool", "resize.wgsl"]]],
+    },
+    "drivers": {
+        "format": enumeration.FORMAT,
+        "adapters": [
+            {
+                "index": 0,
+                "name": "n",
+                "type": "discrete",
+                "backend": "Vulkan",
+                "driver": "d",
+                "vendor_id": 1,
+                "device_id": 2,
+                "pci": "0000:01:00.0",
+                "uuid": "",
+                "family": "radv",
+                "driver_number": 1,
+            }
+        ],
+        "trouble": "",
+        "failures": 0,
+        "until_s": 0.0,
+    },
     "profile": {"format": profile.FORMAT, "profile": GUESSED.as_dict()},
-    "decisions": {"format": 3, "candidate": "gpu", "sizes": [[[["x", [4, 4]]], 16.0]], "runs": {"gpu": {"busy": [[0, 1e-3, 5]]}}, "floors": [0],
-                  "grows": {"gpu": 0.5}, "times": {"cpu_s": [[0, "Relu", 1e-3]], "shapes": {"x": [4, 4]}}},
-    "marker": {"pid": 4_000_000, "left": 0.0}}
+    "decisions": {
+        "format": 3,
+        "candidate": "gpu",
+        "sizes": [[[["x", [4, 4]]], 16.0]],
+        "runs": {"gpu": {"busy": [[0, 1e-3, 5]]}},
+        "floors": [0],
+        "grows": {"gpu": 0.5},
+        "times": {"cpu_s": [[0, "Relu", 1e-3]], "shapes": {"x": [4, 4]}},
+    },
+    "marker": {"pid": 4_000_000, "left": 0.0},
+}
 """What each file holds where it is well."""
 
-VALUES = ("Infinity", "-Infinity", "NaN", "1e999", HUGE, "-" + HUGE, "null", "[]", "{}", '"text"', "-1", "true", "[[[[1]]]]", '{"a": {"b": 1}}', "1e308")
+VALUES = (
+    "Infinity",
+    "-Infinity",
+    "NaN",
+    "1e999",
+    HUGE,
+    "-" + HUGE,
+    "null",
+    "[]",
+    "{}",
+    '"text"',
+    "-1",
+    "true",
+    "[[[[1]]]]",
+    '{"a": {"b": 1}}',
+    "1e308",
+)
 """What stands in place of each of their values."""
 
 
 def file_of(kind: str, cache: Path) -> Path:
-    name = {"verdict": "health/k.json", "drivers": f"health/drivers-{drivers.fingerprint(os.environ)}.json", "profile": "profiles/k.json",
-            "decisions": "decisions/k.json", "marker": "health/k.9-ab.open"}[kind]
+    name = {
+        "verdict": "health/k.json",
+        "drivers": f"health/drivers-{drivers.fingerprint(os.environ)}.json",
+        "profile": "profiles/k.json",
+        "decisions": "decisions/k.json",
+        "marker": "health/k.9-ab.open",
+    }[kind]
     return cache / name
 
 
@@ -105,10 +181,12 @@ def load(kind: str, cache: Path) -> object:
 
 def variants(kind: str) -> Iterator[str]:
     """The whole file with one value replaced, for each value at each depth."""
+
     def places(value: Any) -> Iterator[tuple[Any, Any]]:
         for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
             yield value, key
             yield from places(value[key])
+
     whole = json.loads(json.dumps(WHOLE[kind]))
     for holder, key in places(whole):
         kept = holder[key]
@@ -142,14 +220,20 @@ def test_hostile_files(kind: str, content: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_hostile_values(kind: str, tmp_path: Path) -> None:
-    """Numbers that a file of ours can't have, other types, missing and unknown keys: nothing is read, or what we could have written."""
+    """Numbers that a file of ours can't have, other types, missing and unknown keys: nothing is read, or what we could
+    have written."""
     path, seen = file_of(kind, tmp_path), 0
     store.make_folder(path.parent)
     for text in variants(kind):
         path.write_text(text)
         found = load(kind, tmp_path)
-        assert not ({"Infinity", "NaN", "1e999", HUGE} & set(text.replace("-", " ").replace("]", " ").replace("}", " ").replace(",", " ").split())) \
-            or found is None, text[:300]
+        assert (
+            not (
+                {"Infinity", "NaN", "1e999", HUGE}
+                & set(text.replace("-", " ").replace("]", " ").replace("}", " ").replace(",", " ").split())
+            )
+            or found is None
+        ), text[:300]
         if isinstance(found, Verdict):
             assert isinstance(found.strikes, int)
         if isinstance(found, Learnt):
@@ -185,7 +269,9 @@ def test_numbers_that_json_lacks_are_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, bound, lambda p: link(p, p.parent / "victim"), lambda p: link(p, Path("/dev/null"))])
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, Path.mkdir, bound, lambda p: link(p, p.parent / "victim"), lambda p: link(p, Path("/dev/null"))]
+)
 def test_hostile_locks(make: Callable[[Path], object], tmp_path: Path) -> None:
     root = tmp_path / "weights"
     root.mkdir()
@@ -219,8 +305,12 @@ def test_hostile_quirks_are_an_error_with_a_line(text: str) -> None:
         quirks.parse(text, "mine.json")
 
 
-MODEL = make_model([node("Relu", "x", "h"), node("MatMul", "h W", "y")], [info("x", ["N", 160])], ["y"],
-                   {"W": np.random.default_rng(0).standard_normal((160, 160)).astype("f")})
+MODEL = make_model(
+    [node("Relu", "x", "h"), node("MatMul", "h W", "y")],
+    [info("x", ["N", 160])],
+    ["y"],
+    {"W": np.random.default_rng(0).standard_normal((160, 160)).astype("f")},
+)
 X = np.random.default_rng(1).standard_normal((4, 160)).astype("f")
 
 
@@ -247,7 +337,11 @@ def test_sessions_answer(content: str, tmp_path: Path, fresh: None) -> None:
         path.unlink()
         CONTENTS[content](path)
     os.mkfifo(cache / "weights" / "77-ff.lock")
-    for module, name, value in ((enumeration, "_seen", None), (open_adapter, "_known", {}), (weight_file, "_folders", {})):
+    for module, name, value in (
+        (enumeration, "_seen", None),
+        (open_adapter, "_known", {}),
+        (weight_file, "_folders", {}),
+    ):
         setattr(module, name, value)
     opened = open_session(MODEL, cache_dir=str(cache))
     assert_close(opened.run(x=X), reference(MODEL, x=X))
@@ -259,7 +353,8 @@ STATES = 100
 
 @pytest.fixture
 def quick_looks(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Forgets what this process knows; what other processes would find out again, and what is measured, is known at once."""
+    """Forgets what this process knows; what other processes would find out again, and what is measured, is known at
+    once."""
     found = [dict(a) for a in list_adapters()]
     monkeypatch.setattr(enumeration, "list_adapters", lambda: found)
     monkeypatch.setattr(open_adapter, "quick", lambda info, *names: Verdict())
@@ -270,11 +365,13 @@ def quick_looks(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], No
         enumeration._seen = None
         for known in (open_adapter._known, calibration._known, weight_file._folders):
             known.clear()
+
     return forget
 
 
 def test_a_hundred_states_and_a_hundred_right_answers(tmp_path: Path, quick_looks: Callable[[], None]) -> None:
-    """Every file of a cache that sessions have filled is replaced, or one value in it; with each placement, again and again."""
+    """Every file of a cache that sessions have filled is replaced, or one value in it; with each placement, again and
+    again."""
     rng, cache = np.random.default_rng(13), tmp_path / "cache"
     want = reference(MODEL, x=X)[0]
 

@@ -1,4 +1,5 @@
-"""Probes that wait for a model that wants them: which run for which model, and what a verdict then says; workers are stood in for but once."""
+"""Probes that wait for a model that wants them: which run for which model, and what a verdict then says; workers are
+stood in for but once."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ def a_model(*ops: str) -> Uses:
 
 @dataclass
 class Workers:
-    """What stands in for the processes that probe. ran: the names of each look. statuses: of probes that do not pass. checked: of those that
-    pass with bounds checks only. meanwhile: what happens while they run.
+    """What stands in for the processes that probe. ran: the names of each look. statuses: of probes that do not pass.
+    checked: of those that pass with bounds checks only. meanwhile: what happens while they run.
     """
 
     ran: list[set[str]] = field(default_factory=list)
@@ -71,7 +72,15 @@ class Workers:
     def _outcome(self, name: str) -> Outcome:
         status: Any = self.statuses.get(name, "PASS")
         fails = status not in ("PASS", "UNSUPPORTED")
-        return Outcome(name, "kernels", status, "as told", 1.0, PROBES[name].disables if fails else (), not fails and name not in self.checked)
+        return Outcome(
+            name,
+            "kernels",
+            status,
+            "as told",
+            1.0,
+            PROBES[name].disables if fails else (),
+            not fails and name not in self.checked,
+        )
 
 
 @pytest.fixture
@@ -95,14 +104,24 @@ def names_of(verdict: Verdict) -> set[str]:
 # ---- which probes run
 
 
-@pytest.mark.parametrize(("ops", "wanted"), [
-    (("Conv", "Relu", "MaxPool", "Concat", "GlobalAveragePool", "Softmax"), WINDOWS | SHOWING | {"pool"}),
-    (("MatMul", "Add", "Softmax", "LayerNormalization"), VECTORS | SHOWING),
-    (("LSTM",), VECTORS | SHOWING | {"recurrent layers in registers", "recurrent layers, a dispatch a step"}),
-    (("Conv", "Conv of groups"), WINDOWS | SHOWING | GROUPS), (("ConvTranspose",), SHOWING | {"sums of other places"}),
-    (("Relu", "Transpose"), set()), (("resize.wgsl",), {"pool"}), (("packed_matvec.wgsl",), VECTORS),
-    (("conv_direct.wgsl",), GROUPS | {"Winograd's convolution"}), (("winograd_input.wgsl",), {"Winograd's convolution"})])
-def test_a_first_use_runs_what_the_model_wants(ops: tuple[str, ...], wanted: set[str], look: Any, workers: Workers) -> None:
+@pytest.mark.parametrize(
+    ("ops", "wanted"),
+    [
+        (("Conv", "Relu", "MaxPool", "Concat", "GlobalAveragePool", "Softmax"), WINDOWS | SHOWING | {"pool"}),
+        (("MatMul", "Add", "Softmax", "LayerNormalization"), VECTORS | SHOWING),
+        (("LSTM",), VECTORS | SHOWING | {"recurrent layers in registers", "recurrent layers, a dispatch a step"}),
+        (("Conv", "Conv of groups"), WINDOWS | SHOWING | GROUPS),
+        (("ConvTranspose",), SHOWING | {"sums of other places"}),
+        (("Relu", "Transpose"), set()),
+        (("resize.wgsl",), {"pool"}),
+        (("packed_matvec.wgsl",), VECTORS),
+        (("conv_direct.wgsl",), GROUPS | {"Winograd's convolution"}),
+        (("winograd_input.wgsl",), {"Winograd's convolution"}),
+    ],
+)
+def test_a_first_use_runs_what_the_model_wants(
+    ops: tuple[str, ...], wanted: set[str], look: Any, workers: Workers
+) -> None:
     found = look(a_model(*ops))
     assert workers.ran == [ALWAYS | wanted]
     assert names_of(found) == LATE - wanted
@@ -112,7 +131,9 @@ def test_of_a_model_of_which_nothing_is_known_all_run(look: Any, workers: Worker
     found = look(everything)
     assert workers.ran == [ALWAYS | LATE]
     assert found.late == ()
-    assert set(found.unchecked) == {file for file, record in RECORDS.items() if record.family in found.trusted and not record.data_indices}
+    assert set(found.unchecked) == {
+        file for file, record in RECORDS.items() if record.family in found.trusted and not record.data_indices
+    }
 
 
 def test_on_software_nothing_waits(workers: Workers, tmp_path: Path) -> None:
@@ -120,7 +141,9 @@ def test_on_software_nothing_waits(workers: Workers, tmp_path: Path) -> None:
     assert (workers.ran, found.late) == ([ALWAYS], ())
 
 
-def test_a_second_model_runs_only_what_is_missing(look: Any, workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_model_runs_only_what_is_missing(
+    look: Any, workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
     """Two groups wait, one is wanted; then none is left of it, and the other one goes on waiting."""
     with caplog.at_level(logging.INFO, "ort_gpu_ep"):
         first = look(a_model("Conv"))
@@ -138,10 +161,23 @@ def test_a_second_model_runs_only_what_is_missing(look: Any, workers: Workers, c
 
 def test_files_of_probes_that_wait_keep_their_checks(look: Any) -> None:
     """Also those of a family that no other probe stands for, and that none is about: all of its probes have to pass."""
-    files = [set(look(uses).unchecked) for uses in (a_model("Relu"), a_model("Conv"), a_model("MatMul"), a_model("conv_direct.wgsl"))]
+    files = [
+        set(look(uses).unchecked)
+        for uses in (a_model("Relu"), a_model("Conv"), a_model("MatMul"), a_model("conv_direct.wgsl"))
+    ]
     assert files[0] < files[1] < files[2] < files[3]
-    assert {"elementwise.wgsl", "gemm.wgsl", "sum_parts.wgsl", "softmax.wgsl", "strided.wgsl", "concat.wgsl"} <= files[0]
-    waiting = {"winograd_input.wgsl", "pack_rows.wgsl", "matrix_product.wgsl", "matvec.wgsl", "packed_matvec.wgsl", "pool.wgsl", "conv_direct.wgsl"}
+    assert {"elementwise.wgsl", "gemm.wgsl", "sum_parts.wgsl", "softmax.wgsl", "strided.wgsl", "concat.wgsl"} <= files[
+        0
+    ]
+    waiting = {
+        "winograd_input.wgsl",
+        "pack_rows.wgsl",
+        "matrix_product.wgsl",
+        "matvec.wgsl",
+        "packed_matvec.wgsl",
+        "pool.wgsl",
+        "conv_direct.wgsl",
+    }
     assert not waiting & files[0]
     assert waiting & files[1] == {"winograd_input.wgsl", "pack_rows.wgsl", "matrix_product.wgsl"}
     assert waiting & (files[2] - files[1]) == {"matvec.wgsl", "packed_matvec.wgsl"}
@@ -167,7 +203,11 @@ def test_what_was_found_before_stays(look: Any, workers: Workers, tmp_path: Path
     workers.statuses = {"pool": "CRASH"}
     found = look(a_model("MaxPool"))
     assert {what for what, _ in found.disabled} == {"softmax.wgsl", "pool.wgsl"}
-    assert (found.strikes, found.trusted, found.doubtful) == (2, ("elementwise", "movement", "product"), ("pool", "reduction"))
+    assert (found.strikes, found.trusted, found.doubtful) == (
+        2,
+        ("elementwise", "movement", "product"),
+        ("pool", "reduction"),
+    )
     assert verdicts.read(str(tmp_path), "k") == found
 
 
@@ -200,7 +240,8 @@ def test_what_another_process_finds_meanwhile_is_kept(look: Any, workers: Worker
 
 
 def test_two_that_keep_a_verdict_at_a_time_lose_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each reads what is there and writes it with its own; neither comes in between (a lock of a file keeps threads apart, too)."""
+    """Each reads what is there and writes it with its own; neither comes in between (a lock of a file keeps threads
+    apart, too)."""
     first = Verdict(late=tuple((name, ("Op",)) for name in "abcd"))
     verdicts.write(str(tmp_path), "k", first)
     read = verdicts.read
@@ -252,10 +293,25 @@ def test_where_no_process_can_be_started_they_wait_on(look: Any, workers: Worker
     assert look(a_model("MaxPool")) == first
 
 
-@pytest.mark.parametrize("bad", [
-    {}, "pool", None, 1, [1], [["pool"]], [["pool", "MaxPool"]], [["pool", [1]]], [[1, ["MaxPool"]]], [["pool", ["MaxPool"], 3]], [{"pool": []}]])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {},
+        "pool",
+        None,
+        1,
+        [1],
+        [["pool"]],
+        [["pool", "MaxPool"]],
+        [["pool", [1]]],
+        [[1, ["MaxPool"]]],
+        [["pool", ["MaxPool"], 3]],
+        [{"pool": []}],
+    ],
+)
 def test_a_verdict_whose_late_probes_are_none_is_refused(bad: object, look: Any, tmp_path: Path) -> None:
-    """So that no file with other contents keeps probes from running; likewise one of an older format, which has none."""
+    """So that no file with other contents keeps probes from running; likewise one of an older format, which has
+    none."""
     found = look(a_model("Relu"))
     path = tmp_path / "health" / "k.json"
     whole = json.loads(path.read_text())
@@ -300,20 +356,37 @@ def test_one_process_asks_for_more_with_each_model(hardware: Gpu, workers: Worke
     assert set().union(*workers.ran) == ALWAYS | LATE
 
 
-@pytest.mark.parametrize(("options", "wanted"), [
-    ({"placement": "gpu"}, {"pool"}), ({"placement": "auto", "strict": "1", "adapter": "0"}, {"pool"}), ({"placement": "gpu", "tune": "1"}, LATE)])
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"placement": "gpu"}, {"pool"}),
+        ({"placement": "auto", "strict": "1", "adapter": "0"}, {"pool"}),
+        ({"placement": "gpu", "tune": "1"}, LATE),
+    ],
+)
 def test_a_session_that_waits_for_the_device_wants_no_more(
-    options: dict[str, str], wanted: set[str], hardware: Gpu, workers: Workers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    options: dict[str, str],
+    wanted: set[str],
+    hardware: Gpu,
+    workers: Workers,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """But where it measures kernels."""
     monkeypatch.setattr(cache, "open_gpu", lambda *given: None)
-    model = model_of("(float[1, 3, 8, 8] x) => (float[1, 3, 6, 6] y) { y = MaxPool<kernel_shape = [3, 3]>(x) }").SerializeToString()
-    session = InferenceSession(model, provider_options={**options, "cache_dir": str(tmp_path), "isolation": "none", "load": "off"})
+    model = model_of(
+        "(float[1, 3, 8, 8] x) => (float[1, 3, 6, 6] y) { y = MaxPool<kernel_shape = [3, 3]>(x) }"
+    ).SerializeToString()
+    session = InferenceSession(
+        model, provider_options={**options, "cache_dir": str(tmp_path), "isolation": "none", "load": "off"}
+    )
     assert session.run(None, {"x": np.ones((1, 3, 8, 8), "f")})[0].shape == (1, 3, 6, 6)
     assert set().union(*workers.ran) == ALWAYS | wanted
 
 
-def test_a_fault_is_found_when_a_model_comes_that_it_would_hurt(hardware: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_fault_is_found_when_a_model_comes_that_it_would_hurt(
+    hardware: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """By real probes, in processes of their own."""
     config = Config(cache_dir=str(tmp_path))
     monkeypatch.setenv("ORT_GPU_EP_DRILL", "wrong@pool")
@@ -326,17 +399,24 @@ def test_a_fault_is_found_when_a_model_comes_that_it_would_hurt(hardware: Gpu, m
 
 
 def test_a_search_ends_with_the_probes_of_what_was_planned(
-    hardware: Gpu, workers: Workers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    hardware: Gpu,
+    workers: Workers,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Op types do not tell that this ConvTranspose takes a kernel that convolutions of groups have to speak for."""
     monkeypatch.setattr(open_adapter, "QUICK_S", open_adapter.QUICK_S)
-    monkeypatch.setattr(cache, "open_gpu", lambda *given: None)       # whose families of kernels want all probes
+    monkeypatch.setattr(cache, "open_gpu", lambda *given: None)  # whose families of kernels want all probes
     monkeypatch.setattr(cache, "_known", {})
-    model = model_of("(float[1, 3, 9, 9] x, float[3, 2, 3, 3] w) => (float[1, 2, 11, 11] y) { y = ConvTranspose(x, w) }").SerializeToString()
+    model = model_of(
+        "(float[1, 3, 9, 9] x, float[3, 2, 3, 3] w) => (float[1, 2, 11, 11] y) { y = ConvTranspose(x, w) }"
+    ).SerializeToString()
     feeds = {"x": np.ones((1, 3, 9, 9), "f"), "w": np.ones((3, 2, 3, 3), "f")}
     options = {"adapter": "0", "cache_dir": str(tmp_path), "load": "off", "isolation": "none"}
     answers: queue.Queue[dict[str, Any]] = queue.Queue()
-    found = scout._found({"options": options, "settings": {}}, model, feeds, lambda line: answers.put({"cpu_s": 10.0}), answers)
+    found = scout._found(
+        {"options": options, "settings": {}}, model, feeds, lambda line: answers.put({"cpu_s": 10.0}), answers
+    )
     assert found["done"], found
     ran = [ALWAYS | SHOWING | {"sums of other places"}, GROUPS | {"Winograd's convolution"}]
     assert workers.ran == ran
@@ -357,9 +437,14 @@ def test_a_search_ends_with_the_probes_of_what_was_planned(
 
 
 def test_a_model_that_wants_more_is_left_to_another_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config, source = Config(cache_dir=str(tmp_path)), Source(model_of("(float[4] x) => (float[4] y) { y = Tanh(x) }").SerializeToString())
+    config, source = (
+        Config(cache_dir=str(tmp_path)),
+        Source(model_of("(float[4] x) => (float[4] y) { y = Tanh(x) }").SerializeToString()),
+    )
     monkeypatch.setattr(opening, "known_verdict", lambda config: ("k", verdicts.read(config.cache_path, "k")))
-    Decisions(config.cache_path, key_of(source.path_or_bytes, "k", None, speed_options(config), source.digest())).save(Learnt("gpu", ()))
+    Decisions(config.cache_path, key_of(source.path_or_bytes, "k", None, speed_options(config), source.digest())).save(
+        Learnt("gpu", ())
+    )
     for waits, decided in (((), True), ((("pool", ("MaxPool",)),), True), ((("a probe", ("Tanh",)),), False)):
         verdicts.write(config.cache_path, "k", Verdict(late=waits))
         assert opening.is_decided(config, source, None, early.uses_of(config, source)) == decided
@@ -390,7 +475,9 @@ def test_a_model_tells_its_op_types(tmp_path: Path) -> None:
         op_types(data[:-3])
 
 
-def test_behind_a_search_the_rest_is_probed(hardware: Gpu, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_behind_a_search_the_rest_is_probed(
+    hardware: Gpu, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a process of its own, which the next one finds no work for."""
     config = Config(cache_dir=str(tmp_path))
     key = verdicts.key_of(open_adapter.open_gpu(config, a_model("Relu")).info)
@@ -430,7 +517,9 @@ def test_behind_a_search_the_rest_is_probed(hardware: Gpu, workers: Workers, tmp
 
 
 @pytest.mark.parametrize("gives_way", ["another session waits", "the process ends"])
-def test_the_rest_gives_way(gives_way: str, hardware: Gpu, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rest_gives_way(
+    gives_way: str, hardware: Gpu, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = Config(cache_dir=str(tmp_path))
     key = verdicts.key_of(open_adapter.open_gpu(config, a_model("Relu")).info)
     monkeypatch.setattr(starting, "known_verdict", lambda config: (key, verdicts.read(config.cache_path, key)))
@@ -446,7 +535,10 @@ def test_the_rest_gives_way(gives_way: str, hardware: Gpu, workers: Workers, tmp
 
         def line(self, timeout_s: float) -> None:
             if next(lines) == 1:
-                monkeypatch.setattr(starting, *(("_queue", SimpleNamespace(waits=True)) if "session" in gives_way else ("ending", lambda: True)))
+                monkeypatch.setattr(
+                    starting,
+                    *(("_queue", SimpleNamespace(waits=True)) if "session" in gives_way else ("ending", lambda: True)),
+                )
             raise TimeoutError
 
         def hang_up(self) -> None:
@@ -464,7 +556,10 @@ def test_the_rest_gives_way(gives_way: str, hardware: Gpu, workers: Workers, tmp
 
 def test_a_known_model_tells_the_shaders_that_it_used(tmp_path: Path) -> None:
     """On that adapter; what is no model file wants everything."""
-    config, model = Config(cache_dir=str(tmp_path)), model_of("(float[4] x) => (float[4] y) { y = Tanh(x) }").SerializeToString()
+    config, model = (
+        Config(cache_dir=str(tmp_path)),
+        model_of("(float[4] x) => (float[4] y) { y = Tanh(x) }").SerializeToString(),
+    )
     with early._known(config, model, "k") as known:
         known.note(Entry("resize.wgsl", "fn main() {}", "n", (True,), False, 0))
         known.save()
@@ -479,7 +574,10 @@ def test_op_types_tell_the_probes_of_what_is_planned(name: str, monkeypatch: pyt
     """Whatever kernel a plan has, the probe that is about it is wanted by the model's op types."""
     monkeypatch.setattr(replay, "compose", lambda kernel, bindings, limits: kernel.shader)
     model = models.build(name)
-    ops, files = op_types(model.SerializeToString()), set(replay.kernel_texts(from_onnx(model), {}, replay.LIMITS["h200"]))
+    ops, files = (
+        op_types(model.SerializeToString()),
+        set(replay.kernel_texts(from_onnx(model), {}, replay.LIMITS["h200"])),
+    )
     wanted = verdicts.wanted(late(), ops)
     always = {what for p in PROBES.values() if p.quick for what in p.disables}
     missed = {p.name: files & {*p.disables} - always for p in PROBES.values() if p.ops and p.name not in wanted}

@@ -39,7 +39,8 @@ ALIKE = {f"product in tiles {tile.name}" for tile in LARGER_TILES if tile.name n
 
 
 NO_UNITS = {"matrix units", "matrix units of attention", "matrix units of bytes"}
-"""Lavapipe has none: tests/ops/test_matrix_units.py, test_attention_units.py and test_unit_bytes.py plant these faults."""
+"""Lavapipe has none: tests/ops/test_matrix_units.py, test_attention_units.py and test_unit_bytes.py plant these
+faults."""
 
 
 def faults() -> list[tuple[str, str]]:
@@ -53,7 +54,9 @@ def faults() -> list[tuple[str, str]]:
 
 def trial(name: str, only: str = "", planted: bool = True, rounds: int = 1) -> Trial:
     """As the doctor runs it on a software adapter: in one round a fault is found, too."""
-    return Trial(Gpu.open(Config()), np.random.default_rng(20_240_229), rounds, PROBES[name].fault if planted else "", only)
+    return Trial(
+        Gpu.open(Config()), np.random.default_rng(20_240_229), rounds, PROBES[name].fault if planted else "", only
+    )
 
 
 @pytest.fixture
@@ -92,7 +95,7 @@ def test_every_tile_has_a_probe() -> None:
 def test_a_software_adapter_gets_a_part_in_which_each_value_is_met(software: bool) -> None:
     """Of a family of probes, all combinations together."""
     asked = trial("softmax", planted=False)
-    asked.gpu = SimpleNamespace(info=SimpleNamespace(is_software=software))       # type: ignore[assignment]
+    asked.gpu = SimpleNamespace(info=SimpleNamespace(is_software=software))  # type: ignore[assignment]
     axes = ("abc", (1, 2), (False, True))
     whole = set(product(*axes))
     some = [list(asked.some(*axes, turn=turn)) for turn in range(2)]
@@ -109,9 +112,12 @@ def test_probes_disable_what_exists() -> None:
     assert {d for p in PROBES.values() for d in p.disables} <= known_targets()
 
 
-@pytest.mark.parametrize("name", [p.name for p in PROBES.values() if p.group in ("kernels", "packed elements", "performance")])
+@pytest.mark.parametrize(
+    "name", [p.name for p in PROBES.values() if p.group in ("kernels", "packed elements", "performance")]
+)
 def test_a_healthy_adapter_passes_and_every_named_shader_runs(name: str, priced: set[str]) -> None:
-    """And each of them has a price: a record that asks for a constant or a tensor that its kernel lacks is found here."""
+    """And each of them has a price: a record that asks for a constant or a tensor that its kernel lacks is found
+    here."""
     healthy = trial(name, planted=False)
     if name in TOO_LARGE | NO_UNITS:
         with pytest.raises(Unsupported):
@@ -170,6 +176,6 @@ def test_a_drill_leaves_other_programs_alone() -> None:
         texts.append(Trial._composed(planted, *given))
         return texts[-1]
 
-    planted._composed = composed        # type: ignore[method-assign]
+    planted._composed = composed  # type: ignore[method-assign]
     assert not np.array_equal(planted.node("Neg", 13, [x])[0], -x)
     assert texts

@@ -12,7 +12,9 @@ from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health import tested
 
-INFO = AdapterInfo(0, "Voodoo 3", "discrete", "Vulkan", "1.2 (Glide)", 1, 2, "0000:65:00.0", "1a2b3c4d-0000-0000-0000-000000000000")
+INFO = AdapterInfo(
+    0, "Voodoo 3", "discrete", "Vulkan", "1.2 (Glide)", 1, 2, "0000:65:00.0", "1a2b3c4d-0000-0000-0000-000000000000"
+)
 
 
 def test_the_shipped_table() -> None:
@@ -21,7 +23,9 @@ def test_the_shipped_table() -> None:
     for each in entries:
         assert set(each) == set(tested.entry(INFO, "doctor", {}))
         assert each["what"] in tested.WHAT
-        assert not [value for value in each["results"].values() if isinstance(value, str) and not value.startswith("pass ")]
+        assert not [
+            value for value in each["results"].values() if isinstance(value, str) and not value.startswith("pass ")
+        ]
         assert not each["results"].get("wrong")
 
 
@@ -33,7 +37,10 @@ def test_a_table_grows_by_adapter_and_driver(tmp_path: Path) -> None:
     tested.append(path, tested.entry(INFO, "conformance", {"pass": 4}, held_to="minimum"))
     entries = json.loads(path.read_text("utf-8"))
     assert [(each["driver"], each["what"], each["as"], *each["results"].values()) for each in entries] == [
-        ("1.3", "doctor", "", 2), ("1.2 (Glide)", "doctor", "", 3), ("1.2 (Glide)", "conformance", "minimum", 4)]
+        ("1.3", "doctor", "", 2),
+        ("1.2 (Glide)", "doctor", "", 3),
+        ("1.2 (Glide)", "conformance", "minimum", 4),
+    ]
     assert INFO.uuid not in path.read_text("utf-8")
     assert INFO.pci not in path.read_text("utf-8")
 
@@ -52,4 +59,5 @@ def test_who_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tested, "shipped", lambda: [known, known | {"adapter": "Banshee", "as": "minimum"}])
     assert tested.about(INFO).startswith("This package was tested on this adapter on 2026-01-02, with onnxruntime ")
     assert "on 2026-01-02 with the driver 1.2 (Glide), with" in tested.about(replace(INFO, driver="2.0"))
-    assert "none of the 2 that" in tested.about(replace(INFO, name="Banshee"))      # held to a class is not the adapter itself
+    # held to a class is not the adapter itself
+    assert "none of the 2 that" in tested.about(replace(INFO, name="Banshee"))

@@ -1,4 +1,5 @@
-"""Which shaders run without bounds checks: by what probes have shown, by the option, and never where data gives the indices."""
+"""Which shaders run without bounds checks: by what probes have shown, by the option, and never where data gives the
+indices."""
 
 from __future__ import annotations
 
@@ -31,21 +32,36 @@ PRODUCT, SOFTMAX, GATHER = "matrix product", "softmax", "gather"
 
 
 def outcome(name: str, status: Any = "PASS", unchecked: bool = True) -> Outcome:
-    return Outcome(name, "kernels", status, "", 1.0, () if status == "PASS" else PROBES[name].disables, unchecked and status == "PASS")
+    return Outcome(
+        name,
+        "kernels",
+        status,
+        "",
+        1.0,
+        () if status == "PASS" else PROBES[name].disables,
+        unchecked and status == "PASS",
+    )
 
 
 def test_a_family_is_trusted_by_all_of_its_probes_that_ran() -> None:
     assert verdict_of([outcome(PRODUCT), outcome(SOFTMAX)], "quick").trusted == ("elementwise", "product", "reduction")
     for status in ("FAIL", "CRASH", "TIMEOUT"):
-        assert verdict_of([outcome(PRODUCT), outcome("reductions", status), outcome(SOFTMAX)], "full").trusted == ("elementwise", "product")
+        assert verdict_of([outcome(PRODUCT), outcome("reductions", status), outcome(SOFTMAX)], "full").trusted == (
+            "elementwise",
+            "product",
+        )
     only_checked = outcome("reductions", unchecked=False)
     assert verdict_of([outcome(SOFTMAX), only_checked], "full") == Verdict((), "full", doubtful=("reduction",))
     for status in ("NOT_RUN", "UNSUPPORTED"):
         assert verdict_of([outcome(SOFTMAX), replace(only_checked, status=status)], "full").trusted == ("reduction",)
-    assert verdict_of([outcome(SOFTMAX), outcome("f32 arithmetic", "FAIL")], "full").trusted == (), "an adapter that can't add"
+    assert verdict_of([outcome(SOFTMAX), outcome("f32 arithmetic", "FAIL")], "full").trusted == (), (
+        "an adapter that can't add"
+    )
 
 
-@pytest.mark.parametrize(("probe", "feature"), [("last arriving workgroup", LAST_ARRIVING), ("subnormal float16", SUBNORMAL_HALVES)])
+@pytest.mark.parametrize(
+    ("probe", "feature"), [("last arriving workgroup", LAST_ARRIVING), ("subnormal float16", SUBNORMAL_HALVES)]
+)
 def test_what_no_adapter_promises_is_there_only_where_it_was_shown(probe: str, feature: str) -> None:
     """A first use that runs out of time says nothing of it, and the adapter is no worse for that."""
     for status, shown in (("PASS", (feature,)), ("NOT_RUN", ()), ("UNSUPPORTED", ()), ("FAIL", ())):
@@ -83,9 +99,13 @@ def test_what_reads_indices_is_never_unchecked() -> None:
     assert unchecked(()) == frozenset()
 
 
-@pytest.mark.parametrize(("fails", "status", "trust", "tries"), [
-    ("never", "PASS", True, 1), ("unchecked", "PASS", False, 2), ("always", "FAIL", False, 2)])
-def test_a_probe_that_fails_without_checks_is_repeated_with_them(fails: str, status: str, trust: bool, tries: int) -> None:
+@pytest.mark.parametrize(
+    ("fails", "status", "trust", "tries"),
+    [("never", "PASS", True, 1), ("unchecked", "PASS", False, 2), ("always", "FAIL", False, 2)],
+)
+def test_a_probe_that_fails_without_checks_is_repeated_with_them(
+    fails: str, status: str, trust: bool, tries: int
+) -> None:
     gpu, seen = SimpleNamespace(info=SimpleNamespace(is_software=False), trusted=frozenset(), lost=""), []
 
     def check(trial: Any) -> str:
@@ -112,19 +132,25 @@ def test_a_software_adapter_keeps_its_checks() -> None:
 def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., set[str]]:
     """Opens a session; gives the labels of its modules without checks."""
     made, labels = native.trusted_module, set[str]()
-    monkeypatch.setattr(native, "trusted_module", lambda device, label, code: labels.add(code.split(".wgsl")[0].split()[-1]) or made(
-        device, label, code))
-    model = model_of("(float[7, 9] x, int64[3] i) => (float[3, 9] y, float[7, 9] z) { s = Softmax(x) z = Tanh(x) y = Gather(s, i) }")
+    monkeypatch.setattr(
+        native,
+        "trusted_module",
+        lambda device, label, code: labels.add(code.split(".wgsl")[0].split()[-1]) or made(device, label, code),
+    )
+    model = model_of(
+        "(float[7, 9] x, int64[3] i) => (float[3, 9] y, float[7, 9] z) { s = Softmax(x) z = Tanh(x) y = Gather(s, i) }"
+    )
 
     def open_it(**options: object) -> set[str]:
         labels.clear()
         session = gpu_session(model.SerializeToString(), **options)
         gpu = session.state.gpu
-        gpu.pipelines._recent.clear()       # of sessions before this one
+        gpu.pipelines._recent.clear()  # of sessions before this one
         del session
         session = gpu_session(model.SerializeToString(), **options)
         session.run(None, {"x": np.zeros((7, 9), "f"), "i": np.array([0, 6, 3])})
         return set(labels)
+
     return open_it
 
 
@@ -143,15 +169,27 @@ def test_a_verdict_gives_trust_to_hardware(software: bool, monkeypatch: pytest.M
     gpu = Gpu.open(Config())
     monkeypatch.setattr(gpu, "trusted", frozenset())
     unchecked_files = tuple(sorted(unchecked(["product"])))
-    monkeypatch.setattr(open_adapter, "_verdict_once", lambda info, cache, uses: Verdict(trusted=("product",), unchecked=unchecked_files))
+    monkeypatch.setattr(
+        open_adapter,
+        "_verdict_once",
+        lambda info, cache, uses: Verdict(trusted=("product",), unchecked=unchecked_files),
+    )
     monkeypatch.setattr(AdapterInfo, "is_software", software)
     assert open_adapter.open_gpu(Config()).trusted == (frozenset() if software else unchecked(["product"]))
 
 
-@pytest.mark.parametrize(("option", "trusted", "software", "said"), [
-    ("auto", (), False, True), ("auto", ("product",), False, False), ("1", (), False, False), ("auto", (), True, False)])
-def test_a_session_that_checks_all_says_so(option: str, trusted: tuple[str, ...], software: bool, said: bool,
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("option", "trusted", "software", "said"),
+    [
+        ("auto", (), False, True),
+        ("auto", ("product",), False, False),
+        ("1", (), False, False),
+        ("auto", (), True, False),
+    ],
+)
+def test_a_session_that_checks_all_says_so(
+    option: str, trusted: tuple[str, ...], software: bool, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpu = SimpleNamespace(info=SimpleNamespace(is_software=software), trusted=unchecked(trusted), workarounds=())
     monkeypatch.setattr(local, "open_gpu", lambda config: gpu)
     assert (local.ALL_CHECKED in local.open_backend(Config(checked_shaders=option)).notices) == said

@@ -1,4 +1,5 @@
-"""Verdicts: what a failed probe puts out of use, the claim that respects it, the cache, and markers of unclean exits."""
+"""Verdicts: what a failed probe puts out of use, the claim that respects it, the cache, and markers of unclean
+exits."""
 
 from __future__ import annotations
 
@@ -41,13 +42,23 @@ def test_health() -> None:
     assert verdict_of([replace(BAD, status="NOT_RUN")], "quick").health == "healthy"
 
 
-MODEL = ("(float[8, 8] x, int8[8] b) => (float[8, 8] s, bool[8, 8] l, int8[8] t) "
-         "{ s = Softmax(x) n = Neg(x) l = Less(n, x) t = Neg(b) }")
+MODEL = (
+    "(float[8, 8] x, int8[8] b) => (float[8, 8] s, bool[8, 8] l, int8[8] t) "
+    "{ s = Softmax(x) n = Neg(x) l = Less(n, x) t = Neg(b) }"
+)
 
 
-@pytest.mark.parametrize(("what", "declined"), [
-    ("softmax.wgsl", {"Softmax"}), ("elementwise.wgsl", {"Neg", "Less"}), (WORKGROUP, {"Softmax"}), (PACKED, {"Less", "Neg"}),
-    ("gemm.wgsl", set()), ("shader-f16", set())])
+@pytest.mark.parametrize(
+    ("what", "declined"),
+    [
+        ("softmax.wgsl", {"Softmax"}),
+        ("elementwise.wgsl", {"Neg", "Less"}),
+        (WORKGROUP, {"Softmax"}),
+        (PACKED, {"Less", "Neg"}),
+        ("gemm.wgsl", set()),
+        ("shader-f16", set()),
+    ],
+)
 def test_claim_respects_a_verdict(what: str, declined: set[str]) -> None:
     limits = Limits(disabled=((what, "probe 'p': FAIL"),))
     report = partition(graph_of(MODEL), Config(placement="gpu", fusion=False), limits, False).report
@@ -98,7 +109,11 @@ def test_a_cache_that_cant_be_written_is_said(tmp_path: Path, caplog: pytest.Log
 
 def test_the_key_depends_on_driver_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
     info = Gpu.open(Config()).info
-    keys = {verdicts.key_of(info), verdicts.key_of(replace(info, driver="other")), verdicts.key_of(replace(info, device_id=99))}
+    keys = {
+        verdicts.key_of(info),
+        verdicts.key_of(replace(info, driver="other")),
+        verdicts.key_of(replace(info, device_id=99)),
+    }
     monkeypatch.setattr(verdicts, "code_hash", lambda: "0")
     assert len(keys | {verdicts.key_of(info)}) == 4
 
@@ -120,7 +135,9 @@ def forget() -> Iterator[None]:
 
 
 def alone(code: str) -> None:
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300, check=False)
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300, check=False
+    )
 
 
 def test_a_clean_exit_leaves_no_marker_and_a_kill_does(tmp_path: Path) -> None:
@@ -133,8 +150,10 @@ def test_a_clean_exit_leaves_no_marker_and_a_kill_does(tmp_path: Path) -> None:
 
 
 def test_processes_of_multiprocessing_leave_no_marker(tmp_path: Path) -> None:
-    alone("import multiprocessing as m\nfrom ort_gpu_ep.health import markers\n"
-          f"p = m.get_context('fork').Process(target=markers.leave, args=({str(tmp_path)!r}, 'k'))\np.start(); p.join()")
+    alone(
+        "import multiprocessing as m\nfrom ort_gpu_ep.health import markers\n"
+        f"p = m.get_context('fork').Process(target=markers.leave, args=({str(tmp_path)!r}, 'k'))\np.start(); p.join()"
+    )
     assert list((tmp_path / "health").iterdir()) == []
 
 
@@ -162,7 +181,9 @@ def test_first_use_probes_once_and_says_so(tmp_path: Path, caplog: pytest.LogCap
         assert caplog.text == ""
 
 
-def test_a_second_cache_folder_gets_the_verdict_and_a_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget: None) -> None:
+def test_a_second_cache_folder_gets_the_verdict_and_a_marker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget: None
+) -> None:
     """What one session's folder has, the next process finds in another session's, too."""
     key = verdicts.key_of(open_adapter.open_gpu(Config(cache_dir=str(tmp_path / "one"))).info)
     monkeypatch.setattr(open_adapter, "quick", lambda *arguments: pytest.fail("it was probed in this process"))
@@ -194,7 +215,7 @@ def test_probes_again_after_an_unclean_exit(tmp_path: Path, caplog: pytest.LogCa
     with caplog.at_level(logging.INFO, "ort_gpu_ep"):
         gpu = open_adapter.open_gpu(Config(cache_dir=str(tmp_path)))
     assert "did not end cleanly (1 so far)" in caplog.text
-    assert [what for what, _ in gpu.limits.disabled] == ["softmax.wgsl"]     # what the doctor found stays
+    assert [what for what, _ in gpu.limits.disabled] == ["softmax.wgsl"]  # what the doctor found stays
     stored = verdicts.read(str(tmp_path), key)
     assert stored is not None
     assert (stored.strikes, stored.depth) == (1, "full")
@@ -207,7 +228,11 @@ def test_what_had_no_time_at_first_use_is_looked_at_once_more(tmp_path: Path, mo
     looks = [first, Verdict(shown=("matrix-units",), complete=False)]
     monkeypatch.setattr(open_adapter, "quick", lambda *given: looks.pop(0))
     shown = [open_adapter._verdict(info, "key", str(tmp_path)).shown for _ in range(3)]
-    assert shown == [("subnormal-float16",), ("matrix-units", "subnormal-float16"), ("matrix-units", "subnormal-float16")]
+    assert shown == [
+        ("subnormal-float16",),
+        ("matrix-units", "subnormal-float16"),
+        ("matrix-units", "subnormal-float16"),
+    ]
     stored = verdicts.read(str(tmp_path), "key")
     assert stored is not None
     assert (stored.disabled, stored.strikes) == ((("softmax.wgsl", "it failed"),), 0)
@@ -222,7 +247,10 @@ def test_a_look_that_runs_out_of_time_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_fault_found_at_first_use_is_not_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, forget: None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    forget: None,
 ) -> None:
     monkeypatch.setenv("ORT_GPU_EP_DRILL", "abort@softmax")
     gpu = open_adapter.open_gpu(Config(cache_dir=str(tmp_path)))
@@ -236,7 +264,10 @@ def test_health_off_probes_nothing(tmp_path: Path, forget: None) -> None:
 
 
 def test_where_no_process_can_be_started_nothing_is_disabled(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, forget: None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    forget: None,
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     with caplog.at_level(logging.INFO, "ort_gpu_ep"):
@@ -248,8 +279,13 @@ def test_where_no_process_can_be_started_nothing_is_disabled(
 # ---- the cache of what drivers are like
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', '{"format": 1, "adapters": 3}', '{"format": 1, "adapters": [{"x": 1}]}', "\0\1"])
-def test_a_broken_cache_of_drivers_is_said_and_made_anew(content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '{"format": 99}', '{"format": 1, "adapters": 3}', '{"format": 1, "adapters": [{"x": 1}]}', "\0\1"],
+)
+def test_a_broken_cache_of_drivers_is_said_and_made_anew(
+    content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     sight = enumeration.look_again(str(tmp_path))
     (file,) = (tmp_path / "health").iterdir()
     assert enumeration._cached(str(tmp_path)) == sight
@@ -266,7 +302,8 @@ def test_a_fingerprint_changes_with_its_drivers(tmp_path: Path) -> None:
     environment = {"VK_DRIVER_FILES": str(manifest)}
     seen = [drivers.fingerprint(environment)]
     assert drivers.fingerprint(environment) == seen[0]
-    assert drivers.fingerprint({**environment, "MESA_SHADER_CACHE_DIR": "/elsewhere"}) == seen[0]      # no other driver by that
+    # no other driver by that
+    assert drivers.fingerprint({**environment, "MESA_SHADER_CACHE_DIR": "/elsewhere"}) == seen[0]
     library.write_bytes(b"22")
     seen.append(drivers.fingerprint(environment))
     manifest.write_text(json.dumps({"ICD": {"library_path": "libc.so.6"}}))
@@ -284,7 +321,11 @@ def test_manifests_are_searched_where_the_loader_does(tmp_path: Path) -> None:
     first, second, added = tmp_path / "a/vulkan/icd.d/x.json", tmp_path / "b/vulkan/icd.d/y.json", tmp_path / "z.json"
     first.touch()
     second.touch()
-    environment = {"XDG_CONFIG_HOME": str(tmp_path / "a"), "XDG_DATA_DIRS": str(tmp_path / "b"), "VK_ADD_DRIVER_FILES": str(added)}
+    environment = {
+        "XDG_CONFIG_HOME": str(tmp_path / "a"),
+        "XDG_DATA_DIRS": str(tmp_path / "b"),
+        "VK_ADD_DRIVER_FILES": str(added),
+    }
     found = loader_paths.manifests(environment)
     assert found[0] == added
     assert [p for p in found if tmp_path in p.parents] == [added, first, second]

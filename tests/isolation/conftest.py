@@ -70,7 +70,8 @@ def end_of(pid: int) -> bool:
 
 @contextmanager
 def patient_for(opened: Opened, seconds: float) -> Iterator[None]:
-    """A worker that does not answer for so long counts as hung: around runs that it can't answer, for on a busy machine others take as long."""
+    """A worker that does not answer for so long counts as hung: around runs that it can't answer, for on a busy machine
+    others take as long."""
     programs: list[Any] = [p.program for p in opened.state.partitions]
     usual_s = [program._timeout_s for program in programs]
     for program in programs:

@@ -49,14 +49,22 @@ def abandoned() -> set[str]:
     """Files of shared memory that no process has any more: there may be others' in use."""
     held = set[str]()
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):      # it has ended
+        with contextlib.suppress(OSError):  # it has ended
             held |= set(re.findall(r"/dev/shm/(\S+)", maps.read_text()))
     return set(os.listdir("/dev/shm")) - held if os.path.isdir("/dev/shm") else set()
 
 
-@pytest.mark.parametrize("then", [
-    "pass", "sys.exit(3)", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)", "os.abort()",
-    "opened.session = None; time.sleep(0.1); os.kill(os.getpid(), signal.SIGTERM)"])
+@pytest.mark.parametrize(
+    "then",
+    [
+        "pass",
+        "sys.exit(3)",
+        "os._exit(0)",
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "os.abort()",
+        "opened.session = None; time.sleep(0.1); os.kill(os.getpid(), signal.SIGTERM)",
+    ],
+)
 def test_the_parent_ends(then: str) -> None:
     files = abandoned()
     process = parent(then)
@@ -71,7 +79,9 @@ def test_the_parent_ends(then: str) -> None:
 def test_the_parent_is_killed_while_the_worker_hangs() -> None:
     """The worker's main thread never comes back from the driver; another one sees that the parent is gone."""
     process = parent(
-        "opened = isolated(mlp(), faults='hang@1', health='off'); print(gpu_of(opened).pid, flush=True); opened.run(x=rows(4))")
+        "opened = isolated(mlp(), faults='hang@1', health='off'); print(gpu_of(opened).pid, flush=True); "
+        "opened.run(x=rows(4))"
+    )
     assert process.stdout is not None
     pids = [int(process.stdout.readline()) for _ in range(2)]
     time.sleep(1)
@@ -139,9 +149,9 @@ def test_the_workers_work_is_ours(own: dict[str, str]) -> None:
     pid = gpu_of(killed).pid or 0
     assert pid in own_pids()
     os.kill(pid, signal.SIGKILL)
-    assert_close(killed.run(x=X), WANT)         # by the CPU
+    assert_close(killed.run(x=X), WANT)  # by the CPU
     assert pid not in own_pids()
-    other = isolated(MODEL, **own)              # starts the next worker at once
+    other = isolated(MODEL, **own)  # starts the next worker at once
     pid = gpu_of(other).pid or 0
     assert pid in own_pids()
     del killed, other
@@ -151,7 +161,7 @@ def test_the_workers_work_is_ours(own: dict[str, str]) -> None:
 
 def test_markers_go_with_the_worker(own: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that was asked to end has ended cleanly: nobody probes because of it."""
-    monkeypatch.setattr(process, "_LAST_S", PATIENCE_S)     # it is not killed because the machine is busy
+    monkeypatch.setattr(process, "_LAST_S", PATIENCE_S)  # it is not killed because the machine is busy
     opened = isolated(MODEL, cache_dir=str(tmp_path))
     assert list(tmp_path.rglob("*.open"))
     assert gpu_of(opened).pid

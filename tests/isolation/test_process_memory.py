@@ -1,4 +1,5 @@
-"""Large tensors go between the worker's driver and this process's memory, without a copy in the memory that both share."""
+"""Large tensors go between the worker's driver and this process's memory, without a copy in the memory that both
+share."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ GRAIN, I8 = 1 << 20, TensorProto.INT8
 
 @pytest.fixture(scope="module")
 def allowed() -> bool:
-    """Whether this system lets a child read its parent's memory, as found out without our worker: not on macOS, nor behind some filters."""
+    """Whether this system lets a child read its parent's memory, as found out without our worker: not on macOS, nor
+    behind some filters."""
     if not sys.platform.startswith("linux"):
         return False
     word = ctypes.create_string_buffer(secrets.token_bytes(8), 8)
@@ -41,7 +43,11 @@ ctypes.CDLL(None).process_vm_readv(os.getppid(), ctypes.byref(ours), one, ctypes
 print(found.raw.hex())
 """
     with subprocess.Popen(
-            [sys.executable, "-c", code, str(ctypes.addressof(word))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        [sys.executable, "-c", code, str(ctypes.addressof(word))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
         process_memory.AccessCheck(child.pid)
         told, _ = child.communicate("!", timeout=300)
     return bytes.fromhex(told) == word.raw
@@ -56,15 +62,20 @@ def tile() -> bytes:
 
 
 def mixed() -> bytes:
-    """Small and large tensors at once, with numbers of bytes that are no multiples of four, and outputs larger than their inputs."""
+    """Small and large tensors at once, with numbers of bytes that are no multiples of four, and outputs larger than
+    their inputs."""
     nodes = [node("Add", "i j", "k"), node("Tile", "s reps", "t"), node("Neg", "s", "u"), node("Tanh", "x", "y")]
     inputs = [info("i", ["A"], I8), info("j", [1], I8), info("s", [3, 5]), info("x", ["B", 7])]
     return make_model(nodes, inputs, [info("k", ["A"], I8), "t", "u", "y"], {"reps": np.array([301, 77])})
 
 
 def mixed_feeds() -> dict[str, Any]:
-    return {"i": rng.integers(-60, 60, 700_001, dtype=np.int8), "j": np.array([7], np.int8),
-            "s": rng.normal(size=(3, 5)).astype("f"), "x": rng.normal(size=(20_011, 7)).astype("f")}
+    return {
+        "i": rng.integers(-60, 60, 700_001, dtype=np.int8),
+        "j": np.array([7], np.int8),
+        "s": rng.normal(size=(3, 5)).astype("f"),
+        "x": rng.normal(size=(20_011, 7)).astype("f"),
+    }
 
 
 def shared_nbytes(opened: Opened) -> int:
@@ -94,10 +105,15 @@ def test_sizes_and_places(reaches: bool, allowed: bool, own: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize("name", ["chain", "mixed"])
-def test_a_worker_that_can_not_reach_what_it_should(name: str, own: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It failed the trial, but is asked to reach: as when the system forbids later what it allowed, or memory is a device's."""
+def test_a_worker_that_can_not_reach_what_it_should(
+    name: str, own: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It failed the trial, but is asked to reach: as when the system forbids later what it allowed, or memory is a
+    device's."""
     monkeypatch.setattr(remote, "AccessCheck", NoAccessCheck)
-    model, feeds = (chain(), {"x": rng.normal(size=(700, 1024)).astype("f")}) if name == "chain" else (mixed(), mixed_feeds())
+    model, feeds = (
+        (chain(), {"x": rng.normal(size=(700, 1024)).astype("f")}) if name == "chain" else (mixed(), mixed_feeds())
+    )
     opened = isolated(model, **own)
     assert gpu_of(opened).reaches
     for _ in range(2):
@@ -127,7 +143,8 @@ class NoAccessCheck(process_memory.AccessCheck):
 
 
 def test_the_worker_ends_while_it_writes_outputs(own: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "AccessCheck", NoAccessCheck)       # so that there is something to fetch wherever this runs
+    # so that there is something to fetch wherever this runs
+    monkeypatch.setattr(remote, "AccessCheck", NoAccessCheck)
     model, opened, x = tile(), isolated(tile(), **own), rng.normal(size=(3, 5)).astype("f")
     request = WorkerProcess.request
 
@@ -135,12 +152,15 @@ def test_the_worker_ends_while_it_writes_outputs(own: dict[str, str], monkeypatc
         if message[0] == "fetch":
             os.kill(self.pid, signal.SIGKILL)
         return request(self, message, timeout_s)
+
     monkeypatch.setattr(WorkerProcess, "request", killed)
     assert_close(opened.run(x=x), reference(model, x=x))
     assert [e.kind for e in opened.state.events if "SIGKILL" in e.message] == ["fallback"]
 
 
-def test_an_output_that_takes_its_inputs_place(allowed: bool, own: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_takes_its_inputs_place(
+    allowed: bool, own: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is written once the worker has answered for good: the CPU can still use the input if it does not."""
     import onnxruntime
 
@@ -153,10 +173,14 @@ def test_an_output_that_takes_its_inputs_place(allowed: bool, own: dict[str, str
     binding.bind_ortvalue_output("y", value)
     asked = []
     request = WorkerProcess.request
-    monkeypatch.setattr(WorkerProcess, "request", lambda self, message, timeout_s: asked.append(message[0]) or request(self, message, timeout_s))
+    monkeypatch.setattr(
+        WorkerProcess,
+        "request",
+        lambda self, message, timeout_s: asked.append(message[0]) or request(self, message, timeout_s),
+    )
     opened.session.run_with_iobinding(binding)
     assert_close([value.numpy()], [want])
-    assert asked == ["run", "share"][:1 + allowed]
+    assert asked == ["run", "share"][: 1 + allowed]
 
 
 @pytest.mark.parametrize("shares", [1, process_memory.THREADS])

@@ -30,13 +30,22 @@ def conv() -> bytes:
 
 
 def lstm() -> bytes:
-    weights = {n: (rng.normal(size=s) / 4).astype("f") for n, s in {"W": (1, 64, 12), "R": (1, 64, 16), "B": (1, 128)}.items()}
-    return make_model([node("LSTM", "x W R B", "y h c", hidden_size=16)], [info("x", [5, 2, 12])], ["y", "h", "c"], weights)
+    weights = {
+        n: (rng.normal(size=s) / 4).astype("f") for n, s in {"W": (1, 64, 12), "R": (1, 64, 16), "B": (1, 128)}.items()
+    }
+    return make_model(
+        [node("LSTM", "x W R B", "y h c", hidden_size=16)], [info("x", [5, 2, 12])], ["y", "h", "c"], weights
+    )
 
 
 def around_an_island() -> bytes:
-    nodes = [node("Transpose", "x", "t", perm=[1, 0]), node("MatMul", "t x", "a"), node("Add", "a E", "s"), island("s", "b"),
-             node("Tanh", "b", "y")]
+    nodes = [
+        node("Transpose", "x", "t", perm=[1, 0]),
+        node("MatMul", "t x", "a"),
+        node("Add", "a E", "s"),
+        island("s", "b"),
+        node("Tanh", "b", "y"),
+    ]
     return make_model(nodes, [info("x", ["N", 16])], ["y"], {"E": 20 * np.eye(16, dtype="f")})
 
 
@@ -46,27 +55,57 @@ def several_outputs() -> bytes:
 
 
 def other_types() -> bytes:
-    nodes = [node("Add", "i j", "k"), node("Less", "i j", "b"), node("Not", "b", "n"), node("Cast", "h", "f", to=F32),
-             node("Mul", "f f", "g"), node("Cast", "g", "o", to=F16)]
+    nodes = [
+        node("Add", "i j", "k"),
+        node("Less", "i j", "b"),
+        node("Not", "b", "n"),
+        node("Cast", "h", "f", to=F32),
+        node("Mul", "f f", "g"),
+        node("Cast", "g", "o", to=F16),
+    ]
     inputs = [info("i", ["N"], I64), info("j", ["N"], I64), info("h", ["N"], F16)]
     return make_model(nodes, inputs, [info("k", ["N"], I64), info("n", ["N"], BOOL), info("o", ["N"], F16)])
 
 
 def types_that_kernels_ask_for() -> bytes:
     """What is otherwise for an element type: how it is read, its range, its fusions."""
-    nodes = [node("Xor", "p q", "a"), node("Or", "a p", "o"), node("Cast", "x", "t", to=BOOL), node("And", "t p", "u"),
-             node("QuantizeLinear", "x s z", "i8"), node("QuantizeLinear", "x s uz", "u8"), node("OneHot", "n depth values", "hot"),
-             node("DynamicQuantizeLinear", "x", "dq ds dz"), node("DequantizeLinear", "dq ds dz", "back")]
-    constants = {"s": np.float32(0.1), "z": np.int8(-3), "uz": np.uint8(7), "depth": np.array(5), "values": np.array([0.5, 2], "f")}
+    nodes = [
+        node("Xor", "p q", "a"),
+        node("Or", "a p", "o"),
+        node("Cast", "x", "t", to=BOOL),
+        node("And", "t p", "u"),
+        node("QuantizeLinear", "x s z", "i8"),
+        node("QuantizeLinear", "x s uz", "u8"),
+        node("OneHot", "n depth values", "hot"),
+        node("DynamicQuantizeLinear", "x", "dq ds dz"),
+        node("DequantizeLinear", "dq ds dz", "back"),
+    ]
+    constants = {
+        "s": np.float32(0.1),
+        "z": np.int8(-3),
+        "uz": np.uint8(7),
+        "depth": np.array(5),
+        "values": np.array([0.5, 2], "f"),
+    }
     inputs = [info("p", ["N"], BOOL), info("q", ["N"], BOOL), info("x", ["N"]), info("n", ["N"], I64)]
-    outputs = [info(name, None, kind) for name, kind in {"o": BOOL, "u": BOOL, "i8": 3, "u8": 2, "hot": F32, "back": F32}.items()]
+    outputs = [
+        info(name, None, kind)
+        for name, kind in {"o": BOOL, "u": BOOL, "i8": 3, "u8": 2, "hot": F32, "back": F32}.items()
+    ]
     return make_model(nodes, inputs, outputs, constants)
 
 
 def branches() -> bytes:
     """Dispatches that bind what others read."""
-    nodes = [node("Softmax", "x", "a"), node("Softmax", "x", "b", axis=0), node("Softmax", "a", "c"), node("Softmax", "b", "d"),
-             node("Softmax", "c", "e"), node("Softmax", "d", "f"), node("Sum", "e f", "y")]
+    nodes = [
+        node("Softmax", "x", "a"),
+        node("Softmax", "x", "b", axis=0),
+        node("Softmax", "a", "c"),
+        node("Softmax", "b", "d"),
+        node("Softmax", "c", "e"),
+        node("Softmax", "d", "f"),
+        node("Sum", "e f", "y"),
+    ]
     return make_model(nodes, [info("x", ["N", 16])], ["y"])
 
 
@@ -80,9 +119,19 @@ CASES: dict[str, tuple[bytes, dict[str, Any]]] = {
     "lstm": (lstm(), {"x": rng.normal(size=(5, 2, 12)).astype("f")}),
     "island": (around_an_island(), {"x": rows(3)}),
     "outputs": (several_outputs(), {"x": rows(5)}),
-    "types": (other_types(), {"i": np.arange(-3, 4) << 40, "j": np.arange(7)[::-1].copy(), "h": np.arange(7, dtype=np.float16)}),
-    "element types": (types_that_kernels_ask_for(), {"p": rng.random(37) < 0.5, "q": rng.random(37) < 0.5, "n": rng.integers(0, 5, 37),
-                                                     "x": (30 * rng.normal(size=37)).round().astype("f")}),
+    "types": (
+        other_types(),
+        {"i": np.arange(-3, 4) << 40, "j": np.arange(7)[::-1].copy(), "h": np.arange(7, dtype=np.float16)},
+    ),
+    "element types": (
+        types_that_kernels_ask_for(),
+        {
+            "p": rng.random(37) < 0.5,
+            "q": rng.random(37) < 0.5,
+            "n": rng.integers(0, 5, 37),
+            "x": (30 * rng.normal(size=37)).round().astype("f"),
+        },
+    ),
     "16 MiB": (big(), {"x": rng.normal(size=(4096, 1024)).astype("f")}),
     "branches": (branches(), {"x": rows(6)}),
     "no rows": (mlp(), {"x": rows(0)}),
@@ -101,15 +150,22 @@ def test_results(name: str) -> None:
 
 
 def test_tensors_that_stay_on_the_host_are_copied_once_each_way() -> None:
-    """ONNX Runtime adds no copies to a device memory of ours: its tensors are where the worker's memory is filled from."""
+    """ONNX Runtime adds no copies to a device memory of ours: its tensors are where the worker's memory is filled
+    from."""
     model, x = mlp(), rows(4)
     opened = isolated(model)
     opened.run(x=x)
     before = opened.state.copies.as_dict()
     opened.run(x=x)
     copied = {k: v - before[k] for k, v in opened.state.copies.as_dict().items()}
-    assert copied == {"host_to_device": 1, "host_to_device_nbytes": x.nbytes, "device_to_host": 1, "device_to_host_nbytes": 4 * 8 * 4,
-                      "device_to_device": 0, "device_to_device_nbytes": 0}
+    assert copied == {
+        "host_to_device": 1,
+        "host_to_device_nbytes": x.nbytes,
+        "device_to_host": 1,
+        "device_to_host_nbytes": 4 * 8 * 4,
+        "device_to_device": 0,
+        "device_to_device_nbytes": 0,
+    }
 
 
 def test_dynamic_shapes_one_after_another() -> None:
@@ -130,7 +186,9 @@ def test_weights_larger_than_a_message_but_not_on_disk(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(fallback, "WeightFile", full)
     weights = {"W": rng.normal(size=(16, 4096)).astype("f"), "V": rng.normal(size=(16, 3)).astype("f")}
-    model = make_model([node("MatMul", "x W", "a"), node("MatMul", "x V", "b")], [info("x", ["N", 16])], ["a", "b"], weights)
+    model = make_model(
+        [node("MatMul", "x W", "a"), node("MatMul", "x V", "b")], [info("x", ["N", 16])], ["a", "b"], weights
+    )
     opened = isolated(model)
     assert_close(opened.run(x=rows(4)), reference(model, x=rows(4)))
     assert {e.kind for e in opened.state.events} == {"warning"}
@@ -170,7 +228,9 @@ def test_strict_and_verify() -> None:
 def test_the_drop_in_class(placement: str) -> None:
     model = mlp()
     adapter = {"adapter": "0"} if placement == "auto" else {}
-    session = ort_gpu_ep.InferenceSession(model, provider_options={"isolation": "process", "placement": placement, **adapter})
+    session = ort_gpu_ep.InferenceSession(
+        model, provider_options={"isolation": "process", "placement": placement, **adapter}
+    )
     for _ in range(6):
         assert_close(session.run(None, {"x": rows(4)}), reference(model, x=rows(4)))
     explained = session.explain()
@@ -194,18 +254,24 @@ def test_deadly_faults_need_a_worker() -> None:
 
 def test_errors_of_the_worker_keep_their_class() -> None:
     with pytest.raises(ConfigError, match="faults="):
-        ort_gpu_ep.InferenceSession(mlp(), provider_options={"placement": "gpu", "isolation": "process", "faults": "explode@1"})
+        ort_gpu_ep.InferenceSession(
+            mlp(), provider_options={"placement": "gpu", "isolation": "process", "faults": "explode@1"}
+        )
     with pytest.raises(AdapterError, match="no such adapter"):
-        ort_gpu_ep.InferenceSession(mlp(), provider_options={"placement": "gpu", "isolation": "process", "adapter": "Voodoo"})
+        ort_gpu_ep.InferenceSession(
+            mlp(), provider_options={"placement": "gpu", "isolation": "process", "adapter": "Voodoo"}
+        )
 
 
 @pytest.mark.parametrize("way", ["plain", "drop-in", "auto"])
 def test_this_process_loads_no_driver(way: str) -> None:
     opening = {
-        "plain": "s = onnxruntime.InferenceSession(m, providers=[('WgpuExecutionProvider', {'isolation': 'process', 'placement': 'gpu'}),"
-                 " 'CPUExecutionProvider'])",
+        "plain": "s = onnxruntime.InferenceSession(m, providers=[('WgpuExecutionProvider', {'isolation': 'process', "
+        "'placement': 'gpu'}),"
+        " 'CPUExecutionProvider'])",
         "drop-in": "s = ort_gpu_ep.InferenceSession(m, provider_options={'isolation': 'process', 'placement': 'gpu'})",
-        "auto": "s = ort_gpu_ep.InferenceSession(m, provider_options={'isolation': 'process', 'adapter': '0'})"}[way]
+        "auto": "s = ort_gpu_ep.InferenceSession(m, provider_options={'isolation': 'process', 'adapter': '0'})",
+    }[way]
     program = f"""
         import sys, onnxruntime, ort_gpu_ep
         from tests.isolation.conftest import mlp, rows
@@ -220,7 +286,14 @@ def test_this_process_loads_no_driver(way: str) -> None:
         maps = open('/proc/self/maps').read() if sys.platform == 'linux' else ''
         print('wgpu' in sys.modules, 'vulkan' in maps, 'wgpu_native' in maps)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.stdout.strip() == "False False False", done.stdout + done.stderr
 
 

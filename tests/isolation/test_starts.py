@@ -34,7 +34,9 @@ def before(monkeypatch: pytest.MonkeyPatch) -> Callable[[Before], None]:
         def replaced(self: WorkerProcess, what: tuple[Any, ...], timeout_s: float) -> dict[str, Any]:
             f(self, what)
             return request(self, what, timeout_s)
+
         monkeypatch.setattr(WorkerProcess, "request", replaced)
+
     return install
 
 
@@ -66,7 +68,9 @@ def die(worker: WorkerProcess, number: int = signal.SIGKILL) -> None:
     worker._process.wait()
 
 
-def test_a_run_does_not_wait_for_the_worker_of_a_new_session(own: dict[str, str], before: Callable[[Before], None], gate: Gate) -> None:
+def test_a_run_does_not_wait_for_the_worker_of_a_new_session(
+    own: dict[str, str], before: Callable[[Before], None], gate: Gate
+) -> None:
     first = isolated(MODEL, **own)
     assert back_on_the_gpu(first)
     process = gpu_of(first).process
@@ -85,7 +89,9 @@ def test_a_run_does_not_wait_for_the_worker_of_a_new_session(own: dict[str, str]
     until(lambda: back_on_the_gpu(first) and back_on_the_gpu(made[0]), "the GPU")
 
 
-def test_other_options_do_not_wait_for_a_worker(own: dict[str, str], before: Callable[[Before], None], gate: Gate) -> None:
+def test_other_options_do_not_wait_for_a_worker(
+    own: dict[str, str], before: Callable[[Before], None], gate: Gate
+) -> None:
     before(lambda worker, what: gate.hold() if what[0] == "open" and what[1].memory_limit_mb == 77 else None)
     waiting = threading.Thread(target=lambda: open_remote(Config(isolation="process", memory_limit_mb=77, **own)).end())  # type: ignore[arg-type]
     waiting.start()
@@ -108,7 +114,9 @@ def test_the_worker_ends_while_a_session_is_made(own: dict[str, str], before: Ca
     assert gpu_of(opened).generations == 2
 
 
-def test_a_worker_that_is_killed_before_it_is_ready_is_followed_by_another(own: dict[str, str], before: Callable[[Before], None]) -> None:
+def test_a_worker_that_is_killed_before_it_is_ready_is_followed_by_another(
+    own: dict[str, str], before: Callable[[Before], None]
+) -> None:
     left = [True] * 3
     before(lambda worker, what: die(worker) if what[0] == "open" and left and left.pop() else None)
     opened = isolated(MODEL, **own)
@@ -117,7 +125,9 @@ def test_a_worker_that_is_killed_before_it_is_ready_is_followed_by_another(own: 
     assert not opened.state.events
 
 
-def test_kills_from_outside_leave_no_partition_to_the_cpu(own: dict[str, str], before: Callable[[Before], None]) -> None:
+def test_kills_from_outside_leave_no_partition_to_the_cpu(
+    own: dict[str, str], before: Callable[[Before], None]
+) -> None:
     left = [True] * 4
     before(lambda worker, what: die(worker) if what[0] == "compile" and left and left.pop() else None)
     opened = isolated(MODEL, **own)
@@ -125,7 +135,9 @@ def test_kills_from_outside_leave_no_partition_to_the_cpu(own: dict[str, str], b
     assert not left
 
 
-def test_a_session_is_made_where_all_workers_are_killed_for_a_while(own: dict[str, str], before: Callable[[Before], None]) -> None:
+def test_a_session_is_made_where_all_workers_are_killed_for_a_while(
+    own: dict[str, str], before: Callable[[Before], None]
+) -> None:
     """What the adapter is like is known from an earlier worker; the session's own comes later."""
     first = isolated(MODEL, **own)
     assert back_on_the_gpu(first)
@@ -137,7 +149,9 @@ def test_a_session_is_made_where_all_workers_are_killed_for_a_while(own: dict[st
     until(lambda: back_on_the_gpu(second) and back_on_the_gpu(first), "the GPU")
 
 
-def test_strict_raises_where_the_worker_ends_while_a_session_is_made(own: dict[str, str], before: Callable[[Before], None]) -> None:
+def test_strict_raises_where_the_worker_ends_while_a_session_is_made(
+    own: dict[str, str], before: Callable[[Before], None]
+) -> None:
     before(lambda worker, what: die(worker) if what[0] == "compile" else None)
     with pytest.raises(Exception, match=DeviceLostError.__name__):
         isolated(MODEL, strict=1, **own)
@@ -147,7 +161,13 @@ def test_a_partition_that_ends_workers_is_given_up(own: dict[str, str], before: 
     """It costs the other sessions two workers, and no more; it does not open their circuit either."""
     healthy = isolated(MODEL, **own)
     bad: list[int] = []
-    before(lambda worker, what: die(worker, signal.SIGSEGV) if what[0] == "compile" and what[1] in (bad or bad.append(what[1]) or bad) else None)
+    before(
+        lambda worker, what: (
+            die(worker, signal.SIGSEGV)
+            if what[0] == "compile" and what[1] in (bad or bad.append(what[1]) or bad)
+            else None
+        )
+    )
     poison = isolated(mlp(7), **own)
     until(lambda: back_on_the_gpu(healthy), "the GPU")
     for _ in range(5):
@@ -176,6 +196,7 @@ def test_a_run_does_not_wait_for_others_longer_than_for_a_hang(own: dict[str, st
         with gpu._lock:
             held.set()
             done.wait(300)
+
     other = threading.Thread(target=hold)
     other.start()
     assert held.wait(300)

@@ -62,7 +62,7 @@ def test_killed_during_a_run(own: dict[str, str]) -> None:
     old = gpu_of(opened).pid
     assert old is not None
     threading.Timer(0.5, os.kill, (old, signal.SIGKILL)).start()
-    check_replaced(opened, old, "SIGKILL")      # the wait did not go on to hang_timeout_ms: that would be told instead
+    check_replaced(opened, old, "SIGKILL")  # the wait did not go on to hang_timeout_ms: that would be told instead
 
 
 def test_stopped(own: dict[str, str]) -> None:
@@ -76,8 +76,15 @@ def test_stopped(own: dict[str, str]) -> None:
     check_replaced(opened, old, "did not answer within 2 s")
 
 
-@pytest.mark.parametrize(("kind", "says"), [
-    ("abort", "SIGABRT"), ("segfault", "SIGSEGV"), ("hang", "did not answer within 2 s"), ("lost", "the driver dropped the device")])
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("abort", "SIGABRT"),
+        ("segfault", "SIGSEGV"),
+        ("hang", "did not answer within 2 s"),
+        ("lost", "the driver dropped the device"),
+    ],
+)
 def test_faults_during_a_run(kind: str, says: str, own: dict[str, str]) -> None:
     opened = isolated(MODEL, faults=f"{kind}@3", **own)
     assert back_on_the_gpu(opened)
@@ -88,11 +95,21 @@ def test_faults_during_a_run(kind: str, says: str, own: dict[str, str]) -> None:
     until(lambda: back_on_the_gpu(opened), "a new worker")
     assert [e.kind for e in opened.state.events if says in e.message] == ["fallback"]
     assert gpu_of(opened).pid != old
-    assert gpu_of(opened).generations == 2       # the fault was at run 3 of the drill, not of each worker
+    assert gpu_of(opened).generations == 2  # the fault was at run 3 of the drill, not of each worker
 
 
-@pytest.mark.parametrize("answer", [b"\xff\xfe", b"[1]", b'{"outputs": [[[4, 8], -1]]}', b'{"outputs": [[[4, 8], 1099511627776]]}',
-                                    b'{"outputs": []}', b"{}", b'{"outputs": [[[4], 0]]}'])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\xff\xfe",
+        b"[1]",
+        b'{"outputs": [[[4, 8], -1]]}',
+        b'{"outputs": [[[4, 8], 1099511627776]]}',
+        b'{"outputs": []}',
+        b"{}",
+        b'{"outputs": [[[4], 0]]}',
+    ],
+)
 def test_garbage(answer: bytes, own: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     opened = isolated(MODEL, **own)
     assert back_on_the_gpu(opened)
@@ -102,12 +119,14 @@ def test_garbage(answer: bytes, own: dict[str, str], monkeypatch: pytest.MonkeyP
         receive(self, timeout_s)
         monkeypatch.undo()
         return answer
+
     monkeypatch.setattr(Channel, "receive", once)
     check_replaced(opened, old, "answers garbage")
 
 
 def test_a_leak(own: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A worker that only grows is replaced between two runs; the sizes of heaps, and new shapes with their buffers, are no leak."""
+    """A worker that only grows is replaced between two runs; the sizes of heaps, and new shapes with their buffers, are
+    no leak."""
     monkeypatch.setattr(leak_watch, "PAUSE_S", 0.0)
     monkeypatch.setattr(leak_watch, "ALLOWED_NBYTES", 128 << 20)
     opened = isolated(MODEL, faults="leak@8", **own)
@@ -119,7 +138,7 @@ def test_a_leak(own: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: py
     assert_close(opened.run(x=X), WANT)
     assert gpu_of(opened).pid is None
     assert gpu_of(opened).circuit.state == "open"
-    assert runs_of(opened)[1] == 0                       # the run was right, and the worker's
+    assert runs_of(opened)[1] == 0  # the run was right, and the worker's
     assert "MiB more than when it last compiled anything" in caplog.text
     until(lambda: back_on_the_gpu(opened), "a new worker")
     assert gpu_of(opened).pid not in (None, old)
@@ -148,6 +167,7 @@ def test_strict_raises_and_recovers(own: dict[str, str]) -> None:
                 return False
             assert_close(got, WANT)
             return True
+
         until(works, "a new worker")
 
 
@@ -160,6 +180,7 @@ def test_all_sessions_go_on_with_the_new_worker(own: dict[str, str]) -> None:
         for session in opened:
             session.run(x=X)
         return gpu_of(opened[0]).circuit.state == "closed"
+
     until(closed, "a new worker")
     before = [runs_of(o)[1] for o in opened]
     for session, model in zip(opened, models, strict=True):

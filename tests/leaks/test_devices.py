@@ -18,11 +18,11 @@ from tests.unit.graphs import model_of
 
 
 def counts() -> dict[str, int]:
-    """What wgpu-native holds, by type, what it is to write to, and the threads of the process; those that have waited for a device are kept,
-    as many as it took.
+    """What wgpu-native holds, by type, what it is to write to, and the threads of the process; those that have waited
+    for a device are kept, as many as it took.
     """
     gc.collect()
-    gc.collect()        # what the first one freed was the last reference to a device, which is a cycle
+    gc.collect()  # what the first one freed was the last reference to a device, which is a cycle
     arrivals = sum(isinstance(each, native.Arrival) for each in gc.get_objects())
     return objects.live() | {"arrivals": arrivals, "threads": psutil.Process().num_threads() - len(waiting._idle)}
 
@@ -59,8 +59,9 @@ def drop_a_lost_device_with_pending_work() -> None:
 def use(faults: str, verify: int = 1, runs: int = 4) -> None:
     """A session on a device of its own; runs with and without elements."""
     text = "(float[N, 4] x) => (float[N, 4] y) { s = Softmax(x) y = Tanh(s) }"
-    session = ort_gpu_ep.InferenceSession(model_of(text).SerializeToString(), provider_options={
-        "placement": "gpu", "faults": faults, "verify": verify})
+    session = ort_gpu_ep.InferenceSession(
+        model_of(text).SerializeToString(), provider_options={"placement": "gpu", "faults": faults, "verify": verify}
+    )
     assert session.state.gpu is not None
     for rows in (2, 2, 0, *[2] * (runs - 3)):
         session.run(None, {"x": np.ones((rows, 4), "f")})
@@ -91,10 +92,19 @@ def drop_a_session_whose_device_hung() -> None:
 
 
 @pytest.mark.usefixtures("long_pauses", "brief_hangs")
-@pytest.mark.parametrize("act", [
-    drop_a_command_buffer_that_was_never_submitted, drop_a_device_with_pooled_buffers, drop_a_lost_device_with_pending_work,
-    drop_a_session, drop_a_session_with_large_inputs, drop_a_session_whose_device_was_lost,
-    drop_a_session_whose_device_hung], ids=lambda act: act.__name__)
+@pytest.mark.parametrize(
+    "act",
+    [
+        drop_a_command_buffer_that_was_never_submitted,
+        drop_a_device_with_pooled_buffers,
+        drop_a_lost_device_with_pending_work,
+        drop_a_session,
+        drop_a_session_with_large_inputs,
+        drop_a_session_whose_device_was_lost,
+        drop_a_session_whose_device_hung,
+    ],
+    ids=lambda act: act.__name__,
+)
 def test_nothing_of_a_dropped_device_stays(act: Callable[[], None]) -> None:
     act()
     before = counts()

@@ -44,6 +44,7 @@ def keeps_no_tensors(tmp_path: Path) -> None:
         x = np.ones((rows, 1024), "f")
         (y,) = fallback.run([(TensorType(FLOAT, x.shape), x.reshape(-1).view(np.uint8))])
         assert y.shape() == [rows, 1024]
+
     run(4)
     before = resident()
     run(NBYTES // 4096)
@@ -66,7 +67,10 @@ def takes_what_it_takes_without(tmp_path: Path) -> None:
 
 def in_a_process(check: str, tmp_path: Path) -> None:
     """Of its own, whose memory nobody has used before."""
-    code = f"from pathlib import Path; from tests.leaks import test_fallback; test_fallback.{check}(Path({str(tmp_path)!r}))"
+    code = (
+        f"from pathlib import Path; from tests.leaks import test_fallback; "
+        f"test_fallback.{check}(Path({str(tmp_path)!r}))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
@@ -77,7 +81,8 @@ def test_the_fallback_keeps_no_tensors(tmp_path: Path) -> None:
 
 
 def test_a_session_after_a_fallback_takes_what_it_takes_without(tmp_path: Path) -> None:
-    """With the GPU in a worker, so that its buffers don't count here; the session's own output stays in onnxruntime's arena either way."""
+    """With the GPU in a worker, so that its buffers don't count here; the session's own output stays in onnxruntime's
+    arena either way."""
     in_a_process("takes_what_it_takes_without", tmp_path)
 
 
@@ -90,9 +95,12 @@ def test_a_session_for_one_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.M
         session = create(self, *arguments)
         made.append(weakref.ref(session))
         return session
+
     monkeypatch.setattr(Source, "session", noted)
     model = make_model([node("Relu", "x", "h"), node("Softmax", "h", "y")], [info("x", ["N", 1024])], ["y"], {})
-    session = ort_gpu_ep.InferenceSession(model, provider_options={"placement": "gpu", "faults": "lost@1", "cache_dir": str(tmp_path)})
+    session = ort_gpu_ep.InferenceSession(
+        model, provider_options={"placement": "gpu", "faults": "lost@1", "cache_dir": str(tmp_path)}
+    )
     x = np.random.default_rng(2).standard_normal((8, 1024)).astype("f")
     for _ in range(2):
         np.testing.assert_allclose(session.run(None, {"x": x})[0], reference(model, x=x)[0], rtol=1e-5, atol=1e-6)

@@ -61,11 +61,15 @@ ctypes.CDLL(None).malloc_trim(0)
 print(before - resident())
 """
 
-needs_trim = pytest.mark.skipif(not sys.platform.startswith("linux") or heap._trim() is None, reason="a C library without malloc_trim")
+needs_trim = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or heap._trim() is None, reason="a C library without malloc_trim"
+)
 
 
 @needs_trim
-@pytest.mark.parametrize(("program", "winner"), [(HELD, ""), (FOUND_OUT, "gpu"), (FOUND_OUT, "cpu")], ids=["gpu", "auto-gpu", "auto-cpu"])
+@pytest.mark.parametrize(
+    ("program", "winner"), [(HELD, ""), (FOUND_OUT, "gpu"), (FOUND_OUT, "cpu")], ids=["gpu", "auto-gpu", "auto-cpu"]
+)
 def test_the_heap_holds_no_model(tmp_path: Path, program: str, winner: str) -> None:
     """100 weights of 1 MiB: without giving them back, glibc keeps 100 MiB."""
     rng = np.random.default_rng(0)
@@ -75,7 +79,12 @@ def test_the_heap_holds_no_model(tmp_path: Path, program: str, winner: str) -> N
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "m.onnx"), str(tmp_path), winner],
-        capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=600,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 32
 

@@ -79,7 +79,8 @@ def live(gpu: Gpu) -> dict[str, int]:
     gpu.finish()
     wrappers = Counter(type(o) for o in gc.get_objects() if isinstance(o, objects.Object))
     return {f"native {kind}": count for kind, count in objects.live().items()} | {
-        f"wrapper {kind.__name__}": wrappers[kind] for kind in objects.Object.__subclasses__()}
+        f"wrapper {kind.__name__}": wrappers[kind] for kind in objects.Object.__subclasses__()
+    }
 
 
 GROWS_WITH_SESSIONS = ("Buffer", "BindGroup")
@@ -184,7 +185,10 @@ def test_plans_are_bounded(gpu: Gpu, model: bytes, rng: np.random.Generator) -> 
 
 
 def test_activations_follow_the_sizes_of_the_runs(
-    gpu: Gpu, model: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
+    gpu: Gpu,
+    model: bytes,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One large run among small ones: its memory is kept for the next large one, but much of it not for ever."""
     monkeypatch.setattr(prepared, "SHRINK_NBYTES", 1 << 20)
@@ -221,7 +225,7 @@ def test_bindings_are_bounded(gpu: Gpu, model: bytes, rng: np.random.Generator) 
         gpu.finish()
         counts.append(objects.live()["BindGroup"])
     assert counts[MAX_RECORDINGS - 1] > counts[1]
-    assert max(counts) == max(counts[:MAX_RECORDINGS + 2])
+    assert max(counts) == max(counts[: MAX_RECORDINGS + 2])
     assert len(kept) == 3 * MAX_RECORDINGS
 
 
@@ -253,7 +257,11 @@ def heavy(rng: np.random.Generator) -> bytes:
 @pytest.fixture
 def wide() -> bytes:
     """No weights, but as many activations as the caller likes."""
-    return bytes(model_of("(float[N, 1024] x) => (float[N, 1024] y) { a = Softmax(x) y = Softmax<axis=0>(a) }").SerializeToString())
+    return bytes(
+        model_of(
+            "(float[N, 1024] x) => (float[N, 1024] y) { a = Softmax(x) y = Softmax<axis=0>(a) }"
+        ).SerializeToString()
+    )
 
 
 @pytest.fixture
@@ -266,7 +274,9 @@ def reference(model: bytes, x: Array) -> Array:
     return np.asarray(onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0])
 
 
-def test_weights_that_do_not_fit_leave_the_partition_to_the_cpu(limited: Any, gpu: Gpu, heavy: bytes, rng: np.random.Generator) -> None:
+def test_weights_that_do_not_fit_leave_the_partition_to_the_cpu(
+    limited: Any, gpu: Gpu, heavy: bytes, rng: np.random.Generator
+) -> None:
     session = limited(heavy)
     x = rng.standard_normal((3, 1024)).astype("f")
     np.testing.assert_allclose(session.run(None, {"x": x})[0], reference(heavy, x), rtol=1e-5)
@@ -282,7 +292,9 @@ def test_weights_that_do_not_fit_raise_in_strict_mode(limited: Any, heavy: bytes
     assert isinstance(caught.value, MemoryError)
 
 
-def test_activations_that_do_not_fit_go_to_the_cpu_for_that_run(limited: Any, gpu: Gpu, wide: bytes, rng: np.random.Generator) -> None:
+def test_activations_that_do_not_fit_go_to_the_cpu_for_that_run(
+    limited: Any, gpu: Gpu, wide: bytes, rng: np.random.Generator
+) -> None:
     session = limited(wide)
     small, large = (rng.standard_normal((n, 1024)).astype("f") for n in (4, 4096))
     for x, fallbacks in ((small, 0), (large, 1), (small, 1)):
@@ -304,7 +316,7 @@ def test_a_freed_buffer_nobody_wants_goes_back_to_the_driver(gpu: Gpu, monkeypat
     before = gpu.stats.buffers
     old, young = gpu.allocate(5000), gpu.allocate(9000)
     gpu.free(old)
-    assert gpu.stats.buffers == before + 2        # freed buffers are kept for the next run
+    assert gpu.stats.buffers == before + 2  # freed buffers are kept for the next run
     later_s = time.monotonic() + POOL_AGE_S + 1
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     gpu.free(young)

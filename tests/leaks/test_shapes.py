@@ -21,7 +21,12 @@ SHAPES, MODELS = 40, 20
 def model(rows: int | str = "N") -> bytes:
     rng = np.random.default_rng(1)
     weights = {"W": rng.normal(size=(16, 16)).astype("f"), "V": rng.normal(size=(16, 16)).astype("f")}
-    return make_model([node("MatMul", "x W", "a"), node("Softmax", "a", "b"), node("MatMul", "b V", "y")], [info("x", [rows, 16])], ["y"], weights)
+    return make_model(
+        [node("MatMul", "x W", "a"), node("Softmax", "a", "b"), node("MatMul", "b V", "y")],
+        [info("x", [rows, 16])],
+        ["y"],
+        weights,
+    )
 
 
 def pipelines() -> int:
@@ -42,7 +47,8 @@ def test_new_shapes_compile_nothing() -> None:
 
 
 def growth_of_shapes() -> None:
-    """Prints by how many bytes this process grows from ten new shapes to two hundred, none larger than those before; five times."""
+    """Prints by how many bytes this process grows from ten new shapes to two hundred, none larger than those before;
+    five times."""
     session = ort_gpu_ep.InferenceSession(model(), provider_options={"placement": "gpu", "strict": "1"})
     rng = np.random.default_rng(13)
     for first in range(100, 1100, 200):
@@ -58,10 +64,17 @@ def growth_of_shapes() -> None:
 def test_200_shapes_take_the_memory_of_ten() -> None:
     """In a process of its own: what other tests left behind in this one grows, too."""
     code = "from tests.leaks.test_shapes import growth_of_shapes; growth_of_shapes()"
-    found = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True, timeout=300)
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
     grown = [int(line) for line in found.stdout.split()]
     assert len(grown) == 5
-    assert min(grown) < 4 << 20, grown      # once, it may be another thread's
+    assert min(grown) < 4 << 20, grown  # once, it may be another thread's
 
 
 def test_pipelines_of_models_gone_by_go_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,5 +99,6 @@ def test_sessions_share_the_pipelines_that_one_of_them_uses(monkeypatch: pytest.
     made = gpu.compiled
     second = ort_gpu_ep.InferenceSession(model(), provider_options={"placement": "gpu"})
     np.testing.assert_array_equal(second.run(None, {"x": x})[0], first.run(None, {"x": x})[0])
-    again = sum(len(plan.prologue) for plan in second.explain().plans)      # no plan goes on using what packed its weights
+    # no plan goes on using what packed its weights
+    again = sum(len(plan.prologue) for plan in second.explain().plans)
     assert made < gpu.compiled <= made + again

@@ -26,7 +26,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bench") / "model.onnx"
     weights = {"w": np.random.default_rng(3).standard_normal((16, 8)).astype("f")}
-    path.write_bytes(model_of("(float[N, 16] x) => (float[N, 8] y) { h = MatMul(x, w) y = Softmax(h) }", weights).SerializeToString())
+    path.write_bytes(
+        model_of("(float[N, 16] x) => (float[N, 8] y) { h = MatMul(x, w) y = Softmax(h) }", weights).SerializeToString()
+    )
     return path
 
 
@@ -54,9 +56,24 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_of_each_load_and_plan(model: Path, load_file: Path, tmp_path: Path, quick: None) -> None:
     picture = tmp_path / "load.png"
-    data = parsed("bench", model, "--load", "low", "--runs", 5, "--dim", "N=3", "-o", f"load=file:{load_file}", "--plot", picture, "--json")
+    data = parsed(
+        "bench",
+        model,
+        "--load",
+        "low",
+        "--runs",
+        5,
+        "--dim",
+        "N=3",
+        "-o",
+        f"load=file:{load_file}",
+        "--plot",
+        picture,
+        "--json",
+    )
     assert [(r["level"], r["candidate"]) for r in data["rows"]] == [
-        (level, candidate) for level in ("none", "low") for candidate in ("cpu", "gpu", "auto")]
+        (level, candidate) for level in ("none", "low") for candidate in ("cpu", "gpu", "auto")
+    ]
     for row in data["rows"]:
         assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
         assert row["runs"] >= 5
@@ -92,7 +109,11 @@ def test_the_picture_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest
         return errorbar(axes, x, y, **given)
 
     monkeypatch.setattr(matplotlib.axes.Axes, "errorbar", spy)
-    rows = [Row("high", "gpu", [20.0] * 10, 0.9), Row("none", "gpu", [2.0] * 10, 0.0), Row("none", "cpu", [3.0] * 9 + [13.0], 0.0)]
+    rows = [
+        Row("high", "gpu", [20.0] * 10, 0.9),
+        Row("none", "gpu", [2.0] * 10, 0.0),
+        Row("none", "cpu", [3.0] * 9 + [13.0], 0.0),
+    ]
     plot_load(tmp_path / "a.png", "title", rows)
     assert [d[:2] for d in drawn] == [([0.0], [3.0]), ([0.0, 90.0], [2.0, 20.0])]
     assert drawn[0][2][0] == pytest.approx(np.quantile([3.0] * 9 + [13.0], 0.95) - 3.0)
@@ -107,7 +128,9 @@ def test_the_picture_shows_what_was_measured(tmp_path: Path, monkeypatch: pytest
 def test_what_auto_chose() -> None:
     """By the counts of the session's policy; of a session without one, by where its nodes are."""
     counts = {"cpu": 3, "gpu": 10}
-    session = SimpleNamespace(stats=lambda: {"policy": {"candidates": {candidate: {"runs": n} for candidate, n in counts.items()}}})
+    session = SimpleNamespace(
+        stats=lambda: {"policy": {"candidates": {candidate: {"runs": n} for candidate, n in counts.items()}}}
+    )
     before = under_load._counts(session)
     counts["cpu"] = 6
     assert under_load._chosen(session, before) == {"cpu": 1.0}
@@ -123,6 +146,6 @@ def test_turns_are_fair() -> None:
     """Each candidate runs once a round, in both orders."""
     ran: list[str] = []
     candidates = {name: SimpleNamespace(run=lambda *_, name=name: ran.append(name)) for name in "abc"}
-    turns = list(under_load._turns(candidates, {}, SimpleNamespace(latest=None), 4, 0.0))      # type: ignore[arg-type]
+    turns = list(under_load._turns(candidates, {}, SimpleNamespace(latest=None), 4, 0.0))  # type: ignore[arg-type]
     assert len(turns) == 4
     assert "".join(ran) == "abccbaabccba"

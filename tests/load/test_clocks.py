@@ -30,10 +30,14 @@ class Nvml:
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: {
-            "nvmlDeviceGetCount": 1, "nvmlDeviceGetName": "Big GPU", "nvmlDeviceGetProcessUtilization": [],
+            "nvmlDeviceGetCount": 1,
+            "nvmlDeviceGetName": "Big GPU",
+            "nvmlDeviceGetProcessUtilization": [],
             "nvmlDeviceGetPciInfo": SimpleNamespace(pciDeviceId=0x2330 << 16 | 0x10DE, busId="00:1"),
-            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=1), "nvmlDeviceGetMaxClockInfo": 1980,
-            "nvmlDeviceGetClockInfo": 1500 if arguments[1:] == (1,) else 2619}.get(name)
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=1),
+            "nvmlDeviceGetMaxClockInfo": 1980,
+            "nvmlDeviceGetClockInfo": 1500 if arguments[1:] == (1,) else 2619,
+        }.get(name)
 
 
 @pytest.fixture
@@ -75,7 +79,12 @@ def card(root: Path, driver: str, vendor: int, files: dict[str, str]) -> Path:
 
 
 def test_amdgpu(tmp_path: Path) -> None:
-    root = card(tmp_path, "amdgpu", 0x1002, {"pp_dpm_sclk": "0: 500Mhz\n1: 1500Mhz *\n2: 2100Mhz\n", "pp_dpm_mclk": "0: 96Mhz *\n"})
+    root = card(
+        tmp_path,
+        "amdgpu",
+        0x1002,
+        {"pp_dpm_sclk": "0: 500Mhz\n1: 1500Mhz *\n2: 2100Mhz\n", "pp_dpm_mclk": "0: 96Mhz *\n"},
+    )
     assert read_clocks(adapter(0x1002), root=root) == Clocks(1500, 2100, 96, "amdgpu")
     (root / "sys/class/drm/card0/device/pp_dpm_sclk").write_text("")
     assert read_clocks(adapter(0x1002), root=root) is None

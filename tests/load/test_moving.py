@@ -1,4 +1,5 @@
-"""A real load, read by the real sampler, moves runs to the CPU. That they come back, and what sessions do: tests/session/test_live_load.py."""
+"""A real load, read by the real sampler, moves runs to the CPU. That they come back, and what sessions do:
+tests/session/test_live_load.py."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from ort_gpu_ep.placement.policy import Policy, slowdown
 from tests.patience import until
 
 IDLE_S = {"cpu": 15e-3, "gpu": 10e-3}
-"""What the candidates take on an idle machine; under a load, what the policy expects: a real run says more about this machine."""
+"""What the candidates take on an idle machine; under a load, what the policy expects: a real run says more about this
+machine."""
 
 
 def test_others_on_all_cores_move_runs_to_the_cpu() -> None:

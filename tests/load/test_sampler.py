@@ -1,4 +1,5 @@
-"""The sampler publishes what its source reads, off the run path, for less than 0.1 % of a core, and survives failures, exit and fork."""
+"""The sampler publishes what its source reads, off the run path, for less than 0.1 % of a core, and survives failures,
+exit and fork."""
 
 from __future__ import annotations
 
@@ -58,11 +59,12 @@ class Cpu:
 
 def told(source: Any, **how: Any) -> Sampler:
     """A sampler that waits for nothing."""
-    return Sampler(source, Cpu(), **how)     # type: ignore[arg-type]
+    return Sampler(source, Cpu(), **how)  # type: ignore[arg-type]
 
 
 class Stop:
-    """What ends the sampler's thread: here it lets the clock run for as long as the thread would wait, so many times."""
+    """What ends the sampler's thread: here it lets the clock run for as long as the thread would wait, so many
+    times."""
 
     def __init__(self, clock: Clock, times: int) -> None:
         self.clock, self.times, self.waits_s = clock, times, list[float]()
@@ -76,8 +78,8 @@ class Stop:
 def waits_s(sampler: Sampler, clock: Clock, times: int) -> list[float]:
     """How long it waits before each of so many readings, all in this thread."""
     stop = Stop(clock, times)
-    sampler._thread = threading.current_thread()        # so that no look starts another one
-    sampler._loop(stop)      # type: ignore[arg-type]
+    sampler._thread = threading.current_thread()  # so that no look starts another one
+    sampler._loop(stop)  # type: ignore[arg-type]
     sampler._thread = None
     return stop.waits_s[:-1]
 
@@ -111,7 +113,7 @@ def test_smoothing_follows_a_step() -> None:
     sampler._mean("x", 0.0, now)
     seen = [sampler._mean("x", 1.0, now + 0.1 * i) for i in range(1, 11)]
     assert seen == sorted(seen)  # type: ignore[type-var]
-    assert seen[4] == pytest.approx(1.0 - math.exp(-2.0))       # two time constants
+    assert seen[4] == pytest.approx(1.0 - math.exp(-2.0))  # two time constants
     assert sampler._mean("x", None, now + 2.0) == seen[-1]
     sampler.close()
 
@@ -134,7 +136,10 @@ def test_a_failing_source_is_said_and_comes_back(caplog: pytest.LogCaptureFixtur
     source = Told(0.4)
     sampler = told(source)
     sampler.sample()
-    for error, text in ((SourceError("/sys/x: gone"), "told failed: /sys/x: gone"), (OSError("driver"), "told failed: OSError('driver')")):
+    for error, text in (
+        (SourceError("/sys/x: gone"), "told failed: /sys/x: gone"),
+        (OSError("driver"), "told failed: OSError('driver')"),
+    ):
         source.error = error
         sampler.sample()
         sampler.sample()
@@ -142,7 +147,7 @@ def test_a_failing_source_is_said_and_comes_back(caplog: pytest.LogCaptureFixtur
         assert sum(text in r.message for r in caplog.records) == 1
     source.error, source.value = None, 0.9
     sampler.sample()
-    assert sampler.latest.gpu == pytest.approx(0.9)       # no mean with what was read before
+    assert sampler.latest.gpu == pytest.approx(0.9)  # no mean with what was read before
     sampler.close()
     assert source.closed
 
@@ -201,15 +206,18 @@ def test_on_a_software_adapter_the_load_is_the_cpus() -> None:
 def test_backs_off_when_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, source = Clock(monkeypatch, sampler_module), Told()
     sampler = told(source)
-    assert waits_s(sampler, clock, 6) == [PERIOD_S, PERIOD_S, 0.2, 0.4, 0.8, IDLE_PERIOD_S]      # it begins as if somebody had looked
+    # it begins as if somebody had looked
+    assert waits_s(sampler, clock, 6) == [PERIOD_S, PERIOD_S, 0.2, 0.4, 0.8, IDLE_PERIOD_S]
     monkeypatch.setattr(source, "read", lambda: sampler.latest and 0.5)
-    assert waits_s(sampler, clock, 5) == [PERIOD_S, 2 * PERIOD_S, *[PERIOD_S] * 3]      # each reading after the first look
+    # each reading after the first look
+    assert waits_s(sampler, clock, 5) == [PERIOD_S, 2 * PERIOD_S, *[PERIOD_S] * 3]
     sampler.close()
 
 
 @pytest.mark.parametrize("cost_s", [1e-5, 1e-4, 2e-3])
 def test_an_expensive_source_is_read_less_often(cost_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often somebody looks, reading takes less than a thousandth of a core; a part of it that the source counts, too."""
+    """However often somebody looks, reading takes less than a thousandth of a core; a part of it that the source
+    counts, too."""
     clock, readings = Clock(monkeypatch, sampler_module), 10
 
     class Busy(Told):
@@ -219,7 +227,7 @@ def test_an_expensive_source_is_read_less_often(cost_s: float, monkeypatch: pyte
             return sampler.latest and 0.5
 
     sampler = told(Busy())
-    waited_s = waits_s(sampler, clock, readings + 1)[1:]       # before each of the others but the first
+    waited_s = waits_s(sampler, clock, readings + 1)[1:]  # before each of the others but the first
     assert waited_s == pytest.approx([max(PERIOD_S, 2 * cost_s / SHARE)] * readings)
     assert sampler.cost_s == pytest.approx(2 * cost_s * (readings + 1))
     assert 2 * cost_s * readings < 0.001 * sum(waited_s)
@@ -227,7 +235,8 @@ def test_an_expensive_source_is_read_less_often(cost_s: float, monkeypatch: pyte
 
 
 def test_a_reading_costs_little() -> None:
-    """All that the thread does ten times a second, where the source is the CPU's load: less than a thousandth of a core, by instructions."""
+    """All that the thread does ten times a second, where the source is the CPU's load: less than a thousandth of a
+    core, by instructions."""
     sampler = Sampler(None, software=True)
     sampler.sample()
     assert steps(sampler.sample) < 5000
@@ -236,7 +245,7 @@ def test_a_reading_costs_little() -> None:
 
 def test_looking_is_quick() -> None:
     sampler = Sampler(Told())
-    _ = sampler.latest      # starts the thread
+    _ = sampler.latest  # starts the thread
     assert steps(lambda: sampler.latest) < 30
     sampler.close()
 
@@ -274,7 +283,13 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 wait(sampler.samples + 1)
 print("done")
 """
-    done = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=500)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=500,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
@@ -366,7 +381,7 @@ def test_own_work_is_not_load() -> None:
         others, all_of_it = without.read(), with_own.read()
         return others is not None and all_of_it is not None and others < all_of_it
 
-    until(sees_less, "own work counted once")      # others may begin and end between two readings
+    until(sees_less, "own work counted once")  # others may begin and end between two readings
     without.close(), with_own.close()
 
 
@@ -387,6 +402,6 @@ def test_workers_that_are_ours_are_not_load(tmp_path: Path) -> None:
     own, workers_s = OwnTime(tmp_path, lambda: [77, 78]), 200 / os.sysconf("SC_CLK_TCK")
     before_s = time.process_time()
     assert before_s <= own() - workers_s <= time.process_time()
-    (tmp_path / "proc/77/stat").unlink()          # it has ended: what it took was ours all the same
+    (tmp_path / "proc/77/stat").unlink()  # it has ended: what it took was ours all the same
     before_s = time.process_time()
     assert before_s <= own() - workers_s <= time.process_time()

@@ -1,4 +1,5 @@
-"""Each source reads what its kernel or library says, from fake trees; what is absent or unreadable is said with path and reason."""
+"""Each source reads what its kernel or library says, from fake trees; what is absent or unreadable is said with path
+and reason."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch, fdinfo)
 
 
-def adapter(vendor: int, device: int = 0x73BF, name: str = "a GPU", kind: str = "discrete", index: int = 0) -> AdapterInfo:
+def adapter(
+    vendor: int, device: int = 0x73BF, name: str = "a GPU", kind: str = "discrete", index: int = 0
+) -> AdapterInfo:
     return AdapterInfo(index, name, kind, "Vulkan", "driver", vendor, device)
 
 
@@ -74,7 +77,9 @@ def test_equal_cards_are_told_apart_by_their_order(tmp_path: Path) -> None:
     card(tmp_path, 2, 0x8086, 0x1234, "0000:00:02.0", "i915")
     info = adapter(0x1002)
     assert [find_card(info, tmp_path, order).slot for order in (0, 1)] == [SLOT, "0000:83:00.0"]
-    with pytest.raises(SourceError, match=r"no card 0x1002:0x73bf \(number 2\); there are: .*0000:00:02.0 \(0x8086:0x1234, i915\)"):
+    with pytest.raises(
+        SourceError, match=r"no card 0x1002:0x73bf \(number 2\); there are: .*0000:00:02.0 \(0x8086:0x1234, i915\)"
+    ):
         find_card(info, tmp_path, 2)
     with pytest.raises(SourceError, match="sys/class/drm: no such folder"):
         find_card(info, tmp_path / "nowhere")
@@ -96,7 +101,7 @@ def test_amdgpu_less_our_own(tmp_path: Path, clock: Clock) -> None:
     client(tmp_path, os.getpid(), 7, **lines, engine_gfx=f"{1000 + 60_000_000} ns", engine_dec="900000000 ns")
     found = source.read()
     assert found is not None
-    assert found == pytest.approx(0.8 - 0.06 / 0.2)     # video is not counted
+    assert found == pytest.approx(0.8 - 0.06 / 0.2)  # video is not counted
     assert source.includes_own is False
 
 
@@ -113,19 +118,25 @@ def test_amdgpu_without_its_file(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_a_client() -> None:
-    text = "drm-driver: i915\ndrm-pdev: 0000:03:00.0\ndrm-engine-render: {} ns\ndrm-engine-video: {} ns\ndrm-engine-capacity-video: 2\n"
+    text = (
+        "drm-driver: i915\ndrm-pdev: 0000:03:00.0\ndrm-engine-render: {} ns\ndrm-engine-video: {} "
+        "ns\ndrm-engine-capacity-video: 2\n"
+    )
     before, now = parse(text.format(100, 5), SLOT), parse(text.format(350, 900), SLOT)
     assert before is not None
     assert now is not None
     assert busy(before, now, 1000) == 0.25
     assert parse(text, "0000:04:00.0") is None
     assert parse("pos: 0\n", SLOT) is None
-    text = "drm-driver: xe\ndrm-cycles-ccs: {}\ndrm-total-cycles-ccs: {}\ndrm-engine-capacity-ccs: 4\ndrm-cycles-vcs: {}\ndrm-total-cycles-vcs: {}\n"
+    text = (
+        "drm-driver: xe\ndrm-cycles-ccs: {}\ndrm-total-cycles-ccs: {}\ndrm-engine-capacity-ccs: 4\ndrm-cycles-vcs: "
+        "{}\ndrm-total-cycles-vcs: {}\n"
+    )
     before, now = parse(text.format(0, 100, 0, 100), SLOT), parse(text.format(200, 200, 100, 200), SLOT)
     assert before is not None
     assert now is not None
-    assert busy(before, now, 1) == 0.5              # of four engines
-    text = "drm-driver: panfrost\ndrm-engine-fragment: {} ns\ndrm-cycles-fragment: 999\n"      # cycles without a total
+    assert busy(before, now, 1) == 0.5  # of four engines
+    text = "drm-driver: panfrost\ndrm-engine-fragment: {} ns\ndrm-cycles-fragment: 999\n"  # cycles without a total
     before, now = parse(text.format(0), SLOT), parse(text.format(600), SLOT)
     assert before is not None
     assert now is not None
@@ -154,7 +165,8 @@ def test_intel_without_our_own(driver: str, tmp_path: Path, clock: Clock) -> Non
     assert found is not None
     assert found == pytest.approx(0.1 / 0.2)
     assert source.includes_own is False
-    client(tmp_path, 77, 4, driver=driver, pdev="0000:99:00.0", client_id="9", engine_render="0 ns")       # another card's
+    # another card's
+    client(tmp_path, 77, 4, driver=driver, pdev="0000:99:00.0", client_id="9", engine_render="0 ns")
     (tmp_path / "proc/4242/fdinfo/5").unlink()
     (tmp_path / "proc/4242/fdinfo/6").unlink()
     assert source.read() == 0.0
@@ -240,7 +252,11 @@ def registry(*entries: dict[str, Any]) -> Callable[[], bytes]:
 
 def test_ioreg() -> None:
     info = adapter(0x106B, name="Apple M2 Pro")
-    mine = {"IOClass": "AGXAccelerator", "model": b"Apple M2 Pro\0", "PerformanceStatistics": {"Device Utilization %": 13}}
+    mine = {
+        "IOClass": "AGXAccelerator",
+        "model": b"Apple M2 Pro\0",
+        "PerformanceStatistics": {"Device Utilization %": 13},
+    }
     other = {"model": "AMD Radeon Pro 560", "PerformanceStatistics": {"Device Utilization %": 99}}
     source = IoregLoad(info, registry(other, mine))
     assert source.read() == 0.13
@@ -255,7 +271,7 @@ def test_ioreg() -> None:
     with pytest.raises(SourceError, match="0 accelerators"):
         IoregLoad(info, lambda: b"")
     with pytest.raises(SourceError, match="ioreg -a -r"):
-        IoregLoad(info)          # no such command here
+        IoregLoad(info)  # no such command here
 
 
 # ---- NVML
@@ -314,7 +330,7 @@ def test_nvml_picks_the_device() -> None:
         assert source.read() == value
         assert source.name == f"NVML 00000000:{order + 1:02X}:00.0"
         source.close()
-    assert NvmlLoad(adapter(0x10DE, 0x9999, "NVIDIA T4"), 0, library).read() == 0.05      # by name
+    assert NvmlLoad(adapter(0x10DE, 0x9999, "NVIDIA T4"), 0, library).read() == 0.05  # by name
     with pytest.raises(SourceError, match=r"no device NVIDIA H200 .*number 2\); it has: NVIDIA T4, NVIDIA H200"):
         NvmlLoad(info, 2, library)
     assert library.open == 1
@@ -324,14 +340,17 @@ def test_nvml_less_our_own() -> None:
     library, now = FakeNvml(H200), [0.0]
     source = NvmlLoad(adapter(0x10DE, 0x2335), library=library, own=lambda: frozenset({7}), clock=lambda: now[0])
     assert (source.read(), source.includes_own) == (0.9, True)
-    library.samples = [SimpleNamespace(pid=7, timeStamp=20, smUtil=60), SimpleNamespace(pid=8, timeStamp=20, smUtil=30),
-                       SimpleNamespace(pid=7, timeStamp=10, smUtil=99)]
+    library.samples = [
+        SimpleNamespace(pid=7, timeStamp=20, smUtil=60),
+        SimpleNamespace(pid=8, timeStamp=20, smUtil=30),
+        SimpleNamespace(pid=7, timeStamp=10, smUtil=99),
+    ]
     assert source.read() == pytest.approx(0.3)
     assert source.includes_own is False
     now[0] = 0.5
-    assert source.read() == pytest.approx(0.3)      # no new sample yet
+    assert source.read() == pytest.approx(0.3)  # no new sample yet
     now[0] = 1.5
-    assert source.read() == pytest.approx(0.9)      # we have done nothing for a second
+    assert source.read() == pytest.approx(0.9)  # we have done nothing for a second
 
 
 def test_nvml_that_fails() -> None:
@@ -361,7 +380,7 @@ def test_the_probe_compares_with_its_idle_time() -> None:
     assert source.read() == 0.0
     took[0] = 0.004
     assert source.read() == 0.5
-    took[0] = 0.001                     # the first baseline was taken on a busy GPU
+    took[0] = 0.001  # the first baseline was taken on a busy GPU
     assert source.read() == 0.0
     took[0] = 0.004
     assert source.read() == 0.75
@@ -376,11 +395,20 @@ def test_the_probe_compares_with_its_idle_time() -> None:
 # ---- which one
 
 
-@pytest.mark.parametrize(("vendor", "platform", "names"), [
-    (0x10DE, "linux", ["NVML"]), (0x10DE, "win32", ["NVML"]), (0x1002, "linux", ["amdgpu", "fdinfo"]), (0x8086, "linux", ["xe", "i915"]),
-    (0x5143, "linux", ["kgsl", "fdinfo"]), (0x13B5, "android", ["mali", "fdinfo"]), (0x106B, "darwin", ["IOKit"]),
-    (0x1002, "win32", ["system counters"]), (0x14E4, "linux", ["fdinfo"]),
-])
+@pytest.mark.parametrize(
+    ("vendor", "platform", "names"),
+    [
+        (0x10DE, "linux", ["NVML"]),
+        (0x10DE, "win32", ["NVML"]),
+        (0x1002, "linux", ["amdgpu", "fdinfo"]),
+        (0x8086, "linux", ["xe", "i915"]),
+        (0x5143, "linux", ["kgsl", "fdinfo"]),
+        (0x13B5, "android", ["mali", "fdinfo"]),
+        (0x106B, "darwin", ["IOKit"]),
+        (0x1002, "win32", ["system counters"]),
+        (0x14E4, "linux", ["fdinfo"]),
+    ],
+)
 def test_the_adapter_decides(vendor: int, platform: str, names: list[str]) -> None:
     assert [name for name, _ in choose.openers(adapter(vendor), platform=platform)] == names
 
@@ -391,7 +419,9 @@ def test_what_is_absent_is_said_and_then_the_probe(tmp_path: Path) -> None:
     assert isinstance(source, DispatchProbe)
     assert [n.split(":")[0] for n in notes] == ["amdgpu", "fdinfo"]
     assert all(str(tmp_path / "sys/class/drm") in n for n in notes)
-    assert choose.find_source([("kgsl", lambda: source), ("fdinfo", lambda: source)])[1][0].startswith("kgsl: experimental")
+    assert choose.find_source([("kgsl", lambda: source), ("fdinfo", lambda: source)])[1][0].startswith(
+        "kgsl: experimental"
+    )
     assert choose.find_source([("NVML", lambda: source)])[1] == ()
     source, notes = choose.find_source(sources)
     assert source is None

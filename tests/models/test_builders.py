@@ -40,14 +40,24 @@ PARAMETERS = {
     "mlp_256": 257 * 256,
     "mlp_784": 785 * 256 + 257 * 128 + 129 * 16,
     "encoder": 6 * (4 * 385 * 384 + 385 * 1536 + 1537 * 384 + 4 * 384),
-    "detector": 27 * 16 + 144 * 32 + 288 * 64 + 576 * 64 + 2 * (16 + 32 + 64 + 64) + 577 * 64 + 65 * (3 + 12) + 3137 * 128 + 129 * (21 + 4),
+    "detector": 27 * 16
+    + 144 * 32
+    + 288 * 64
+    + 576 * 64
+    + 2 * (16 + 32 + 64 + 64)
+    + 577 * 64
+    + 65 * (3 + 12)
+    + 3137 * 128
+    + 129 * (21 + 4),
     "decoder": (512 + 1024) * 256 + 4 * (4 * 257 * 256 + 257 * 1024 + 1025 * 256 + 4 * 256) + 2 * 256 + 257 * 512,
     "table_rows": 3 * 129 * 128 + 2 * 128 + 129 * 30,
 }
 GROWING = ("decoder", "table_rows")
 """They compute for one input, with a state that grows."""
 
-CLASSIFIERS = [n for n in BUILDERS if not n.startswith("mlp") and n not in ("unet", "tcn", "encoder", "detector", *GROWING)]
+CLASSIFIERS = [
+    n for n in BUILDERS if not n.startswith("mlp") and n not in ("unet", "tcn", "encoder", "detector", *GROWING)
+]
 
 
 @dataclass(frozen=True)
@@ -114,7 +124,9 @@ def test_outputs_are_finite_and_depend_on_the_input(built: Built) -> None:
         if declared.name != "image_index":
             other = others[declared.name]
             assert value.std() > 1e-3 * np.abs(value).max(), f"{declared.name} is constant"
-            assert value.shape != other.shape or not np.allclose(value, other, rtol=1e-3), f"{declared.name} ignores its input"
+            assert value.shape != other.shape or not np.allclose(value, other, rtol=1e-3), (
+                f"{declared.name} ignores its input"
+            )
 
 
 @pytest.mark.parametrize("name", [name for name in BUILDERS if name not in ("detector", *GROWING)])

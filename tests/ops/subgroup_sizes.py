@@ -1,7 +1,9 @@
-"""Every kernel that uses subgroups, in workgroups smaller than a subgroup, against numpy: a process, because a driver has one size.
+"""Every kernel that uses subgroups, in workgroups smaller than a subgroup, against numpy: a process, because a driver
+has one size.
 
-Prints the subgroup size, and the sizes of the workgroups that each kernel had, as JSON. `python -m tests.ops.subgroup_sizes`, with
-LP_NATIVE_VECTOR_WIDTH=128, 256 or 512 for lavapipe's subgroups of 4, 8 or 16 invocations.
+Prints the subgroup size, and the sizes of the workgroups that each kernel had, as JSON. `python -m
+tests.ops.subgroup_sizes`, with LP_NATIVE_VECTOR_WIDTH=128, 256 or 512 for lavapipe's subgroups of 4, 8 or 16
+invocations.
 """
 
 from __future__ import annotations
@@ -22,9 +24,19 @@ from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import Kernel, Limits
 from ort_gpu_ep.ops import matvec, normalization, packed_vectors, row_forms
 
-PROBED = ("subgroups", "fours in a subgroup", "matrix times vector, rows by fours", "attention", "packed weights", "packed weights together",
-          "sparse weights with x in workgroup memory", "softmax rows", "normalize rows", "recurrent layers in registers",
-          "recurrent layers, a dispatch a step")
+PROBED = (
+    "subgroups",
+    "fours in a subgroup",
+    "matrix times vector, rows by fours",
+    "attention",
+    "packed weights",
+    "packed weights together",
+    "sparse weights with x in workgroup memory",
+    "softmax rows",
+    "normalize rows",
+    "recurrent layers in registers",
+    "recurrent layers, a dispatch a step",
+)
 
 
 class Watched(Trial):
@@ -61,7 +73,15 @@ def main() -> None:
             said[name] = check(trial)
         except WrongResultError as error:
             failed[name] = str(error)
-    print(json.dumps({"said": said.get("subgroups"), "failed": failed, "workgroups": {shader: sorted(sizes) for shader, sizes in SEEN.items()}}))
+    print(
+        json.dumps(
+            {
+                "said": said.get("subgroups"),
+                "failed": failed,
+                "workgroups": {shader: sorted(sizes) for shader, sizes in SEEN.items()},
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

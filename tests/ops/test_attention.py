@@ -1,4 +1,5 @@
-"""Attention: ONNX's op against ONNX Runtime's CPU kernel, each form of the kernel, and the nodes that exporters write."""
+"""Attention: ONNX's op against ONNX Runtime's CPU kernel, each form of the kernel, and the nodes that exporters
+write."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ TOLERANCE = 2e-6
 def exact(q: Array, k: Array, v: Array, mask: Array | float = 0.0, scale: float | None = None) -> Array:
     """By numpy in 64 bits. q, k, v: [B, heads, S, D]."""
     k, v = (np.repeat(a, q.shape[1] // a.shape[1], 1) for a in (k, v))
-    scores = q.astype(np.float64) @ k.astype(np.float64).swapaxes(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale) + mask
+    scores = (
+        q.astype(np.float64) @ k.astype(np.float64).swapaxes(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
+        + mask
+    )
     with np.errstate(invalid="ignore"):
         powers = np.exp(scores - scores.max(-1, keepdims=True))
         return np.asarray(powers / powers.sum(-1, keepdims=True) @ v, np.float32)
@@ -40,15 +44,28 @@ def random(*shapes: tuple[int, ...]) -> list[Array]:
     return [normal(*shape, seed=k) for k, shape in enumerate(shapes)]
 
 
-def check(q: Array, k: Array, v: Array, mask: Array | None = None, wanted: Array | None = None, **attributes: Any) -> None:
+def check(
+    q: Array, k: Array, v: Array, mask: Array | None = None, wanted: Array | None = None, **attributes: Any
+) -> None:
     model, feeds = node_model("Attention", [q, k, v, *([] if mask is None else [mask])], 23, **attributes)
     (got,), want = run_direct(model, feeds), wanted if wanted is not None else on_cpu(model, feeds)[0]
     assert_agree(got, want, TOLERANCE)
 
 
-@pytest.mark.parametrize(("batch", "heads", "kv", "queries", "keys", "width", "values"), [
-    (1, 12, 12, 128, 128, 32, 32), (2, 3, 3, 5, 7, 8, 8), (1, 4, 2, 33, 65, 64, 64), (1, 2, 1, 1, 257, 128, 128), (1, 8, 8, 1, 1000, 32, 32),
-    (3, 2, 2, 67, 31, 16, 4), (1, 1, 1, 1, 1, 4, 4), (1, 2, 2, 100, 3, 20, 36), (1, 2, 2, 40, 40, 96, 96)])
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv", "queries", "keys", "width", "values"),
+    [
+        (1, 12, 12, 128, 128, 32, 32),
+        (2, 3, 3, 5, 7, 8, 8),
+        (1, 4, 2, 33, 65, 64, 64),
+        (1, 2, 1, 1, 257, 128, 128),
+        (1, 8, 8, 1, 1000, 32, 32),
+        (3, 2, 2, 67, 31, 16, 4),
+        (1, 1, 1, 1, 1, 4, 4),
+        (1, 2, 2, 100, 3, 20, 36),
+        (1, 2, 2, 40, 40, 96, 96),
+    ],
+)
 def test_sizes(batch: int, heads: int, kv: int, queries: int, keys: int, width: int, values: int) -> None:
     q, k, v = random((batch, heads, queries, width), (batch, kv, keys, width), (batch, kv, keys, values))
     check(q, k, v, wanted=exact(q, k, v))
@@ -58,11 +75,20 @@ def some_forms() -> list[Form]:
     target = Target(Limits(frozenset(("subgroup",))))
     problems = (Problem(1, 2, 40, 70, 8, 8), Problem(1, 2, 1, 70, 8, 8), Problem(1, 2, 5, 70, 8, 8))
     usual = list(dict.fromkeys(form for problem in problems for form in forms_of(problem, target)))[::4]
-    return [*usual, Form(8, 2, 2, 4, keys=2), Form(16, 1, 1, 4, keys=1), Form(8, 1, 4, 2, keys=1), Form(8, 2, 8, 2, keys=1), Form(4, 1, 8, 1)]
+    return [
+        *usual,
+        Form(8, 2, 2, 4, keys=2),
+        Form(16, 1, 1, 4, keys=1),
+        Form(8, 1, 4, 2, keys=1),
+        Form(8, 2, 8, 2, keys=1),
+        Form(4, 1, 8, 1),
+    ]
 
 
 @pytest.mark.parametrize("compiler", ["amd", "apple", "intel", "nvk", "qualcomm"])
-@pytest.mark.parametrize("problem", [Problem(1, 32, 1, 2048, 32, 32), Problem(1, 32, 128, 128, 32, 32), Problem(1, 12, 256, 256, 16, 16)])
+@pytest.mark.parametrize(
+    "problem", [Problem(1, 32, 1, 2048, 32, 32), Problem(1, 32, 128, 128, 32, 32), Problem(1, 12, 256, 256, 16, 16)]
+)
 def test_forms_fit_into_the_registers_that_a_compiler_has(compiler: str, problem: Problem) -> None:
     figures = figures_for("discrete", None, compiler)
     target = Target(Limits(frozenset(("subgroup",)), max_invocations=1024, figures=figures))
@@ -75,7 +101,8 @@ def test_forms_fit_into_the_registers_that_a_compiler_has(compiler: str, problem
 
 def test_where_no_form_fits_the_smallest_is_taken() -> None:
     problem = Problem(1, 2, 9, 70, 64, 64)
-    target = Target(Limits(figures=figures_for("integrated", None, "intel")))      # without subgroups an invocation has a head alone
+    # without subgroups an invocation has a head alone
+    target = Target(Limits(figures=figures_for("integrated", None, "intel")))
     assert {(form.keys, form.per_lane, form.parts) for form in forms_of(problem, target)} == {(1, 1, 1)}
 
 
@@ -86,10 +113,14 @@ def test_forms(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     mask = np.where(np.arange(70) % 3 == 0, -np.inf, 0.5).astype("f") * np.ones((41, 1), "f")
     with apart():
         check(q, k, v, mask, exact(q, k, v, mask))
-        check(q, k, v, is_causal=1, wanted=exact(q, k, v, np.where(np.arange(70) <= np.arange(41)[:, None], 0.0, -np.inf)))
+        check(
+            q, k, v, is_causal=1, wanted=exact(q, k, v, np.where(np.arange(70) <= np.arange(41)[:, None], 0.0, -np.inf))
+        )
 
 
-@pytest.mark.parametrize("shape", [(37,), (9, 37), (1, 37), (3, 9, 37), (3, 1, 37), (2, 3, 9, 37), (2, 1, 1, 37), (2, 3, 9, 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(37,), (9, 37), (1, 37), (3, 9, 37), (3, 1, 37), (2, 3, 9, 37), (2, 1, 1, 37), (2, 3, 9, 1)], ids=str
+)
 @pytest.mark.parametrize("kind", ["added", "bool"])
 def test_masks(shape: tuple[int, ...], kind: str) -> None:
     q, k, v = random((2, 3, 9, 16), (2, 3, 37, 16), (2, 3, 37, 16))
@@ -102,12 +133,16 @@ def test_masks(shape: tuple[int, ...], kind: str) -> None:
         check(q, k, v, mask, exact(q, k, v, mask))
 
 
-@pytest.mark.parametrize(("hidden", "kind"), [
-    (None, "float32"), (-np.inf, "float32"), (np.finfo("f4").min, "float32"), (np.finfo("f2").min, "float16")], ids=str)
+@pytest.mark.parametrize(
+    ("hidden", "kind"),
+    [(None, "float32"), (-np.inf, "float32"), (np.finfo("f4").min, "float32"), (np.finfo("f2").min, "float16")],
+    ids=str,
+)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("causal", [0, 1])
 def test_a_query_that_sees_nothing_gets_zeros_by_onnx(hidden: float | None, kind: str, batch: int, causal: int) -> None:
-    """Exporters write the lowest number of the type for what is not seen: it hides a key as False and minus infinity do."""
+    """Exporters write the lowest number of the type for what is not seen: it hides a key as False and minus infinity
+    do."""
     q, k, v = (a.astype(kind) for a in random((batch, 2, 9, 16), (batch, 2, 37, 16), (batch, 2, 37, 16)))
     seen = np.ones((9, 37), bool)
     seen[4] = False
@@ -142,17 +177,25 @@ def test_nan_and_infinity_stay_in_their_rows() -> None:
     np.testing.assert_array_equal(np.isnan(got), wanted)
 
 
-@pytest.mark.parametrize(("attributes", "shape"), [
-    ({"q_num_heads": 6, "kv_num_heads": 3}, (2, 9, 48)), ({"scale": 0.3}, (2, 6, 9, 8)), ({"softcap": 2.0}, (2, 6, 9, 8)),
-    ({"is_causal": 1}, (2, 6, 9, 8))])
+@pytest.mark.parametrize(
+    ("attributes", "shape"),
+    [
+        ({"q_num_heads": 6, "kv_num_heads": 3}, (2, 9, 48)),
+        ({"scale": 0.3}, (2, 6, 9, 8)),
+        ({"softcap": 2.0}, (2, 6, 9, 8)),
+        ({"is_causal": 1}, (2, 6, 9, 8)),
+    ],
+)
 def test_attributes(attributes: dict[str, Any], shape: tuple[int, ...]) -> None:
     other = shape if len(shape) == 4 else (*shape[:2], shape[2] // 2)
     check(*random(shape, other, other), **attributes)
 
 
-@pytest.mark.parametrize(("code", "shapes"), [
-    (Code.LIMIT, ((1, 1, 5, 260), (1, 1, 5, 260), (1, 1, 5, 260))),
-    (Code.RANK, ((1, 5, 6), (1, 5, 6), (1, 5, 6)))], ids=str)
+@pytest.mark.parametrize(
+    ("code", "shapes"),
+    [(Code.LIMIT, ((1, 1, 5, 260), (1, 1, 5, 260), (1, 1, 5, 260))), (Code.RANK, ((1, 5, 6), (1, 5, 6), (1, 5, 6)))],
+    ids=str,
+)
 def test_declines(code: Code, shapes: Any) -> None:
     check_decline(code, "Attention", random(*shapes), 23)
 
@@ -168,7 +211,8 @@ def test_heads_of_nothing_are_declined(shape: tuple[int, ...], scale: float | No
 
 
 def exported(heads: int, scaled: str, masked: bool, folded: bool) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """x [2, 9, 24] through three products, heads split, scores, softmax, mixed, joined. folded: the keys transposed once, not twice."""
+    """x [2, 9, 24] through three products, heads split, scores, softmax, mixed, joined. folded: the keys transposed
+    once, not twice."""
     nodes, constants = [], {"split": np.array([0, 0, heads, 24 // heads]), "joined": np.array([0, 0, 24])}
 
     def add(op: str, *inputs: str, **attributes: Any) -> str:
@@ -179,7 +223,11 @@ def exported(heads: int, scaled: str, masked: bool, folded: bool) -> tuple[onnx.
         constants[f"w{name}"] = normal(24, 24, seed=k) / 3
     q, k, v = (add("Reshape", add("MatMul", "x", f"w{name}"), "split") for name in "qkv")
     q, v = (add("Transpose", a, perm=[0, 2, 1, 3]) for a in (q, v))
-    k = add("Transpose", k, perm=[0, 2, 3, 1]) if folded else add("Transpose", add("Transpose", k, perm=[0, 2, 1, 3]), perm=[0, 1, 3, 2])
+    k = (
+        add("Transpose", k, perm=[0, 2, 3, 1])
+        if folded
+        else add("Transpose", add("Transpose", k, perm=[0, 2, 1, 3]), perm=[0, 1, 3, 2])
+    )
     scores = add("MatMul", q, k)
     if scaled:
         constants["scale"] = np.array(2.5 if scaled == "Div" else 0.4, "f")
@@ -191,8 +239,12 @@ def exported(heads: int, scaled: str, masked: bool, folded: bool) -> tuple[onnx.
     add("Reshape", add("Transpose", mixed, perm=[0, 2, 1, 3]), "joined")
     x = normal(2, 9, 24, seed=8)
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
-        [helper.make_empty_tensor_value_info(nodes[-1].output[0])], [numpy_helper.from_array(a, n) for n, a in constants.items()])
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_empty_tensor_value_info(nodes[-1].output[0])],
+        [numpy_helper.from_array(a, n) for n, a in constants.items()],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), {"x": x}
 
 
@@ -215,11 +267,15 @@ def test_as_exporters_write_it(scaled: str, masked: bool, folded: bool) -> None:
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("scaled", ["Mul", "Div", ""])
 def test_in_float16_too(scaled: str, masked: bool) -> None:
-    """One node with what the network of float32 gives: six dispatches in place of one made optimised networks slower in float16."""
+    """One node with what the network of float32 gives: six dispatches in place of one made optimised networks slower in
+    float16."""
     plain, feeds = exported(3, scaled, masked, False)
     model = convert_float_to_float16(plain, keep_io_types=False)
     graph = from_onnx(model)
-    ops = [n.op for n in fuse(graph, {"x": TensorType(FLOAT16, (2, 9, 24))}, Limits(features=frozenset({"shader-f16"}))).nodes]
+    ops = [
+        n.op
+        for n in fuse(graph, {"x": TensorType(FLOAT16, (2, 9, 24))}, Limits(features=frozenset({"shader-f16"}))).nodes
+    ]
     assert ops.count("Attention") == 1
     assert not {"Transpose", "Softmax", "Div", "Mul"} & set(ops)
     (got,), (wanted,) = run_direct(model, {"x": feeds["x"].astype(np.float16)}, fuse), on_cpu(plain, feeds)
@@ -246,7 +302,9 @@ def test_what_is_not_fused(what: str) -> None:
     if what == "other axis":
         softmax.attribute[0].i = 2
     if what == "scale of a vector":
-        next(i for i in model.graph.initializer if i.name == "scale").CopyFrom(numpy_helper.from_array(np.full(9, 2.5, "f"), "scale"))
+        next(i for i in model.graph.initializer if i.name == "scale").CopyFrom(
+            numpy_helper.from_array(np.full(9, 2.5, "f"), "scale")
+        )
     assert "Attention" not in ops_of(model)
     for got, want in zip(run_direct(model, feeds, fuse), on_cpu(model, feeds), strict=True):
         assert_agree(got, want, TOLERANCE)
@@ -259,17 +317,38 @@ JOINED = "t = Transpose <perm = [0, 2, 1, 3]> (a) y = Reshape(t, joined)"
 GUARDED = "p = Softmax <axis = -1> (m) bad = IsNaN(p) w = Where(bad, zero, p) a = MatMul(w, v)"
 
 BY_EXPORTERS = {
-    "torchscript": (17, HEADS, f"""{SPLIT} k = Transpose <perm = [0, 2, 3, 1]> (h) shape = Shape(q) size = Slice(shape, last, end) wide = Cast <to = 1> (size)
+    "torchscript": (
+        17,
+        HEADS,
+        f"""{SPLIT} k = Transpose <perm = [0, 2, 3, 1]> (h) shape = Shape(q) size = Slice(shape, last, end) wide = Cast <to = 1> (size)
         root_size = Sqrt(wide) part = Div(one, root_size) factor = Sqrt(part) qs = Mul(q, factor) ks = Mul(factor, k) s = MatMul(qs, ks) m = Add(s, mask)
-        p = Softmax <axis = -1> (m) a = MatMul(p, v) {JOINED}"""),
-    "torchscript, guarded": (17, HEADS, f"""{SPLIT} k = Transpose <perm = [0, 2, 3, 1]> (h) qs = Mul(q, root) ks = Mul(k, root) s = MatMul(qs, ks) m = Add(s, mask)
-        {GUARDED} {JOINED}"""),
-    "dynamo, keys as images": (18, HEADS, f"""{SPLIT} k = Transpose <perm = [0, 2, 1, 3]> (h) flat = Reshape(k, images) swapped = Transpose <perm = [0, 2, 1]> (flat)
-        kt = Reshape(swapped, back) qs = Mul(q, root) ks = Mul(kt, root) s = MatMul(qs, ks) m = Add(s, mask) {GUARDED} {JOINED}"""),
-    "dynamo, divided": (18, HEADS, f"""{SPLIT} k = Transpose <perm = [0, 2, 3, 1]> (h) qs = Div(q, root) s = MatMul(qs, k) p = Softmax <axis = -1> (s)
-        a = MatMul(p, v) {JOINED}"""),
+        p = Softmax <axis = -1> (m) a = MatMul(p, v) {JOINED}""",
+    ),
+    "torchscript, guarded": (
+        17,
+        HEADS,
+        f"""{SPLIT} k = Transpose <perm = [0, 2, 3, 1]> (h) qs = Mul(q, root) ks = Mul(k, root) s = MatMul(qs, ks) m = Add(s, mask)
+        {GUARDED} {JOINED}""",
+    ),
+    "dynamo, keys as images": (
+        18,
+        HEADS,
+        f"""{SPLIT} k = Transpose <perm = [0, 2, 1, 3]> (h) flat = Reshape(k, images) swapped = Transpose <perm = [0, 2, 1]> (flat)
+        kt = Reshape(swapped, back) qs = Mul(q, root) ks = Mul(kt, root) s = MatMul(qs, ks) m = Add(s, mask) {GUARDED} {JOINED}""",
+    ),
+    "dynamo, divided": (
+        18,
+        HEADS,
+        f"""{SPLIT} k = Transpose <perm = [0, 2, 3, 1]> (h) qs = Div(q, root) s = MatMul(qs, k) p = Softmax <axis = -1> (s)
+        a = MatMul(p, v) {JOINED}""",
+    ),
     "Attention": (23, HEADS, f"{SPLIT} k = Transpose <perm = [0, 2, 1, 3]> (h) a = Attention(q, k, v, mask) {JOINED}"),
-    "Attention, causal": (23, HEADS, f"{SPLIT} k = Transpose <perm = [0, 2, 1, 3]> (h) a = Attention <is_causal = 1, scale = 0.4> (q, k, v) {JOINED}"),
+    "Attention, causal": (
+        23,
+        HEADS,
+        f"{SPLIT} k = Transpose <perm = [0, 2, 1, 3]> (h) a = Attention <is_causal = 1, scale = 0.4> (q, k, "
+        f"v) {JOINED}",
+    ),
 }
 
 
@@ -277,7 +356,12 @@ def by_exporter(name: str, queries: int = 9, width: int = 8) -> tuple[onnx.Model
     opset, header, body = BY_EXPORTERS[name]
     text = f'<ir_version: 10, opset_import: ["": {opset}]> g {header} <{SCALES}> {{ {body} }}'
     model = onnx.parser.parse_model(text)
-    sizes = {"split": [0, 0, 3, width], "joined": [0, 0, 3 * width], "images": [-1, queries, width], "back": [2, 3, width, queries]}
+    sizes = {
+        "split": [0, 0, 3, width],
+        "joined": [0, 0, 3 * width],
+        "images": [-1, queries, width],
+        "back": [2, 3, width, queries],
+    }
     model.graph.initializer.extend(numpy_helper.from_array(np.array(value), n) for n, value in sizes.items())
     used = {i for n in model.graph.node for i in n.input}
     if "mask" not in used:
@@ -288,7 +372,8 @@ def by_exporter(name: str, queries: int = 9, width: int = 8) -> tuple[onnx.Model
 
 @pytest.mark.parametrize("name", BY_EXPORTERS)
 def test_as_new_exporters_write_it(name: str) -> None:
-    """Queries and keys multiplied apart, keys transposed as images, NaN of the softmax taken for 0, ONNX's op between transpositions."""
+    """Queries and keys multiplied apart, keys transposed as images, NaN of the softmax taken for 0, ONNX's op between
+    transpositions."""
     model, feeds = by_exporter(name)
     types = {n: TensorType(FLOAT32, a.shape) for n, a in feeds.items()}
     ops = [(n.op, n.domain) for n in fuse(from_onnx(model), types, Limits()).nodes]
@@ -339,21 +424,27 @@ def test_heads_of_queries_that_are_repeated_are_all_there() -> None:
 
 @pytest.mark.parametrize("kv", [2, 4])
 def test_repeated_heads_are_read_once(kv: int) -> None:
-    """Keys and values of which each head stands for two; where the values have all of their own, the keys' copies stay."""
+    """Keys and values of which each head stands for two; where the values have all of their own, the keys' copies
+    stay."""
     model = onnx.parser.parse_model(REPEATED.replace("KV", str(kv)).replace("WIDE", "wide" if kv == 2 else "same"))
     sizes = {"wide": [2, 2, 2, 11, 8], "same": [2, 4, 1, 11, 8], "heads": [2, 4, 11, 8]}
     model.graph.initializer.extend(numpy_helper.from_array(np.array(v), n) for n, v in sizes.items())
     feeds = {"x": normal(2, 4, 5, 8), "keys": normal(2, 2, 11, 8), "values": normal(2, kv, 11, 8, seed=3)}
     nodes = fuse(from_onnx(model), {n: TensorType(FLOAT32, a.shape) for n, a in feeds.items()}, Limits()).nodes
-    assert [n.op for n in nodes if n.op != "Unsqueeze"] == (["Attention"] if kv == 2 else ["Expand", "Reshape", "Attention"])
+    assert [n.op for n in nodes if n.op != "Unsqueeze"] == (
+        ["Attention"] if kv == 2 else ["Expand", "Reshape", "Attention"]
+    )
     for every_size_open in (False, True):
         assert_agree(run_direct(model, feeds, fuse, every_size_open)[0], on_cpu(model, feeds)[0], TOLERANCE)
 
 
 @pytest.mark.parametrize("axis", [1, -4])
 def test_heads_in_turn_are_not_repeated_heads(axis: int) -> None:
-    """All heads behind one another, as torch's Tensor.repeat gives: as many copies as heads, so sizes alone don't tell."""
-    model = onnx.parser.parse_model(REPEATED.replace("KV", "2").replace("WIDE", "wide").replace("two = {2}", f"two = {{{axis}}}"))
+    """All heads behind one another, as torch's Tensor.repeat gives: as many copies as heads, so sizes alone don't
+    tell."""
+    model = onnx.parser.parse_model(
+        REPEATED.replace("KV", "2").replace("WIDE", "wide").replace("two = {2}", f"two = {{{axis}}}")
+    )
     sizes = {"wide": [2, 2, 2, 11, 8], "heads": [2, 4, 11, 8]}
     model.graph.initializer.extend(numpy_helper.from_array(np.array(v), n) for n, v in sizes.items())
     feeds = {"x": normal(2, 4, 5, 8), "keys": normal(2, 2, 11, 8), "values": normal(2, 2, 11, 8, seed=3)}
@@ -366,18 +457,29 @@ def test_what_a_node_without_inputs_gives(drawn: str) -> None:
     """Its producers end there: to look for its first input raised, and the whole model stayed on the CPU."""
     given = ", ".join(f"float[2, 3, 8, 8] {name}" for name in ("x", "keys", "values") if name != drawn)
     body = f"{drawn} = RandomNormal <shape = [2, 3, 8, 8]> () s = MatMul(x, keys) p = Softmax(s) y = MatMul(p, values)"
-    graph = from_onnx(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> g ({given}) => (y) {{ {body} }}'))
+    graph = from_onnx(
+        onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> g ({given}) => (y) {{ {body} }}')
+    )
     types = {n: TensorType(FLOAT32, (2, 3, 8, 8)) for n in graph.inputs}
     fused = fuse(graph, types, Limits(), lambda _: TensorType(FLOAT32, (2, 3, 8, 8)))
     assert "RandomNormal" in [n.op for n in fused.nodes]
 
 
-@pytest.mark.parametrize(("body", "why"), [
-    ("a = Attention <softcap = 2.0> (q, k, v, mask)", "a cap"), ("a, keys, values = Attention(q, k, v, mask, k, v)", "a cache")])
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("a = Attention <softcap = 2.0> (q, k, v, mask)", "a cap"),
+        ("a, keys, values = Attention(q, k, v, mask, k, v)", "a cache"),
+    ],
+)
 def test_what_stays_the_op_of_onnx(body: str, why: str) -> None:
     text = f"{SPLIT} k = Transpose <perm = [0, 2, 1, 3]> (h) {body} {JOINED}"
-    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 23]> g {HEADS.replace("S, S", "S, T")} {{ {text} }}')
-    model.graph.initializer.extend(numpy_helper.from_array(np.array(v), n) for n, v in {"split": [0, 0, 3, 8], "joined": [0, 0, 24]}.items())
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 23]> g {HEADS.replace("S, S", "S, T")} {{ {text} }}'
+    )
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.array(v), n) for n, v in {"split": [0, 0, 3, 8], "joined": [0, 0, 24]}.items()
+    )
     feeds = {"x": normal(2, 9, 24), "mask": normal(2, 1, 9, 18 if why == "a cache" else 9, seed=5)}
     nodes = fuse(from_onnx(model), {n: TensorType(FLOAT32, a.shape) for n, a in feeds.items()}, Limits()).nodes
     assert [n.domain for n in nodes if n.op == "Attention"] == [""]
@@ -385,7 +487,10 @@ def test_what_stays_the_op_of_onnx(body: str, why: str) -> None:
 
 
 def test_without_heads() -> None:
-    text = "(float[2, 9, 24] x) => (y) { t = Transpose<perm=[0, 2, 1]>(x) s = MatMul(x, t) p = Softmax(s) y = MatMul(p, x) }"
+    text = (
+        "(float[2, 9, 24] x) => (y) { t = Transpose<perm=[0, 2, 1]>(x) s = MatMul(x, t) p = Softmax(s) y = "
+        "MatMul(p, x) }"
+    )
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g {text}')
     assert ops_of(model) == ["Attention"]
     x = normal(2, 9, 24)
@@ -394,4 +499,8 @@ def test_without_heads() -> None:
 
 def test_without_subgroups_an_invocation_has_whole_heads() -> None:
     assert {form.parts for form in forms_of(Problem(1, 2, 40, 70, 8, 8), Target(Limits()))} == {1}
-    assert {form.parts for form in forms_of(Problem(1, 2, 40, 70, 8, 8), Target(Limits(frozenset(("subgroup",)))))} == {1, 2, 4}
+    assert {form.parts for form in forms_of(Problem(1, 2, 40, 70, 8, 8), Target(Limits(frozenset(("subgroup",)))))} == {
+        1,
+        2,
+        4,
+    }

@@ -1,4 +1,5 @@
-"""Attention on matrix units, which are emulated (matrix_emulation.py): each mode within its error bound, against float64."""
+"""Attention on matrix units, which are emulated (matrix_emulation.py): each mode within its error bound, against
+float64."""
 
 from __future__ import annotations
 
@@ -41,8 +42,11 @@ def trial(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
         yield made
 
 
-def graph_of(op: str, arrays: dict[str, Array], domain: str = "", version: int = 23, outputs: int = 1, **attributes: Any) -> Graph:
-    """One node; arrays by name, an input that is left out has a name that begins with `_`; `total` is known before a run."""
+def graph_of(
+    op: str, arrays: dict[str, Array], domain: str = "", version: int = 23, outputs: int = 1, **attributes: Any
+) -> Graph:
+    """One node; arrays by name, an input that is left out has a name that begins with `_`; `total` is known before a
+    run."""
     values = {}
     for name, array in arrays.items():
         if not name.startswith("_"):
@@ -61,7 +65,8 @@ def run(trial: Emulated, graph: Graph, arrays: dict[str, Array], precision: str)
 
 
 def heads_of(kind: str, shape: tuple[int, ...], values: int) -> tuple[Array, Array, Array]:
-    """q, k, v [B, heads, tokens, D] whose scores stay moderate. shape: batch, heads, queries, keys, D; values: elements of a value."""
+    """q, k, v [B, heads, tokens, D] whose scores stay moderate. shape: batch, heads, queries, keys, D; values: elements
+    of a value."""
     rng = np.random.default_rng()
     batch, heads, queries, keys, width = shape
     draw = rng.random if kind == "positive" else rng.standard_normal
@@ -69,31 +74,43 @@ def heads_of(kind: str, shape: tuple[int, ...], values: int) -> tuple[Array, Arr
     powers: Any = {"large": (55, -55, 70), "small": (-60, 60, -70)}.get(kind, (0, 0, 0))
     if kind == "mixed":
         powers = rng.integers(-20, 1, (queries, 1)), 0, rng.integers(-20, 21, (1, values))
-    return tuple(np.asarray(a * np.exp2(p), np.float32) for a, p in zip((q, k, v), powers, strict=True))     # type: ignore[return-value]
+    return tuple(np.asarray(a * np.exp2(p), np.float32) for a, p in zip((q, k, v), powers, strict=True))  # type: ignore[return-value]
 
 
 def wanted(
-    q: Array, k: Array, v: Array, scale: float, precision: str, seen: Array | None = None, added: Array | float = 0.0, cap: float = 0.0,
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: float,
+    precision: str,
+    seen: Array | None = None,
+    added: Array | float = 0.0,
+    cap: float = 0.0,
 ) -> tuple[Array, Array]:
     """The result in float64, and how far one may be off: docs/precision.md. seen: which keys a query sees."""
     q, k, v = (a.astype(np.float64) for a in (q, k, v))
     seen = np.ones((q.shape[2], k.shape[2]), bool) if seen is None else seen
     width, keys = q.shape[3], k.shape[2]
-    rounded = 0.0 if precision == "float16" else 2.0 ** -10
+    rounded = 0.0 if precision == "float16" else 2.0**-10
     turned = k.swapaxes(-1, -2)
     sizes = scale * (np.abs(q) @ np.abs(turned))
-    rest = {"tf32": 2.0 ** -38 * (np.abs(q).max() * np.abs(k).sum(-1)[..., None, :] + np.abs(q).sum(-1)[..., None] * np.abs(k).max()),
-            "f16acc": 2.0 ** -25 * (np.abs(k).sum(-1)[..., None, :] + np.abs(q).sum(-1)[..., None])}.get(precision, np.zeros(1))
+    rest = {
+        "tf32": 2.0**-38
+        * (np.abs(q).max() * np.abs(k).sum(-1)[..., None, :] + np.abs(q).sum(-1)[..., None] * np.abs(k).max()),
+        "f16acc": 2.0**-25 * (np.abs(k).sum(-1)[..., None, :] + np.abs(q).sum(-1)[..., None]),
+    }.get(precision, np.zeros(1))
     scores = scale * (q @ turned)
-    off = (rounded + width * 2.0 ** -24) * sizes + scale * rest
+    off = (rounded + width * 2.0**-24) * sizes + scale * rest
     scores = cap * np.tanh(scores / cap) if cap else scores
     scores = np.where(seen, scores + added, -np.inf)
-    off = np.where(seen, off + 2.0 ** -21 * (1 + np.abs(np.where(seen, scores, 0.0))), 0.0).max(-1, keepdims=True)
+    off = np.where(seen, off + 2.0**-21 * (1 + np.abs(np.where(seen, scores, 0.0))), 0.0).max(-1, keepdims=True)
     powers = np.exp(scores - scores.max(-1, keepdims=True))
     weights = powers / powers.sum(-1, keepdims=True)
-    allowed = (weights @ np.abs(v)) * (np.expm1(2 * off) + 2.0 ** -10 + keys * 2.0 ** -23)
-    allowed = allowed + 2.0 ** -25 * seen.astype(float) @ np.abs(v)
-    allowed = allowed + {"tf32": 2.0 ** -38 * np.abs(v).max(), "f16acc": 2.0 ** -25}.get(precision, 2.0 ** -11 * np.abs(weights @ v) + 2.0 ** -24)
+    allowed = (weights @ np.abs(v)) * (np.expm1(2 * off) + 2.0**-10 + keys * 2.0**-23)
+    allowed = allowed + 2.0**-25 * seen.astype(float) @ np.abs(v)
+    allowed = allowed + {"tf32": 2.0**-38 * np.abs(v).max(), "f16acc": 2.0**-25}.get(
+        precision, 2.0**-11 * np.abs(weights @ v) + 2.0**-24
+    )
     return weights @ v, allowed
 
 
@@ -117,7 +134,9 @@ def test_float16_is_within_its_bound(trial: Emulated, kind: str, precision: str)
     if precision == "float16":
         q, k, v = (a.astype(np.float16) for a in (q, k, v))
     arrays = {"q": q, "k": k, "v": v}
-    got = run(trial, graph_of("Attention", arrays, scale=0.2), arrays, "float32" if precision == "float16" else precision)
+    got = run(
+        trial, graph_of("Attention", arrays, scale=0.2), arrays, "float32" if precision == "float16" else precision
+    )
     want, allowed = wanted(q, k, v, 0.2, precision)
     assert (np.abs(got - want) <= allowed).all()
 
@@ -175,28 +194,54 @@ def test_a_prompt_behind_a_cache(trial: Emulated, dtype: str, precision: str, wi
     past = [np.full((1, groups, rows, size), np.nan, dtype) for _ in range(2)]
     for cache in past:
         cache[:, :, :before] = rng.standard_normal((groups, before, size))
-    arrays = {"q": q, "_k": q, "_v": q, "past_key": past[0], "past_value": past[1],
-              "lengths": np.array([total - 1], np.int32), "total": np.array([total], np.int32)}
-    graph = graph_of("GroupQueryAttention", arrays, "com.microsoft", 1, 3, num_heads=heads, kv_num_heads=groups, local_window_size=window)
+    arrays = {
+        "q": q,
+        "_k": q,
+        "_v": q,
+        "past_key": past[0],
+        "past_value": past[1],
+        "lengths": np.array([total - 1], np.int32),
+        "total": np.array([total], np.int32),
+    }
+    graph = graph_of(
+        "GroupQueryAttention",
+        arrays,
+        "com.microsoft",
+        1,
+        3,
+        num_heads=heads,
+        kv_num_heads=groups,
+        local_window_size=window,
+    )
     got = run(trial, graph, arrays, precision)
     split = q.reshape(tokens, heads + 2 * groups, size).transpose(1, 0, 2)[None]
-    keys, values = (np.concatenate([past[n][:, :, :before], split[:, heads + n * groups:heads + (n + 1) * groups]], 2) for n in range(2))
+    keys, values = (
+        np.concatenate([past[n][:, :, :before], split[:, heads + n * groups : heads + (n + 1) * groups]], 2)
+        for n in range(2)
+    )
     near = np.arange(total)[None] - (before + np.arange(tokens))[:, None]
     seen = (near <= 0) & (near > -window if window > 0 else True)
     name = "float16" if dtype == "float16" else precision
     want, allowed = wanted(
-        split[:, :heads], np.repeat(keys, heads // groups, 1), np.repeat(values, heads // groups, 1), size ** -0.5, name, seen)
+        split[:, :heads],
+        np.repeat(keys, heads // groups, 1),
+        np.repeat(values, heads // groups, 1),
+        size**-0.5,
+        name,
+        seen,
+    )
     flat = (a.transpose(0, 2, 1, 3).reshape(1, tokens, heads * size) for a in (want, allowed))
     want, allowed = flat
     assert (np.abs(got - want) <= allowed).all()
 
 
 def test_an_infinite_query_stays_in_its_row(trial: Emulated) -> None:
-    """No number becomes infinite that float32 holds: the largest queries, and values whose sums are almost beyond it."""
+    """No number becomes infinite that float32 holds: the largest queries, and values whose sums are almost beyond
+    it."""
     q, k, v = heads_of("normal", SHAPE, 16)
     q[0, 0, 3, 2], q[0, 0, 4] = np.inf, 3e38 * np.sign(q[0, 0, 4])
-    v[0, 1] *= np.float32(2.0 ** 118)
-    arrays = {"q": q, "k": k * np.float32(2.0 ** -100), "v": v}
+    v[0, 1] *= np.float32(2.0**118)
+    arrays = {"q": q, "k": k * np.float32(2.0**-100), "v": v}
     got = run(trial, graph_of("Attention", arrays, scale=0.2), arrays, "tf32")
     assert np.isfinite(got[0, 1]).all()
     assert np.isnan(got[0, 0, 3]).all()
@@ -208,17 +253,32 @@ def test_what_it_reads_is_stored_in_float16(trial: Emulated, monkeypatch: pytest
     rng = np.random.default_rng()
     x, weights = (rng.standard_normal(shape).astype(np.float32) for shape in ((1, 40, 48), (48, 48)))
     values = {"x": Value("x", FLOAT32, x.shape), "w": Value("w", FLOAT32, weights.shape, lambda: weights)}
-    nodes = (Node("MatMul", ("x", "w"), ("q",), "first", version=13, id=0),
-             Node("Attention", ("q", "q", "q"), ("m",), "mixing", version=23, attributes={"q_num_heads": 3, "kv_num_heads": 3}, id=1),
-             Node("MatMul", ("m", "w"), ("y",), "last", version=13, id=2))
+    nodes = (
+        Node("MatMul", ("x", "w"), ("q",), "first", version=13, id=0),
+        Node(
+            "Attention",
+            ("q", "q", "q"),
+            ("m",),
+            "mixing",
+            version=23,
+            attributes={"q_num_heads": 3, "kv_num_heads": 3},
+            id=1,
+        ),
+        Node("MatMul", ("m", "w"), ("y",), "last", version=13, id=2),
+    )
     graph = Graph("g", ("x",), ("y",), nodes, values)
     with in_tile(ONE_FRAGMENT), forced(ONE_FRAGMENT.name, QUICK.name):
         plan = make_plan(graph, {"x": TensorType(FLOAT32, x.shape)}, trial.gpu.limits.of(Config(precision="f16acc")))
-        got, = trial.graph(graph, [x], "f16acc")
+        (got,) = trial.graph(graph, [x], "f16acc")
         monkeypatch.setattr(planner, "_store_rounded", lambda draft: None)
         with apart():
-            wide, = trial.graph(graph, [x], "f16acc")
-    found = {f"{step.label} {tensor.name}": tensor.type.dtype.name for step in plan.steps if isinstance(step, Dispatch) for tensor in step.tensors}
+            (wide,) = trial.graph(graph, [x], "f16acc")
+    found = {
+        f"{step.label} {tensor.name}": tensor.type.dtype.name
+        for step in plan.steps
+        if isinstance(step, Dispatch)
+        for tensor in step.tensors
+    }
     assert {found[f"mixing/attention_units {name}"] for name in "qkvy"} == {"float16"}
     assert found["last/matrix_product x"] == "float16"
     assert found["last/matrix_product y"] == "float32"
@@ -252,10 +312,14 @@ def test_without_a_probe_there_is_a_reason(trial: Emulated) -> None:
 def test_explain_names_it_and_its_bound(trial: Emulated) -> None:
     values = {name: Value(name, FLOAT32, (1, 1, 40, 32)) for name in "qkv"}
     graph = Graph("g", tuple("qkv"), ("y",), (Node("Attention", tuple("qkv"), ("y",), "mixing", version=23),), values)
-    plan = make_plan(graph, dict.fromkeys("qkv", TensorType(FLOAT32, (1, 1, 40, 32))), trial.gpu.limits.of(Config(precision="tf32")))
+    plan = make_plan(
+        graph, dict.fromkeys("qkv", TensorType(FLOAT32, (1, 1, 40, 32))), trial.gpu.limits.of(Config(precision="tf32"))
+    )
     lines = str(Explanation("adapter", (), (), (), (plan,))).splitlines()
     assert "on matrix units: 1 product" in lines
-    assert any("mixing" in line and "scores within (2^-10 + 32 * 2^-24) of scale * sum of |q k|" in line for line in lines)
+    assert any(
+        "mixing" in line and "scores within (2^-10 + 32 * 2^-24) of scale * sum of |q k|" in line for line in lines
+    )
 
 
 @pytest.mark.parametrize("shader", ["", *ATTENTION_UNIT_SHADERS])
@@ -264,7 +328,9 @@ def test_the_probe_passes_and_sees_its_fault(shader: str, monkeypatch: pytest.Mo
     with emulation(shown=False) as trial, apart():
         trial.only, trial.planted = shader, found.fault if shader else ""
         monkeypatch.setattr(attention_units, "FORMS", (UnitForm(1, 16),))
-        monkeypatch.setattr("ort_gpu_ep.health.probes.matrix_units.ATTENTION_HEADS", (("tf32", 16, 32), ("f16acc", 16, 16)))
+        monkeypatch.setattr(
+            "ort_gpu_ep.health.probes.matrix_units.ATTENTION_HEADS", (("tf32", 16, 32), ("f16acc", 16, 16))
+        )
         monkeypatch.setattr(attention_units, "MOST_CHUNK", 16)
         if shader:
             with pytest.raises(WrongResultError):

@@ -53,7 +53,9 @@ def checked(program: Program, model: onnx.ModelProto, rows: int, rng: np.random.
 
 
 @pytest.mark.parametrize("every_size_open", [False, True])
-def test_results_at_sizes_of_a_run(gpu: Gpu, model: onnx.ModelProto, rng: np.random.Generator, every_size_open: bool) -> None:
+def test_results_at_sizes_of_a_run(
+    gpu: Gpu, model: onnx.ModelProto, rng: np.random.Generator, every_size_open: bool
+) -> None:
     """Parameters of a run lie between what a shader names and what it only awaits; slots grow and are bound anew."""
     graph = from_onnx(model)
     program = Program(opened(graph) if every_size_open else graph, Config(), gpu)

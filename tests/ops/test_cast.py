@@ -1,4 +1,5 @@
-"""Cast, CastLike, BitCast, Identity and Dropout: every pair of element types against numpy, and what is passed on unchanged."""
+"""Cast, CastLike, BitCast, Identity and Dropout: every pair of element types against numpy, and what is passed on
+unchanged."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def cast(x: Array, to: str, opset: int = 19) -> Array:
 
 
 def values(source: str, target: str) -> Array:
-    """Numbers of `source` whose conversion is defined: integers of any size wrap, floats stay within the target's range."""
+    """Numbers of `source` whose conversion is defined: integers of any size wrap, floats stay within the target's
+    range."""
     if source == "bool":
         return data(37, dtype="bool")
     if source.startswith("float"):
@@ -34,7 +36,12 @@ def values(source: str, target: str) -> Array:
             floats = np.concatenate([floats, -floats])
         return np.abs(floats) if target.startswith("u") else floats
     info = np.iinfo(source)
-    return np.concatenate([np.array([0, 1, info.min, info.max, info.max - 1, 3, 100, 16777217 % info.max], source), data(29, dtype=source)])
+    return np.concatenate(
+        [
+            np.array([0, 1, info.min, info.max, info.max - 1, 3, 100, 16777217 % info.max], source),
+            data(29, dtype=source),
+        ]
+    )
 
 
 @pytest.mark.parametrize("target", TYPES)
@@ -42,12 +49,15 @@ def values(source: str, target: str) -> Array:
 def test_every_pair(source: str, target: str) -> None:
     x = values(source, target)
     with np.errstate(over="ignore"):
-        wanted = x.astype(np.float32).astype(target) if target == "float16" else x.astype(target)   # ONNX Runtime rounds twice too
+        # ONNX Runtime rounds twice too
+        wanted = x.astype(np.float32).astype(target) if target == "float16" else x.astype(target)
     assert_same([cast(x, target)], [wanted])
 
 
 def test_float_to_half_rounds_to_even_and_overflows() -> None:
-    x = np.float32([65504, 65519, 65520, 1e30, -1e30, np.inf, -np.inf, np.nan, 6e-8, 2.9e-8, 6.1e-5, 1.00048828125, 1.00146484375])
+    x = np.float32(
+        [65504, 65519, 65520, 1e30, -1e30, np.inf, -np.inf, np.nan, 6e-8, 2.9e-8, 6.1e-5, 1.00048828125, 1.00146484375]
+    )
     with np.errstate(over="ignore"):
         assert_same([cast(x, "float16")], [x.astype(np.float16)])
 
@@ -69,7 +79,7 @@ def test_floats_beyond_an_integer_type_saturate() -> None:
     assert got[1] == -(2**31)
 
 
-@pytest.mark.parametrize("shape", [(), (0, 3), (16777259,), (2, 3, 5)], ids=str)   # 4 packed elements an invocation
+@pytest.mark.parametrize("shape", [(), (0, 3), (16777259,), (2, 3, 5)], ids=str)  # 4 packed elements an invocation
 def test_sizes(shape: tuple[int, ...]) -> None:
     source, target = "int32", "uint8"
     x = np.asarray(data(*shape, dtype="int32") % 200).astype(source)
@@ -96,8 +106,12 @@ def test_identity_of_any_type(dtype: str) -> None:
 
 
 DROPOUTS: list[tuple[int, tuple[Any, ...], dict[str, Any]]] = [
-    (7, (), {"ratio": 0.3}), (10, (), {}), (13, (), {}), (13, (Host(0.3, "float32"),), {}),
-    (22, (Host(0.3, "float32"), Host(False, "bool")), {}), (13, (None, Host(False, "bool")), {}),
+    (7, (), {"ratio": 0.3}),
+    (10, (), {}),
+    (13, (), {}),
+    (13, (Host(0.3, "float32"),), {}),
+    (22, (Host(0.3, "float32"), Host(False, "bool")), {}),
+    (13, (None, Host(False, "bool")), {}),
 ]
 
 
@@ -108,9 +122,15 @@ def test_dropout_of_inference(opset: int, inputs: tuple[Any, ...], attributes: d
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (3, 1031), (263, 257)], ids=str)
-@pytest.mark.parametrize(("opset", "inputs"), [
-    (12, ()), (13, (Host(0.3, "float32"),)), (22, (Host(0.3, "float32"), Host(False, "bool"))),
-    (22, (Host(0.0, "float32"), Host(True, "bool")))])
+@pytest.mark.parametrize(
+    ("opset", "inputs"),
+    [
+        (12, ()),
+        (13, (Host(0.3, "float32"),)),
+        (22, (Host(0.3, "float32"), Host(False, "bool"))),
+        (22, (Host(0.0, "float32"), Host(True, "bool"))),
+    ],
+)
 def test_dropout_masks_nothing(opset: int, inputs: tuple[Any, ...], shape: tuple[int, ...]) -> None:
     """In inference, and in training with a ratio of 0; with either output left out, too."""
     x = data(*shape)
@@ -121,13 +141,22 @@ def test_dropout_masks_nothing(opset: int, inputs: tuple[Any, ...], shape: tuple
     assert_same(run_direct(model, feeds), [np.ones(shape, bool)])
 
 
-BIT_TYPES = {1: ("int8", "uint8"), 2: ("int16", "uint16", "float16"), 4: ("int32", "uint32", "float32"), 8: ("int64", "uint64", "float64")}
+BIT_TYPES = {
+    1: ("int8", "uint8"),
+    2: ("int16", "uint16", "float16"),
+    4: ("int32", "uint32", "float32"),
+    8: ("int64", "uint64", "float64"),
+}
 
 
-@pytest.mark.parametrize(("source", "target"), [(s, t) for types in BIT_TYPES.values() for s in types for t in types if s != t])
+@pytest.mark.parametrize(
+    ("source", "target"), [(s, t) for types in BIT_TYPES.values() for s in types for t in types if s != t]
+)
 def test_bit_casts(source: str, target: str) -> None:
     for shape in ((), (0, 3), (5, 7), (3, 1031)):
-        x = np.frombuffer(np.random.default_rng(3).bytes(np.dtype(source).itemsize * int(np.prod(shape))), source).reshape(shape)
+        x = np.frombuffer(
+            np.random.default_rng(3).bytes(np.dtype(source).itemsize * int(np.prod(shape))), source
+        ).reshape(shape)
         (got,) = run_direct(*model_of("BitCast", (x,), opset=26, to=onnx_type(target)))
         assert (got.dtype, got.shape) == (np.dtype(target), shape)
         assert got.tobytes() == x.tobytes()
@@ -136,9 +165,12 @@ def test_bit_casts(source: str, target: str) -> None:
 def test_bit_casts_between_kernels() -> None:
     """The sign by its bit: what is computed before and after is of different types."""
     x = data(5, 1031)
-    after = (helper.make_node("BitwiseAnd", ["y0", "sign"], ["a"]), helper.make_node("BitCast", ["a"], ["y"], to=onnx_type("float32")))
+    after = (
+        helper.make_node("BitwiseAnd", ["y0", "sign"], ["a"]),
+        helper.make_node("BitCast", ["a"], ["y"], to=onnx_type("float32")),
+    )
     model, feeds = model_of("BitCast", (x,), opset=26, after=after, to=onnx_type("uint32"))
-    model.graph.initializer.append(numpy_helper.from_array(np.array(0x7fffffff, np.uint32), "sign"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0x7FFFFFFF, np.uint32), "sign"))
     assert_same(run_direct(model, feeds, rewrite), [np.abs(x)])
 
 
@@ -148,7 +180,8 @@ DECLINED: list[tuple[str, tuple[Any, ...], int, dict[str, Any], Code]] = [
     ("Dropout", (data(3), None, Host(True, "bool")), 13, {}, Code.ATTRIBUTE),
     ("Dropout", (data(3), None, np.array(True)), 13, {}, Code.ATTRIBUTE),
     ("Dropout", (data(3), Host(0.5, "float32"), Host(True, "bool")), 13, {"outputs": 2}, Code.ATTRIBUTE),
-    ("Dropout", (data(3),), 7, {"outputs": 2}, Code.ATTRIBUTE), ("Dropout", (data(3),), 10, {"outputs": 2}, Code.ATTRIBUTE),
+    ("Dropout", (data(3),), 7, {"outputs": 2}, Code.ATTRIBUTE),
+    ("Dropout", (data(3),), 10, {"outputs": 2}, Code.ATTRIBUTE),
     ("BitCast", (data(3),), 26, {"to": TensorProto.DOUBLE}, Code.DTYPE),
     ("BitCast", (data(3),), 26, {"to": TensorProto.COMPLEX64}, Code.DTYPE),
 ]

@@ -35,51 +35,123 @@ CASES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "conv of points": ("Conv", (X, Host(data(20, 12, 1, 1), F32)), {}),
     "conv of planes": ("Conv", (data(2, 3, 9, 8), Host(data(8, 3, 3, 3), F32)), {"pads": [1, 1, 1, 1]}),
     "depthwise": ("Conv", (X, Host(data(12, 1, 3, 3), F32), Host(data(12), F32)), {"group": 12, "dilations": [2, 1]}),
-    "conv of 5 filters": ("Conv", (X, Host(data(5, 12, 3, 3), F32), Host(data(5), F32)), {"pads": [1, 1, 0, 1], "strides": [1, 2]}),
-    "conv of two groups": ("Conv", (X, Host(data(24, 4, 3, 3), F32), Host(data(24), F32)), {"group": 3, "pads": [1, 1, 1, 1]}),
-    "conv of many channels in groups": ("Conv", (data(2, 72, 7, 9), Host(data(40, 36, 2, 2), F32)), {"group": 2, "strides": [2, 1]}),
+    "conv of 5 filters": (
+        "Conv",
+        (X, Host(data(5, 12, 3, 3), F32), Host(data(5), F32)),
+        {"pads": [1, 1, 0, 1], "strides": [1, 2]},
+    ),
+    "conv of two groups": (
+        "Conv",
+        (X, Host(data(24, 4, 3, 3), F32), Host(data(24), F32)),
+        {"group": 3, "pads": [1, 1, 1, 1]},
+    ),
+    "conv of many channels in groups": (
+        "Conv",
+        (data(2, 72, 7, 9), Host(data(40, 36, 2, 2), F32)),
+        {"group": 2, "strides": [2, 1]},
+    ),
     "points of groups": ("Conv", (data(2, 24, 7, 9), Host(data(48, 8, 1, 1), F32), Host(data(48), F32)), {"group": 3}),
     "transposed": ("ConvTranspose", (X, Host(data(12, 8, 2, 2), F32), Host(data(8), F32)), {"strides": [2, 2]}),
     "transposed, overlapping": (
-        "ConvTranspose", (X, Host(data(12, 4, 4, 4), F32), Host(data(4), F32)), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        "ConvTranspose",
+        (X, Host(data(12, 4, 4, 4), F32), Host(data(4), F32)),
+        {"strides": [2, 2], "pads": [1, 1, 1, 1]},
+    ),
     "transposed, uneven": (
-        "ConvTranspose", (X, Host(data(12, 8, 3, 5), F32)), {"strides": [2, 3], "pads": [1, 3, 0, 2], "output_padding": [1, 2]}),
-    "transposed with gaps": ("ConvTranspose", (X, Host(data(12, 4, 2, 1), F32), Host(data(4), F32)), {"strides": [3, 2]}),
+        "ConvTranspose",
+        (X, Host(data(12, 8, 3, 5), F32)),
+        {"strides": [2, 3], "pads": [1, 3, 0, 2], "output_padding": [1, 2]},
+    ),
+    "transposed with gaps": (
+        "ConvTranspose",
+        (X, Host(data(12, 4, 2, 1), F32), Host(data(4), F32)),
+        {"strides": [3, 2]},
+    ),
     "transposed without steps": ("ConvTranspose", (X, Host(data(12, 4, 3, 3), F32)), {"pads": [1, 0, 1, 2]}),
     "transposed to three": (
-        "ConvTranspose", (X, Host(data(12, 3, 4, 4), F32), Host(data(3), F32)), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+        "ConvTranspose",
+        (X, Host(data(12, 3, 4, 4), F32), Host(data(3), F32)),
+        {"strides": [2, 2], "pads": [1, 1, 1, 1]},
+    ),
     "max pool": ("MaxPool", (X,), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}),
     "max pool, ceil": ("MaxPool", (data(1, 3, 10, 11),), {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
-    "max pool, dilated": ("MaxPool", (data(1, 5, 12, 11),), {"kernel_shape": [2, 3], "dilations": [2, 2], "auto_pad": "VALID"}),
+    "max pool, dilated": (
+        "MaxPool",
+        (data(1, 5, 12, 11),),
+        {"kernel_shape": [2, 3], "dilations": [2, 2], "auto_pad": "VALID"},
+    ),
     "max pool of bytes": ("MaxPool", (data(1, 5, 6, 8, dtype="uint8"),), {"kernel_shape": [2, 2]}),
-    "bytes to bytes": ("QLinearConv", (
-        data(2, 12, 7, 9, dtype="uint8"), Host(np.array(0.02, "f"), F32), Host(np.array(99), "uint8"), Host(data(8, 12, 3, 3, dtype="int8"), "int8"),
-        Host(np.linspace(0.01, 0.02, 8), F32), Host(np.zeros(8), "int8"), Host(np.array(0.9, "f"), F32), Host(np.array(7), "uint8")),
-        {"pads": [1, 0, 1, 2], "strides": [2, 1]}),
+    "bytes to bytes": (
+        "QLinearConv",
+        (
+            data(2, 12, 7, 9, dtype="uint8"),
+            Host(np.array(0.02, "f"), F32),
+            Host(np.array(99), "uint8"),
+            Host(data(8, 12, 3, 3, dtype="int8"), "int8"),
+            Host(np.linspace(0.01, 0.02, 8), F32),
+            Host(np.zeros(8), "int8"),
+            Host(np.array(0.9, "f"), F32),
+            Host(np.array(7), "uint8"),
+        ),
+        {"pads": [1, 0, 1, 2], "strides": [2, 1]},
+    ),
     "to bytes": ("QuantizeLinear", (X, Host(np.array(0.1, "f"), F32), Host(np.array(99), "uint8")), {}),
-    "from bytes": ("DequantizeLinear", (data(2, 12, 7, 9, dtype="uint8"), Host(np.array(0.1, "f"), F32), Host(np.array(99), "uint8")), {}),
+    "from bytes": (
+        "DequantizeLinear",
+        (data(2, 12, 7, 9, dtype="uint8"), Host(np.array(0.1, "f"), F32), Host(np.array(99), "uint8")),
+        {},
+    ),
     "max pool of signed bytes, four channels": (
-        "MaxPool", (data(2, 8, 6, 7, dtype="int8"),), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}),
+        "MaxPool",
+        (data(2, 8, 6, 7, dtype="int8"),),
+        {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]},
+    ),
     "mean pool of bytes": (
-        "QLinearAveragePool", (data(1, 5, 6, 8, dtype="uint8"), *BYTES), {"kernel_shape": [2, 2], "domain": "com.microsoft"}),
+        "QLinearAveragePool",
+        (data(1, 5, 6, 8, dtype="uint8"), *BYTES),
+        {"kernel_shape": [2, 2], "domain": "com.microsoft"},
+    ),
     "mean pool of bytes, four channels": (
-        "QLinearAveragePool", (data(2, 8, 6, 7, dtype="uint8"), *BYTES),
-        {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 1], "domain": "com.microsoft"}),
+        "QLinearAveragePool",
+        (data(2, 8, 6, 7, dtype="uint8"), *BYTES),
+        {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 1], "domain": "com.microsoft"},
+    ),
     "mean pool of bytes, four channels, padding counts": (
-        "QLinearAveragePool", (data(2, 4, 5, 5, dtype="uint8"), *BYTES),
-        {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "count_include_pad": 1, "domain": "com.microsoft"}),
-    "global mean of bytes": ("QLinearGlobalAveragePool", (data(2, 5, 9, 7, dtype="uint8"), *BYTES), {"domain": "com.microsoft"}),
+        "QLinearAveragePool",
+        (data(2, 4, 5, 5, dtype="uint8"), *BYTES),
+        {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "count_include_pad": 1, "domain": "com.microsoft"},
+    ),
+    "global mean of bytes": (
+        "QLinearGlobalAveragePool",
+        (data(2, 5, 9, 7, dtype="uint8"), *BYTES),
+        {"domain": "com.microsoft"},
+    ),
     "global mean of bytes, four channels": (
-        "QLinearGlobalAveragePool", (data(2, 8, 9, 7, dtype="uint8"), *BYTES), {"domain": "com.microsoft"}),
+        "QLinearGlobalAveragePool",
+        (data(2, 8, 9, 7, dtype="uint8"), *BYTES),
+        {"domain": "com.microsoft"},
+    ),
     "concat of bytes": (
-        "QLinearConcat", (*BYTES[2:], data(2, 3, 4, 5, dtype="uint8"), *BYTES[:2], data(2, 5, 4, 5, dtype="uint8"), *BYTES[2:]),
-        {"axis": 1, "domain": "com.microsoft"}),
+        "QLinearConcat",
+        (*BYTES[2:], data(2, 3, 4, 5, dtype="uint8"), *BYTES[:2], data(2, 5, 4, 5, dtype="uint8"), *BYTES[2:]),
+        {"axis": 1, "domain": "com.microsoft"},
+    ),
     "softmax of bytes": (
-        "QLinearSoftmax", (data(2, 8, 5, 7, dtype="uint8"), *BYTES), {"axis": 1, "domain": "com.microsoft"}),
-    "sum of bytes": ("QLinearAdd", (data(*S, dtype="uint8"), *BYTES[:2], data(*S, dtype="uint8"), *BYTES[:2], *BYTES[2:]),
-                     {"domain": "com.microsoft"}),
+        "QLinearSoftmax",
+        (data(2, 8, 5, 7, dtype="uint8"), *BYTES),
+        {"axis": 1, "domain": "com.microsoft"},
+    ),
+    "sum of bytes": (
+        "QLinearAdd",
+        (data(*S, dtype="uint8"), *BYTES[:2], data(*S, dtype="uint8"), *BYTES[:2], *BYTES[2:]),
+        {"domain": "com.microsoft"},
+    ),
     "mean pool": ("AveragePool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}),
-    "mean pool, padding counts": ("AveragePool", (data(*S),), {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "count_include_pad": 1}),
+    "mean pool, padding counts": (
+        "AveragePool",
+        (data(*S),),
+        {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "count_include_pad": 1},
+    ),
     "norm pool": ("LpPool", (X,), {"kernel_shape": [3, 3], "p": 2}),
     "global mean": ("GlobalAveragePool", (data(2, 24, 17, 19),), {}),
     "global max": ("GlobalMaxPool", (data(*S),), {}),
@@ -98,18 +170,33 @@ CASES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "concat of rows": ("Concat", (data(2, 3, 4, 5), data(2, 3, 7, 5, seed=1)), {"axis": 2}),
     "split of channels": ("Split", (data(2, 8, 4, 5), Host([3, 5])), {"axis": 1}),
     "slice of channels": ("Slice", (X, Host([2]), Host([9]), Host([1])), {}),
-    "slice of all, backwards": ("Slice", (X, Host([0, 10, 6]), Host([2, 1, 0]), Host([0, 1, -2]), Host([1, -3, -1])), {}),
+    "slice of all, backwards": (
+        "Slice",
+        (X, Host([0, 10, 6]), Host([2, 1, 0]), Host([0, 1, -2]), Host([1, -3, -1])),
+        {},
+    ),
     "slice without axes": ("Slice", (X, Host([0, 1, 2]), Host([1, 11, 5])), {}),
     "pad": ("Pad", (X, Host([0, 1, 2, 3, 1, 0, 1, 2]), floats(2.5)), {}),
     "pad, reflected": ("Pad", (data(*S), Host([0, 0, 2, 1, 0, 0, 1, 2])), {"mode": "reflect"}),
     "nearest": ("Resize", (X, None, floats(1, 1, 2, 2)), {"mode": "nearest"}),
     "linear": ("Resize", (X, None, floats(1, 1, 1.5, 2.5)), {"mode": "linear"}),
-    "linear to sizes": ("Resize", (X, None, None, Host([2, 12, 11, 5])), {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
+    "linear to sizes": (
+        "Resize",
+        (X, None, None, Host([2, 12, 11, 5])),
+        {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+    ),
     "cubic": ("Resize", (data(1, 3, 5, 6), None, floats(1, 1, 2, 1.5)), {"mode": "cubic"}),
-    "region": ("Resize", (data(1, 2, 6, 8), floats(0, 0, 0.2, 0.1, 1, 1, 0.8, 0.9), None, Host([1, 2, 4, 4])),
-               {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}),
+    "region": (
+        "Resize",
+        (data(1, 2, 6, 8), floats(0, 0, 0.2, 0.1, 1, 1, 0.8, 0.9), None, Host([1, 2, 4, 4])),
+        {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"},
+    ),
     "neighbouring channels": ("LRN", (data(2, 9, 3, 5),), {"size": 5, "alpha": 0.3}),
-    "each channel normalised": ("InstanceNormalization", (data(*S), Host(data(3), F32), Host(data(3, seed=2), F32)), {}),
+    "each channel normalised": (
+        "InstanceNormalization",
+        (data(*S), Host(data(3), F32), Host(data(3, seed=2), F32)),
+        {},
+    ),
     "depth to space": ("DepthToSpace", (data(2, 12, 3, 5),), {"blocksize": 2}),
     "depth to space, columns first": ("DepthToSpace", (data(2, 12, 3, 5),), {"blocksize": 2, "mode": "CRD"}),
     "space to depth": ("SpaceToDepth", (data(2, 3, 4, 6),), {"blocksize": 2}),
@@ -160,7 +247,9 @@ def test_the_maximum_of_what_is_not_finite() -> None:
     model, feeds = model_of("MaxPool", (x,), kernel_shape=[2, 2])
     with gaining("MaxPool"):
         (got,) = run_direct(model, feeds, rewrite)
-    np.testing.assert_array_equal(got, np.maximum.reduce([x[:, :, a:4 + a, b:5 + b] for a in (0, 1) for b in (0, 1)]))
+    np.testing.assert_array_equal(
+        got, np.maximum.reduce([x[:, :, a : 4 + a, b : 5 + b] for a in (0, 1) for b in (0, 1)])
+    )
     assert np.isnan(got).any()
     assert np.isinf(got).any()
 
@@ -171,7 +260,9 @@ def test_old_upsampling(opset: int) -> None:
     x = data(1, 4, 3, 5)
     scales = [1.0, 1.0, 2.0, 3.0]
     inputs: tuple[Any, ...] = (x,) if opset < 9 else (x, floats(*scales))
-    model, feeds = model_of("Upsample", inputs, opset=opset, mode="nearest", **({"scales": scales} if opset < 9 else {}))
+    model, feeds = model_of(
+        "Upsample", inputs, opset=opset, mode="nearest", **({"scales": scales} if opset < 9 else {})
+    )
     with gaining("Upsample"):
         assert channels_last_nodes(model) == ["Upsample"]
         np.testing.assert_array_equal(run_direct(model, feeds, rewrite)[0], x.repeat(2, 2).repeat(3, 3))
@@ -179,8 +270,12 @@ def test_old_upsampling(opset: int) -> None:
 
 def test_fused_steps_and_their_operands() -> None:
     """Constants of any rank are permuted, values of the run are read as they are stored; a scalar stays."""
-    nodes = [helper.make_node("Mul", ["y0", "scale"], ["a"]), helper.make_node("Add", ["a", "bias"], ["b"]),
-             helper.make_node("Add", ["b", "x0"], ["c"]), helper.make_node("Mul", ["c", "half"], ["y"])]
+    nodes = [
+        helper.make_node("Mul", ["y0", "scale"], ["a"]),
+        helper.make_node("Add", ["a", "bias"], ["b"]),
+        helper.make_node("Add", ["b", "x0"], ["c"]),
+        helper.make_node("Mul", ["c", "half"], ["y"]),
+    ]
     model, feeds = model_of("MaxPool", (X,), after=tuple(nodes), kernel_shape=[3, 3], pads=[1, 1, 1, 1])
     held: dict[str, Array] = {"scale": data(12, 1, 1), "bias": data(9), "half": np.array(0.5, "f")}
     model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in held.items())
@@ -188,5 +283,7 @@ def test_fused_steps_and_their_operands() -> None:
     with gaining("MaxPool"):
         for every_size_open in (False, True):
             assert_agree(run_direct(model, feeds, rewrite, every_size_open)[0], wanted, 1e-6)
-        (node,) = (n for n in rewrite(from_onnx(model), static_types(from_onnx(model)), Limits()).nodes if n.channels_last)
+        (node,) = (
+            n for n in rewrite(from_onnx(model), static_types(from_onnx(model)), Limits()).nodes if n.channels_last
+        )
     assert len(node.epilogue) == 4

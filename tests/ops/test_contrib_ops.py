@@ -1,4 +1,5 @@
-"""Ops of com.microsoft that optimisers and exporters of transformers write: against ONNX Runtime's CPU, or numpy where that has no kernel."""
+"""Ops of com.microsoft that optimisers and exporters of transformers write: against ONNX Runtime's CPU, or numpy where
+that has no kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def normal(*shape: int, dtype: str = "float32") -> Any:
 def agree(got: Any, wanted: Any, half: bool = False) -> None:
     assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
     tolerance = 2e-3 if half else 2e-6
-    np.testing.assert_allclose(got.astype("d"), wanted.astype("d"), rtol=tolerance, atol=tolerance * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        got.astype("d"), wanted.astype("d"), rtol=tolerance, atol=tolerance * np.abs(wanted).max()
+    )
 
 
 def as_on_cpu(op: str, inputs: Any, outputs: int = 1, domain: str = ORT, **attributes: Any) -> None:
@@ -36,11 +39,31 @@ def as_on_cpu(op: str, inputs: Any, outputs: int = 1, domain: str = ORT, **attri
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("op", NORMS)
-@pytest.mark.parametrize(("shape", "skip"), [((2, 5, 64), (2, 5, 64)), ((3, 7, 132), (7, 132)), ((2, 3, 68), (1, 3, 68)), ((9, 1028), (9, 1028)), ((1, 1, 4100), (1, 1, 4100))], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "skip"),
+    [
+        ((2, 5, 64), (2, 5, 64)),
+        ((3, 7, 132), (7, 132)),
+        ((2, 3, 68), (1, 3, 68)),
+        ((9, 1028), (9, 1028)),
+        ((1, 1, 4100), (1, 1, 4100)),
+    ],
+    ids=str,
+)
 def test_skip_normalization(shape: tuple[int, ...], skip: tuple[int, ...], op: str, dtype: str) -> None:
     n = shape[-1]
     beta = (normal(n, dtype=dtype) / 3,) if op == NORMS[0] else ()
-    as_on_cpu(op, (normal(*shape, dtype=dtype), normal(*skip, dtype=dtype), normal(n, dtype=dtype), *beta, normal(n, dtype=dtype) * 2), epsilon=1e-5)
+    as_on_cpu(
+        op,
+        (
+            normal(*shape, dtype=dtype),
+            normal(*skip, dtype=dtype),
+            normal(n, dtype=dtype),
+            *beta,
+            normal(n, dtype=dtype) * 2,
+        ),
+        epsilon=1e-5,
+    )
 
 
 @pytest.mark.parametrize("op", NORMS)
@@ -67,7 +90,12 @@ def test_skip_normalization_declines() -> None:
 def test_simplified_layer_normalization(shape: tuple[int, ...]) -> None:
     """In ONNX's own domain, whose schemas do not have it."""
     for dtype in ("float32", "float16"):
-        as_on_cpu("SimplifiedLayerNormalization", (normal(*shape, dtype=dtype), normal(shape[-1], dtype=dtype)), domain="", epsilon=1e-6)
+        as_on_cpu(
+            "SimplifiedLayerNormalization",
+            (normal(*shape, dtype=dtype), normal(shape[-1], dtype=dtype)),
+            domain="",
+            epsilon=1e-6,
+        )
 
 
 @pytest.mark.parametrize("op", ["Gelu", "QuickGelu", "FastGelu", "BiasGelu"])
@@ -91,7 +119,11 @@ def test_what_onnxruntimes_cpu_has_not() -> None:
     agree(run_direct(model, feeds)[0], (left * gelu(right)).astype("f"))
 
 
-@pytest.mark.parametrize(("a", "b"), [((5, 8), (8, 12)), ((2, 3, 17, 20), (2, 3, 20, 24)), ((4, 7, 64), (64, 32)), ((3, 16, 16), (1, 16, 16))], ids=str)
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [((5, 8), (8, 12)), ((2, 3, 17, 20), (2, 3, 20, 24)), ((4, 7, 64), (64, 32)), ((3, 16, 16), (1, 16, 16))],
+    ids=str,
+)
 @pytest.mark.parametrize("turned", [(0, 0), (1, 0), (0, 1), (1, 1)])
 def test_fused_matmul(a: tuple[int, ...], b: tuple[int, ...], turned: tuple[int, int]) -> None:
     left = (*a[:-2], a[-1], a[-2]) if turned[0] else a

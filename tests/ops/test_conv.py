@@ -1,4 +1,5 @@
-"""Conv and ConvTranspose against ONNX Runtime's CPU kernels (float16: float64 sums): what ONNX's own node cases lack."""
+"""Conv and ConvTranspose against ONNX Runtime's CPU kernels (float16: float64 sums): what ONNX's own node cases
+lack."""
 
 from __future__ import annotations
 
@@ -40,12 +41,20 @@ CONVS = [
     # one and three dimensions
     ((2, 7, 101), (19, 7, 5), True, {"pads": [3, 1], "strides": [2], "dilations": [2]}),
     ((1, 7, 11), (7, 1, 3), True, {"group": 7, "pads": [2, 0]}),
-    ((2, 3, 9, 7, 11), (13, 3, 3, 2, 3), True, {"pads": [1, 0, 2, 0, 1, 1], "strides": [2, 1, 3], "dilations": [1, 2, 1]}),
+    (
+        (2, 3, 9, 7, 11),
+        (13, 3, 3, 2, 3),
+        True,
+        {"pads": [1, 0, 2, 0, 1, 1], "strides": [2, 1, 3], "dilations": [1, 2, 1]},
+    ),
     ((1, 4, 5, 6, 7), (4, 1, 3, 3, 3), True, {"group": 4, "pads": [1] * 6}),
     ((1, 17, 5, 1, 1), (13, 17, 1, 1, 1), False, {"pads": [1, 0, 0, 1, 0, 0]}),
     # automatic pads
-    *(((1, 5, 18, 23), (11, 5, 4, 3), True, {"auto_pad": auto, "strides": strides})
-      for auto in ("SAME_UPPER", "SAME_LOWER", "VALID") for strides in ([1, 1], [2, 3])),
+    *(
+        ((1, 5, 18, 23), (11, 5, 4, 3), True, {"auto_pad": auto, "strides": strides})
+        for auto in ("SAME_UPPER", "SAME_LOWER", "VALID")
+        for strides in ([1, 1], [2, 3])
+    ),
     ((1, 5, 18, 23), (11, 5, 4, 3), True, {"auto_pad": "VALID", "dilations": [2, 1]}),
     ((1, 5, 7), (11, 5, 1), False, {"auto_pad": "SAME_UPPER", "strides": [3]}),
     # a batch of many workgroups
@@ -91,12 +100,26 @@ TRANSPOSES = [
     ((1, 37, 6, 5), (37, 1, 4, 4), True, {"group": 37, "strides": [2, 2], "pads": [1, 1, 1, 1]}),
     ((1, 9, 5, 5), (9, 4, 2, 2), True, {"strides": [3, 3]}),
     ((1, 128, 9, 9), (128, 16, 4, 4), True, {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
-    *(((1, channels, 6, 5), (channels, 4, 4, 3), True, {"output_shape": [13, 12], "strides": [2, 2], "auto_pad": auto})
-      for channels in (3, 10) for auto in ("NOTSET", "SAME_UPPER", "SAME_LOWER")),
-    *(((1, 10, 6, 5), (10, 4, 4, 3), False, {"auto_pad": auto, "strides": strides})
-      for auto in ("SAME_UPPER", "SAME_LOWER", "VALID") for strides in ([1, 1], [2, 2])),
-    *(((2, 4, 7, 6), (4, 3, 2, 1), True, {"auto_pad": auto, "strides": [3, 3], "output_padding": padding})
-      for auto in ("SAME_UPPER", "SAME_LOWER") for padding in ([0, 0], [1, 2])),
+    *(
+        (
+            (1, channels, 6, 5),
+            (channels, 4, 4, 3),
+            True,
+            {"output_shape": [13, 12], "strides": [2, 2], "auto_pad": auto},
+        )
+        for channels in (3, 10)
+        for auto in ("NOTSET", "SAME_UPPER", "SAME_LOWER")
+    ),
+    *(
+        ((1, 10, 6, 5), (10, 4, 4, 3), False, {"auto_pad": auto, "strides": strides})
+        for auto in ("SAME_UPPER", "SAME_LOWER", "VALID")
+        for strides in ([1, 1], [2, 2])
+    ),
+    *(
+        ((2, 4, 7, 6), (4, 3, 2, 1), True, {"auto_pad": auto, "strides": [3, 3], "output_padding": padding})
+        for auto in ("SAME_UPPER", "SAME_LOWER")
+        for padding in ([0, 0], [1, 2])
+    ),
     ((2, 9, 13), (9, 7, 5), True, {"strides": [3], "pads": [2, 1], "dilations": [2], "output_padding": [1]}),
     ((1, 3, 13), (3, 7, 4), True, {"strides": [2], "pads": [1, 1]}),
     ((1, 9, 3, 4, 5), (9, 4, 2, 3, 2), True, {"strides": [2, 1, 3], "pads": [0, 1, 0, 1, 0, 0]}),
@@ -130,7 +153,9 @@ def test_taps_that_hit_nothing_are_not_looked_at() -> None:
 def test_products_too_large_to_store_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ort_gpu_ep.ops.conv.COLUMNS_MAX_NBYTES", 1000)
     with apart():
-        check_against_ort("ConvTranspose", [(2, 16, 7, 5), (16, 5, 3, 3), (5,)], strides=[2, 2], dilations=[1, 2], pads=[1, 0, 0, 1])
+        check_against_ort(
+            "ConvTranspose", [(2, 16, 7, 5), (16, 5, 3, 3), (5,)], strides=[2, 2], dilations=[1, 2], pads=[1, 0, 0, 1]
+        )
 
 
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
@@ -142,14 +167,27 @@ def test_float16_is_summed_in_float32(op: str) -> None:
     assert_close(got, wanted.astype(np.float16), 3e-4)
 
 
-@pytest.mark.parametrize(("op", "x", "w", "attributes"), [
-    ("Conv", (1, 9, 13, 13), (9, 9, 3, 3), {"pads": [1] * 4}), ("Conv", (1, 512, 7, 7), (512, 512, 1, 1), {}),
-    ("Conv", (1, 9, 13, 13), (9, 1, 3, 3), {"pads": [1] * 4, "group": 9}), ("Conv", (1, 300, 1, 1), (300, 300, 1, 1), {}),
-    ("ConvTranspose", (1, 9, 13, 13), (9, 9, 3, 3), {"pads": [1] * 4}), ("ConvTranspose", (1, 3, 5, 5), (3, 3, 1, 1), {})], ids=str)
+@pytest.mark.parametrize(
+    ("op", "x", "w", "attributes"),
+    [
+        ("Conv", (1, 9, 13, 13), (9, 9, 3, 3), {"pads": [1] * 4}),
+        ("Conv", (1, 512, 7, 7), (512, 512, 1, 1), {}),
+        ("Conv", (1, 9, 13, 13), (9, 1, 3, 3), {"pads": [1] * 4, "group": 9}),
+        ("Conv", (1, 300, 1, 1), (300, 300, 1, 1), {}),
+        ("ConvTranspose", (1, 9, 13, 13), (9, 9, 3, 3), {"pads": [1] * 4}),
+        ("ConvTranspose", (1, 3, 5, 5), (3, 3, 1, 1), {}),
+    ],
+    ids=str,
+)
 def test_fused_steps_run_once_in_every_kernel_form(op: str, x: Shape, w: Shape, attributes: dict[str, Any]) -> None:
     residual = random_inputs([x, w, (x[1],)])[0]
     check_against_ort(
-        op, [x, w, (x[1],)], rewrite=with_steps, then=lambda y: np.maximum(2 * y + residual, np.float32(0)), **attributes)
+        op,
+        [x, w, (x[1],)],
+        rewrite=with_steps,
+        then=lambda y: np.maximum(2 * y + residual, np.float32(0)),
+        **attributes,
+    )
 
 
 @pytest.mark.parametrize("attributes", [{}, {"group": 16}])
@@ -167,7 +205,9 @@ def test_nan_and_infinity_reach_only_the_windows_that_see_them(attributes: dict[
 @pytest.mark.parametrize(("filters", "group", "window"), [(16, 1, 3), (16, 1, 1), (5, 5, 3), (10, 1, 3)])
 @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
 def test_the_next_image_is_not_read(op: str, filters: int, group: int, window: int) -> None:
-    x, w = random_inputs([(3, 5, 7, 7), (filters, 5 // group, window, window) if op == "Conv" else (5, filters // group, window, window)])
+    x, w = random_inputs(
+        [(3, 5, 7, 7), (filters, 5 // group, window, window) if op == "Conv" else (5, filters // group, window, window)]
+    )
     x[1] = np.nan
     (got,) = run_direct(model_of(op, [x, w], group=group), {"i0": x, "i1": w})
     assert np.isfinite(got[[0, 2]]).all()

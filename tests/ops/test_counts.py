@@ -1,4 +1,5 @@
-"""Sizes that the data decide stay inside a partition (decision 27): routing of experts, ends of detectors, what is cut all the same."""
+"""Sizes that the data decide stay inside a partition (decision 27): routing of experts, ends of detectors, what is cut
+all the same."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Graph:
         self.nodes: list[onnx.NodeProto] = []
         self.held: list[onnx.TensorProto] = []
 
-    def __call__(self, op: str, *inputs: str | Array | list[int] | int, outputs: int = 1, name: str = "", **attributes: Any) -> Any:
+    def __call__(
+        self, op: str, *inputs: str | Array | list[int] | int, outputs: int = 1, name: str = "", **attributes: Any
+    ) -> Any:
         names = [v if isinstance(v, str) else self.hold(v) for v in inputs]
         made = [name or f"v{len(self.nodes)}_{k}" for k in range(outputs)]
         self.nodes.append(helper.make_node(op, names, made, **attributes))
@@ -48,9 +51,16 @@ class Graph:
         self.held.append(numpy_helper.from_array(np.asarray(value), f"c{len(self.held)}"))
         return self.held[-1].name
 
-    def model(self, inputs: dict[str, list[int | str]], outputs: list[str], kinds: dict[str, int] | None = None) -> onnx.ModelProto:
-        declared = [helper.make_tensor_value_info(n, (kinds or {}).get(n, TensorProto.FLOAT), shape) for n, shape in inputs.items()]
-        graph = helper.make_graph(self.nodes, "g", declared, [helper.make_empty_tensor_value_info(n) for n in outputs], self.held)
+    def model(
+        self, inputs: dict[str, list[int | str]], outputs: list[str], kinds: dict[str, int] | None = None
+    ) -> onnx.ModelProto:
+        declared = [
+            helper.make_tensor_value_info(n, (kinds or {}).get(n, TensorProto.FLOAT), shape)
+            for n, shape in inputs.items()
+        ]
+        graph = helper.make_graph(
+            self.nodes, "g", declared, [helper.make_empty_tensor_value_info(n) for n in outputs], self.held
+        )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
@@ -60,11 +70,12 @@ def floats(*shape: int) -> Array:
 
 def weights_of(rows: int, columns: int) -> Array:
     """Products with them are as large as what they are of."""
-    return floats(rows, columns) / np.float32(rows ** 0.5)
+    return floats(rows, columns) / np.float32(rows**0.5)
 
 
 def experts(rows: int | str, which: str = "place") -> onnx.ModelProto:
-    """The middle of a Mixtral block as TorchScript writes it: from x and the router's choice `place` [rows, BEST] to the sum of experts."""
+    """The middle of a Mixtral block as TorchScript writes it: from x and the router's choice `place` [rows, BEST] to
+    the sum of experts."""
     g = Graph()
     weights = g("Softmax", g("MatMul", "x", floats(WIDTH, BEST)), axis=1)
     mask = g("Transpose", g("OneHot", which, EXPERTS, np.array([0, 1]), axis=-1), perm=[2, 1, 0])
@@ -92,13 +103,20 @@ def routes(rows: int) -> list[Array]:
     same = np.tile(np.array([[1, 3]]), (rows, 1))
     one = same.copy()
     one[0] = (2, 0)
-    return [same, one, np.array([RNG.permutation(EXPERTS)[:BEST] for _ in range(rows)]), np.stack([np.arange(rows) % 2, np.arange(rows) % 2 + 2], 1)]
+    return [
+        same,
+        one,
+        np.array([RNG.permutation(EXPERTS)[:BEST] for _ in range(rows)]),
+        np.stack([np.arange(rows) % 2, np.arange(rows) % 2 + 2], 1),
+    ]
 
 
 def session_of(model: onnx.ModelProto, **options: str) -> InferenceSession:
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4
-    return InferenceSession(model.SerializeToString(), settings, provider_options={"placement": "gpu", "strict": "1", **options})
+    return InferenceSession(
+        model.SerializeToString(), settings, provider_options={"placement": "gpu", "strict": "1", **options}
+    )
 
 
 def check(model: onnx.ModelProto, runs: list[dict[str, Array]], partitions: int = 1, **options: str) -> None:
@@ -114,7 +132,9 @@ def check(model: onnx.ModelProto, runs: list[dict[str, Array]], partitions: int 
     assert not session.explain().events
 
 
-@pytest.mark.parametrize(("rows", "options"), [(11, {}), ("N", {}), ("N", {"fusion": "0"}), ("N", {"isolation": "process"})], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "options"), [(11, {}), ("N", {}), ("N", {"fusion": "0"}), ("N", {"isolation": "process"})], ids=str
+)
 def test_routing_of_experts_is_one_partition(rows: int | str, options: dict[str, str]) -> None:
     """Experts get no row, one, some, all of them."""
     sizes = [rows] if isinstance(rows, int) else [11, 1, 40, 11]
@@ -137,7 +157,8 @@ def test_runs_that_repeat_and_bound_ones() -> None:
 
 
 def detector(anchors: int | str, classes: int = 3, most: int = 8) -> onnx.ModelProto:
-    """The end of a detector that exports its suppression: candidates by a mask, classes apart by an offset, padded to a fixed number."""
+    """The end of a detector that exports its suppression: candidates by a mask, classes apart by an offset, padded to a
+    fixed number."""
     g = Graph()
     boxes, scores = g("Split", g("Transpose", "x", perm=[0, 2, 1]), [4, classes], outputs=2, axis=2)
     best, kind = g("ReduceMax", scores, [-1], keepdims=0), g("ArgMax", scores, axis=-1, keepdims=0)
@@ -148,11 +169,23 @@ def detector(anchors: int | str, classes: int = 3, most: int = 8) -> onnx.ModelP
     shape = g("Concat", g("Unsqueeze", size, [0]), [4], axis=0)
     ones = g("ConstantOfShape", g("Shape", shape), value=helper.make_tensor("v", TensorProto.INT64, [1], [1]))
     shape = g("Where", g("Equal", shape, g("Mul", ones, -1)), ones, shape)
-    offsets = g("Cast", g("Expand", g("Reshape", kind, g("Concat", g("Unsqueeze", size, [0]), [1], axis=0)), shape), to=TensorProto.FLOAT)
+    offsets = g(
+        "Cast",
+        g("Expand", g("Reshape", kind, g("Concat", g("Unsqueeze", size, [0]), [1], axis=0)), shape),
+        to=TensorProto.FLOAT,
+    )
     apart = g("Unsqueeze", g("Add", boxes, g("Mul", offsets, np.float32(4))), [0])
-    kept = g("NonMaxSuppression", apart, g("Unsqueeze", g("Unsqueeze", best, [0]), [0]), np.array([2**63 - 1]), np.array([0.4], np.float32))
+    kept = g(
+        "NonMaxSuppression",
+        apart,
+        g("Unsqueeze", g("Unsqueeze", best, [0]), [0]),
+        np.array([2**63 - 1]),
+        np.array([0.4], np.float32),
+    )
     kept = g("Slice", g("Squeeze", g("Gather", kept, [2], axis=1), [1]), [0], [most], [0], [1])
-    columns = [g("Reshape", g("Gather", v, kept, axis=0), [-1, 1]) for v in (best, g("Cast", kind, to=TensorProto.FLOAT))]
+    columns = [
+        g("Reshape", g("Gather", v, kept, axis=0), [-1, 1]) for v in (best, g("Cast", kind, to=TensorProto.FLOAT))
+    ]
     rows = g("Concat", g("Gather", boxes, kept, axis=0), *columns, axis=-1)
     missing = g("Unsqueeze", g("Sub", most, g("Gather", g("Shape", rows), 0, axis=0)), [0])
     padded = g("Pad", rows, g("Concat", [0, 0], missing, [0], axis=0))
@@ -164,38 +197,58 @@ def detector(anchors: int | str, classes: int = 3, most: int = 8) -> onnx.ModelP
 @pytest.mark.parametrize("anchors", [60, "N"])
 def test_a_detector_with_its_suppression_is_one_partition(anchors: int | str) -> None:
     runs = []
-    for n, threshold in ((60, 0.0), (60, 0.45), (60, 1.0), *(((200, 0.3), (1, 0.0), (1, 1.0)) if anchors == "N" else ())):
+    for n, threshold in (
+        (60, 0.0),
+        (60, 0.45),
+        (60, 1.0),
+        *(((200, 0.3), (1, 0.0), (1, 1.0)) if anchors == "N" else ()),
+    ):
         corners = RNG.random((2, n))
-        x = np.concatenate([corners, corners + 0.05 + RNG.random((2, n)) / 3, RNG.random((3, n)) / 2 + threshold / 2], 0)
+        x = np.concatenate(
+            [corners, corners + 0.05 + RNG.random((2, n)) / 3, RNG.random((3, n)) / 2 + threshold / 2], 0
+        )
         runs.append({"x": x[None].astype(np.float32)})
     check(detector(anchors), runs)
 
 
 def chosen(behind: Callable[[Graph, str, str], str]) -> onnx.ModelProto:
-    """What is behind the rows of x that `mask` chooses. behind: is given the graph, the rows and their places, and gives its output."""
+    """What is behind the rows of x that `mask` chooses. behind: is given the graph, the rows and their places, and
+    gives its output."""
     g = Graph()
     places = g("Squeeze", g("NonZero", "mask"), [0])
-    return g.model({"x": ["N", 8], "mask": ["N"]}, [behind(g, g("Gather", "x", places, axis=0), places)], {"mask": TensorProto.BOOL})
+    return g.model(
+        {"x": ["N", 8], "mask": ["N"]},
+        [behind(g, g("Gather", "x", places, axis=0), places)],
+        {"mask": TensorProto.BOOL},
+    )
 
 
 def masked(*sizes: int) -> list[dict[str, Array]]:
     """Nothing, one row, some, all."""
-    return [{"x": floats(n, 8), "mask": mask} for n in sizes
-            for mask in (np.zeros(n, bool), np.arange(n) == n // 2, RNG.random(n) < 0.5, np.ones(n, bool))]
+    return [
+        {"x": floats(n, 8), "mask": mask}
+        for n in sizes
+        for mask in (np.zeros(n, bool), np.arange(n) == n // 2, RNG.random(n) < 0.5, np.ones(n, bool))
+    ]
 
 
-@pytest.mark.parametrize("op", ["rows with themselves", "softmax", "sum", "largest", "last", "joined", "positions", "norm", "told"])
+@pytest.mark.parametrize(
+    "op", ["rows with themselves", "softmax", "sum", "largest", "last", "joined", "positions", "norm", "told"]
+)
 def test_what_is_in_the_same_partition(op: str) -> None:
     behind: dict[str, Callable[[Graph, str, str], str]] = {
         "rows with themselves": lambda g, rows, places: g("MatMul", g("Transpose", rows), rows),
         "softmax": lambda g, rows, places: g("Softmax", rows, axis=0),
         "sum": lambda g, rows, places: g("ReduceSum", rows, [0], keepdims=0),
-        "largest": lambda g, rows, places: g("TopK", rows, g("Min", g("Slice", g("Shape", rows), [0], [1]), [5]), outputs=2, axis=0)[0],
+        "largest": lambda g, rows, places: g(
+            "TopK", rows, g("Min", g("Slice", g("Shape", rows), [0], [1]), [5]), outputs=2, axis=0
+        )[0],
         "last": lambda g, rows, places: g("Slice", rows, [-3], [2**40], [0]),
         "joined": lambda g, rows, places: g("Concat", rows, "x", rows, axis=0),
         "positions": lambda g, rows, places: g("Range", 0, g("Gather", g("Shape", rows), 0), 1),
         "norm": lambda g, rows, places: g("LayerNormalization", rows, floats(8), axis=-1),
-        "told": lambda g, rows, places: g("Mul", g("Shape", g("Concat", rows, "x", axis=0)), 3)}
+        "told": lambda g, rows, places: g("Mul", g("Shape", g("Concat", rows, "x", axis=0)), 3),
+    }
     check(chosen(behind[op]), masked(1, 9, 70))
 
 
@@ -206,12 +259,21 @@ def test_what_needs_the_number_is_in_the_next_partition(op: str) -> None:
         "one axis less": lambda g, rows, places: g("Squeeze", rows),
         "most": lambda g, rows, places: g("ReduceMax", rows, [0], keepdims=0),
         "place of the most": lambda g, rows, places: g("ArgMax", rows, axis=0),
-        "a decision": lambda g, rows, places: g("Where", g("Greater", g("Size", rows), 20), np.float32(1), np.float32(2))}
-    check(chosen(behind[op]), [feeds for feeds in masked(9) if feeds["mask"].any()], partitions=2 if op != "a decision" else 1)
+        "a decision": lambda g, rows, places: g(
+            "Where", g("Greater", g("Size", rows), 20), np.float32(1), np.float32(2)
+        ),
+    }
+    check(
+        chosen(behind[op]),
+        [feeds for feeds in masked(9) if feeds["mask"].any()],
+        partitions=2 if op != "a decision" else 1,
+    )
 
 
 def test_parts_have_to_be_as_much_as_there_is() -> None:
-    """Split by given sizes, as the exporter of experts writes it: of other data onnxruntime says what is wrong, and so do we."""
+    """Split by given sizes, as the exporter of experts writes it: of other data onnxruntime says what is wrong, and so
+    do we."""
+
     def parts(g: Graph, rows: str, places: str) -> str:
         first, second = g("Split", rows, [2, 3], outputs=2, axis=0)
         return str(g("Concat", second, first, axis=0))
@@ -258,15 +320,22 @@ def test_a_plan_with_counts_is_kept() -> None:
 
 
 def test_what_calculates_sizes_is_in_front_of_what_reads_them() -> None:
-    plan = make_template(from_onnx(experts(11)), [TensorType(FLOAT32, (11, WIDTH)), TensorType(INT64, (11, BEST))], Gpu.open(Config()).limits).plan
-    sizes = [k for k, step in enumerate(plan.steps) if isinstance(step, Dispatch) and step.kernel.shader == "sizes.wgsl"]
+    plan = make_template(
+        from_onnx(experts(11)),
+        [TensorType(FLOAT32, (11, WIDTH)), TensorType(INT64, (11, BEST))],
+        Gpu.open(Config()).limits,
+    ).plan
+    sizes = [
+        k for k, step in enumerate(plan.steps) if isinstance(step, Dispatch) and step.kernel.shader == "sizes.wgsl"
+    ]
     assert len(sizes) >= EXPERTS
     assert plan.writes_parameters
     assert not violations(plan)
 
 
 def test_more_counts_than_a_dispatch_can_bind() -> None:
-    """Rows that many masks choose, one behind the other: what is joined begins another partition where a dispatch binds too little."""
+    """Rows that many masks choose, one behind the other: what is joined begins another partition where a dispatch binds
+    too little."""
     g, parts = Graph(), []
     for k in range(12):
         mask = g("Greater", g("Gather", "x", k, axis=1), np.float32(0))
@@ -289,11 +358,14 @@ def test_where_the_device_does_not_calculate_sizes_right() -> None:
     inputs, limits = {"x": TensorType(FLOAT32, (9, 8)), "mask": TensorType(BOOL, (9,))}, Gpu.open(Config()).limits
     for disabled, breaks in (((), []), (((SIZES, "a probe"),), ["Squeeze"])):
         facts = facts_of(graph, inputs)
-        assert [n.op for n, _, _ in walk(graph, facts, replace(limits, disabled=disabled)) if id(n) in facts.breaks] == breaks
+        assert [
+            n.op for n, _, _ in walk(graph, facts, replace(limits, disabled=disabled)) if id(n) in facts.breaks
+        ] == breaks
 
 
 def test_a_partition_of_which_nobody_reads_anything_may_be_left_to_the_cpu() -> None:
     """The most of no numbers has no kernel; onnxruntime leaves the node in the graph, though it is nobody's."""
+
     def behind(g: Graph, rows: str, places: str) -> str:
         g("ReduceMax", places, [0])
         return str(g("Exp", rows))

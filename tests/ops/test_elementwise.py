@@ -24,7 +24,9 @@ Function = Callable[..., Any]
 ULPS = 4
 """Allowed error of a function of one number, in units of the last place of float32."""
 
-SPECIAL = np.float32([0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 1e-30, -1e-30, 1e30, -1e30, 87.5, -87.5, 104.5, -104.5])
+SPECIAL = np.float32(
+    [0.0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 1e-30, -1e-30, 1e30, -1e30, 87.5, -87.5, 104.5, -104.5]
+)
 
 erf = np.vectorize(math.erf, otypes=[float])
 
@@ -55,7 +57,9 @@ def assert_close(got: Array, wanted: Any, slack: Any = 0.0) -> None:
     room = ULPS * np.spacing(np.maximum(np.abs(rounded), np.finfo(np.float32).tiny)).astype(np.float64) + slack
     error = np.where(finite, np.abs(got.astype(np.float64) - np.where(finite, wanted, 0)), 0)
     worst = int(np.argmax(error / room)) if error.size else 0
-    assert (error <= np.where(finite, room, 1)).all(), f"element {worst}: {got.flat[worst]} is not {np.asarray(wanted).flat[worst]}"
+    assert (error <= np.where(finite, room, 1)).all(), (
+        f"element {worst}: {got.flat[worst]} is not {np.asarray(wanted).flat[worst]}"
+    )
 
 
 UNARY: list[tuple[str, Function, float, float, dict[str, Any]]] = [
@@ -78,7 +82,13 @@ UNARY: list[tuple[str, Function, float, float, dict[str, Any]]] = [
     ("Softsign", lambda x: x / (1 + np.abs(x)), -9, 9, {}),
     ("Elu", lambda x: np.where(x < 0, np.float32(0.7) * np.expm1(x), x), -9, 9, {"alpha": 0.7}),
     ("Elu", lambda x: np.where(x < 0, np.expm1(x), x), -0.01, 0.01, {}),
-    ("Selu", lambda x: np.float32(1.5) * np.where(x > 0, x, np.float32(0.7) * np.expm1(x)), -9, 9, {"alpha": 0.7, "gamma": 1.5}),
+    (
+        "Selu",
+        lambda x: np.float32(1.5) * np.where(x > 0, x, np.float32(0.7) * np.expm1(x)),
+        -9,
+        9,
+        {"alpha": 0.7, "gamma": 1.5},
+    ),
     ("Celu", lambda x: np.where(x > 0, x, np.float32(0.7) * np.expm1(x / np.float32(0.7))), -6, 6, {"alpha": 0.7}),
     ("LeakyRelu", lambda x: np.where(x < 0, np.float32(0.3) * x, x), -9, 9, {"alpha": 0.3}),
     ("ThresholdedRelu", lambda x: np.where(x > np.float32(0.7), x, 0), -9, 9, {"alpha": 0.7}),
@@ -107,7 +117,9 @@ CANCELS = ("Gelu", "HardSwish", "HardSigmoid", "Tan", "Acos", "Sin", "Cos")
 """Near a root their error is relative to what cancels there."""
 
 
-@pytest.mark.parametrize(("op", "reference", "low", "high", "attributes"), UNARY, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("op", "reference", "low", "high", "attributes"), UNARY, ids=lambda v: v if isinstance(v, str) else ""
+)
 def test_unary_is_accurate(op: str, reference: Function, low: float, high: float, attributes: dict[str, Any]) -> None:
     x = uniform(low, high, 4099)
     with np.errstate(all="ignore"):
@@ -116,14 +128,15 @@ def test_unary_is_accurate(op: str, reference: Function, low: float, high: float
 
 
 @pytest.mark.parametrize(
-    ("op", "reference", "attributes"), [(r[0], r[1], r[4]) for r in UNARY if r[0] not in ("Mish", "Gelu", "HardSwish")])
+    ("op", "reference", "attributes"), [(r[0], r[1], r[4]) for r in UNARY if r[0] not in ("Mish", "Gelu", "HardSwish")]
+)
 def test_unary_special_values(op: str, reference: Function, attributes: dict[str, Any]) -> None:
     with np.errstate(all="ignore"):
         wanted = np.where(np.isnan(SPECIAL), np.nan, reference(SPECIAL.astype(np.float64)))
     if op in ("ThresholdedRelu", "Shrink"):
-        wanted[np.isnan(SPECIAL)] = 0   # no comparison with NaN holds
+        wanted[np.isnan(SPECIAL)] = 0  # no comparison with NaN holds
     if op in ("Sin", "Cos", "Tan"):
-        keep = np.abs(SPECIAL) != np.float32(1e30)   # numpy's own reduction is out of its depth there
+        keep = np.abs(SPECIAL) != np.float32(1e30)  # numpy's own reduction is out of its depth there
         assert_close(run(op, SPECIAL, **attributes)[keep], wanted[keep], 1e-7)
     else:
         assert_close(run(op, SPECIAL, **attributes), wanted, 1e-30)
@@ -132,20 +145,30 @@ def test_unary_special_values(op: str, reference: Function, attributes: dict[str
 DRIVERS = {
     "exact": lambda text: f"({text})",
     "low": lambda text: f"bitcast<f32>(bitcast<i32>({text}) - 2)",
-    "high": lambda text: f"bitcast<f32>(bitcast<i32>({text}) + 2)"}
+    "high": lambda text: f"bitcast<f32>(bitcast<i32>({text}) + 2)",
+}
 """What WGSL lets a driver make of a root or a division: an error of 2.5 ULP."""
 
 
 QUOTIENTS: dict[str, tuple[Function, dict[str, Any]]] = {
-    "Sqrt": (np.sqrt, {}), "Reciprocal": (np.reciprocal, {}), "Div": (lambda x: x / np.float32(3), {}), "Mean": (lambda x: (x + 2 * x) / 2, {}),
+    "Sqrt": (np.sqrt, {}),
+    "Reciprocal": (np.reciprocal, {}),
+    "Div": (lambda x: x / np.float32(3), {}),
+    "Mean": (lambda x: (x + 2 * x) / 2, {}),
     "ReduceMean": (lambda x: x.sum(1, keepdims=True) / np.float32(3), {"axes": [1]}),
-    "ReduceL2": (lambda x: np.sqrt((x * x).sum(1, keepdims=True)), {"axes": [1]}), "Pow 0.5": (np.sqrt, {}), "Pow -1": (np.reciprocal, {})}
+    "ReduceL2": (lambda x: np.sqrt((x * x).sum(1, keepdims=True)), {"axes": [1]}),
+    "Pow 0.5": (np.sqrt, {}),
+    "Pow -1": (np.reciprocal, {}),
+}
 
 
 @pytest.mark.parametrize("what", QUOTIENTS)
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_roots_and_quotients_are_rounded_correctly_on_every_driver(driver: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program may compare them, round them down or count by them: 6 / 3 that is less than 2 gives another number of elements."""
+def test_roots_and_quotients_are_rounded_correctly_on_every_driver(
+    driver: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may compare them, round them down or count by them: 6 / 3 that is less than 2 gives another number of
+    elements."""
     (op, _, exponent), (reference, attributes) = what.partition(" "), QUOTIENTS[what]
     compiled, texts = Device.create_shader_module, list[str]()
 
@@ -154,15 +177,15 @@ def test_roots_and_quotients_are_rounded_correctly_on_every_driver(driver: str, 
         return compiled(self, label, texts[-1])
 
     monkeypatch.setattr(Device, "create_shader_module", create)
-    rows = 101 * {"exact": 1, "low": 3, "high": 5}[driver] + len(what)       # texts of their own: pipelines are kept
+    rows = 101 * {"exact": 1, "low": 3, "high": 5}[driver] + len(what)  # texts of their own: pipelines are kept
     x = np.exp(uniform(*((-30, 30) if op != "ReduceL2" else (-9, 9)), rows, 3))
     x.flat[:90:3] = np.arange(1, 31) ** 2
     if op == "ReduceMean":
-        x = np.round(np.clip(x, 1, 1000))       # sums are exact
+        x = np.round(np.clip(x, 1, 1000))  # sums are exact
     more = {"Div": [np.full(1, 3, "f")], "Mean": [2 * x], "Pow": [Host(float(exponent or 0), "float32")]}.get(op, [])
     (got,) = run_direct(*model_of(op, (x, *more), opset=13, **attributes))
     want = reference(x)
-    if op == "ReduceL2":        # whose sum is not exact
+    if op == "ReduceL2":  # whose sum is not exact
         np.testing.assert_array_max_ulp(got, want, 1)
     else:
         np.testing.assert_array_equal(got, want)
@@ -171,7 +194,8 @@ def test_roots_and_quotients_are_rounded_correctly_on_every_driver(driver: str, 
 
 def test_sine_of_huge_numbers() -> None:
     """Against a reduction by 400 bits of pi."""
-    x = np.float32([1100, 1e5, 1e10, 1e22, 1e30, 3e38, -1e22, 16367173 * 2.0**72])   # the last is the closest to a multiple of pi/2
+    # the last is the closest to a multiple of pi/2
+    x = np.float32([1100, 1e5, 1e10, 1e22, 1e30, 3e38, -1e22, 16367173 * 2.0**72])
     two_pi = 2 * pi(400)
     remainder = [Fraction(float(v)) % two_pi for v in x]
     assert_close(run("Sin", x), np.array([math.sin(r) for r in remainder]))
@@ -180,6 +204,7 @@ def test_sine_of_huge_numbers() -> None:
 
 def pi(bits: int) -> Fraction:
     """Machin's formula."""
+
     def arctan_of_inverse(n: int) -> int:
         total = term = (1 << bits) // n
         for k in range(3, bits, 2):
@@ -191,15 +216,23 @@ def pi(bits: int) -> Fraction:
 
 
 SHAPES = [
-    ((3, 5), (3, 5)), ((5, 1, 7), (3, 1)), ((), (13,)), ((2, 1, 3, 1, 2, 1), (1, 2, 1, 3, 1, 2)), ((0, 3), (1, 3)), ((), ()),
-    ((1,), (17,))]
+    ((3, 5), (3, 5)),
+    ((5, 1, 7), (3, 1)),
+    ((), (13,)),
+    ((2, 1, 3, 1, 2, 1), (1, 2, 1, 3, 1, 2)),
+    ((0, 3), (1, 3)),
+    ((), ()),
+    ((1,), (17,)),
+]
 FLOATING = ("float32", "float16")
 SIGNED = ("int32", "int64", "int8")
 UNSIGNED = ("uint32", "uint64", "uint8")
 
 
 def truncated(x: Array, y: Array) -> Array:
-    return ((np.abs(x.astype(object)) // np.abs(y.astype(object))) * np.sign(x).astype(object) * np.sign(y).astype(object)).astype(x.dtype)
+    return (
+        (np.abs(x.astype(object)) // np.abs(y.astype(object))) * np.sign(x).astype(object) * np.sign(y).astype(object)
+    ).astype(x.dtype)
 
 
 def quotient(x: Array, y: Array) -> Array:
@@ -226,13 +259,24 @@ BINARY: list[tuple[str, Function, tuple[str, ...], dict[str, Any]]] = [
     ("And", np.logical_and, ("bool",), {}),
     ("Or", np.logical_or, ("bool",), {}),
     ("Xor", np.logical_xor, ("bool",), {}),
-    ("BitShift", lambda x, y: np.where(y < 8 * x.itemsize, x << (y % (8 * x.itemsize)), 0), UNSIGNED, {"direction": "LEFT"}),
-    ("BitShift", lambda x, y: np.where(y < 8 * x.itemsize, x >> (y % (8 * x.itemsize)), 0), UNSIGNED, {"direction": "RIGHT"}),
+    (
+        "BitShift",
+        lambda x, y: np.where(y < 8 * x.itemsize, x << (y % (8 * x.itemsize)), 0),
+        UNSIGNED,
+        {"direction": "LEFT"},
+    ),
+    (
+        "BitShift",
+        lambda x, y: np.where(y < 8 * x.itemsize, x >> (y % (8 * x.itemsize)), 0),
+        UNSIGNED,
+        {"direction": "RIGHT"},
+    ),
 ]
 
 
 def operands(op: str, dtype: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Array, Array]:
-    """Two arrays, many elements equal, of both signs, never zero (but for bool); large enough that 8 and 32 bits overflow."""
+    """Two arrays, many elements equal, of both signs, never zero (but for bool); large enough that 8 and 32 bits
+    overflow."""
     made = []
     for k, shape in enumerate(shapes):
         x = data(*shape, dtype=dtype, seed=31 + k)
@@ -248,7 +292,8 @@ def operands(op: str, dtype: str, shapes: tuple[tuple[int, ...], tuple[int, ...]
 
 BINARY_CASES = [
     pytest.param(op, f, dtype, shapes, attributes, id=f"{op}-{dtype}-{shapes}{''.join(map(str, attributes.values()))}")
-    for op, f, dtypes, attributes in BINARY for i, dtype in enumerate(dtypes)
+    for op, f, dtypes, attributes in BINARY
+    for i, dtype in enumerate(dtypes)
     for shapes in (SHAPES if (op, i) in (("Add", 0), ("Less", 0)) else SHAPES[:2])
 ]
 
@@ -275,7 +320,9 @@ def test_binary_special_values(op: str) -> None:
         np.testing.assert_array_equal(run(op, x, y), reference(x, y))
 
 
-@pytest.mark.parametrize(("low", "high", "reach"), [(0.01, 100, 5), (1e-37, 1e37, 1), (0.99, 1.01, 3000), (0.5, 2, 100)])
+@pytest.mark.parametrize(
+    ("low", "high", "reach"), [(0.01, 100, 5), (1e-37, 1e37, 1), (0.99, 1.01, 3000), (0.5, 2, 100)]
+)
 def test_pow_is_accurate(low: float, high: float, reach: float) -> None:
     x, y = np.exp(uniform(math.log(low), math.log(high), 4099)), uniform(-reach, reach, 4099)[::-1].copy()
     assert_close(run("Pow", x, y), np.power(x.astype(np.float64), y.astype(np.float64)))
@@ -286,11 +333,13 @@ def test_pow_special_values() -> None:
     x, y = (a.reshape(-1) for a in np.meshgrid(values, values))
     with np.errstate(all="ignore"):
         wanted = np.power(x.astype(np.float64), y.astype(np.float64))
-        wanted[np.abs(wanted) < 1.2e-38] *= 0   # a GPU may flush denormal numbers
+        wanted[np.abs(wanted) < 1.2e-38] *= 0  # a GPU may flush denormal numbers
     got = run("Pow", x, y)
     got[np.abs(got) < 1.2e-38] *= 0
     assert_close(got, wanted)
-    np.testing.assert_array_equal(np.signbit(got), np.signbit(wanted) & ~np.isnan(wanted) | np.signbit(got) & np.isnan(wanted))
+    np.testing.assert_array_equal(
+        np.signbit(got), np.signbit(wanted) & ~np.isnan(wanted) | np.signbit(got) & np.isnan(wanted)
+    )
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, -1, 0.5, 2.5, -2, 7])
@@ -307,7 +356,9 @@ def test_pow_of_mixed_types(base: str, exponent: str) -> None:
     x = np.array([-3, -1, 1, 2, 5, -2, 10], base)
     y = np.array([5, 7, 200 if exponent != "int8" else 100, 11, 3, 2, 6], exponent)
     if base != "float32":
-        np.testing.assert_array_equal(run("Pow", x, y), np.array([int(a) ** int(b) for a, b in zip(x, y, strict=True)], base))
+        np.testing.assert_array_equal(
+            run("Pow", x, y), np.array([int(a) ** int(b) for a, b in zip(x, y, strict=True)], base)
+        )
     else:
         assert_close(run("Pow", x, y), x.astype(np.float64) ** y)
 
@@ -321,13 +372,14 @@ def test_pow_of_integers_with_negative_and_known_exponents() -> None:
 
 @pytest.mark.parametrize(("dtype", "bits"), [("int32", 31), ("int64", 36)])
 def test_pow_of_integers_with_float_exponents(dtype: str, bits: int) -> None:
-    """Towards zero, as ONNX Runtime's float64 gives it: roots of powers, fractions, whole exponents in the same tensor."""
+    """Towards zero, as ONNX Runtime's float64 gives it: roots of powers, fractions, whole exponents in the same
+    tensor."""
     rng = np.random.default_rng(5)
     x = np.exp2(rng.uniform(0, bits, 30_011)).astype(dtype)
     y = (rng.uniform(0, bits, x.shape) / np.maximum(np.log2(x), 1)).astype(np.float32) * np.float32(0.99)
     y[:9000] = np.floor(y[:9000] * 4) / 4
     roots = rng.integers(1, 1290, 3000).astype(dtype)
-    x[:3000], y[:3000] = roots ** 2, np.where(roots % 2 == 0, 0.5, 1.5 if bits > 31 else 1)
+    x[:3000], y[:3000] = roots**2, np.where(roots % 2 == 0, 0.5, 1.5 if bits > 31 else 1)
     y[3000:4000] *= -1
     model, feeds = model_of("Pow", (x, y), opset=15)
     np.testing.assert_array_equal(run("Pow", x, y, opset=15), on_cpu(model, feeds)[0])
@@ -339,7 +391,7 @@ def test_pow_of_large_integers_with_float_exponents() -> None:
     x = np.exp2(rng.uniform(2, 62.9, 10_007)).astype(np.int64)
     y = (62.9 / np.log2(x)).astype(np.float32)
     wanted = np.array([float(a) ** float(b) for a, b in zip(x, y, strict=True)])
-    np.testing.assert_allclose(run("Pow", x, y, opset=15).astype(np.float64), wanted, rtol=2.0 ** -51)
+    np.testing.assert_allclose(run("Pow", x, y, opset=15).astype(np.float64), wanted, rtol=2.0**-51)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
@@ -356,8 +408,16 @@ def test_pow_of_integers_at_the_edges(dtype: str, known: bool) -> None:
 
 def test_pow_of_integers_with_whole_floats() -> None:
     x = np.array([0, 1, -1, 5, -5, np.iinfo(np.int32).max], np.int32)
-    for y, wanted in ((0.0, [1] * 6), (-0.0, [1] * 6), (1.0, x), (1e30, [0, 1, 1]), (16777217.0, [0, 1, 1]), (-3.0, [None, 1, -1, 0, 0, 0]),
-                      (math.inf, [0, 1, 1]), (-math.inf, [None, 1, 1, 0, 0, 0])):
+    for y, wanted in (
+        (0.0, [1] * 6),
+        (-0.0, [1] * 6),
+        (1.0, x),
+        (1e30, [0, 1, 1]),
+        (16777217.0, [0, 1, 1]),
+        (-3.0, [None, 1, -1, 0, 0, 0]),
+        (math.inf, [0, 1, 1]),
+        (-math.inf, [None, 1, 1, 0, 0, 0]),
+    ):
         for exponent in (np.full(x.shape, y, np.float32), Host(y, "float32")):
             got = run("Pow", x, exponent, opset=15)
             assert [(g, w) for g, w in zip(got, wanted, strict=False) if w is not None and g != w] == [], (y, exponent)
@@ -373,7 +433,9 @@ def test_pow_of_integers_with_exponents_beyond_32_bits(exponent: str) -> None:
 
 def test_pow_of_integers_with_half_exponents() -> None:
     x = np.array([4, 9, 100, 2, -3, 7], np.int32)
-    np.testing.assert_array_equal(run("Pow", x, np.array([0.5, 1.5, -0.5, 9, 3, 1.25], np.float16), opset=15), [2, 27, 0, 512, -27, 11])
+    np.testing.assert_array_equal(
+        run("Pow", x, np.array([0.5, 1.5, -0.5, 9, 3, 1.25], np.float16), opset=15), [2, 27, 0, 512, -27, 11]
+    )
 
 
 def test_a_whole_exponent_beyond_f32_keeps_its_parity() -> None:
@@ -409,8 +471,12 @@ def test_where(dtype: str) -> None:
 
 
 INTEGER_UNARY: list[tuple[str, Function, tuple[str, ...]]] = [
-    ("Abs", np.abs, SIGNED + UNSIGNED), ("Neg", np.negative, SIGNED), ("Relu", lambda x: np.maximum(x, 0), SIGNED),
-    ("Sign", np.sign, SIGNED + UNSIGNED), ("BitwiseNot", np.invert, SIGNED + UNSIGNED), ("Not", np.logical_not, ("bool",)),
+    ("Abs", np.abs, SIGNED + UNSIGNED),
+    ("Neg", np.negative, SIGNED),
+    ("Relu", lambda x: np.maximum(x, 0), SIGNED),
+    ("Sign", np.sign, SIGNED + UNSIGNED),
+    ("BitwiseNot", np.invert, SIGNED + UNSIGNED),
+    ("Not", np.logical_not, ("bool",)),
 ]
 
 
@@ -422,15 +488,28 @@ def test_unary_of_integers(op: str, reference: Function, dtype: str) -> None:
     np.testing.assert_array_equal(run(op, x), reference(x))
 
 
-@pytest.mark.parametrize(("op", "attributes"), [
-    ("IsNaN", {}), ("IsInf", {}), ("IsInf", {"detect_negative": 0}), ("IsInf", {"detect_positive": 0}),
-    ("IsInf", {"detect_positive": 0, "detect_negative": 0})])
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("IsNaN", {}),
+        ("IsInf", {}),
+        ("IsInf", {"detect_negative": 0}),
+        ("IsInf", {"detect_positive": 0}),
+        ("IsInf", {"detect_positive": 0, "detect_negative": 0}),
+    ],
+)
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_classification(op: str, attributes: dict[str, Any], dtype: str) -> None:
     with np.errstate(over="ignore"):
         x = SPECIAL.astype(dtype)
-    wanted = np.isnan(x) if op == "IsNaN" else (
-        np.isposinf(x) & bool(attributes.get("detect_positive", 1)) | np.isneginf(x) & bool(attributes.get("detect_negative", 1)))
+    wanted = (
+        np.isnan(x)
+        if op == "IsNaN"
+        else (
+            np.isposinf(x) & bool(attributes.get("detect_positive", 1))
+            | np.isneginf(x) & bool(attributes.get("detect_negative", 1))
+        )
+    )
     np.testing.assert_array_equal(run(op, x, **attributes), wanted)
 
 
@@ -450,13 +529,16 @@ def test_variadic_of_other_types(dtype: str) -> None:
 
 
 BOUNDS = [
-    pytest.param(6, (), {"min": -0.5, "max": 1.25}, id="attributes"), pytest.param(6, (), {}, id="attribute defaults"),
+    pytest.param(6, (), {"min": -0.5, "max": 1.25}, id="attributes"),
+    pytest.param(6, (), {}, id="attribute defaults"),
     pytest.param(11, (Host(-0.5, "float32"), Host(1.25, "float32")), {}, id="constants"),
     pytest.param(13, (np.float32(-0.5), np.float32(1.25)), {}, id="inputs"),
     pytest.param(13, (None, np.float32(1.25)), {}, id="high input"),
     pytest.param(13, (Host(-0.5, "float32"), np.float32(1.25)), {}, id="mixed"),
-    pytest.param(13, (np.float32(-0.5),), {}, id="low input"), pytest.param(13, (None, Host(1.25, "float32")), {}, id="high constant"),
-    pytest.param(12, (), {}, id="none"), pytest.param(13, (Host(2, "float32"), Host(1, "float32")), {}, id="crossed"),
+    pytest.param(13, (np.float32(-0.5),), {}, id="low input"),
+    pytest.param(13, (None, Host(1.25, "float32")), {}, id="high constant"),
+    pytest.param(12, (), {}, id="none"),
+    pytest.param(13, (Host(2, "float32"), Host(1, "float32")), {}, id="crossed"),
     pytest.param(13, (Host(-np.inf, "float32"), Host(np.inf, "float32")), {}, id="infinite"),
 ]
 
@@ -467,7 +549,7 @@ def test_clip(opset: int, bounds: tuple[Any, ...], attributes: dict[str, float])
     given = tuple(np.asarray(b) if isinstance(b, np.float32) else b for b in bounds)
     model, feeds = model_of("Clip", (x, *given), opset=opset, **attributes)
     wanted = on_cpu(model, feeds)[0]
-    wanted[-4] = np.nan   # ONNX Runtime's answer to NaN depends on its vector width
+    wanted[-4] = np.nan  # ONNX Runtime's answer to NaN depends on its vector width
     np.testing.assert_array_equal(run_direct(model, feeds)[0], wanted)
 
 
@@ -487,7 +569,9 @@ def test_prelu(slope: tuple[int, ...], dtype: str) -> None:
     np.testing.assert_allclose(run("PRelu", x, y, opset=16), np.where(x < 0, y * x, x), rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(4194301,), (0, 7), (), (2, 1, 3, 1, 2, 1, 3)], ids=["over 65,535 groups", "empty", "scalar", "rank 7"])
+@pytest.mark.parametrize(
+    "shape", [(4194301,), (0, 7), (), (2, 1, 3, 1, 2, 1, 3)], ids=["over 65,535 groups", "empty", "scalar", "rank 7"]
+)
 def test_sizes(shape: tuple[int, ...]) -> None:
     x = data(*shape)
     np.testing.assert_array_equal(run("Neg", x), -x)
@@ -516,9 +600,18 @@ DECLINED: list[tuple[str, tuple[Any, ...], int, dict[str, Any], Code]] = [
     ("Clip", (data(3), data(2, 1)), 13, {}, Code.RANK),
     ("Pow", (data(3, dtype="uint32"), data(3)), 15, {}, Code.DTYPE),
     ("Erf", (data(3, dtype="int32"),), 9, {}, Code.DTYPE),
-    *((op, (data(3),), opset, {name: value}, Code.ATTRIBUTE) for op, opset, name in (
-        ("LeakyRelu", 16, "alpha"), ("Elu", 6, "alpha"), ("Selu", 6, "alpha"), ("Selu", 6, "gamma"), ("Celu", 12, "alpha"),
-        ("HardSigmoid", 6, "alpha")) for value in (0.0, -0.0, math.inf, math.nan)),
+    *(
+        (op, (data(3),), opset, {name: value}, Code.ATTRIBUTE)
+        for op, opset, name in (
+            ("LeakyRelu", 16, "alpha"),
+            ("Elu", 6, "alpha"),
+            ("Selu", 6, "alpha"),
+            ("Selu", 6, "gamma"),
+            ("Celu", 12, "alpha"),
+            ("HardSigmoid", 6, "alpha"),
+        )
+        for value in (0.0, -0.0, math.inf, math.nan)
+    ),
 ]
 
 
@@ -529,7 +622,9 @@ def test_declines(op: str, inputs: tuple[Any, ...], opset: int, attributes: dict
     assert caught.value.code is code
 
 
-@pytest.mark.parametrize("rest", ["y = Sub(a, a)", "y = Div(a, a)", "b = Sub(a, z) y = Sub(b, a)", "b = Neg(a) y = Add(a, b)"])
+@pytest.mark.parametrize(
+    "rest", ["y = Sub(a, a)", "y = Div(a, a)", "b = Sub(a, z) y = Sub(b, a)", "b = Neg(a) y = Add(a, b)"]
+)
 @pytest.mark.parametrize("first", ["Exp", "Neg", "Tanh"])
 def test_nan_and_infinity_survive_fusion(first: str, rest: str) -> None:
     """Drivers take x - x for 0 inside a shader."""
@@ -537,5 +632,7 @@ def test_nan_and_infinity_survive_fusion(first: str, rest: str) -> None:
     model = model_of_text(f"(float[7] x) => (float[7] y) {{ a = {first}(x) {rest} }}", {"z": np.float32(0)})
     settings = onnxruntime.SessionOptions()
     settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    want = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"]).run(["y"], {"x": x})[0]
+    want = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"]).run(
+        ["y"], {"x": x}
+    )[0]
     np.testing.assert_allclose(run_direct(model, {"x": x}, rewrite)[0], want, rtol=1e-5)

@@ -1,4 +1,5 @@
-"""Mixtures of experts: MoE and QMoE against numpy in 64 bits, and against ONNX Runtime's CPU where that has the form."""
+"""Mixtures of experts: MoE and QMoE against numpy in 64 bits, and against ONNX Runtime's CPU where that has the
+form."""
 
 from __future__ import annotations
 
@@ -25,29 +26,42 @@ def sigmoid(x: Array) -> Array:
 
 
 ACTS: dict[str, Any] = {
-    "relu": lambda x: np.maximum(x, 0), "silu": lambda x: x * sigmoid(x), "identity": lambda x: x,
-    "gelu": lambda x: 0.5 * x * (1 + np.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x ** 3)))}
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x * sigmoid(x),
+    "identity": lambda x: x,
+    "gelu": lambda x: 0.5 * x * (1 + np.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3))),
+}
 
 
 def mixed(
-    x: Array, scores: Array, layers: list[tuple[Array, Array | None]], given: dict[str, Any], weights: Array | None = None,
+    x: Array,
+    scores: Array,
+    layers: list[tuple[Array, Array | None]],
+    given: dict[str, Any],
+    weights: Array | None = None,
 ) -> Array:
     """In 64 bits. layers: weights and biases of the first, the second, and a third one."""
     rows, y = x.reshape(-1, x.shape[-1]).astype("d"), np.zeros((x.size // x.shape[-1], layers[1][0].shape[1]))
     powers = np.exp(scores.astype("d") - scores.max(-1, keepdims=True))
     parts = powers / powers.sum(-1, keepdims=True) if weights is None else weights.astype("d")
     for t, row in enumerate(rows):
-        chosen = np.argsort(-scores[t], kind="stable")[:given.get("k", 1)]
+        chosen = np.argsort(-scores[t], kind="stable")[: given.get("k", 1)]
         share = parts[t, chosen]
         share = share / share.sum() if given.get("normalize_routing_weights") else share
         for e, part in zip(chosen, share, strict=True):
             inner, *gate = (w[e] @ row + (0 if b is None else b[e]) for w, b in (layers[0], *layers[2:]))
-            y[t] += part * (layers[1][0][e] @ activated(inner, gate, given) + (0 if layers[1][1] is None else layers[1][1][e]))
+            y[t] += part * (
+                layers[1][0][e] @ activated(inner, gate, given) + (0 if layers[1][1] is None else layers[1][1][e])
+            )
     return y.reshape(*x.shape[:-1], -1).astype("f")
 
 
 def activated(inner: Array, gate: list[Array], given: dict[str, Any]) -> Array:
-    name, fusion, limit = given.get("activation_type", "relu"), given.get("swiglu_fusion"), given.get("swiglu_limit", np.inf)
+    name, fusion, limit = (
+        given.get("activation_type", "relu"),
+        given.get("swiglu_fusion"),
+        given.get("swiglu_limit", np.inf),
+    )
     if name != "swiglu":
         return np.asarray(ACTS[name](inner) * (gate[0] if gate else 1))
     g, u = (inner, gate[0]) if gate else (inner[::2], inner[1::2]) if fusion == 1 else np.split(inner, 2)
@@ -57,24 +71,41 @@ def activated(inner: Array, gate: list[Array], given: dict[str, Any]) -> Array:
 
 def agree(got: Array, wanted: Array, tolerance: float = 4e-6) -> None:
     assert got.shape == wanted.shape
-    np.testing.assert_allclose(got.astype("d"), wanted.astype("d"), rtol=tolerance, atol=tolerance * np.abs(wanted).max())
+    np.testing.assert_allclose(
+        got.astype("d"), wanted.astype("d"), rtol=tolerance, atol=tolerance * np.abs(wanted).max()
+    )
 
 
 def layer(rows: int, columns: int, bias: bool, seed: int) -> tuple[Array, Array | None]:
-    return normal(EXPERTS, rows, columns, seed=seed) / columns ** 0.5, normal(EXPERTS, rows, seed=seed) if bias else None
+    return normal(EXPERTS, rows, columns, seed=seed) / columns**0.5, normal(EXPERTS, rows, seed=seed) if bias else None
 
 
 FORMS: list[dict[str, Any]] = [
-    {"k": 1}, {"k": 2, "activation_type": "gelu"}, {"k": 3, "normalize_routing_weights": 1, "activation_type": "silu"}, {"k": 5, "activation_type": "identity"},
-    {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1, "activation_alpha": 1.702, "activation_beta": 1.0, "swiglu_limit": 0.5, "normalize_routing_weights": 1},
-    {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1}]
+    {"k": 1},
+    {"k": 2, "activation_type": "gelu"},
+    {"k": 3, "normalize_routing_weights": 1, "activation_type": "silu"},
+    {"k": 5, "activation_type": "identity"},
+    {
+        "k": 2,
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,
+        "activation_alpha": 1.702,
+        "activation_beta": 1.0,
+        "swiglu_limit": 0.5,
+        "normalize_routing_weights": 1,
+    },
+    {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1},
+]
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("given", FORMS, ids=str)
 def test_moe(given: dict[str, Any], bias: bool) -> None:
     x, scores = normal(TOKENS, HIDDEN), normal(TOKENS, EXPERTS)
-    first, second = layer(INNER * (2 if "swiglu_fusion" in given else 1), HIDDEN, bias, 2), layer(HIDDEN, INNER, bias, 3)
+    first, second = (
+        layer(INNER * (2 if "swiglu_fusion" in given else 1), HIDDEN, bias, 2),
+        layer(HIDDEN, INNER, bias, 3),
+    )
     model, feeds = model_of("MoE", (x, scores, *first, *second), domain=ORT, **given)
     wanted = mixed(x, scores, [first, second], given)
     for every_size_open in (False, True):
@@ -82,9 +113,15 @@ def test_moe(given: dict[str, Any], bias: bool) -> None:
     agree(run_direct(model, feeds)[0], on_cpu(model, feeds)[0])
 
 
-@pytest.mark.parametrize("given", [
-    {"k": 2, "activation_type": "silu", "normalize_routing_weights": 1}, {"k": 2, "activation_type": "swiglu"},
-    {"k": 2, "activation_type": "swiglu", "swiglu_limit": 0.5, "activation_beta": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"k": 2, "activation_type": "silu", "normalize_routing_weights": 1},
+        {"k": 2, "activation_type": "swiglu"},
+        {"k": 2, "activation_type": "swiglu", "swiglu_limit": 0.5, "activation_beta": 1.0},
+    ],
+    ids=str,
+)
 def test_a_third_layer(given: dict[str, Any]) -> None:
     x, scores = normal(2, 3, HIDDEN), normal(6, EXPERTS)
     layers = [layer(INNER, HIDDEN, True, 2), layer(HIDDEN, INNER, True, 3), layer(INNER, HIDDEN, True, 4)]
@@ -94,18 +131,30 @@ def test_a_third_layer(given: dict[str, Any]) -> None:
 
 def test_halves_of_gates_and_ups() -> None:
     given = {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 2}
-    x, scores, first, second = normal(TOKENS, HIDDEN), normal(TOKENS, EXPERTS), layer(2 * INNER, HIDDEN, True, 2), layer(HIDDEN, INNER, True, 3)
+    x, scores, first, second = (
+        normal(TOKENS, HIDDEN),
+        normal(TOKENS, EXPERTS),
+        layer(2 * INNER, HIDDEN, True, 2),
+        layer(HIDDEN, INNER, True, 3),
+    )
     model, feeds = model_of("MoE", (x, scores, *first, *second), domain=ORT, **given)
     agree(run_direct(model, feeds)[0], mixed(x, scores, [first, second], given))
 
 
 def test_equal_scores_take_the_first() -> None:
-    x, scores, first, second = normal(TOKENS, HIDDEN), np.zeros((TOKENS, EXPERTS), "f"), layer(INNER, HIDDEN, True, 2), layer(HIDDEN, INNER, True, 3)
+    x, scores, first, second = (
+        normal(TOKENS, HIDDEN),
+        np.zeros((TOKENS, EXPERTS), "f"),
+        layer(INNER, HIDDEN, True, 2),
+        layer(HIDDEN, INNER, True, 3),
+    )
     model, feeds = model_of("MoE", (x, scores, *first, *second), domain=ORT, k=2)
     agree(run_direct(model, feeds)[0], mixed(x, scores, [first, second], {"k": 2}))
 
 
-def quantized(rows: int, columns: int, bits: int, block: int, zeros: bool, seed: int) -> tuple[Array, Array, Array | None, Array]:
+def quantized(
+    rows: int, columns: int, bits: int, block: int, zeros: bool, seed: int
+) -> tuple[Array, Array, Array | None, Array]:
     """Codes, scales and zero points as QMoE has them, and what they stand for."""
     rng, per, most = np.random.default_rng([seed, rows]), 8 // bits, 1 << bits
     codes = rng.integers(0, most, (EXPERTS, rows, columns))
@@ -115,7 +164,9 @@ def quantized(rows: int, columns: int, bits: int, block: int, zeros: bool, seed:
     values = (codes - np.repeat(points, columns // blocks, 2)) * np.repeat(scales, columns // blocks, 2)
 
     def packed(array: Array) -> Array:
-        padded = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, -array.shape[-1] % per)]).reshape(*array.shape[:-1], -1, per)
+        padded = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, -array.shape[-1] % per)]).reshape(
+            *array.shape[:-1], -1, per
+        )
         return np.asarray((padded << (np.arange(per) * bits)).sum(-1), "uint8")
 
     given = packed(points if block else points[..., 0]) if zeros else None
@@ -126,8 +177,15 @@ def quantized(rows: int, columns: int, bits: int, block: int, zeros: bool, seed:
 @pytest.mark.parametrize("block", [0, 16])
 @pytest.mark.parametrize("bits", [4, 8, 2])
 def test_qmoe(bits: int, block: int, zeros: bool) -> None:
-    given: dict[str, Any] = {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1, "activation_alpha": 1.702, "activation_beta": 1.0, "swiglu_limit": 7.0,
-                             "normalize_routing_weights": 1}
+    given: dict[str, Any] = {
+        "k": 2,
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,
+        "activation_alpha": 1.702,
+        "activation_beta": 1.0,
+        "swiglu_limit": 7.0,
+        "normalize_routing_weights": 1,
+    }
     first, second = quantized(2 * INNER, HIDDEN, bits, block, zeros, 2), quantized(HIDDEN, INNER, bits, block, zeros, 3)
     biases = normal(EXPERTS, 2 * INNER), normal(EXPERTS, HIDDEN)
     x, scores = normal(TOKENS, HIDDEN), normal(TOKENS, EXPERTS)
@@ -139,7 +197,7 @@ def test_qmoe(bits: int, block: int, zeros: bool) -> None:
     wanted = mixed(x, scores, [(first[3], biases[0]), (second[3], biases[1])], given)
     for every_size_open in (False, True):
         agree(run_direct(model, feeds, every_size_open=every_size_open)[0], wanted)
-    if bits == 4:       # of others onnxruntime's CPU rounds the activations, too
+    if bits == 4:  # of others onnxruntime's CPU rounds the activations, too
         agree(run_direct(model, feeds)[0], on_cpu(model, feeds)[0], 2e-5)
 
 
@@ -156,7 +214,12 @@ def test_weights_apart_from_scores(normalized: int) -> None:
 
 
 def test_float16() -> None:
-    x, scores, first, second = normal(TOKENS, HIDDEN), normal(TOKENS, EXPERTS), layer(INNER, HIDDEN, True, 2), layer(HIDDEN, INNER, True, 3)
+    x, scores, first, second = (
+        normal(TOKENS, HIDDEN),
+        normal(TOKENS, EXPERTS),
+        layer(INNER, HIDDEN, True, 2),
+        layer(HIDDEN, INNER, True, 3),
+    )
     halves = tuple(np.asarray(a, "float16") for a in (x, scores, *first, *second))
     model, feeds = model_of("MoE", halves, domain=ORT, k=2)
     (got,) = run_direct(model, feeds)
@@ -164,10 +227,28 @@ def test_float16() -> None:
     agree(got, mixed(x, scores, [first, second], {"k": 2}), 4e-3)
 
 
-@pytest.mark.parametrize("given", [{"k": 6}, {"use_sparse_mixer": 1, "k": 2}, {"activation_type": "geglu", "swiglu_fusion": 1}, {"activation_type": "relu2"}], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"k": 6},
+        {"use_sparse_mixer": 1, "k": 2},
+        {"activation_type": "geglu", "swiglu_fusion": 1},
+        {"activation_type": "relu2"},
+    ],
+    ids=str,
+)
 def test_declines(given: dict[str, Any]) -> None:
     model, feeds = model_of(
-        "MoE", (normal(TOKENS, HIDDEN), normal(TOKENS, EXPERTS), *layer(INNER, HIDDEN, True, 2), *layer(HIDDEN, INNER, True, 3)), domain=ORT, **given)
+        "MoE",
+        (
+            normal(TOKENS, HIDDEN),
+            normal(TOKENS, EXPERTS),
+            *layer(INNER, HIDDEN, True, 2),
+            *layer(HIDDEN, INNER, True, 3),
+        ),
+        domain=ORT,
+        **given,
+    )
     with pytest.raises(UnsupportedNodeError) as caught:
         run_direct(model, feeds)
     assert caught.value.code is Code.ATTRIBUTE

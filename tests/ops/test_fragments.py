@@ -1,4 +1,5 @@
-"""Kernels on matrix units whose fragments are not of 16 x 16 x 16, which are emulated (matrix_emulation.py): within the same error bounds."""
+"""Kernels on matrix units whose fragments are not of 16 x 16 x 16, which are emulated (matrix_emulation.py): within the
+same error bounds."""
 
 from __future__ import annotations
 
@@ -154,23 +155,39 @@ def test_no_probe_runs_without_a_configuration(name: str) -> None:
 CONTROL = frozenset({SUBGROUP_SIZE_CONTROL})
 
 
-@pytest.mark.parametrize(("size", "range_", "features", "used", "pinned"), [
-    (32, (32, 32), CONTROL, 32, 0),        # NVIDIA
-    (0, (32, 64), CONTROL, 32, 32),        # RDNA3, RDNA4
-    (0, (64, 64), CONTROL, 64, 64),
-    (0, (16, 16), CONTROL, 16, 16),        # Intel's Xe2
-    (8, (8, 8), frozenset(), 8, 0),        # lavapipe
-    (0, (32, 64), frozenset(), 0, 0), (64, (32, 32), frozenset(), 0, 0), (128, (128, 128), CONTROL, 0, 0), (4, (4, 4), CONTROL, 0, 0)])
+@pytest.mark.parametrize(
+    ("size", "range_", "features", "used", "pinned"),
+    [
+        (32, (32, 32), CONTROL, 32, 0),  # NVIDIA
+        (0, (32, 64), CONTROL, 32, 32),  # RDNA3, RDNA4
+        (0, (64, 64), CONTROL, 64, 64),
+        (0, (16, 16), CONTROL, 16, 16),  # Intel's Xe2
+        (8, (8, 8), frozenset(), 8, 0),  # lavapipe
+        (0, (32, 64), frozenset(), 0, 0),
+        (64, (32, 32), frozenset(), 0, 0),
+        (128, (128, 128), CONTROL, 0, 0),
+        (4, (4, 4), CONTROL, 0, 0),
+    ],
+)
 def test_which_subgroups_go_with_a_configuration(
-    size: int, range_: tuple[int, int], features: frozenset[str], used: int, pinned: int,
+    size: int,
+    range_: tuple[int, int],
+    features: frozenset[str],
+    used: int,
+    pinned: int,
 ) -> None:
     """The adapter's own size where it has one and that goes with it, else one that shaders ask for, else a reason."""
     usual = offering("float16 float16 8x8x8", "float16 float32 8x8x8")
-    limits = replace(usual, subgroup_size=size, features=usual.features | features, configuration_subgroups=((1, 1), range_))
+    limits = replace(
+        usual, subgroup_size=size, features=usual.features | features, configuration_subgroups=((1, 1), range_)
+    )
     assert (limits.unit_subgroup(FRAGMENTS), limits.pinned_subgroup(FRAGMENTS)) == (used, pinned)
     why = no_matrix_units(limits)
     assert bool(why) == (used == 0)
-    assert used or f"its subgroups have {size or 'unknown'} invocations, and shaders can't ask for 8 or 16 or 32 or 64" in why
+    assert (
+        used
+        or f"its subgroups have {size or 'unknown'} invocations, and shaders can't ask for 8 or 16 or 32 or 64" in why
+    )
 
 
 @pytest.mark.parametrize("subgroup", [8, 16, 32, 64])
@@ -179,8 +196,14 @@ def test_a_size_that_is_asked_for_is_in_the_text(subgroup: int, fragment: str) -
     """And the workgroup has whole subgroups, each with whole fragments; attention, too."""
     usual = offering(fragment)
     limits = replace(
-        usual, subgroup_size=0, features=usual.features | CONTROL, configuration_subgroups=((subgroup, subgroup),), precision="f16acc",
-        max_workgroup_nbytes=49152, max_invocations=1024)
+        usual,
+        subgroup_size=0,
+        features=usual.features | CONTROL,
+        configuration_subgroups=((subgroup, subgroup),),
+        precision="f16acc",
+        max_workgroup_nbytes=49152,
+        max_invocations=1024,
+    )
     kernels = unit_kernels(limits)
     assert {kernel.kernel.shader for kernel in kernels} == {"matrix_product.wgsl", "attention_units.wgsl"}
     for step in kernels:
@@ -194,9 +217,15 @@ def test_a_size_that_is_asked_for_is_in_the_text(subgroup: int, fragment: str) -
 
 def unit_kernels(limits: Limits) -> list[Dispatch]:
     """Of a product and of attention, on matrix units."""
-    product, attention = Node("MatMul", ("a", "b"), ("y",), version=13), Node("Attention", ("q", "k", "v"), ("y",), version=23)
+    product, attention = (
+        Node("MatMul", ("a", "b"), ("y",), version=13),
+        Node("Attention", ("q", "k", "v"), ("y",), version=23),
+    )
     steps = []
-    for node, shape, form in ((product, (512, 512), matrix_units.TILES[0].name), (attention, (1, 1, 512, 64), attention_units.FORMS[0].name)):
+    for node, shape, form in (
+        (product, (512, 512), matrix_units.TILES[0].name),
+        (attention, (1, 1, 512, 64), attention_units.FORMS[0].name),
+    ):
         graph = Graph("g", node.inputs, node.outputs, (node,), {n: Value(n, FLOAT32, shape) for n in node.inputs})
         with forced(form):
             plan = make_plan(graph, dict.fromkeys(node.inputs, TensorType(FLOAT32, shape)), limits)

@@ -1,4 +1,5 @@
-"""GridSample against ONNX Runtime's CPU kernel, and against ONNX's reference where that has none: what ONNX's own node cases lack."""
+"""GridSample against ONNX Runtime's CPU kernel, and against ONNX's reference where that has none: what ONNX's own node
+cases lack."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ def by_reference(inputs: list[Array], **attributes: Any) -> list[Array]:
 
 @pytest.mark.parametrize("align", [0, 1])
 @pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize(("opset", "mode"), [(16, "bilinear"), (16, "nearest"), (16, "bicubic"), (20, "linear"), (22, "nearest"), (22, "cubic")])
+@pytest.mark.parametrize(
+    ("opset", "mode"),
+    [(16, "bilinear"), (16, "nearest"), (16, "bicubic"), (20, "linear"), (22, "nearest"), (22, "cubic")],
+)
 def test_images(opset: int, mode: str, padding: str, align: int) -> None:
     for size, out in (((5, 7), (13, 11)), ((31, 2), (3, 67)), ((64, 65), (17, 1))):
         inputs = [normal(2, 3, *size), places(2, *out, 2)]
@@ -81,7 +85,11 @@ def test_far_away_and_nowhere() -> None:
 def test_nearest_moves_any_type(dtype: str) -> None:
     x = data(1, 2, 5, 7, dtype=dtype)
     inputs = [x, places(1, 9, 11, 2)]
-    wanted = by_reference([x.astype(np.float64), inputs[1]], mode="nearest") if dtype != "bool" else by_reference(inputs, mode="nearest")
+    wanted = (
+        by_reference([x.astype(np.float64), inputs[1]], mode="nearest")
+        if dtype != "bool"
+        else by_reference(inputs, mode="nearest")
+    )
     model, feeds = node_model("GridSample", inputs, 20, mode="nearest")
     (got,) = run_direct(model, feeds)
     assert got.dtype == x.dtype
@@ -93,8 +101,16 @@ def test_nearest_moves_any_type(dtype: str) -> None:
 def test_one_element_and_none() -> None:
     for padding in PADDINGS:
         for align in (0, 1):
-            (got,) = run_direct(*node_model(
-                "GridSample", [normal(1, 1, 1, 1), places(1, 3, 5, 2)], 20, mode="nearest", padding_mode=padding, align_corners=align))
+            (got,) = run_direct(
+                *node_model(
+                    "GridSample",
+                    [normal(1, 1, 1, 1), places(1, 3, 5, 2)],
+                    20,
+                    mode="nearest",
+                    padding_mode=padding,
+                    align_corners=align,
+                )
+            )
             assert np.isfinite(got).all()
     (got,) = run_direct(*node_model("GridSample", [normal(1, 2, 5, 7), places(1, 0, 3, 2)], 20, mode="linear"))
     assert got.shape == (1, 2, 0, 3)
@@ -109,14 +125,25 @@ def test_a_fused_step() -> None:
     from onnx import helper
 
     model, feeds = model_of(
-        "GridSample", (normal(1, 2, 5, 7), places(1, 9, 11, 2)), opset=20, after=(helper.make_node("Tanh", ["y0"], ["y"]),), mode="linear")
+        "GridSample",
+        (normal(1, 2, 5, 7), places(1, 9, 11, 2)),
+        opset=20,
+        after=(helper.make_node("Tanh", ["y0"], ["y"]),),
+        mode="linear",
+    )
     (wanted,) = by_reference(list(feeds.values()), mode="linear")
     assert_agree(run_direct(model, feeds)[0], np.tanh(wanted), 1e-5)
 
 
-@pytest.mark.parametrize(("shapes", "code", "attributes"), [
-    (((1, 2, 5, 7), (1, 3, 3, 3)), Code.RANK, {}), (((2, 2, 5, 7), (1, 3, 3, 2)), Code.RANK, {}),
-    (((1, 2, 3, 4, 5, 6), (1, 2, 2, 2, 2, 4)), Code.RANK, {}), (((1, 2, 5, 7), (1, 3, 3, 2)), Code.ATTRIBUTE, {"mode": "spline"}),
-    (((1, 2, 5, 7), (1, 3, 3, 2)), Code.ATTRIBUTE, {"padding_mode": "wrap"})])
+@pytest.mark.parametrize(
+    ("shapes", "code", "attributes"),
+    [
+        (((1, 2, 5, 7), (1, 3, 3, 3)), Code.RANK, {}),
+        (((2, 2, 5, 7), (1, 3, 3, 2)), Code.RANK, {}),
+        (((1, 2, 3, 4, 5, 6), (1, 2, 2, 2, 2, 4)), Code.RANK, {}),
+        (((1, 2, 5, 7), (1, 3, 3, 2)), Code.ATTRIBUTE, {"mode": "spline"}),
+        (((1, 2, 5, 7), (1, 3, 3, 2)), Code.ATTRIBUTE, {"padding_mode": "wrap"}),
+    ],
+)
 def test_what_is_declined(shapes: Any, code: Code, attributes: Any) -> None:
     check_decline(code, "GridSample", [normal(*s) for s in shapes], 20, **attributes)

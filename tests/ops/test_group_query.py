@@ -26,32 +26,66 @@ def normal(seed: int, *shape: int, dtype: str = "float32") -> Any:
 
 
 def model(
-    lengths: list[int], sequence: int, past: int | None, heads: int = 4, groups: int = 2, size: int = 16, packed: bool = False, rotary: int = 0,
-    positions: bool = False, bias: bool = False, sink: bool = False, norms: bool = False, dtype: str = "float32", **attributes: Any,
+    lengths: list[int],
+    sequence: int,
+    past: int | None,
+    heads: int = 4,
+    groups: int = 2,
+    size: int = 16,
+    packed: bool = False,
+    rotary: int = 0,
+    positions: bool = False,
+    bias: bool = False,
+    sink: bool = False,
+    norms: bool = False,
+    dtype: str = "float32",
+    **attributes: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """lengths: of each batch with this step. past: rows of the cache, None for none. rotary: elements of a head that are turned."""
+    """lengths: of each batch with this step. past: rows of the cache, None for none. rotary: elements of a head that
+    are turned."""
     batch, total = len(lengths), max(lengths)
     widths = [(heads + 2 * groups) * size] if packed else [heads * size, groups * size, groups * size]
     tokens = [normal(k, batch, sequence, w, dtype=dtype) for k, w in enumerate(widths)]
-    inputs: list[Any] = [*tokens, *[None] * (3 - len(tokens)), None, None, (np.array(lengths) - 1).astype("int32"), Host(total, "int32")]
+    inputs: list[Any] = [
+        *tokens,
+        *[None] * (3 - len(tokens)),
+        None,
+        None,
+        (np.array(lengths) - 1).astype("int32"),
+        Host(total, "int32"),
+    ]
     if past is not None:
         inputs[3:5] = [normal(k, batch, groups, past, size, dtype=dtype) for k in (7, 8)]
     angles = np.arange(max(64, total + 1))[:, None] * 100.0 ** (-np.arange(rotary // 2) / max(rotary // 2, 1))
     inputs += [np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)] if rotary else [None, None]
     before = np.array(lengths) - sequence
     inputs += [(np.maximum(before, 0)[:, None] + np.arange(sequence)).astype("int64") if positions else None]
-    inputs += [normal(11, batch, 1, sequence, total, dtype=dtype) if bias else None, normal(12, heads, dtype=dtype) if sink else None]
+    inputs += [
+        normal(11, batch, 1, sequence, total, dtype=dtype) if bias else None,
+        normal(12, heads, dtype=dtype) if sink else None,
+    ]
     inputs += [None, None, *((normal(13, size, dtype=dtype), normal(14, size, dtype=dtype)) if norms else ())]
     while inputs[-1] is None:
         inputs.pop()
-    return model_of("GroupQueryAttention", tuple(inputs), 3, domain="com.microsoft", num_heads=heads, kv_num_heads=groups, do_rotary=int(rotary > 0), **attributes)
+    return model_of(
+        "GroupQueryAttention",
+        tuple(inputs),
+        3,
+        domain="com.microsoft",
+        num_heads=heads,
+        kv_num_heads=groups,
+        do_rotary=int(rotary > 0),
+        **attributes,
+    )
 
 
 @pytest.mark.parametrize(("size", "parts"), [(32, 4), (64, 8), (48, 4)])
 def test_keys_are_shared_where_registers_are_few(size: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By more invocations for a key, as far as its vectors can be shared."""
     gpu = Gpu.open(Config())
-    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, figures=replace(gpu.limits.figures, loads_ahead=True, lane_registers=64)))
+    monkeypatch.setattr(
+        gpu, "limits", replace(gpu.limits, figures=replace(gpu.limits.figures, loads_ahead=True, lane_registers=64))
+    )
     one, feeds = model([70, 33], 1, 96, size=size, rotary=16)
     types = {name: TensorType(dtype_of(array), array.shape) for name, array in feeds.items()}
     kernels = [step.kernel for step in make_plan(from_onnx(one), types, gpu.limits).steps if isinstance(step, Dispatch)]
@@ -61,14 +95,15 @@ def test_keys_are_shared_where_registers_are_few(size: int, parts: int, monkeypa
 
 @pytest.mark.parametrize(("sequence", "causal"), [(1, 1), (20, 1), (20, 0)])
 def test_room_of_a_cache_may_hold_anything(sequence: int, causal: int) -> None:
-    """Memory that nobody wrote is no number at times: rows behind the tokens have no part in the result, not even with a weight of 0."""
+    """Memory that nobody wrote is no number at times: rows behind the tokens have no part in the result, not even with
+    a weight of 0."""
     lengths = [49, 30]
     made, feeds = model(lengths, sequence, 96, packed=True, causal=causal)
     clean = run_direct(made, feeds)[0]
     for array in feeds.values():
         if array.ndim == 4:
             for b, length in enumerate(lengths):
-                array[b, :, length - sequence:] = np.nan
+                array[b, :, length - sequence :] = np.nan
     assert np.isfinite(clean).all()
     assert np.array_equal(run_direct(made, feeds)[0], clean)
 
@@ -77,7 +112,9 @@ OPEN = (False, True)
 """Whether the model leaves every size open: the shaders are others then, and as much work to compile."""
 
 
-def check(given: tuple[Any, dict[str, Any]], lengths: list[int], half: bool = False, opened: tuple[bool, ...] = OPEN) -> None:
+def check(
+    given: tuple[Any, dict[str, Any]], lengths: list[int], half: bool = False, opened: tuple[bool, ...] = OPEN
+) -> None:
     """Rows of the cache that no token has reached are not compared: nobody reads them."""
     made, feeds = given
     tolerance = 3e-3 if half else 2e-6
@@ -88,18 +125,32 @@ def check(given: tuple[Any, dict[str, Any]], lengths: list[int], half: bool = Fa
         for mine, its in zip(got[1:], wanted[1:], strict=True):
             assert mine.shape == its.shape
             for b, length in enumerate(lengths):
-                np.testing.assert_allclose(mine[b, :, :length].astype("d"), its[b, :, :length].astype("d"), rtol=tolerance, atol=tolerance)
+                np.testing.assert_allclose(
+                    mine[b, :, :length].astype("d"), its[b, :, :length].astype("d"), rtol=tolerance, atol=tolerance
+                )
 
 
 PROMPT, STEP, CHUNK, STATIC = ([9], 9, None), ([18], 1, 17), ([21], 5, 16), ([11], 1, 40)
 """Lengths, tokens of this step, rows of the cache."""
 
 
-@pytest.mark.parametrize(("given", "when", "is_open"), part([
-    {}, {"packed": True, "rotary": 16}, {"rotary": 16, "rotary_interleaved": 1}, {"rotary": 16, "size": 32, "packed": True, "local_window_size": 6},
-    {"softcap": 3.0, "scale": 0.7}, {"bias": True, "heads": 6, "groups": 6}, {"sink": True, "heads": 8, "groups": 1}, {"smooth_softmax": 1},
-    {"causal": 0},
-], [(when, is_open) for when in (PROMPT, STEP, CHUNK, STATIC) for is_open in OPEN]))
+@pytest.mark.parametrize(
+    ("given", "when", "is_open"),
+    part(
+        [
+            {},
+            {"packed": True, "rotary": 16},
+            {"rotary": 16, "rotary_interleaved": 1},
+            {"rotary": 16, "size": 32, "packed": True, "local_window_size": 6},
+            {"softcap": 3.0, "scale": 0.7},
+            {"bias": True, "heads": 6, "groups": 6},
+            {"sink": True, "heads": 8, "groups": 1},
+            {"smooth_softmax": 1},
+            {"causal": 0},
+        ],
+        [(when, is_open) for when in (PROMPT, STEP, CHUNK, STATIC) for is_open in OPEN],
+    ),
+)
 def test_as_onnxruntimes_cpu(given: dict[str, Any], when: tuple[list[int], int, int | None], is_open: bool) -> None:
     lengths, sequence, past = when
     check(model(lengths, sequence, past, **given), lengths, opened=(is_open,))
@@ -111,7 +162,7 @@ def test_batches_of_unequal_lengths(when: tuple[list[int], int, int | None], cau
     """Rows behind a batch's own tokens hold whatever the padding was."""
     lengths, sequence, past = when
     given = model(lengths, sequence, past, packed=True, rotary=16, causal=causal)
-    if sequence > 1 and past is None:       # of a padded prompt only the batch's own tokens are compared
+    if sequence > 1 and past is None:  # of a padded prompt only the batch's own tokens are compared
         (got, *_), (wanted, *_) = run_direct(*given), on_cpu(*given)
         for b, length in enumerate(lengths):
             np.testing.assert_allclose(got[b, :length], wanted[b, :length], rtol=2e-6, atol=2e-6)
@@ -121,7 +172,8 @@ def test_batches_of_unequal_lengths(when: tuple[list[int], int, int | None], cau
 
 @pytest.mark.parametrize("when", [([12, 7, 9], 12, None), ([12, 7, 9], 1, 11), ([16, 5, 3], 1, 15)], ids=str)
 def test_rows_of_a_cache_that_grows_are_zero_behind_a_batchs_tokens(when: tuple[list[int], int, int | None]) -> None:
-    """As onnxruntime's CPU leaves them, whatever the cache before had there. Those of a prompt's padding are its padding's."""
+    """As onnxruntime's CPU leaves them, whatever the cache before had there. Those of a prompt's padding are its
+    padding's."""
     made, feeds = model(*when, rotary=16)
     for mine, its in zip(run_direct(made, feeds)[1:], on_cpu(made, feeds)[1:], strict=True):
         np.testing.assert_allclose(mine, its, rtol=2e-6, atol=2e-6)
@@ -133,10 +185,13 @@ def test_position_ids() -> None:
         check(model(lengths, sequence, past, rotary=16, positions=True), lengths)
 
 
-@pytest.mark.parametrize("when", [([9, 9], 9, None), ([9, 4], 9, 16), ([1, 1], 1, None), ([18, 11], 1, 17), ([21], 5, 16)], ids=str)
+@pytest.mark.parametrize(
+    "when", [([9, 9], 9, None), ([9, 4], 9, 16), ([1, 1], 1, None), ([18, 11], 1, 17), ([21], 5, 16)], ids=str
+)
 @pytest.mark.parametrize("given", [{}, {"packed": True}, {"size": 64}], ids=str)
 def test_position_ids_that_do_not_count_tokens(when: tuple[list[int], int, int | None], given: dict[str, Any]) -> None:
-    """Left padding, or a sequence that begins in the middle: a first step begins where the first id says, all its batches too."""
+    """Left padding, or a sequence that begins in the middle: a first step begins where the first id says, all its
+    batches too."""
     lengths, sequence, past = when
     made, feeds = model(lengths, sequence, past, rotary=16, positions=True, **given)
     name = next(name for name, array in feeds.items() if array.dtype == np.int64)
@@ -168,16 +223,22 @@ def test_norms_of_queries_and_keys() -> None:
     weights = {"x0": feeds["x14"], "x1": feeds["x15"]}
     for name, weight in weights.items():
         heads = feeds[name].reshape(1, sequence, -1, 16).astype("d")
-        heads = heads / np.sqrt((heads ** 2).mean(-1, keepdims=True) + 1e-5) * weight
+        heads = heads / np.sqrt((heads**2).mean(-1, keepdims=True) + 1e-5) * weight
         feeds[name] = heads.reshape(1, sequence, -1).astype("f")
     wanted = on_cpu(plain, {n: v for n, v in feeds.items() if n not in ("x14", "x15")})
     for mine, its in zip(got, wanted, strict=True):
         np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("changed", "message"), [
-    ({"heads": 5}, "5 heads and 2 of keys"), ({"sliding_window_cache": 1, "local_window_size": 4}, "window"), ({"sliding_window_cache": 1, "bias": True}, "window"), ({"rotary": 32}, "tables"),
-])
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"heads": 5}, "5 heads and 2 of keys"),
+        ({"sliding_window_cache": 1, "local_window_size": 4}, "window"),
+        ({"sliding_window_cache": 1, "bias": True}, "window"),
+        ({"rotary": 32}, "tables"),
+    ],
+)
 def test_declines(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedNodeError, match=message):
         run_direct(*model([9], 9, None, **changed))
@@ -188,24 +249,42 @@ def resident(tokens: int, capacity: int, window: int) -> int:
     return tokens if tokens <= capacity else tokens - gap * -(-(tokens - capacity) // gap)
 
 
-@pytest.mark.parametrize(("given", "lengths", "sequence", "capacity", "is_open"), part(
-    [{"rotary": 16}, {"packed": True, "rotary": 16, "positions": True, "sink": True}, {"softcap": 2.0}, {"dtype": "float16", "rotary": 16}],
-    [([5], 5), ([30], 30), ([9], 1), ([12], 1), ([35], 1), ([36], 1), ([21], 5), ([33], 20), ([7, 30, 12], 1)], [8, 11, 40], OPEN))
-def test_a_cache_that_keeps_a_window(given: dict[str, Any], lengths: list[int], sequence: int, capacity: int, is_open: bool) -> None:
-    """Gemma's and gpt-oss's, as genai's builder writes them: rows go by several at once where there is room beside the window."""
+@pytest.mark.parametrize(
+    ("given", "lengths", "sequence", "capacity", "is_open"),
+    part(
+        [
+            {"rotary": 16},
+            {"packed": True, "rotary": 16, "positions": True, "sink": True},
+            {"softcap": 2.0},
+            {"dtype": "float16", "rotary": 16},
+        ],
+        [([5], 5), ([30], 30), ([9], 1), ([12], 1), ([35], 1), ([36], 1), ([21], 5), ([33], 20), ([7, 30, 12], 1)],
+        [8, 11, 40],
+        OPEN,
+    ),
+)
+def test_a_cache_that_keeps_a_window(
+    given: dict[str, Any], lengths: list[int], sequence: int, capacity: int, is_open: bool
+) -> None:
+    """Gemma's and gpt-oss's, as genai's builder writes them: rows go by several at once where there is room beside the
+    window."""
     window, half = 8, given.get("dtype") == "float16"
     made, feeds = model(lengths, sequence, capacity, local_window_size=window, sliding_window_cache=1, **given)
-    feeds = {name: array + 3 if array.dtype == np.int64 else array for name, array in feeds.items()}     # positions
+    feeds = {name: array + 3 if array.dtype == np.int64 else array for name, array in feeds.items()}  # positions
     tolerance = 3e-3 if half else 2e-6
     wanted = on_cpu(made, feeds)
     got = run_direct(made, feeds, every_size_open=is_open)
     for b, length in enumerate(lengths):
         valid = slice(0, min(length, sequence))
-        np.testing.assert_allclose(got[0][b, valid].astype("d"), wanted[0][b, valid].astype("d"), rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            got[0][b, valid].astype("d"), wanted[0][b, valid].astype("d"), rtol=tolerance, atol=tolerance
+        )
         rows = resident(length, capacity, window)
         for mine, its in zip(got[1:], wanted[1:], strict=True):
             assert mine.shape == its.shape
-            np.testing.assert_allclose(mine[b, :, :rows].astype("d"), its[b, :, :rows].astype("d"), rtol=tolerance, atol=tolerance)
+            np.testing.assert_allclose(
+                mine[b, :, :rows].astype("d"), its[b, :, :rows].astype("d"), rtol=tolerance, atol=tolerance
+            )
 
 
 def test_the_cache_need_not_be_an_output() -> None:
@@ -217,18 +296,31 @@ def test_the_cache_need_not_be_an_output() -> None:
     np.testing.assert_array_equal(got, wanted[0])
 
 
-@pytest.mark.parametrize(("heads", "groups", "size", "past", "is_open"), part(
-    [(8, 1, 32), (6, 2, 48), (3, 3, 80), (8, 2, 128), (2, 1, 256), (7, 1, 64)],
-    [(past, is_open) for past in (699, 5000) for is_open in OPEN], of_two=1))      # growing, and of two sizes of parts
+@pytest.mark.parametrize(
+    ("heads", "groups", "size", "past", "is_open"),
+    part(
+        [(8, 1, 32), (6, 2, 48), (3, 3, 80), (8, 2, 128), (2, 1, 256), (7, 1, 64)],
+        [(past, is_open) for past in (699, 5000) for is_open in OPEN],
+        of_two=1,
+    ),
+)  # growing, and of two sizes of parts
 def test_one_query_over_many_parts_of_the_keys(heads: int, groups: int, size: int, past: int, is_open: bool) -> None:
     lengths = [past + 1, 130]
-    given = model(lengths, 1, past if past == 699 else past + 1, heads, groups, size, rotary=16, bias=past == 699, sink=heads != 8)
+    given = model(
+        lengths, 1, past if past == 699 else past + 1, heads, groups, size, rotary=16, bias=past == 699, sink=heads != 8
+    )
     assert {"attention_split.wgsl", "attention_join.wgsl"} <= shaders_of(given)
     check(given, lengths, opened=(is_open,))
 
 
-@pytest.mark.parametrize(("lengths", "given"), part(
-    [[1], [64], [65, 300], [130, 2]], [{"rotary": 16}, {"packed": True}, {"sink": True, "heads": 8, "groups": 1}], of_two=1))
+@pytest.mark.parametrize(
+    ("lengths", "given"),
+    part(
+        [[1], [64], [65, 300], [130, 2]],
+        [{"rotary": 16}, {"packed": True}, {"sink": True, "heads": 8, "groups": 1}],
+        of_two=1,
+    ),
+)
 def test_a_cache_with_room_for_many_more_tokens(lengths: list[int], given: dict[str, Any]) -> None:
     """Most parts of the keys have none that a token has reached."""
     check(model(lengths, 1, 700, **given), lengths)

@@ -1,4 +1,5 @@
-"""Gather..., Scatter..., OneHot, EyeLike, ReverseSequence, CumSum, CumProd, TopK against ONNX Runtime's CPU kernels or numpy."""
+"""Gather..., Scatter..., OneHot, EyeLike, ReverseSequence, CumSum, CumProd, TopK against ONNX Runtime's CPU kernels or
+numpy."""
 
 from __future__ import annotations
 
@@ -18,8 +19,20 @@ from ort_gpu_ep.scheduler.planner import make_plan
 from tests.direct import run_direct
 from tests.ops.single_node import Array, Host, assert_same, data, indices, model_of, on_cpu, onnx_cases
 
-OPS = ("Gather", "GatherElements", "GatherND", "ScatterND", "ScatterElements", "Scatter", "OneHot", "EyeLike", "ReverseSequence",
-       "CumSum", "CumProd", "TopK")
+OPS = (
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "ScatterND",
+    "ScatterElements",
+    "Scatter",
+    "OneHot",
+    "EyeLike",
+    "ReverseSequence",
+    "CumSum",
+    "CumProd",
+    "TopK",
+)
 NEWER = ("OneHot", "ReverseSequence")
 """Ops whose ONNX cases are of an opset that is not read yet."""
 
@@ -43,15 +56,20 @@ def lines(size: int, *shape: int) -> Array:
 
 GATHERS = [
     *(case(f"axis{axis}", "Gather", data(5, 7, 11), indices(-5, 5, 3, 2), axis=axis) for axis in (0, 1, 2, -1)),
-    case("int32", "Gather", data(5, 7), indices(-5, 5, 13, dtype="int32"), opset=9), case("scalar", "Gather", data(5, 7), np.array(-2)),
-    *(case(dtype, "Gather", data(5, 7, dtype=dtype), indices(-7, 7, 3), axis=1)
-      for dtype in ("bool", "int8", "float16", "int64", "float64")),
-    case("known", "Gather", data(5, 7), Host([3, -1, 0]), axis=1), case("none", "Gather", data(5, 7), np.zeros(0, np.int64)),
+    case("int32", "Gather", data(5, 7), indices(-5, 5, 13, dtype="int32"), opset=9),
+    case("scalar", "Gather", data(5, 7), np.array(-2)),
+    *(
+        case(dtype, "Gather", data(5, 7, dtype=dtype), indices(-7, 7, 3), axis=1)
+        for dtype in ("bool", "int8", "float16", "int64", "float64")
+    ),
+    case("known", "Gather", data(5, 7), Host([3, -1, 0]), axis=1),
+    case("none", "Gather", data(5, 7), np.zeros(0, np.int64)),
     case("over-65535-groups", "Gather", data(13, 257), indices(-13, 13, 16411)),
     *(case(f"axis{axis}", "GatherElements", data(5, 7, 3), indices(-3, 3, 5, 7, 3), axis=axis) for axis in (0, 1, 2)),
     case("smaller", "GatherElements", data(5, 7, 3), indices(-7, 7, 2, 11, 3, dtype="int32"), axis=1),
     case("bool", "GatherElements", data(5, 7, dtype="bool"), indices(0, 7, 5, 3), axis=-1),
-    case("full", "GatherND", data(5, 7, 3), indices(-3, 3, 11, 3)), case("part", "GatherND", data(5, 7, 3), indices(-5, 5, 2, 3, 1)),
+    case("full", "GatherND", data(5, 7, 3), indices(-3, 3, 11, 3)),
+    case("part", "GatherND", data(5, 7, 3), indices(-5, 5, 2, 3, 1)),
     case("batch1", "GatherND", data(5, 7, 3), indices(-3, 3, 5, 4, 2), batch_dims=1, opset=13),
     case("batch2", "GatherND", data(5, 7, 3), indices(-3, 3, 5, 7, 1), batch_dims=2, opset=13),
     case("int64", "GatherND", data(5, 7, dtype="int64"), indices(-5, 5, 4, 2), opset=11),
@@ -62,31 +80,87 @@ SCATTERS = [
     case("rows", "ScatterND", data(17, 5), distinct(17, 11, 1), data(11, 5, seed=2)),
     case("elements", "ScatterND", data(3, 5), np.array([[[0, -1]], [[2, 0]], [[-2, 3]]]), data(3, 1, seed=2)),
     case("all", "ScatterND", data(3, 5), np.zeros((1, 1), np.int64), data(1, 5, seed=2)),
-    *(case(dtype, "ScatterND", data(7, 3, dtype=dtype), distinct(7, 5, 1), data(5, 3, dtype=dtype, seed=2))
-      for dtype in ("bool", "uint8", "int64", "float16")),
+    *(
+        case(dtype, "ScatterND", data(7, 3, dtype=dtype), distinct(7, 5, 1), data(5, 3, dtype=dtype, seed=2))
+        for dtype in ("bool", "uint8", "int64", "float16")
+    ),
     case("many-places", "ScatterND", data(9001), distinct(9001, 5003, 1), data(5003, seed=2)),
     case("nothing", "ScatterND", data(5, 3), np.zeros((0, 1), np.int64), np.zeros((0, 3), np.float32)),
-    *(case(f"axis{axis}", "ScatterElements", data(5, 5, 5), lines(5, 5, 5, 5).swapaxes(2, axis), data(5, 5, 5, seed=2), axis=axis)
-      for axis in (0, 1, 2)),
-    case("smaller", "ScatterElements", data(5, 9, 3), lines(9, 2, 3, 4).swapaxes(1, 2).copy(), data(2, 4, 3, seed=2), axis=1),
+    *(
+        case(
+            f"axis{axis}",
+            "ScatterElements",
+            data(5, 5, 5),
+            lines(5, 5, 5, 5).swapaxes(2, axis),
+            data(5, 5, 5, seed=2),
+            axis=axis,
+        )
+        for axis in (0, 1, 2)
+    ),
+    case(
+        "smaller",
+        "ScatterElements",
+        data(5, 9, 3),
+        lines(9, 2, 3, 4).swapaxes(1, 2).copy(),
+        data(2, 4, 3, seed=2),
+        axis=1,
+    ),
     case("int32", "ScatterElements", data(5, 9), lines(9, 5, 4).astype(np.int32), data(5, 4, seed=2), axis=1, opset=11),
     case("bool", "ScatterElements", data(5, 9, dtype="bool"), lines(9, 5, 4), data(5, 4, seed=2, dtype="bool"), axis=1),
     case("opset9", "Scatter", data(5, 9), lines(9, 5, 4), data(5, 4, seed=2), axis=1, opset=9),
-    *(case(f"{kind}-{dtype}", "ScatterElements", data(7, 3, dtype=dtype), indices(-7, 7, 11, 3), data(11, 3, dtype=dtype, seed=2),
-           reduction=kind, opset=18) for kind in ("add", "max", "min") for dtype in ("float32", "int32", "int64")),
-    case("smaller-add", "ScatterElements", data(5, 7, 3), indices(-7, 7, 2, 11, 3), data(2, 11, 3, seed=2),
-         axis=1, reduction="add", opset=16),
-    *(case(kind, "ScatterND", data(7, 3), indices(-7, 7, 11, 1), data(11, 3, seed=2), reduction=kind, opset=18)
-      for kind in ("mul", "max", "min")),
+    *(
+        case(
+            f"{kind}-{dtype}",
+            "ScatterElements",
+            data(7, 3, dtype=dtype),
+            indices(-7, 7, 11, 3),
+            data(11, 3, dtype=dtype, seed=2),
+            reduction=kind,
+            opset=18,
+        )
+        for kind in ("add", "max", "min")
+        for dtype in ("float32", "int32", "int64")
+    ),
+    case(
+        "smaller-add",
+        "ScatterElements",
+        data(5, 7, 3),
+        indices(-7, 7, 2, 11, 3),
+        data(2, 11, 3, seed=2),
+        axis=1,
+        reduction="add",
+        opset=16,
+    ),
+    *(
+        case(kind, "ScatterND", data(7, 3), indices(-7, 7, 11, 1), data(11, 3, seed=2), reduction=kind, opset=18)
+        for kind in ("mul", "max", "min")
+    ),
 ]
 
 OTHERS = [
-    *(case(f"axis{axis}", "OneHot", indices(-7, 7, 5, 3), Host(7), np.array([2.5, -1], np.float32), axis=axis) for axis in (0, 1, -1)),
-    case("out-of-range", "OneHot", np.array([-8, 7, 6, 1 << 40, (1 << 32) + 1]), Host([7]), np.array([0, 1], np.float32), opset=11),
+    *(
+        case(f"axis{axis}", "OneHot", indices(-7, 7, 5, 3), Host(7), np.array([2.5, -1], np.float32), axis=axis)
+        for axis in (0, 1, -1)
+    ),
+    case(
+        "out-of-range",
+        "OneHot",
+        np.array([-8, 7, 6, 1 << 40, (1 << 32) + 1]),
+        Host([7]),
+        np.array([0, 1], np.float32),
+        opset=11,
+    ),
     *(case(str(k), "EyeLike", data(5, 7), k=k) for k in (-9, -2, 0, 3)),
     *(case(f"to-{to}", "EyeLike", data(5, 7), dtype=to) for to in (6, 7)),
     case("time-first", "ReverseSequence", data(7, 5, 3), np.array([1, 7, 0, 4, 6])),
-    case("batch-first", "ReverseSequence", data(5, 7, dtype="int64"), np.array([1, 7, 2, 4, 6]), time_axis=1, batch_axis=0),
+    case(
+        "batch-first",
+        "ReverseSequence",
+        data(5, 7, dtype="int64"),
+        np.array([1, 7, 2, 4, 6]),
+        time_axis=1,
+        batch_axis=0,
+    ),
     case("bool", "ReverseSequence", data(5, 7, dtype="bool"), np.array([1, 5, 2, 4, 3, 1, 2])),
 ]
 
@@ -97,16 +171,22 @@ def ties(*shape: int) -> Array:
 
 
 TOPS = [
-    *(case(f"{n}-{k}", "TopK", data(3, n), Host([k]))
-      for n, k in ((1, 1), (7, 3), (1000, 5), (1024, 1024), (1031, 7), (3079, 1500), (5003, 3))),
+    *(
+        case(f"{n}-{k}", "TopK", data(3, n), Host([k]))
+        for n, k in ((1, 1), (7, 3), (1000, 5), (1024, 1024), (1031, 7), (3079, 1500), (5003, 3))
+    ),
     *(case(f"axis{axis}", "TopK", data(5, 7, 11), Host([4]), axis=axis, largest=0) for axis in (0, 1, 2)),
-    *(case(f"{dtype}-{largest}", "TopK", data(3, 57, dtype=dtype), Host([9]), largest=largest)
-      for dtype in ("int32", "int64", "float64") for largest in (0, 1)),
+    *(
+        case(f"{dtype}-{largest}", "TopK", data(3, 57, dtype=dtype), Host([9]), largest=largest)
+        for dtype in ("int32", "int64", "float64")
+        for largest in (0, 1)
+    ),
     *(case(f"ties-{largest}", "TopK", ties(3, 2053), Host([1300]), largest=largest) for largest in (0, 1)),
     case("same-high-word", "TopK", indices(-9, 9, 3, 57), Host([31])),
     case("low-word", "TopK", -1 - np.random.default_rng(1).permutation(57) * 2.0**-45, Host([31])),
     case("infinities", "TopK", np.array([1, -np.inf, np.inf, 0, np.inf], np.float32), Host([5])),
-    case("none", "TopK", data(3, 5), Host([0])), case("opset1", "TopK", data(3, 17), outputs=2, k=4, axis=1, opset=1),
+    case("none", "TopK", data(3, 5), Host([0])),
+    case("opset1", "TopK", data(3, 17), outputs=2, k=4, axis=1, opset=1),
     case("opset10", "TopK", data(3, 17), Host([4]), opset=10),
 ]
 
@@ -121,11 +201,14 @@ def run(op: str, *inputs: Array | Host | None, **options: Any) -> list[Array]:
     return run_direct(*model_of(op, inputs, **options))
 
 
-@pytest.mark.parametrize(("at", "depth", "values"), [
-    (indices(0, 5, 13, dtype="int32"), Host(5, "int32"), np.array([False, True])),
-    (np.array([1, 3, -1, 7], np.float32), Host(5, "float32"), np.array([-1 << 40, 3])),
-    (np.array([1, 3]), Host([5]), Host([7, 9], "uint8")),
-])
+@pytest.mark.parametrize(
+    ("at", "depth", "values"),
+    [
+        (indices(0, 5, 13, dtype="int32"), Host(5, "int32"), np.array([False, True])),
+        (np.array([1, 3, -1, 7], np.float32), Host(5, "float32"), np.array([-1 << 40, 3])),
+        (np.array([1, 3]), Host([5]), Host([7, 9], "uint8")),
+    ],
+)
 def test_one_hot_of_types_that_ort_lacks(at: Array, depth: Host, values: Any) -> None:
     n = int(np.reshape(depth.value, ()))
     pair = values.value if isinstance(values, Host) else values
@@ -149,7 +232,7 @@ def test_cumsum(shape: tuple[int, ...], exclusive: int, reverse: int) -> None:
 def test_cumulated_integers_wrap(dtype: str) -> None:
     x = data(5, 301, dtype=dtype)
     assert_same(run("CumSum", x, Host(-1)), [np.cumsum(x, 1, dtype=dtype)])
-    odd = x | np.asarray(1, dtype)      # an even factor in each second place would leave zeros only
+    odd = x | np.asarray(1, dtype)  # an even factor in each second place would leave zeros only
     assert_same(run("CumProd", odd, Host(-1), opset=26), [np.cumprod(odd, 1, dtype=dtype)])
 
 
@@ -172,8 +255,8 @@ def test_a_zero_factor_stays() -> None:
     x[0, 300], x[1, 500], x[2, 600] = 0, np.nan, -np.inf
     y = run("CumProd", x, Host(1), exclusive=1, opset=26)[0]
     for line, at, value in ((0, 300, 0), (1, 500, np.nan), (2, 600, -np.inf)):
-        np.testing.assert_allclose(y[line, 40:at + 1], 1.5 ** 40, rtol=1e-5)
-        np.testing.assert_array_equal(y[line, at + 1:], value)
+        np.testing.assert_allclose(y[line, 40 : at + 1], 1.5**40, rtol=1e-5)
+        np.testing.assert_array_equal(y[line, at + 1 :], value)
 
 
 def test_cumsum_stays_infinite_and_nan() -> None:
@@ -232,8 +315,7 @@ def test_one_output_of_top_k(wanted: int) -> None:
 
 
 def test_fused_steps_of_cumsum() -> None:
-    model, feeds = model_of(
-        "CumProd", (data(7, 3), Host(1)), opset=26, after=(helper.make_node("Neg", ["y0"], ["y"]),))
+    model, feeds = model_of("CumProd", (data(7, 3), Host(1)), opset=26, after=(helper.make_node("Neg", ["y0"], ["y"]),))
     np.testing.assert_allclose(run_direct(model, feeds, rewrite)[0], -np.cumprod(feeds["x0"], 1), rtol=1e-5, atol=1e-5)
     model, feeds = model_of("CumSum", (data(7, 301), Host(1)), after=(helper.make_node("Relu", ["y0"], ["y"]),))
     np.testing.assert_allclose(run_direct(model, feeds, rewrite)[0], on_cpu(model, feeds)[0], rtol=1e-5, atol=1e-5)
@@ -243,26 +325,40 @@ def test_fused_steps_of_cumsum() -> None:
 def test_onnx_cases(op: str) -> None:
     ran = 0
     for _, model, feeds, wanted in onnx_cases(op):
-        with contextlib.suppress(UnsupportedNodeError):      # which cases are declined is pinned by the conformance status
+        # which cases are declined is pinned by the conformance status
+        with contextlib.suppress(UnsupportedNodeError):
             assert_same(run_direct(model, feeds), wanted)
             ran += 1
     assert ran or op in NEWER, "every case was declined"
 
 
-@pytest.mark.parametrize(("code", "op", "inputs", "options"), [
-    (Code.NOT_CONSTANT, "TopK", (data(5), np.array([2])), {"outputs": 2}),
-    (Code.ATTRIBUTE, "TopK", (data(5), Host([6])), {"outputs": 2}),
-    (Code.NOT_CONSTANT, "OneHot", (indices(0, 3, 5), np.array(3), data(2)), {}),
-    (Code.DTYPE, "OneHot", (indices(0, 3, 5, dtype="uint8"), Host(3), data(2)), {}),
-    (Code.DTYPE, "CumSum", (data(5, dtype="float64"), Host(0)), {}),
-    (Code.DTYPE, "EyeLike", (data(5, 5),), {"dtype": 11}),
-    (Code.DTYPE, "ScatterND", (data(5, dtype="float16"), indices(0, 5, 2, 1), data(2, dtype="float16")), {"reduction": "add", "opset": 18}),
-    (Code.COST, "ScatterND", (data(1 << 17), indices(0, 5, 1 << 15, 1), data(1 << 15)), {"reduction": "add", "opset": 18}),
-    (Code.ATTRIBUTE, "Gather", (data(0, 3), indices(0, 5, 2)), {}),
-    (Code.OP, "Bernoulli", (data(5),), {}),
-    (Code.ATTRIBUTE, "ReverseSequence", (data(7, 5, 3), np.array([1, 7])), {}),
-    (Code.ATTRIBUTE, "ReverseSequence", (data(7, 5, 3), np.array([1, 7, 1, 1, 1, 1])), {}),
-])
+@pytest.mark.parametrize(
+    ("code", "op", "inputs", "options"),
+    [
+        (Code.NOT_CONSTANT, "TopK", (data(5), np.array([2])), {"outputs": 2}),
+        (Code.ATTRIBUTE, "TopK", (data(5), Host([6])), {"outputs": 2}),
+        (Code.NOT_CONSTANT, "OneHot", (indices(0, 3, 5), np.array(3), data(2)), {}),
+        (Code.DTYPE, "OneHot", (indices(0, 3, 5, dtype="uint8"), Host(3), data(2)), {}),
+        (Code.DTYPE, "CumSum", (data(5, dtype="float64"), Host(0)), {}),
+        (Code.DTYPE, "EyeLike", (data(5, 5),), {"dtype": 11}),
+        (
+            Code.DTYPE,
+            "ScatterND",
+            (data(5, dtype="float16"), indices(0, 5, 2, 1), data(2, dtype="float16")),
+            {"reduction": "add", "opset": 18},
+        ),
+        (
+            Code.COST,
+            "ScatterND",
+            (data(1 << 17), indices(0, 5, 1 << 15, 1), data(1 << 15)),
+            {"reduction": "add", "opset": 18},
+        ),
+        (Code.ATTRIBUTE, "Gather", (data(0, 3), indices(0, 5, 2)), {}),
+        (Code.OP, "Bernoulli", (data(5),), {}),
+        (Code.ATTRIBUTE, "ReverseSequence", (data(7, 5, 3), np.array([1, 7])), {}),
+        (Code.ATTRIBUTE, "ReverseSequence", (data(7, 5, 3), np.array([1, 7, 1, 1, 1, 1])), {}),
+    ],
+)
 def test_declines(code: Code, op: str, inputs: Any, options: dict[str, Any]) -> None:
     model, feeds = model_of(op, inputs, **options)
     graph = from_onnx(model)

@@ -15,10 +15,14 @@ from tests.unit.graphs import graph_of, plan_of
 
 RNG = np.random.default_rng(5)
 SHAPES = [
-    ((2, 3, 9, 11), (13, 3, 3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 1]}), ((1, 16, 8, 8), (32, 16, 1, 1), {}),
-    ((1, 6, 7, 9), (6, 1, 3, 3), {"group": 6, "pads": [1, 0, 1, 2]}), ((2, 8, 9, 5), (16, 4, 3, 2), {"group": 2, "dilations": [2, 1]}),
-    ((1, 3, 30, 31), (70, 3, 5, 5), {"auto_pad": "SAME_UPPER"}), ((1, 5, 17), (7, 5, 4), {"pads": [2, 1]}),
-    ((1, 2, 5, 6, 7), (9, 2, 3, 3, 2), {"pads": [0, 1, 0, 1, 0, 1]})]
+    ((2, 3, 9, 11), (13, 3, 3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 1]}),
+    ((1, 16, 8, 8), (32, 16, 1, 1), {}),
+    ((1, 6, 7, 9), (6, 1, 3, 3), {"group": 6, "pads": [1, 0, 1, 2]}),
+    ((2, 8, 9, 5), (16, 4, 3, 2), {"group": 2, "dilations": [2, 1]}),
+    ((1, 3, 30, 31), (70, 3, 5, 5), {"auto_pad": "SAME_UPPER"}),
+    ((1, 5, 17), (7, 5, 4), {"pads": [2, 1]}),
+    ((1, 2, 5, 6, 7), (9, 2, 3, 3, 2), {"pads": [0, 1, 0, 1, 0, 1]}),
+]
 
 
 def integers(dtype: str, *shape: int) -> Any:
@@ -26,7 +30,9 @@ def integers(dtype: str, *shape: int) -> Any:
     return np.asarray(RNG.integers(limits.min, limits.max, shape, dtype, endpoint=True))
 
 
-@pytest.mark.parametrize(("kind", "zero", "x", "w", "attributes"), part(["uint8", "int8"], ["none", "x", "both"], SHAPES))
+@pytest.mark.parametrize(
+    ("kind", "zero", "x", "w", "attributes"), part(["uint8", "int8"], ["none", "x", "both"], SHAPES)
+)
 def test_conv_integer(kind: str, zero: str, x: Any, w: Any, attributes: Any) -> None:
     inputs = [integers("uint8", *x), integers(kind, *w)]
     if zero != "none":
@@ -37,16 +43,27 @@ def test_conv_integer(kind: str, zero: str, x: Any, w: Any, attributes: Any) -> 
 
 
 @pytest.mark.parametrize(("x", "w", "attributes"), SHAPES)
-@pytest.mark.parametrize(("kind", "weights", "out"), [("uint8", "uint8", "uint8"), ("uint8", "int8", "uint8"), ("int8", "int8", "int8")])
+@pytest.mark.parametrize(
+    ("kind", "weights", "out"), [("uint8", "uint8", "uint8"), ("uint8", "int8", "uint8"), ("int8", "int8", "int8")]
+)
 @pytest.mark.parametrize("per_filter", [False, True])
 def test_qlinear_conv(kind: str, weights: str, out: str, per_filter: bool, x: Any, w: Any, attributes: Any) -> None:
     count = w[:1] if per_filter else ()
     k = np.prod(w[1:])
     x_scale, w_scale = np.float32(0.02), np.asarray(RNG.uniform(0.005, 0.02, count), "f")
-    y_scale = np.asarray(x_scale * np.mean(w_scale) * 60 * np.sqrt(k), "f")      # lets some results saturate
+    y_scale = np.asarray(x_scale * np.mean(w_scale) * 60 * np.sqrt(k), "f")  # lets some results saturate
     zero = np.zeros(count, weights) if weights == "int8" else np.full(count, 113, weights)
-    inputs = [integers(kind, *x), np.asarray(x_scale), integers(kind), integers(weights, *w), w_scale, zero, y_scale, integers(out),
-              RNG.integers(-5000, 5000, w[0]).astype("int32")]
+    inputs = [
+        integers(kind, *x),
+        np.asarray(x_scale),
+        integers(kind),
+        integers(weights, *w),
+        w_scale,
+        zero,
+        y_scale,
+        integers(out),
+        RNG.integers(-5000, 5000, w[0]).astype("int32"),
+    ]
     check_node("QLinearConv", inputs, 10, **attributes)
     check_node("QLinearConv", inputs[:8], 10, known=[3, 4, 5], **attributes)
 
@@ -57,7 +74,8 @@ def test_the_product_itself_writes_bytes_where_four_of_a_row_share_a_word(size: 
     text = f"(uint8[1, 4, {size}, {size}] x) => (y) {{ y = QLinearConv(x, s, z, w, s, v, s, z) }}"
     plan = plan_of(graph_of(text, constants))
     assert [step.kernel.shader for step in plan.steps if isinstance(step, Dispatch)] == (
-        ["integer_product.wgsl"] if size == 6 else ["integer_product.wgsl", "requantize.wgsl"])
+        ["integer_product.wgsl"] if size == 6 else ["integer_product.wgsl", "requantize.wgsl"]
+    )
 
 
 @pytest.mark.parametrize("op", ["ConvInteger", "QLinearConv"])

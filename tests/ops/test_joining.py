@@ -55,8 +55,16 @@ def test_four_at_a_time_where_all_rows_are_fours() -> None:
     assert dispatches(model_of("Split", (data(2, 3, 4), Host([1, 2])), outputs=2, axis=1)[0]) == ["split4"]
 
 
-@pytest.mark.parametrize(("dtype", "sizes", "count"), [
-    ("float16", (6, 2, 4), 1), ("float16", (6, 3, 3), 3), ("uint8", (8, 4), 1), ("uint8", (6, 6), 2), ("bool", (4, 4, 4), 1)])
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "count"),
+    [
+        ("float16", (6, 2, 4), 1),
+        ("float16", (6, 3, 3), 3),
+        ("uint8", (8, 4), 1),
+        ("uint8", (6, 6), 2),
+        ("bool", (4, 4, 4), 1),
+    ],
+)
 def test_packed_elements_are_split_by_words(dtype: str, sizes: tuple[int, ...], count: int) -> None:
     model, feeds = model_of("Split", (data(3, 5, 12, dtype=dtype), Host(sizes)), outputs=len(sizes), axis=2)
     assert len(dispatches(model)) == count
@@ -80,8 +88,11 @@ def test_steps_are_fused_behind_a_concat() -> None:
 def test_fused_operands_where_four_elements_lie_in_two_rows() -> None:
     """Rows of 7: a scale of each channel, a bias of each column and a number are read for each of the four elements."""
     parts = (data(1, 4, 7, 7), data(1, 8, 7, 7, seed=3))
-    after = (helper.make_node("Mul", ["y0", "scale"], ["a"]), helper.make_node("Add", ["a", "bias"], ["b"]),
-             helper.make_node("Mul", ["b", "half"], ["y"]))
+    after = (
+        helper.make_node("Mul", ["y0", "scale"], ["a"]),
+        helper.make_node("Add", ["a", "bias"], ["b"]),
+        helper.make_node("Mul", ["b", "half"], ["y"]),
+    )
     model, feeds = model_of("Concat", parts, after=after, axis=1)
     held = {"scale": data(12, 1, 1), "bias": data(7), "half": np.array(0.5, "f")}
     model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in held.items())

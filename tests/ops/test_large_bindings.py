@@ -25,7 +25,8 @@ from tests.direct import PACKED, opened, run_direct, run_program
 
 SMALL = 1024
 TINY = 64
-"""A multiple of what this adapter aligns bindings to: most tensors of ONNX's cases are larger, and few need more bindings than there are."""
+"""A multiple of what this adapter aligns bindings to: most tensors of ONNX's cases are larger, and few need more
+bindings than there are."""
 
 DAILY, LEAST = 60, 10
 """Of ONNX's cases, how many run on a day, and how many of them, at least, have a tensor in parts."""
@@ -50,7 +51,9 @@ def _model(nodes: list[onnx.NodeProto], shapes: dict[str, tuple[int, ...]], out:
 def test_elementwise_over_parts(small_bindings: object) -> None:
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((7, 113)).astype(np.float32), rng.standard_normal((7, 113)).astype(np.float32)
-    (got,) = run_direct(_model([helper.make_node("Add", ["a", "b"], ["y"])], {"a": a.shape, "b": b.shape}, a.shape), {"a": a, "b": b})
+    (got,) = run_direct(
+        _model([helper.make_node("Add", ["a", "b"], ["y"])], {"a": a.shape, "b": b.shape}, a.shape), {"a": a, "b": b}
+    )
     np.testing.assert_array_equal(got, a + b)
 
 
@@ -68,10 +71,14 @@ def test_gather_from_a_table_in_parts(small_bindings: object) -> None:
     table = rng.standard_normal((50, 31)).astype(np.float32)
     rows = np.array([0, 49, 8, 33, -1], np.int64)
     graph = helper.make_graph(
-        [helper.make_node("Gather", ["table", "rows"], ["y"])], "large",
-        [helper.make_tensor_value_info("table", TensorProto.FLOAT, table.shape),
-         helper.make_tensor_value_info("rows", TensorProto.INT64, rows.shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (5, 31))])
+        [helper.make_node("Gather", ["table", "rows"], ["y"])],
+        "large",
+        [
+            helper.make_tensor_value_info("table", TensorProto.FLOAT, table.shape),
+            helper.make_tensor_value_info("rows", TensorProto.INT64, rows.shape),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (5, 31))],
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     (got,) = run_direct(model, {"table": table, "rows": rows})
     np.testing.assert_array_equal(got, table[rows])
@@ -79,7 +86,9 @@ def test_gather_from_a_table_in_parts(small_bindings: object) -> None:
 
 @pytest.mark.parametrize("every_size_open", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
-def test_each_piece_begins_where_the_one_before_it_ends(small_bindings: object, count: int, every_size_open: bool) -> None:
+def test_each_piece_begins_where_the_one_before_it_ends(
+    small_bindings: object, count: int, every_size_open: bool
+) -> None:
     """Buffers are no larger than their tensors are, but for a few bytes: the last piece ends with its buffer."""
     x = np.random.default_rng(count).standard_normal((count, 263)).astype(np.float32)
     nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("ReduceMax", ["r"], ["y"], axes=[1], keepdims=0)]
@@ -91,7 +100,9 @@ def test_each_piece_begins_where_the_one_before_it_ends(small_bindings: object, 
 def _answer(case: Any, every_size_open: bool) -> tuple[list[Any] | str, bool]:
     """What a case gives (a decline as text), and whether a dispatch binds a tensor in parts."""
     graph, gpu = from_onnx(case.model), Gpu.open(Config())
-    feeds = dict(zip((i.name for i in case.model.graph.input), map(conformance._array, case.data_sets[0][0]), strict=False))
+    feeds = dict(
+        zip((i.name for i in case.model.graph.input), map(conformance._array, case.data_sets[0][0]), strict=False)
+    )
     try:
         program = Program(opened(graph) if every_size_open else graph, PACKED, gpu, rewrite)
     except UnsupportedNodeError as error:
@@ -109,10 +120,15 @@ def _answer(case: Any, every_size_open: bool) -> tuple[list[Any] | str, bool]:
 @pytest.mark.parametrize("every_size_open", [False, True])
 @pytest.mark.parametrize("daily", [True, pytest.param(False, marks=[pytest.mark.nightly, pytest.mark.timeout(7200)])])
 def test_each_operator_in_parts(daily: bool, every_size_open: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX's cases with bindings of 64 B: each answer is that of whole tensors, or it is declined for what the claim says of parts."""
+    """ONNX's cases with bindings of 64 B: each answer is that of whole tensors, or it is declined for what the claim
+    says of parts."""
     gpu, known = Gpu.open(Config()), [case for case in conformance.cases() if case.name not in conformance.INEXACT]
     kinds = [{i.type.tensor_type.elem_type for i in case.model.graph.input} for case in known]
-    tensors = [case for case, types in zip(known, kinds, strict=True) if not types & {TensorProto.UNDEFINED, TensorProto.STRING}]
+    tensors = [
+        case
+        for case, types in zip(known, kinds, strict=True)
+        if not types & {TensorProto.UNDEFINED, TensorProto.STRING}
+    ]
     if daily:
         chosen = np.random.default_rng(11 + every_size_open).choice(len(tensors), DAILY, replace=False)
         tensors = [tensors[i] for i in sorted(chosen)]
@@ -129,11 +145,15 @@ def test_each_operator_in_parts(daily: bool, every_size_open: bool, monkeypatch:
         if isinstance(whole, str):
             continue
         if isinstance(got, str):
-            assert " B of packed elements" in got or (" binds " in got and "buffers of at most" in got), f"{case.name}: {got}"
+            assert " B of packed elements" in got or (" binds " in got and "buffers of at most" in got), (
+                f"{case.name}: {got}"
+            )
             continue
         in_parts += split
         for ours, theirs in zip(got, whole, strict=True):
             assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), case.name
             numbers = ours.dtype.kind == "f"
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5 if numbers else 0, atol=1e-6 if numbers else 0, err_msg=case.name)
+            np.testing.assert_allclose(
+                ours, theirs, rtol=1e-5 if numbers else 0, atol=1e-6 if numbers else 0, err_msg=case.name
+            )
     assert in_parts >= LEAST if daily else in_parts > 300

@@ -1,4 +1,5 @@
-"""Loops that a driver would cut short: llvmpipe ends them after 65,535 iterations of an invocation. Below that right, above it declined."""
+"""Loops that a driver would cut short: llvmpipe ends them after 65,535 iterations of an invocation. Below that right,
+above it declined."""
 
 from __future__ import annotations
 
@@ -25,21 +26,46 @@ def rising(*shape: int) -> Array:
 
 def lstm(steps: int, hidden: int) -> tuple[str, dict[str, Array], dict[str, Any]]:
     rng = np.random.default_rng(1)
-    weights = {"w": rng.normal(size=(1, 4 * hidden, 2)).astype("f"), "r": rng.normal(size=(1, 4 * hidden, hidden)).astype("f") / hidden}
+    weights = {
+        "w": rng.normal(size=(1, 4 * hidden, 2)).astype("f"),
+        "r": rng.normal(size=(1, 4 * hidden, hidden)).astype("f") / hidden,
+    }
     return "LSTM", {"x": rng.normal(size=(steps, 1, 2)).astype("f"), **weights}, {"hidden_size": hidden}
 
 
 CASES: dict[str, tuple[str, dict[str, Array], dict[str, Any], bool]] = {
-    "hardmax": ("Hardmax", {"x": rising(1, 4000)}, {}, True), "hardmax, long": ("Hardmax", {"x": rising(1, 66_000)}, {}, False),
-    "integer product": ("MatMulInteger", {"a": np.full((1, 65_000), 3, "u1"), "b": np.full((65_000, 2), 2, "u1")}, {}, True),
-    "integer product, long": ("MatMulInteger", {"a": np.full((1, 400_000), 3, "u1"), "b": np.full((400_000, 2), 2, "u1")}, {}, False),
+    "hardmax": ("Hardmax", {"x": rising(1, 4000)}, {}, True),
+    "hardmax, long": ("Hardmax", {"x": rising(1, 66_000)}, {}, False),
+    "integer product": (
+        "MatMulInteger",
+        {"a": np.full((1, 65_000), 3, "u1"), "b": np.full((65_000, 2), 2, "u1")},
+        {},
+        True,
+    ),
+    "integer product, long": (
+        "MatMulInteger",
+        {"a": np.full((1, 400_000), 3, "u1"), "b": np.full((400_000, 2), 2, "u1")},
+        {},
+        False,
+    ),
     "pool": ("MaxPool", {"x": rising(1, 1, 255, 255)}, {"kernel_shape": [255, 255]}, True),
     "pool, large": ("MaxPool", {"x": rising(1, 1, 260, 260)}, {"kernel_shape": [260, 260]}, False),
     "sum along": ("CumSum", {"x": np.ones(1_500_000, "f"), "axis": np.array(0)}, {}, True),
     "sum along, long": ("CumSum", {"x": np.ones(1_900_000, "f"), "axis": np.array(0)}, {}, False),
-    "scatter": ("ScatterElements", {"x": np.zeros(4, "f"), "i": np.ones(65_000, "i8"), "u": np.ones(65_000, "f")}, {"reduction": "add"}, True),
-    "scatter, many": ("ScatterElements", {"x": np.zeros(4, "f"), "i": np.ones(66_000, "i8"), "u": np.ones(66_000, "f")}, {"reduction": "add"}, False),
-    "recurrent": (*lstm(2000, 64), True), "recurrent, long": (*lstm(9000, 128), False),
+    "scatter": (
+        "ScatterElements",
+        {"x": np.zeros(4, "f"), "i": np.ones(65_000, "i8"), "u": np.ones(65_000, "f")},
+        {"reduction": "add"},
+        True,
+    ),
+    "scatter, many": (
+        "ScatterElements",
+        {"x": np.zeros(4, "f"), "i": np.ones(66_000, "i8"), "u": np.ones(66_000, "f")},
+        {"reduction": "add"},
+        False,
+    ),
+    "recurrent": (*lstm(2000, 64), True),
+    "recurrent, long": (*lstm(9000, 128), False),
     "row": ("LayerNormalization", {"x": rising(1, 5_000_000), "s": np.ones(5_000_000, "f")}, {}, True),
     "row, long": ("LayerNormalization", {"x": rising(1, 5_700_000), "s": np.ones(5_700_000, "f")}, {}, True),
 }
@@ -51,7 +77,9 @@ def test_right_or_declined(name: str) -> None:
     op, feeds, attributes, fits = CASES[name]
     model = made(op, feeds, attributes)
     given = {n: a for n, a in feeds.items() if n not in CONSTANTS}
-    (want,) = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, given)
+    (want,) = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+        None, given
+    )
     kind = onnx.helper.np_dtype_to_tensor_dtype(want.dtype)
     model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", kind, want.shape))
     if fits or Gpu.open(Config()).limits.max_loop_iterations > LLVMPIPE_LOOP_ITERATIONS:
@@ -63,11 +91,19 @@ def test_right_or_declined(name: str) -> None:
 
 
 def made(op: str, feeds: dict[str, Array], attributes: dict[str, Any]) -> onnx.ModelProto:
-    inputs = [onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-              for n, a in feeds.items() if n not in CONSTANTS]
+    inputs = [
+        onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, a in feeds.items()
+        if n not in CONSTANTS
+    ]
     constants = [onnx.numpy_helper.from_array(a, n) for n, a in feeds.items() if n in CONSTANTS]
-    graph = onnx.helper.make_graph([onnx.helper.make_node(op, list(feeds), ["y"], **attributes)], "g", inputs,
-                                   [onnx.ValueInfoProto(name="y")], constants)
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node(op, list(feeds), ["y"], **attributes)],
+        "g",
+        inputs,
+        [onnx.ValueInfoProto(name="y")],
+        constants,
+    )
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
 
 

@@ -28,8 +28,12 @@ TOLERANCE = 1e-6
 
 
 def model_of(op: str, inputs: Sequence[np.ndarray[Any, Any]], opset: int = 17, **attributes: Any) -> onnx.ModelProto:
-    """A model of one node; the inputs after the first are constants in every second case, by the parity of their size."""
-    infos = [helper.make_tensor_value_info(f"i{i}", helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for i, a in enumerate(inputs)]
+    """A model of one node; the inputs after the first are constants in every second case, by the parity of their
+    size."""
+    infos = [
+        helper.make_tensor_value_info(f"i{i}", helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for i, a in enumerate(inputs)
+    ]
     constants = [onnx.numpy_helper.from_array(a, f"i{i}") for i, a in enumerate(inputs) if i and a.size % 2]
     kept = [i for i in infos if i.name not in {c.name for c in constants}]
     result = helper.make_tensor_value_info("y", helper.np_dtype_to_tensor_dtype(inputs[0].dtype), None)
@@ -51,7 +55,9 @@ def by_ort(model: onnx.ModelProto, feeds: dict[str, np.ndarray[Any, Any]]) -> np
     return np.asarray(session.run(None, {n: a for n, a in feeds.items() if n in names})[0])
 
 
-def check_against_ort(op: str, shapes: Sequence[Shape], opset: int = 17, rewrite: Any = None, then: Any = None, **attributes: Any) -> None:
+def check_against_ort(
+    op: str, shapes: Sequence[Shape], opset: int = 17, rewrite: Any = None, then: Any = None, **attributes: Any
+) -> None:
     """Compares a node with ORT. rewrite: of the graph before planning; then: what it does to the result."""
     inputs = random_inputs(shapes)
     model = model_of(op, inputs, opset, **attributes)
@@ -65,12 +71,16 @@ def assert_close(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], tolera
     assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
     if wanted.size:
         assert np.isfinite(got).all()
-        error = np.linalg.norm((got - wanted).astype(np.float64)) / max(np.linalg.norm(wanted.astype(np.float64)), 1e-30)
+        error = np.linalg.norm((got - wanted).astype(np.float64)) / max(
+            np.linalg.norm(wanted.astype(np.float64)), 1e-30
+        )
         assert error <= tolerance, f"relative L2 error {error:.2e}"
         assert wanted.any() or not got.any()
 
 
-def declined(op: str, shapes: Sequence[Shape], code: Code, opset: int = 17, dtype: Any = np.float32, **attributes: Any) -> None:
+def declined(
+    op: str, shapes: Sequence[Shape], code: Code, opset: int = 17, dtype: Any = np.float32, **attributes: Any
+) -> None:
     inputs = random_inputs(shapes, dtype)
     with pytest.raises(UnsupportedNodeError) as caught:
         run_direct(model_of(op, inputs, opset, **attributes), {f"i{i}": a for i, a in enumerate(inputs)})
@@ -78,13 +88,33 @@ def declined(op: str, shapes: Sequence[Shape], code: Code, opset: int = 17, dtyp
 
 
 MATMULS = [
-    ((67, 131), (131, 71)), ((1, 1), (1, 1)), ((64, 64), (64, 64)), ((65, 17), (17, 63)), ((5, 1531), (1531, 7)),
-    ((131, 2), (2, 257)), ((16, 8), (8, 300)), ((300, 8), (8, 16)),
-    ((3, 33, 17), (17, 37)), ((3, 33, 17), (3, 17, 37)), ((33, 17), (3, 17, 37)), ((2, 1, 19, 5), (3, 5, 23)),
-    ((1, 3, 19, 5), (2, 1, 5, 23)), ((2, 3, 4, 5, 6), (4, 6, 7)),
-    ((7,), (7,)), ((1009,), (1009, 67)), ((67, 1009), (1009,)), ((3, 1, 13, 5), (5,)), ((5,), (3, 2, 5, 13)), ((2, 3, 4), (2, 4, 1)),
-    ((1, 2048), (2048, 37)), ((1, 3), (3, 1)), ((4, 1, 65), (4, 65, 70001)),
-    ((0, 5), (5, 3)), ((2, 0), (0, 3)), ((0, 2, 3), (3, 4)), ((1, 0), (0, 9)),
+    ((67, 131), (131, 71)),
+    ((1, 1), (1, 1)),
+    ((64, 64), (64, 64)),
+    ((65, 17), (17, 63)),
+    ((5, 1531), (1531, 7)),
+    ((131, 2), (2, 257)),
+    ((16, 8), (8, 300)),
+    ((300, 8), (8, 16)),
+    ((3, 33, 17), (17, 37)),
+    ((3, 33, 17), (3, 17, 37)),
+    ((33, 17), (3, 17, 37)),
+    ((2, 1, 19, 5), (3, 5, 23)),
+    ((1, 3, 19, 5), (2, 1, 5, 23)),
+    ((2, 3, 4, 5, 6), (4, 6, 7)),
+    ((7,), (7,)),
+    ((1009,), (1009, 67)),
+    ((67, 1009), (1009,)),
+    ((3, 1, 13, 5), (5,)),
+    ((5,), (3, 2, 5, 13)),
+    ((2, 3, 4), (2, 4, 1)),
+    ((1, 2048), (2048, 37)),
+    ((1, 3), (3, 1)),
+    ((4, 1, 65), (4, 65, 70001)),
+    ((0, 5), (5, 3)),
+    ((2, 0), (0, 3)),
+    ((0, 2, 3), (3, 4)),
+    ((1, 0), (0, 9)),
 ]
 
 
@@ -104,13 +134,21 @@ def test_matmul_with_more_than_65535_workgroups() -> None:
 
 
 GEMMS = [
-    ((67, 131), (131, 71), (71,), {}), ((67, 131), (71, 131), (67, 1), {"transB": 1}), ((131, 67), (131, 71), (1, 71), {"transA": 1}),
+    ((67, 131), (131, 71), (71,), {}),
+    ((67, 131), (71, 131), (67, 1), {"transB": 1}),
+    ((131, 67), (131, 71), (1, 71), {"transA": 1}),
     ((131, 67), (71, 131), (67, 71), {"transA": 1, "transB": 1}),
     ((131, 67), (71, 131), (), {"transA": 1, "transB": 1, "alpha": -0.5, "beta": 2.5}),
-    ((5, 7), (7, 3), None, {"alpha": 3.0}), ((5, 7), (7, 3), (1,), {"beta": 0.0}), ((1, 1531), (67, 1531), (67,), {"transB": 1}),
-    ((1531, 1), (67, 1531), (67,), {"transA": 1, "transB": 1}), ((1, 1531), (1531, 67), (1, 67), {"alpha": 0.25}),
-    ((67, 1531), (1, 1531), (67, 1), {"transB": 1}), ((1531, 67), (1531, 1), (), {"transA": 1, "beta": -1.0}),
-    ((8, 2048), (101, 2048), (101,), {"transB": 1, "beta": 0.5}), ((2, 0), (0, 3), (3,), {}), ((0, 3), (3, 2), (2,), {}),
+    ((5, 7), (7, 3), None, {"alpha": 3.0}),
+    ((5, 7), (7, 3), (1,), {"beta": 0.0}),
+    ((1, 1531), (67, 1531), (67,), {"transB": 1}),
+    ((1531, 1), (67, 1531), (67,), {"transA": 1, "transB": 1}),
+    ((1, 1531), (1531, 67), (1, 67), {"alpha": 0.25}),
+    ((67, 1531), (1, 1531), (67, 1), {"transB": 1}),
+    ((1531, 67), (1531, 1), (), {"transA": 1, "beta": -1.0}),
+    ((8, 2048), (101, 2048), (101,), {"transB": 1, "beta": 0.5}),
+    ((2, 0), (0, 3), (3,), {}),
+    ((0, 3), (3, 2), (2,), {}),
 ]
 
 
@@ -158,14 +196,19 @@ def test_nan_and_infinity_reach_only_their_row_and_column(shapes: list[Shape]) -
 def with_steps(graph: Graph, *_: Any, **__: Any) -> Graph:
     """Fuses y = max(v * 2 + y-shaped constant, 0) into the first node."""
     steps = (
-        Step("Mul", "x * 2.0", ("v",), FLOAT32), Step("Add", "x + y", ("s0", "e0"), FLOAT32),
-        Step("Relu", "max(x, 0.0)", ("s1",), FLOAT32))
+        Step("Mul", "x * 2.0", ("v",), FLOAT32),
+        Step("Add", "x + y", ("s0", "e0"), FLOAT32),
+        Step("Relu", "max(x, 0.0)", ("s1",), FLOAT32),
+    )
     node = replace(graph.nodes[0], epilogue=steps, operands=("i0",))
     return graph.with_nodes((node,))
 
 
 @pytest.mark.parametrize(
-    "shapes", [[(70, 70), (70, 70)], [(16, 2048), (2048, 2048)], [(1, 70), (70, 70)], [(1, 2048), (2048, 2048)]], ids=str)
+    "shapes",
+    [[(70, 70), (70, 70)], [(16, 2048), (2048, 2048)], [(1, 70), (70, 70)], [(1, 2048), (2048, 2048)]],
+    ids=str,
+)
 def test_fused_steps_run_once_in_every_kernel_form(shapes: list[Shape]) -> None:
     (residual,) = random_inputs(shapes)[:1]
     check_against_ort("MatMul", shapes, rewrite=with_steps, then=lambda y: np.maximum(2 * y + residual, np.float32(0)))
@@ -208,8 +251,10 @@ def test_the_choice_fills_a_large_gpu() -> None:
 
 
 DECLINES = [
-    ("Gemm", [(5, 7), (7, 3), (5, 3)], Code.OPSET, 6, np.float32), ("MatMul", [(5, 7), (7, 3)], Code.DTYPE, 13, np.int32),
-    ("MatMul", [(5, 7), (7, 3)], Code.DTYPE, 13, np.int32), ("Gemm", [(5, 7), (7, 3), (3,)], Code.DTYPE, 13, np.int64),
+    ("Gemm", [(5, 7), (7, 3), (5, 3)], Code.OPSET, 6, np.float32),
+    ("MatMul", [(5, 7), (7, 3)], Code.DTYPE, 13, np.int32),
+    ("MatMul", [(5, 7), (7, 3)], Code.DTYPE, 13, np.int32),
+    ("Gemm", [(5, 7), (7, 3), (3,)], Code.DTYPE, 13, np.int64),
 ]
 
 

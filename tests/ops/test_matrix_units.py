@@ -1,4 +1,5 @@
-"""Products on matrix units, which are emulated (matrix_emulation.py): each mode within its error bound, against float64."""
+"""Products on matrix units, which are emulated (matrix_emulation.py): each mode within its error bound, against
+float64."""
 
 from __future__ import annotations
 
@@ -41,19 +42,31 @@ def trial() -> Iterator[Emulated]:
 
 def drawn(kind: str, rows: int, columns: int, by_rows: bool) -> Array:
     rng = np.random.default_rng()
-    made = rng.random((rows, columns), np.float32) if kind == "positive" else rng.standard_normal((rows, columns), np.float32)
+    made = (
+        rng.random((rows, columns), np.float32)
+        if kind == "positive"
+        else rng.standard_normal((rows, columns), np.float32)
+    )
     powers: Any = {"large": 55, "small": -55}.get(kind, 0)
     if kind == "mixed":
         powers = rng.integers(-50, 51, (rows, 1) if by_rows else (1, columns))
     return (made * np.exp2(powers)).astype(np.float32)
 
 
-def product(trial: Emulated, a: Array, b: Array, precision: str, op: str = "MatMul", bias: Array | None = None, **attributes: Any) -> Array:
+def product(
+    trial: Emulated,
+    a: Array,
+    b: Array,
+    precision: str,
+    op: str = "MatMul",
+    bias: Array | None = None,
+    **attributes: Any,
+) -> Array:
     arrays = [a, b] if bias is None else [a, b, bias]
-    names = "abc"[:len(arrays)]
+    names = "abc"[: len(arrays)]
     values = {name: Value(name, FLOAT32, array.shape) for name, array in zip(names, arrays, strict=True)}
     node = Node(op, tuple(names), ("y",), version=13, attributes=attributes)
-    got, = trial.graph(Graph("g", tuple(names), ("y",), (node,), values), arrays, precision)
+    (got,) = trial.graph(Graph("g", tuple(names), ("y",), (node,), values), arrays, precision)
     return got
 
 
@@ -61,9 +74,11 @@ def assert_within(got: Array, a: Array, b: Array) -> None:
     """The bound of docs/precision.md."""
     wide, other = a.astype(np.float64), b.astype(np.float64)
     k = a.shape[-1]
-    below = 2.0 ** -38 * (np.abs(wide).max(-1, keepdims=True) * np.abs(other).sum(-2, keepdims=True)
-                          + np.abs(wide).sum(-1, keepdims=True) * np.abs(other).max(-2, keepdims=True))
-    allowed = (2.0 ** -10 + k * 2.0 ** -24) * (np.abs(wide) @ np.abs(other)) + below
+    below = 2.0**-38 * (
+        np.abs(wide).max(-1, keepdims=True) * np.abs(other).sum(-2, keepdims=True)
+        + np.abs(wide).sum(-1, keepdims=True) * np.abs(other).max(-2, keepdims=True)
+    )
+    allowed = (2.0**-10 + k * 2.0**-24) * (np.abs(wide) @ np.abs(other)) + below
     assert (np.abs(got - wide @ other) <= allowed).all()
 
 
@@ -82,7 +97,7 @@ def test_constant_weights_are_scaled_and_stored_in_float16_once(trial: Emulated,
     values = {"a": Value("a", FLOAT32, a.shape), "b": Value("b", FLOAT32, given.shape, lambda: given)}
     node = Node("Gemm", ("a", "b"), ("y",), version=13, attributes={"transB": transposed})
     with in_tile(QUICK):
-        got, = trial.graph(Graph("g", ("a",), ("y",), (node,), values), [a], "tf32")
+        (got,) = trial.graph(Graph("g", ("a",), ("y",), (node,), values), [a], "tf32")
     assert_within(got, a, b)
     assert "scaled_rows.wgsl" in trial.shaders
 
@@ -105,28 +120,39 @@ def test_float16_models(trial: Emulated, sizes: tuple[int, int, int], transposed
     values = {name: Value(name, FLOAT16, array.shape) for name, array in (("a", a), ("b", given))}
     node = Node("Gemm", ("a", "b"), ("y",), version=13, attributes={"transB": transposed})
     with in_tile(QUICK):
-        got, = trial.graph(Graph("g", ("a", "b"), ("y",), (node,), values), [a, given])
+        (got,) = trial.graph(Graph("g", ("a", "b"), ("y",), (node,), values), [a, given])
     exact = a.astype(np.float64) @ b.astype(np.float64)
-    allowed = k * 2.0 ** -24 * (np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64)) + 2.0 ** -11 * np.abs(exact) + 2.0 ** -24
+    allowed = (
+        k * 2.0**-24 * (np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64))
+        + 2.0**-11 * np.abs(exact)
+        + 2.0**-24
+    )
     assert (np.abs(got - exact) <= allowed).all()
     assert trial.shaders == {"matrix_product.wgsl"}
 
 
 @pytest.mark.parametrize("sizes", [(33, 35, 37), (65, 68, 64)])
 @pytest.mark.parametrize("turned", [(0, 0), (1, 0), (0, 1), (1, 1)])
-def test_gemm_of_any_size_with_transposed_operands(trial: Emulated, sizes: tuple[int, int, int], turned: tuple[int, int]) -> None:
+def test_gemm_of_any_size_with_transposed_operands(
+    trial: Emulated, sizes: tuple[int, int, int], turned: tuple[int, int]
+) -> None:
     m, n, k = sizes
     a, b, bias = drawn("normal", m, k, True), drawn("normal", k, n, False), drawn("normal", 1, n, True)[0]
     given = [np.ascontiguousarray(v.T) if turn else v for v, turn in zip((a, b), turned, strict=True)]
     with in_tile(QUICK):
-        got = product(trial, given[0], given[1], "tf32", "Gemm", bias, transA=turned[0], transB=turned[1], alpha=0.5, beta=2.0)
+        got = product(
+            trial, given[0], given[1], "tf32", "Gemm", bias, transA=turned[0], transB=turned[1], alpha=0.5, beta=2.0
+        )
     exact = 0.5 * a.astype(np.float64) @ b + 2.0 * bias
-    assert np.abs(got - exact).max() <= (2.0 ** -10 + k * 2.0 ** -24) * (np.abs(a).astype(np.float64) @ np.abs(b)).max()
+    assert np.abs(got - exact).max() <= (2.0**-10 + k * 2.0**-24) * (np.abs(a).astype(np.float64) @ np.abs(b)).max()
     assert "matrix_product.wgsl" in trial.shaders
 
 
 def test_batches_that_broadcast(trial: Emulated) -> None:
-    a, b = np.stack([drawn("mixed", 40, 36, True) for _ in range(3)]), np.stack([drawn("mixed", 36, 24, False) for _ in range(6)])
+    a, b = (
+        np.stack([drawn("mixed", 40, 36, True) for _ in range(3)]),
+        np.stack([drawn("mixed", 36, 24, False) for _ in range(6)]),
+    )
     b = b.reshape(2, 3, 36, 24)
     with in_tile(QUICK):
         assert_within(product(trial, a, b, "tf32"), a, b)
@@ -136,8 +162,8 @@ def test_batches_that_broadcast(trial: Emulated) -> None:
 def test_no_number_becomes_infinite_that_float32_holds(trial: Emulated) -> None:
     """The largest float32, the smallest normal one, rows of zeros; infinities and NaN stay in their rows."""
     a, b = drawn("normal", 40, 48, True), drawn("normal", 48, 32, False)
-    a[0] *= np.float32(2.0 ** 120)
-    a[1] *= np.float32(2.0 ** -120)
+    a[0] *= np.float32(2.0**120)
+    a[1] *= np.float32(2.0**-120)
     a[2] = 0.0
     a[3, 5], a[4, 6] = np.inf, np.nan
     a[5, :2] = 3e38, 1e-3
@@ -155,20 +181,24 @@ def test_no_number_becomes_infinite_that_float32_holds(trial: Emulated) -> None:
 
 
 def test_truncated_sums_are_a_bias(trial: Emulated) -> None:
-    """On positive data that float16 holds, sums are too small, by more than rounding makes and less than the bound says."""
+    """On positive data that float16 holds, sums are too small, by more than rounding makes and less than the bound
+    says."""
     rng = np.random.default_rng()
     a, b = (rng.random(shape, np.float32).astype(np.float16).astype(np.float32) for shape in ((32, 1024), (1024, 32)))
     with in_tile(QUICK):
         got = product(trial, a, b, "f16acc")
     exact = a.astype(np.float64) @ b
     bias = ((got - exact) / exact).mean()
-    assert -1024 * 2.0 ** -24 < bias < -1e-6
+    assert -1024 * 2.0**-24 < bias < -1e-6
 
 
 def test_sizes_choose_tiles() -> None:
     """By estimate, with the figures of an H200: what was measured to be the fastest."""
+
     def chosen(rows: int, columns: int, k: int, x_width: float, w_width: float) -> str:
-        return min(TILES, key=lambda tile: tile_ns(DEFAULT_FIGURES, tile, rows, columns, k, 1, 1.0, 1, (x_width, w_width))).name
+        return min(
+            TILES, key=lambda tile: tile_ns(DEFAULT_FIGURES, tile, rows, columns, k, 1, 1.0, 1, (x_width, w_width))
+        ).name
 
     for widths in ((ROUNDED_WIDTH, ROUNDED_WIDTH), (SCALED_WIDTH, PLAIN_WIDTH)):
         assert chosen(4096, 4096, 4096, *widths) == "units 128x128"
@@ -226,9 +256,14 @@ def test_products_of_one_value_share_its_scales(trial: Emulated) -> None:
     a, b, c = drawn("mixed", 40, 36, True), drawn("mixed", 36, 24, False), drawn("mixed", 36, 44, False)
     values = {name: Value(name, FLOAT32, array.shape) for name, array in (("a", a), ("b", b), ("c", c))}
     nodes = tuple(Node("MatMul", ("a", name), (f"y{name}",), version=13, id=k) for k, name in enumerate("bc"))
-    graph, limits = Graph("g", ("a", "b", "c"), ("yb", "yc"), nodes, values), trial.gpu.limits.of(Config(precision="tf32"))
+    graph, limits = (
+        Graph("g", ("a", "b", "c"), ("yb", "yc"), nodes, values),
+        trial.gpu.limits.of(Config(precision="tf32")),
+    )
     with in_tile(QUICK):
-        plan = make_plan(graph, {name: TensorType(FLOAT32, array.shape) for name, array in (("a", a), ("b", b), ("c", c))}, limits)
+        plan = make_plan(
+            graph, {name: TensorType(FLOAT32, array.shape) for name, array in (("a", a), ("b", b), ("c", c))}, limits
+        )
         got = trial.graph(graph, [a, b, c], "tf32")
         want = [product(trial, a, b, "tf32"), product(trial, a, c, "tf32")]
     assert [step.kernel.shader for step in plan.steps if isinstance(step, Dispatch)].count("line_scales.wgsl") == 3
@@ -238,14 +273,25 @@ def test_products_of_one_value_share_its_scales(trial: Emulated) -> None:
 def test_a_row_does_not_take_an_image_s_scales(trial: Emulated) -> None:
     """A convolution's output of one image, seen as a matrix: its rows are of other magnitudes."""
     rng = np.random.default_rng()
-    x, w, b = rng.standard_normal((1, 6, 6, 20), np.float32), rng.standard_normal((20, 20, 1, 1), np.float32), drawn("normal", 20, 24, False)
+    x, w, b = (
+        rng.standard_normal((1, 6, 6, 20), np.float32),
+        rng.standard_normal((20, 20, 1, 1), np.float32),
+        drawn("normal", 20, 24, False),
+    )
     x *= np.exp2(rng.integers(-60, 60, (1, 6, 6, 1))).astype(np.float32)
-    values = {"x": Value("x", FLOAT32, x.shape), "w": Value("w", FLOAT32, w.shape, lambda: w), "b": Value("b", FLOAT32, b.shape)}
+    values = {
+        "x": Value("x", FLOAT32, x.shape),
+        "w": Value("w", FLOAT32, w.shape, lambda: w),
+        "b": Value("b", FLOAT32, b.shape),
+    }
     values["shape"] = Value("shape", INT64, (2,), lambda: np.array([36, 20]))
-    nodes = (Node("Conv", ("x", "w"), ("v",), version=11, channels_last=True, id=0), Node("Reshape", ("v", "shape"), ("m",), version=14, id=1),
-             Node("MatMul", ("m", "b"), ("y",), version=13, id=2))
+    nodes = (
+        Node("Conv", ("x", "w"), ("v",), version=11, channels_last=True, id=0),
+        Node("Reshape", ("v", "shape"), ("m",), version=14, id=1),
+        Node("MatMul", ("m", "b"), ("y",), version=13, id=2),
+    )
     with in_tile(QUICK):
-        got, = trial.graph(Graph("g", ("x", "b"), ("y",), nodes, values), [x, b], "tf32")
-        between, = trial.graph(Graph("g", ("x",), ("v",), nodes[:1], values), [x], "tf32")
+        (got,) = trial.graph(Graph("g", ("x", "b"), ("y",), nodes, values), [x, b], "tf32")
+        (between,) = trial.graph(Graph("g", ("x",), ("v",), nodes[:1], values), [x], "tf32")
         want = product(trial, between.reshape(36, 20), b, "tf32")
     assert np.array_equal(got, want)

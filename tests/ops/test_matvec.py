@@ -22,7 +22,7 @@ SUBGROUPS = Limits(frozenset(("subgroup",)))
 def shader_of(op: str, a: tuple[int, ...], b: tuple[int, ...], limits: Limits = SUBGROUPS, **attributes: Any) -> str:
     model, feeds = node_model(op, [np.empty(a, "f"), np.empty(b, "f")], 13, **attributes)
     plan = make_plan(from_onnx(model), {n: TensorType(FLOAT32, x.shape) for n, x in feeds.items()}, limits)
-    return str(plan.steps[0].kernel.shader)     # type: ignore[union-attr]
+    return str(plan.steps[0].kernel.shader)  # type: ignore[union-attr]
 
 
 def test_which_kernel() -> None:
@@ -32,7 +32,10 @@ def test_which_kernel() -> None:
     assert shader_of("MatMul", (4096, 2048), (2048, 1)) == "matvec_rows.wgsl"
     assert shader_of("MatMul", (1, 2050), (2050, 1001)) == "matvec.wgsl"
     assert shader_of("Gemm", (1, 2050), (1001, 2050), transB=1) == "matvec.wgsl"
-    assert shader_of("Gemm", (1, 2048), (1000, 2048), Limits(disabled=(("matvec_rows.wgsl", "a probe failed"),)), transB=1) == "matvec.wgsl"
+    assert (
+        shader_of("Gemm", (1, 2048), (1000, 2048), Limits(disabled=(("matvec_rows.wgsl", "a probe failed"),)), transB=1)
+        == "matvec.wgsl"
+    )
 
 
 @pytest.mark.parametrize("limits", [SUBGROUPS, Limits()], ids=["subgroups", "workgroup memory"])

@@ -1,4 +1,5 @@
-"""Ops that ONNX Runtime's optimisers write: against ONNX Runtime's CPU, or the ops that they stand for where that has no kernel."""
+"""Ops that ONNX Runtime's optimisers write: against ONNX Runtime's CPU, or the ops that they stand for where that has
+no kernel."""
 
 from __future__ import annotations
 
@@ -27,12 +28,16 @@ def agree(got: Array, wanted: Array, what: str = "") -> None:
         np.testing.assert_array_equal(got, wanted)
         return
     tolerance = 4e-3 if got.dtype == np.float16 else 4e-6
-    np.testing.assert_allclose(got.astype("d"), wanted.astype("d"), rtol=tolerance, atol=tolerance * np.abs(wanted).max(), err_msg=what)
+    np.testing.assert_allclose(
+        got.astype("d"), wanted.astype("d"), rtol=tolerance, atol=tolerance * np.abs(wanted).max(), err_msg=what
+    )
 
 
 def compare(model: Any, feeds: dict[str, Array], wanted: list[Array] | None = None) -> None:
     for every_size_open in (False, True):
-        for k, (got, want) in enumerate(zip(run_direct(model, feeds, every_size_open=every_size_open), wanted or on_cpu(model, feeds), strict=True)):
+        for k, (got, want) in enumerate(
+            zip(run_direct(model, feeds, every_size_open=every_size_open), wanted or on_cpu(model, feeds), strict=True)
+        ):
             agree(got, want, f"output {k}, open: {every_size_open}")
 
 
@@ -45,7 +50,17 @@ def test_embed_layer_normalization(left_out: str, hidden: int) -> None:
     segments = (IDS % 2, normal(2, hidden)) if "segments" not in left_out else (None, None)
     mask = None if "mask" in left_out else (np.arange(7) < [[4], [7]]).astype("int32")
     places = None if "places" in left_out else np.arange(7, dtype="int32")[None, ::-1] * np.ones((2, 1), "int32")
-    inputs = [IDS, segments[0], normal(40, hidden), normal(16, hidden), segments[1], normal(hidden), normal(hidden), mask, places]
+    inputs = [
+        IDS,
+        segments[0],
+        normal(40, hidden),
+        normal(16, hidden),
+        segments[1],
+        normal(hidden),
+        normal(hidden),
+        mask,
+        places,
+    ]
     while inputs[-1] is None:
         inputs.pop()
     compare(*model_of("EmbedLayerNormalization", tuple(inputs), 3, domain=ORT, epsilon=1e-5))
@@ -61,10 +76,17 @@ def test_places_of_all_sequences() -> None:
 def test_a_word_out_of_range_is_noted(wrong: int) -> None:
     ids = IDS.copy()
     ids[1, 3] = wrong
-    model, feeds = model_of("EmbedLayerNormalization", (ids, None, normal(40, 32), normal(16, 32), None, normal(32), normal(32)), 2, domain=ORT)
+    model, feeds = model_of(
+        "EmbedLayerNormalization",
+        (ids, None, normal(40, 32), normal(16, 32), None, normal(32), normal(32)),
+        2,
+        domain=ORT,
+    )
     with pytest.raises(Exception, match="out of range"):
         on_cpu(model, feeds)
-    session = ort_gpu_ep.InferenceSession(model.SerializeToString(), provider_options={"placement": "gpu", "strict": "1"})
+    session = ort_gpu_ep.InferenceSession(
+        model.SerializeToString(), provider_options={"placement": "gpu", "strict": "1"}
+    )
     with pytest.raises(IndexOutOfRangeError, match="EmbedLayerNormalization"):
         session.run(None, feeds)
 
@@ -81,36 +103,64 @@ def group_norm(x: Array, scale: Array, bias: Array, groups: int, epsilon: float,
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("last", [1, 0])
-@pytest.mark.parametrize(("shape", "groups", "silu"), [((2, 5, 7, 24), 4, 0), ((1, 16, 16, 32), 32, 1), ((2, 3, 3, 8), 1, 1)])
+@pytest.mark.parametrize(
+    ("shape", "groups", "silu"), [((2, 5, 7, 24), 4, 0), ((1, 16, 16, 32), 32, 1), ((2, 3, 3, 8), 1, 1)]
+)
 def test_group_norm(shape: tuple[int, ...], groups: int, silu: int, last: int, dtype: str) -> None:
     n, h, w, c = shape
     x, scale, bias = normal(*(shape if last else (n, c, h, w)), dtype=dtype), normal(c), normal(c)
     given: dict[str, Any] = {"groups": groups, "activation": silu, "channels_last": last, "epsilon": 1e-4}
-    compare(*model_of("GroupNorm", (x, scale, bias), domain=ORT, **given), [group_norm(x, scale, bias, groups, 1e-4, bool(silu), bool(last))])
+    compare(
+        *model_of("GroupNorm", (x, scale, bias), domain=ORT, **given),
+        [group_norm(x, scale, bias, groups, 1e-4, bool(silu), bool(last))],
+    )
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("skip", [(2, 5, 7, 24), (2, 1, 1, 24), (2, 24)], ids=str)
 def test_skip_group_norm(skip: tuple[int, ...], bias: bool) -> None:
-    x, scale, offset, skipped, added = normal(2, 5, 7, 24), normal(24), normal(24, seed=2), normal(*skip), normal(24, seed=3)
+    x, scale, offset, skipped, added = (
+        normal(2, 5, 7, 24),
+        normal(24),
+        normal(24, seed=2),
+        normal(*skip),
+        normal(24, seed=3),
+    )
     model, feeds = model_of(
-        "SkipGroupNorm", (x, scale, offset, skipped, *([added] if bias else [])), 2, domain=ORT, groups=6, activation=1)
+        "SkipGroupNorm", (x, scale, offset, skipped, *([added] if bias else [])), 2, domain=ORT, groups=6, activation=1
+    )
     total = x + skipped.reshape(2, 1, 1, 24) if len(skip) == 2 else x + skipped
     total = total + added if bias else total
     compare(model, feeds, [group_norm(total, scale, offset, 6, 1e-5, True, True), total])
 
 
-@pytest.mark.parametrize(("x", "w", "given", "dtype", "held"), part([
-    ((1, 9, 11, 8), (12, 3, 3, 8), {"pads": (1, 1, 1, 1)}), ((2, 8, 8, 4), (6, 1, 1, 4), {}), ((1, 8, 8, 3), (4, 3, 3, 3), {"strides": (2, 2)}),
-    ((1, 9, 9, 8), (8, 3, 3, 1), {"group": 8}), ((1, 9, 9, 8), (8, 2, 3, 4), {"group": 2, "auto_pad": "SAME_UPPER"})],
-    ["float32", "float16"], [True, False]))
+@pytest.mark.parametrize(
+    ("x", "w", "given", "dtype", "held"),
+    part(
+        [
+            ((1, 9, 11, 8), (12, 3, 3, 8), {"pads": (1, 1, 1, 1)}),
+            ((2, 8, 8, 4), (6, 1, 1, 4), {}),
+            ((1, 8, 8, 3), (4, 3, 3, 3), {"strides": (2, 2)}),
+            ((1, 9, 9, 8), (8, 3, 3, 1), {"group": 8}),
+            ((1, 9, 9, 8), (8, 2, 3, 4), {"group": 2, "auto_pad": "SAME_UPPER"}),
+        ],
+        ["float32", "float16"],
+        [True, False],
+    ),
+)
 def test_nhwc_conv(x: tuple[int, ...], w: tuple[int, ...], given: dict[str, Any], dtype: str, held: bool) -> None:
     images, filters, bias = normal(*x), normal(*w) / 4, normal(w[0])
-    plain = node_model("Conv", [images.transpose(0, 3, 1, 2).copy(), filters.transpose(0, 3, 1, 2).copy(), bias], 11, **given)
+    plain = node_model(
+        "Conv", [images.transpose(0, 3, 1, 2).copy(), filters.transpose(0, 3, 1, 2).copy(), bias], 11, **given
+    )
     wanted = on_cpu(*plain)[0].transpose(0, 2, 3, 1)
     weights = filters.astype(dtype)
     model, feeds = model_of(
-        "NhwcConv", (images.astype(dtype), Host(weights, dtype) if held else weights, bias.astype(dtype)), domain=ORT, **given)
+        "NhwcConv",
+        (images.astype(dtype), Host(weights, dtype) if held else weights, bias.astype(dtype)),
+        domain=ORT,
+        **given,
+    )
     compare(model, feeds, [wanted.astype(dtype)])
 
 
@@ -122,8 +172,16 @@ def test_nhwc_max_pool(channels: int, dtype: str) -> None:
     compare(*model_of("NhwcMaxPool", (x,), domain=ORT, **given))
 
 
-@pytest.mark.parametrize(("shape", "bias", "inner", "axis"), [
-    ((2, 3, 5, 40), (2, 1, 1, 40), 1, 3), ((2, 3, 5, 40), (1, 1, 5, 40), 0, 3), ((2, 3, 5, 8), (2, 1, 5, 8), 1, 2), ((6, 9), (1, 9), 0, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "bias", "inner", "axis"),
+    [
+        ((2, 3, 5, 40), (2, 1, 1, 40), 1, 3),
+        ((2, 3, 5, 40), (1, 1, 5, 40), 0, 3),
+        ((2, 3, 5, 8), (2, 1, 5, 8), 1, 2),
+        ((6, 9), (1, 9), 0, 1),
+    ],
+    ids=str,
+)
 def test_bias_softmax(shape: tuple[int, ...], bias: tuple[int, ...], inner: int, axis: int) -> None:
     x, added = normal(*shape), normal(*bias)
     model, feeds = model_of("BiasSoftmax", (x, added), domain=ORT, is_inner_broadcast=inner, axis=axis)
@@ -133,37 +191,70 @@ def test_bias_softmax(shape: tuple[int, ...], bias: tuple[int, ...], inner: int,
 
 
 ACTIVATIONS: list[dict[str, Any]] = [
-    {"activation": "Relu"}, {"activation": "Tanh"}, {"activation": "Sigmoid"}, {"activation": "LeakyRelu", "activation_params": (0.3,)},
-    {"activation": "Clip", "activation_params": (-0.5, 0.75)}, {"activation": "HardSigmoid", "activation_params": (0.25, 0.4)}]
+    {"activation": "Relu"},
+    {"activation": "Tanh"},
+    {"activation": "Sigmoid"},
+    {"activation": "LeakyRelu", "activation_params": (0.3,)},
+    {"activation": "Clip", "activation_params": (-0.5, 0.75)},
+    {"activation": "HardSigmoid", "activation_params": (0.25, 0.4)},
+]
 
 
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("given", ACTIVATIONS, ids=lambda g: g["activation"])
 def test_fused_conv(given: dict[str, Any], added: bool) -> None:
     z = (normal(2, 8, 7, 5),) if added else ()
-    compare(*model_of("FusedConv", (normal(2, 4, 7, 5), normal(8, 4, 3, 3) / 4, normal(8), *z), domain=ORT, pads=(1, 1, 1, 1), **given))
+    compare(
+        *model_of(
+            "FusedConv",
+            (normal(2, 4, 7, 5), normal(8, 4, 3, 3) / 4, normal(8), *z),
+            domain=ORT,
+            pads=(1, 1, 1, 1),
+            **given,
+        )
+    )
 
 
 def test_fused_conv_of_groups() -> None:
-    compare(*model_of("FusedConv", (normal(1, 6, 7, 5), normal(6, 1, 3, 3), None, normal(1, 6, 5, 3)), domain=ORT, group=6, activation="Relu"))
+    compare(
+        *model_of(
+            "FusedConv",
+            (normal(1, 6, 7, 5), normal(6, 1, 3, 3), None, normal(1, 6, 5, 3)),
+            domain=ORT,
+            group=6,
+            activation="Relu",
+        )
+    )
     compare(*model_of("FusedConv", (normal(1, 6, 7, 5), normal(6, 1, 3, 3)), domain=ORT, group=6, activation="Relu"))
 
 
-@pytest.mark.parametrize("given", [
-    {"activation": "Relu"}, {"activation": "Tanh", "transB": 1}, {"activation": "LeakyRelu", "activation_alpha": 0.3, "beta": 0.5, "alpha": 2.0},
-    {"activation": "Elu", "activation_alpha": 0.3}, {"activation": "Softplus"}, {"activation": "HardSigmoid", "activation_alpha": 0.3, "activation_beta": 0.4}],
-    ids=lambda g: g["activation"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"activation": "Relu"},
+        {"activation": "Tanh", "transB": 1},
+        {"activation": "LeakyRelu", "activation_alpha": 0.3, "beta": 0.5, "alpha": 2.0},
+        {"activation": "Elu", "activation_alpha": 0.3},
+        {"activation": "Softplus"},
+        {"activation": "HardSigmoid", "activation_alpha": 0.3, "activation_beta": 0.4},
+    ],
+    ids=lambda g: g["activation"],
+)
 def test_fused_gemm(given: dict[str, Any]) -> None:
     b = normal(12, 16) if given.get("transB") else normal(16, 12)
     compare(*model_of("FusedGemm", (normal(9, 16), b, normal(12)), domain=ORT, **given))
     compare(*model_of("FusedGemm", (normal(9, 16), Host(b, "float32")), domain=ORT, **given))
 
 
-@pytest.mark.parametrize(("op", "inputs", "given"), [
-    ("GroupNorm", (normal(1, 4, 4, 6), normal(6), normal(6)), {"groups": 4, "activation": 0}),
-    ("GroupNorm", (normal(1, 4, 4, 6), normal(6), normal(6)), {"groups": 2, "activation": 2}),
-    ("FusedConv", (normal(1, 4, 7, 5), normal(8, 4, 3, 3)), {"activation": "Swish"}),
-    ("FusedConv", (normal(1, 4, 7, 5), normal(8, 4, 3, 3)), {"activation": "LeakyRelu"})])
+@pytest.mark.parametrize(
+    ("op", "inputs", "given"),
+    [
+        ("GroupNorm", (normal(1, 4, 4, 6), normal(6), normal(6)), {"groups": 4, "activation": 0}),
+        ("GroupNorm", (normal(1, 4, 4, 6), normal(6), normal(6)), {"groups": 2, "activation": 2}),
+        ("FusedConv", (normal(1, 4, 7, 5), normal(8, 4, 3, 3)), {"activation": "Swish"}),
+        ("FusedConv", (normal(1, 4, 7, 5), normal(8, 4, 3, 3)), {"activation": "LeakyRelu"}),
+    ],
+)
 def test_declines(op: str, inputs: Any, given: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedNodeError) as caught:
         run_direct(*model_of(op, inputs, domain=ORT, **given))
@@ -171,7 +262,13 @@ def test_declines(op: str, inputs: Any, given: dict[str, Any]) -> None:
 
 
 def test_elementwise_steps_behind_it() -> None:
-    model, feeds = model_of("FusedConv", (normal(2, 4, 7, 5), normal(8, 4, 3, 3) / 4), after=(helper.make_node("Neg", ["y0"], ["y"]),), domain=ORT, activation="Relu")
+    model, feeds = model_of(
+        "FusedConv",
+        (normal(2, 4, 7, 5), normal(8, 4, 3, 3) / 4),
+        after=(helper.make_node("Neg", ["y0"], ["y"]),),
+        domain=ORT,
+        activation="Relu",
+    )
     compare(model, feeds)
 
 
@@ -184,8 +281,15 @@ def test_relative_position_bias(both: int, buckets: int, farthest: int, queries:
     relative, each = np.arange(keys)[None] - np.arange(queries)[:, None], buckets // 2 if both else buckets
     distance = np.abs(relative) if both else np.maximum(-relative, 0)
     near = each // 2
-    far = near + np.floor(np.log(np.maximum(distance, 1) / near) / np.log(farthest / near) * (each - near) + 1e-9).astype("int64")
+    far = near + np.floor(
+        np.log(np.maximum(distance, 1) / near) / np.log(farthest / near) * (each - near) + 1e-9
+    ).astype("int64")
     bucket = np.where(distance < near, distance, np.minimum(far, each - 1)) + (each * (relative > 0) if both else 0)
     model, feeds = model_of(
-        "RelativePositionBias", (table, Host([queries]), Host([keys])), domain=ORT, is_bidirectional=both, max_distance=farthest)
+        "RelativePositionBias",
+        (table, Host([queries]), Host([keys])),
+        domain=ORT,
+        is_bidirectional=both,
+        max_distance=farthest,
+    )
     compare(model, feeds, [table.reshape(4, buckets)[:, bucket][None]])

@@ -18,8 +18,28 @@ from ort_gpu_ep.runtime.program import Program
 from tests.direct import device_without, run_program
 from tests.ops.single_node import Array, assert_agree, node_model, on_cpu, onnx_cases
 
-EDGES = [0, 1, -1, 2, -2, 7, -7, (1 << 31) - 1, -(1 << 31), 1 << 31, (1 << 32) - 1, 1 << 32, -(1 << 32), (1 << 32) + 5, (1 << 53) + 1,
-         -(1 << 53) - 1, (1 << 62) + 12345, -(1 << 62) - 3, (1 << 63) - 1, -(1 << 63)]
+EDGES = [
+    0,
+    1,
+    -1,
+    2,
+    -2,
+    7,
+    -7,
+    (1 << 31) - 1,
+    -(1 << 31),
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    -(1 << 32),
+    (1 << 32) + 5,
+    (1 << 53) + 1,
+    -(1 << 53) - 1,
+    (1 << 62) + 12345,
+    -(1 << 62) - 3,
+    (1 << 63) - 1,
+    -(1 << 63),
+]
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +64,39 @@ def on(gpu: Gpu, model: Any, feeds: dict[str, Array]) -> list[Array]:
         program.close()
 
 
-def check(gpu: Gpu, op: str, inputs: list[Array | None], opset: int = 20, wanted: Array | None = None, **more: Any) -> None:
+def check(
+    gpu: Gpu, op: str, inputs: list[Array | None], opset: int = 20, wanted: Array | None = None, **more: Any
+) -> None:
     model, feeds = node_model(op, inputs, opset, **more)
     (got,) = on(gpu, model, feeds)
     assert_agree(got, on_cpu(model, feeds)[0] if wanted is None else wanted)
 
 
-@pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div", "Mod", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Equal", "Max", "Min",
-                                "BitwiseAnd", "BitwiseOr", "BitwiseXor"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Mod",
+        "Less",
+        "Greater",
+        "LessOrEqual",
+        "GreaterOrEqual",
+        "Equal",
+        "Max",
+        "Min",
+        "BitwiseAnd",
+        "BitwiseOr",
+        "BitwiseXor",
+    ],
+)
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 def test_two_operands(gpu: Gpu, op: str, dtype: str) -> None:
     x, y = pairs_of(dtype)
     if op in ("Div", "Mod"):
-        kept = (y != 0) & ((x != -(1 << 63)) | (y != -1)) if dtype == "int64" else y != 0     # C leaves the others open
+        kept = (y != 0) & ((x != -(1 << 63)) | (y != -1)) if dtype == "int64" else y != 0  # C leaves the others open
         x, y = x[kept], y[kept]
     check(gpu, op, [x, y])
 
@@ -65,15 +105,24 @@ def test_two_operands(gpu: Gpu, op: str, dtype: str) -> None:
 def test_mod_with_both_signs(gpu: Gpu, fmod: int) -> None:
     x, y = pairs_of("int64")
     kept = (y != 0) & (y != -1)
-    wanted = np.array([math.copysign(1, a) * (abs(a) % abs(b)) if fmod and abs(a) < 1 << 53 and abs(b) < 1 << 53 else
-                       (abs(a) % abs(b)) * (-1 if a < 0 else 1) if fmod else a % b
-                       for a, b in zip(x[kept].tolist(), y[kept].tolist(), strict=True)], np.int64)
+    wanted = np.array(
+        [
+            math.copysign(1, a) * (abs(a) % abs(b))
+            if fmod and abs(a) < 1 << 53 and abs(b) < 1 << 53
+            else (abs(a) % abs(b)) * (-1 if a < 0 else 1)
+            if fmod
+            else a % b
+            for a, b in zip(x[kept].tolist(), y[kept].tolist(), strict=True)
+        ],
+        np.int64,
+    )
     check(gpu, "Mod", [x[kept], y[kept]], wanted=wanted, fmod=fmod)
 
 
 @pytest.mark.parametrize("op", ["Abs", "Neg", "Relu", "BitwiseNot"])
 def test_one_operand(gpu: Gpu, op: str) -> None:
-    wanted = np.array([max(v, 0) for v in EDGES], np.int64) if op == "Relu" else None      # onnxruntime has no Relu of int64
+    # onnxruntime has no Relu of int64
+    wanted = np.array([max(v, 0) for v in EDGES], np.int64) if op == "Relu" else None
     check(gpu, op, [np.array(EDGES, np.int64)], wanted=wanted)
 
 
@@ -99,11 +148,14 @@ def test_cast_to(gpu: Gpu, of: str) -> None:
     x = np.array(EDGES, np.int64).astype(of)
     if of == "float32":
         x = np.concatenate([x, [0.4, -0.9, 1.5, -1.5, 8388607.5, -8388607.5, 1e10, -1e-30]]).astype(np.float32)
-        x = x[np.abs(x) < 9.2e18]       # ONNX leaves the others open
+        x = x[np.abs(x) < 9.2e18]  # ONNX leaves the others open
     check(gpu, "Cast", [x], to=TensorProto.INT64)
 
 
-@pytest.mark.parametrize("op", ["ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceSumSquare", "CumSum", "ArgMax", "ArgMin"])
+@pytest.mark.parametrize(
+    "op",
+    ["ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceSumSquare", "CumSum", "ArgMax", "ArgMin"],
+)
 def test_rows(gpu: Gpu, op: str) -> None:
     x = pairs_of("int64")[0].reshape(20, 30)
     if op.startswith("Arg"):
@@ -111,7 +163,8 @@ def test_rows(gpu: Gpu, op: str) -> None:
         check(gpu, op, [x.astype(np.float32)], axis=0)
     else:
         wanted = None
-        if op in ("ReduceSum", "ReduceProd", "ReduceL1", "ReduceSumSquare"):     # modulo 2^64: onnxruntime's go through floating point
+        # modulo 2^64: onnxruntime's go through floating point
+        if op in ("ReduceSum", "ReduceProd", "ReduceL1", "ReduceSumSquare"):
             of = {"ReduceL1": abs, "ReduceSumSquare": lambda v: v * v}.get(op, lambda v: v)
             rows = [[of(v) for v in row] for row in x.tolist()]
             total = [math.prod(row) if op == "ReduceProd" else sum(row) for row in rows]
@@ -127,24 +180,41 @@ def test_max_pool_with_indices_and_rotary_embedding(gpu: Gpu) -> None:
 
 def test_fused_with_floats(gpu: Gpu) -> None:
     """Steps of several types in one kernel, in front of it and behind it."""
-    nodes = [helper.make_node("Sub", ["i", "one"], ["a"]), helper.make_node("Cast", ["a"], ["f"], to=TensorProto.FLOAT),
-             helper.make_node("Mul", ["f", "x"], ["g"]), helper.make_node("ReduceSum", ["g", "axis"], ["h"]),
-             helper.make_node("Cast", ["h"], ["j"], to=TensorProto.INT64), helper.make_node("Add", ["j", "i0"], ["y"])]
+    nodes = [
+        helper.make_node("Sub", ["i", "one"], ["a"]),
+        helper.make_node("Cast", ["a"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["f", "x"], ["g"]),
+        helper.make_node("ReduceSum", ["g", "axis"], ["h"]),
+        helper.make_node("Cast", ["h"], ["j"], to=TensorProto.INT64),
+        helper.make_node("Add", ["j", "i0"], ["y"]),
+    ]
     held = {"one": np.array([1], np.int64), "axis": np.array([1], np.int64)}
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("i", TensorProto.INT64, [5, 7]), helper.make_tensor_value_info("x", TensorProto.FLOAT, [5, 7]),
-                     helper.make_tensor_value_info("i0", TensorProto.INT64, [5, 1])],
+        nodes,
+        "g",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, [5, 7]),
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [5, 7]),
+            helper.make_tensor_value_info("i0", TensorProto.INT64, [5, 1]),
+        ],
         [helper.make_tensor_value_info("y", TensorProto.INT64, [5, 1])],
-        [helper.make_tensor(n, TensorProto.INT64, v.shape, v) for n, v in held.items()])
+        [helper.make_tensor(n, TensorProto.INT64, v.shape, v) for n, v in held.items()],
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     rng = np.random.default_rng(2)
-    feeds = {"i": rng.integers(-100, 100, (5, 7)), "x": rng.normal(size=(5, 7)).astype(np.float32), "i0": rng.integers(1 << 40, 1 << 50, (5, 1))}
+    feeds = {
+        "i": rng.integers(-100, 100, (5, 7)),
+        "x": rng.normal(size=(5, 7)).astype(np.float32),
+        "i0": rng.integers(1 << 40, 1 << 50, (5, 1)),
+    }
     assert_agree(on(gpu, model, feeds)[0], on_cpu(model, feeds)[0])
 
 
 def test_what_has_no_form_is_declined(gpu: Gpu) -> None:
     x, y = pairs_of("int64")
-    with pytest.raises(UnsupportedNodeError, match="Pow of 64-bit integers needs the adapter feature shader-int64") as caught:
+    with pytest.raises(
+        UnsupportedNodeError, match="Pow of 64-bit integers needs the adapter feature shader-int64"
+    ) as caught:
         check(gpu, "Pow", [x, y])
     assert caught.value.code is Code.DTYPE
 

@@ -25,20 +25,24 @@ from tests.unit.invariants import PROPERTIES, violations
 HEAD = "(float[2, 8, 6, 5] x, float[2, 8, 6, 5] z)"
 
 IN_PLACE = {
-    "steps and pools": f"{HEAD} => (y) {{ a = Exp(x) b = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>(z) y = Concat<axis=1>(a, b) }}",
+    "steps and pools": f"{HEAD} => (y) {{ a = Exp(x) b = MaxPool<kernel_shape=[3,3], pads=[1,1,1,1]>(z) y = "
+    f"Concat<axis=1>(a, b) }}",
     "one value in two ways": f"{HEAD} => (y) {{ a = Exp(x) b = Neg(x) c = Tanh(z) y = Concat<axis=-1>(a, b, c) }}",
     "parts with fused operands": f"""{HEAD} => (y, s) {{ a = Exp(x) b = Mul(a, scale) c = Add(b, z) d = Relu(z) e = Mul(d, z)
         s = Concat<axis=2>(c, e) y = Neg(s) }}""",
-    "convolutions": f"{HEAD} => (y) {{ a = Conv(x, k) b = Conv(z, k) c = Relu(b) g = Concat<axis=1>(a, c) y = GlobalMaxPool(g) }}",
+    "convolutions": f"{HEAD} => (y) {{ a = Conv(x, k) b = Conv(z, k) c = Relu(b) g = Concat<axis=1>(a, c) y = "
+    f"GlobalMaxPool(g) }}",
     "products": "(float[3, 8] x, float[3, 8] z) => (y) { a = MatMul(x, m) b = MatMul(z, m) y = Concat<axis=1>(a, b) }",
-    "moved": f"{HEAD} => (y) {{ a = Transpose<perm=[0,1,3,2]>(x) b = Transpose<perm=[0,1,3,2]>(z) y = Concat<axis=0>(a, b) }}",
+    "moved": f"{HEAD} => (y) {{ a = Transpose<perm=[0,1,3,2]>(x) b = Transpose<perm=[0,1,3,2]>(z) y = "
+    f"Concat<axis=0>(a, b) }}",
     "sums and softmax": f"""{HEAD} => (y) {{ a = ReduceMean<axes=[2], keepdims=1>(x) b = Softmax<axis=-1>(z) y = Concat<axis=2>(a, b) }}""",
     "integers": "(int32[3, 4] x, int32[3, 4] z) => (y) { a = Neg(x) b = Abs(z) y = Concat<axis=1>(a, b) }",
 }
 
 COPIED = {
     "an input": f"{HEAD} => (y) {{ a = Exp(x) y = Concat<axis=1>(a, z) }}",
-    "read elsewhere": f"{HEAD} => (y, w) {{ a = Exp(x) b = Neg(z) y = Concat<axis=1>(a, b) w = MaxPool<kernel_shape=[2,2]>(a) }}",
+    "read elsewhere": f"{HEAD} => (y, w) {{ a = Exp(x) b = Neg(z) y = Concat<axis=1>(a, b) w = "
+    f"MaxPool<kernel_shape=[2,2]>(a) }}",
     "an output": f"{HEAD} => (y, a) {{ a = Exp(x) b = Neg(z) y = Concat<axis=1>(a, b) }}",
     "twice the same": f"{HEAD} => (y) {{ a = Exp(x) y = Concat<axis=1>(a, a) }}",
     "bytes": "(uint8[3, 4] x, uint8[3, 4] z) => (y) { a = BitwiseNot(x) b = BitwiseNot(z) y = Concat<axis=1>(a, b) }",
@@ -46,8 +50,7 @@ COPIED = {
     "steps behind it": f"{HEAD} => (y) {{ a = Exp(x) b = Neg(z) c = Concat<axis=1>(a, b) y = Relu(c) }}",
 }
 
-HELD: dict[str, Array] = {
-    "k": data(4, 8, 1, 1), "m": data(8, 5), "scale": data(8, 1, 1), "as": np.array([2, 8, 6, 5])}
+HELD: dict[str, Array] = {"k": data(4, 8, 1, 1), "m": data(8, 5), "scale": data(8, 1, 1), "as": np.array([2, 8, 6, 5])}
 
 
 @pytest.fixture
@@ -57,7 +60,11 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(text: str) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    model = model_of(text, {n: a for n, a in HELD.items() if f" {n}" in text.split("=>")[1]}, opset=17 if "BitwiseNot" not in text else 18)
+    model = model_of(
+        text,
+        {n: a for n, a in HELD.items() if f" {n}" in text.split("=>")[1]},
+        opset=17 if "BitwiseNot" not in text else 18,
+    )
     feeds = {}
     for k, value in enumerate(model.graph.input):
         shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
@@ -92,7 +99,10 @@ def test_what_can_not_be_written_in_place_is_copied(name: str) -> None:
 @pytest.mark.usefixtures("always")
 def test_one_plan_for_all_sizes() -> None:
     """Channels side by side in each pixel: the rows are of fixed size, whatever the image is."""
-    text = "(float[N, 8, H, W] x) => (y) { a = Conv(x, k) b = Conv(x, k) c = Relu(b) g = Concat<axis=1>(a, c) y = GlobalMaxPool(g) }"
+    text = (
+        "(float[N, 8, H, W] x) => (y) { a = Conv(x, k) b = Conv(x, k) c = Relu(b) g = Concat<axis=1>(a, c) y = "
+        "GlobalMaxPool(g) }"
+    )
     model = model_of(text, {"k": data(16, 8, 1, 1)})
     program = Program(from_onnx(model), Config(), Gpu.open(Config()), rewrite)
     try:
@@ -104,12 +114,17 @@ def test_one_plan_for_all_sizes() -> None:
         program.close()
 
 
-@pytest.mark.parametrize(("shape", "chain", "in_place"), [
-    ("2, 8, 6, 5", "a = Exp(x) b = Neg(z)", False),
-    ("2, 8, 6, 5", "a = Exp(x) r = Softmax(z) b = Softmax<axis=1>(r)", True),
-    ("200, 64, 32, 32", "a = Exp(x) b = Neg(z)", True),
-])
-def test_parts_that_could_be_made_side_by_side_are_copied_while_they_are_small(shape: str, chain: str, in_place: bool) -> None:
+@pytest.mark.parametrize(
+    ("shape", "chain", "in_place"),
+    [
+        ("2, 8, 6, 5", "a = Exp(x) b = Neg(z)", False),
+        ("2, 8, 6, 5", "a = Exp(x) r = Softmax(z) b = Softmax<axis=1>(r)", True),
+        ("200, 64, 32, 32", "a = Exp(x) b = Neg(z)", True),
+    ],
+)
+def test_parts_that_could_be_made_side_by_side_are_copied_while_they_are_small(
+    shape: str, chain: str, in_place: bool
+) -> None:
     """A barrier would separate them; one after another they wait anyway."""
     text = f"(float[{shape}] x, float[{shape}] z) => (y) {{ {chain} y = Concat<axis=1>(a, b) }}"
     assert bool([s for s in shaders(model_of(text)) if s.startswith("concat")]) != in_place
@@ -128,7 +143,9 @@ def test_rules_for_plans_can_fail() -> None:
 
     assert any("of which 240 elements of a row are not written yet" in v for v in wrong(first, softmax))
     assert any("is never whole: 240 elements of a row are missing" in v for v in wrong(first))
-    moved = replace(second, kernel=replace(second.kernel, into=replace(second.kernel.into, start=first.kernel.into.start + 4)))
+    moved = replace(
+        second, kernel=replace(second.kernel, into=replace(second.kernel.into, start=first.kernel.into.start + 4))
+    )
     assert any("where others are" in v for v in wrong(first, moved, softmax))
     another = replace(second, kernel=replace(second.kernel, into=replace(second.kernel.into, value="other")))
     assert any("before 'c' in it is whole" in v for v in wrong(first, another, softmax))

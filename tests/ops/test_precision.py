@@ -1,7 +1,9 @@
-"""Products with weights in float16, and in float16 altogether, in each of their kernels: against float64, within what the format allows.
+"""Products with weights in float16, and in float16 altogether, in each of their kernels: against float64, within what
+the format allows.
 
-Bounds: a number of float16 is off by a step of its last digit at most, 2^-10 of it, however it is rounded, or by 2^-14 where small ones
-count as zero. In `f16acc` each of up to CHUNK products that are summed in float16 may be rounded twice (product, sum).
+Bounds: a number of float16 is off by a step of its last digit at most, 2^-10 of it, however it is rounded, or by 2^-14
+where small ones count as zero. In `f16acc` each of up to CHUNK products that are summed in float16 may be rounded twice
+(product, sum).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from tests.compressed.test_packed_products import nbits_model
 from tests.direct import run_program
 
 Array = np.ndarray[Any, Any]
-STEP, SMALLEST, FLOAT32_SUM = 2.0 ** -10, 2.0 ** -14, 2.0 ** -20
+STEP, SMALLEST, FLOAT32_SUM = 2.0**-10, 2.0**-14, 2.0**-20
 
 
 def graph_of(op: str, x: Array, w: Array, version: int = 13, channels_last: bool = False, **attributes: Any) -> Graph:
@@ -46,9 +48,11 @@ def result(graph: Graph, x: Array, precision: str) -> tuple[Array, list[str], li
     program = Program(graph, Config(precision=precision), Gpu.open(Config()))
     try:
         run_program(program, {"x": x})
-        got, = run_program(program, {"x": x})
+        (got,) = run_program(program, {"x": x})
         plan = program.plans[-1]
-        stored = [t.type.dtype.name for step in plan.prologue for t in step.tensors if t.written] + ["float32"] * (not program.context.replaced)
+        stored = [t.type.dtype.name for step in plan.prologue for t in step.tensors if t.written] + ["float32"] * (
+            not program.context.replaced
+        )
         return got, [s.kernel.shader for s in plan.steps if isinstance(s, Dispatch)], stored
     finally:
         program.close()
@@ -66,9 +70,12 @@ def assert_within(got: Array, x: Array, w: Array, precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["f16", "f16acc"])
-@pytest.mark.parametrize(("name", "split"), [("64x64", 1), ("32x32/4", 1), ("32x32/4", 3), ("16x32/4", 1), ("16x16", 1)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "split"), [("64x64", 1), ("32x32/4", 1), ("32x32/4", 3), ("16x32/4", 1), ("16x16", 1)], ids=str
+)
 def test_products_in_tiles(name: str, split: int, precision: str) -> None:
-    """Weights that are packed, and (MatMul) that lie right already; sizes that fill no tile. The device has them in float16 alone."""
+    """Weights that are packed, and (MatMul) that lie right already; sizes that fill no tile. The device has them in
+    float16 alone."""
     tile = next(t for t in tiles.TILES if t.name == name)
     assert tile.fits(Gpu.open(Config()).limits, precision == "f16acc")
     x, w = normal(1, 1, 70, 160), normal(136, 160, 1, 1)
@@ -83,13 +90,16 @@ def test_products_in_tiles(name: str, split: int, precision: str) -> None:
 
 
 def test_parts_of_k_and_windows_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts that the last workgroup adds up, taps beside the image, and an image in planes whose weights are too small to be halved."""
+    """Parts that the last workgroup adds up, taps beside the image, and an image in planes whose weights are too small
+    to be halved."""
     gpu = Gpu.open(Config())
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=gpu.limits.features | {LAST_ARRIVING}))
     for x_shape, w_shape, planes in (((1, 9, 8, 64), (32, 64, 3, 3), False), ((1, 3, 9, 8), (12, 3, 3, 3), True)):
         x, w = normal(*x_shape), normal(*w_shape)
         padded = np.pad(x.transpose(0, 2, 3, 1) if planes else x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-        rows = np.stack([padded[0, i:i + 9, j:j + 8].reshape(72, -1) for i in range(3) for j in range(3)], 1).reshape(72, -1)
+        rows = np.stack(
+            [padded[0, i : i + 9, j : j + 8].reshape(72, -1) for i in range(3) for j in range(3)], 1
+        ).reshape(72, -1)
         tile = next(t for t in tiles.TILES if t.name == "32x32/4")
         with chosen(tile, 1 if planes else 3):
             got, shaders, stored = result(graph_of("Conv", x, w, 11, True, pads=(1, 1, 1, 1)), x, "f16acc")
@@ -99,9 +109,17 @@ def test_parts_of_k_and_windows_in_float16(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("precision", ["f16", "f16acc"])
-@pytest.mark.parametrize(("form", "op", "k", "count", "shader"), [
-    ("rows 8", "Gemm", 516, 77, "matvec_rows"), ("rows 2", "Gemm", 1412, 33, "matvec_rows"), ("columns 8", "MatMul", 1031, 36, "matvec_columns"),
-    ("columns 32", "MatMul", 129, 260, "matvec_columns"), ("any", "MatMul", 515, 77, "matvec"), ("any", "Gemm", 515, 77, "matvec")])
+@pytest.mark.parametrize(
+    ("form", "op", "k", "count", "shader"),
+    [
+        ("rows 8", "Gemm", 516, 77, "matvec_rows"),
+        ("rows 2", "Gemm", 1412, 33, "matvec_rows"),
+        ("columns 8", "MatMul", 1031, 36, "matvec_columns"),
+        ("columns 32", "MatMul", 129, 260, "matvec_columns"),
+        ("any", "MatMul", 515, 77, "matvec"),
+        ("any", "Gemm", 515, 77, "matvec"),
+    ],
+)
 def test_products_by_a_vector(form: str, op: str, k: int, count: int, shader: str, precision: str) -> None:
     """Weights as the model has them, in float16. What is calculated is float32."""
     x, w = normal(1, k), normal(k, count)
@@ -113,11 +131,15 @@ def test_products_by_a_vector(form: str, op: str, k: int, count: int, shader: st
 
 
 def test_convolutions_over_planes() -> None:
-    """gemm.wgsl, conv_direct.wgsl and conv_transpose.wgsl read weights through the composer's accessor: they are those of float16."""
+    """gemm.wgsl, conv_direct.wgsl and conv_transpose.wgsl read weights through the composer's accessor: they are those
+    of float16."""
     for op, x_shape, w_shape, attributes in (
-            ("Conv", (1, 130, 5, 7), (131, 130, 1, 1), {}), ("Conv", (1, 30, 80), (30, 15, 46), {"group": 2}),
-            ("Conv", (1, 512, 9, 9), (512, 4, 3, 3), {"group": 128}), ("ConvTranspose", (1, 70, 5, 5), (70, 30, 3, 3), {}),
-            ("ConvTranspose", (1, 4, 5, 5), (4, 700, 3, 3), {})):
+        ("Conv", (1, 130, 5, 7), (131, 130, 1, 1), {}),
+        ("Conv", (1, 30, 80), (30, 15, 46), {"group": 2}),
+        ("Conv", (1, 512, 9, 9), (512, 4, 3, 3), {"group": 128}),
+        ("ConvTranspose", (1, 70, 5, 5), (70, 30, 3, 3), {}),
+        ("ConvTranspose", (1, 4, 5, 5), (4, 700, 3, 3), {}),
+    ):
         x, w = normal(*x_shape), normal(*w_shape)
         rounded = w.astype(np.float16).astype(np.float32)
         assert w.nbytes > 64 << 10
@@ -143,17 +165,30 @@ def test_a_weight_beyond_float16_stays_float32() -> None:
 
 @pytest.mark.parametrize("value", [1e6, -7e4, np.inf])
 def test_a_product_of_a_weight_beyond_float16_is_calculated_in_float32(value: float) -> None:
-    """Of either operand, of weights that are looked at as a whole and of small ones, of convolutions and of their transposes."""
+    """Of either operand, of weights that are looked at as a whole and of small ones, of convolutions and of their
+    transposes."""
     left, w, x = normal(64, 160), normal(160, 132), normal(64, 160)
     w[7, 3] = left[3, 7] = value
-    as_left = Graph("g", ("x",), ("y",), (Node("MatMul", ("left", "x"), ("y",), version=13),), {
-        "left": Value("left", FLOAT32, left.shape, lambda: left), "x": Value("x", FLOAT32, w.shape), "y": Value("y", FLOAT32)})
+    as_left = Graph(
+        "g",
+        ("x",),
+        ("y",),
+        (Node("MatMul", ("left", "x"), ("y",), version=13),),
+        {
+            "left": Value("left", FLOAT32, left.shape, lambda: left),
+            "x": Value("x", FLOAT32, w.shape),
+            "y": Value("y", FLOAT32),
+        },
+    )
     small, filters, upwards = normal(160, 16), normal(136, 160, 1, 1), normal(160, 64, 2, 2)
     small[9, 2] = filters[3, 5] = upwards[7, 1, 1, 1] = value
     image = normal(1, 8, 9, 160)
     for graph, given in (
-        (graph_of("MatMul", x, w), x), (as_left, normal(160, 132)), (graph_of("MatMul", x, small), x),
-        (graph_of("Conv", image, filters, 11, True), image), (graph_of("ConvTranspose", image, upwards, 11, True, strides=(2, 2)), image),
+        (graph_of("MatMul", x, w), x),
+        (as_left, normal(160, 132)),
+        (graph_of("MatMul", x, small), x),
+        (graph_of("Conv", image, filters, 11, True), image),
+        (graph_of("ConvTranspose", image, upwards, 11, True, strides=(2, 2)), image),
     ):
         exact, shaders, _ = result(graph, given, "float32")
         got, same, _ = result(graph, given, "f16acc")

@@ -28,7 +28,9 @@ SIZES = {"steps": 5, "batch": 2, "inputs": 3, "hidden": 7}
 HELD = ("w", "r", "b", "p")
 
 
-def layer(op: str, held: tuple[str, ...] = HELD, sizes: dict[str, int] = SIZES, given: tuple[str, ...] = ("b",)) -> tuple[onnx.ModelProto, Any]:
+def layer(
+    op: str, held: tuple[str, ...] = HELD, sizes: dict[str, int] = SIZES, given: tuple[str, ...] = ("b",)
+) -> tuple[onnx.ModelProto, Any]:
     """A layer whose model holds the inputs `held`, and the feeds."""
     feeds = feeds_of(op, sizes, list(given), None, 1.0, 1)
     model = model_of(op, feeds, ["y", "yh"], 14, {})
@@ -55,6 +57,7 @@ def programs() -> Iterator[Any]:
         graph = from_onnx(model)
         made.append(Program(opened(graph) if every_size_open else graph, Config(), Gpu.open(Config())))
         return made[-1]
+
     yield opened_program
     for program in made:
         program.close()
@@ -110,7 +113,9 @@ def test_all_plans_of_a_program_share_what_was_packed_and_it_is_counted(programs
     assert len({nbytes for _, nbytes in seen}) == 1
     packed = program.context.prologue.buffers(program.plans[-1])
     assert [p.kind for p in packed] == [Kind.PREPARED]
-    assert program.weight_nbytes == program.context.prologue.nbytes + sum(program.weight(n).nbytes for n in ("w", "r", "b"))
+    assert program.weight_nbytes == program.context.prologue.nbytes + sum(
+        program.weight(n).nbytes for n in ("w", "r", "b")
+    )
 
 
 def reshaped(model: onnx.ModelProto, shape: tuple[int, ...]) -> onnx.ModelProto:
@@ -145,7 +150,9 @@ def test_a_prologue_is_checked_by_rules() -> None:
     assert "once more" in broken(plan, prologue=(once, once))
 
     def with_place(written: bool, place: Place) -> tuple[Dispatch, ...]:
-        return (replace(once, tensors=tuple(replace(t, place=place) if t.written == written else t for t in once.tensors)),)
+        return (
+            replace(once, tensors=tuple(replace(t, place=place) if t.written == written else t for t in once.tensors)),
+        )
 
     assert "reads input:0" in broken(plan, prologue=with_place(False, Place(Kind.INPUT, 0)))
     assert "writes slot:0" in broken(plan, prologue=with_place(True, Place(Kind.SLOT, 0)))

@@ -1,4 +1,5 @@
-"""Ops that quantizers, converters and exporters write in common recipes: against ONNX Runtime's CPU, with sizes that are fixed and open."""
+"""Ops that quantizers, converters and exporters write in common recipes: against ONNX Runtime's CPU, with sizes that
+are fixed and open."""
 
 from __future__ import annotations
 
@@ -45,7 +46,12 @@ def steps(*shape: int) -> Array:
 
 
 def contrib_model(
-    op: str, inputs: Sequence[Array | None], known: Sequence[int] = (), outputs: int = 1, domain: str = ORT, opset: int = 17,
+    op: str,
+    inputs: Sequence[Array | None],
+    known: Sequence[int] = (),
+    outputs: int = 1,
+    domain: str = ORT,
+    opset: int = 17,
     **attributes: Any,
 ) -> tuple[onnx.ModelProto, dict[str, Array]]:
     arrays = [None if given is None else np.asarray(given) for given in inputs]
@@ -56,8 +62,15 @@ def contrib_model(
 
 
 def check(
-    op: str, inputs: Sequence[Array | None], known: Sequence[int] = (), outputs: int = 1, domain: str = ORT, opset: int = 17,
-    tolerance: float = 1e-6, wanted: Sequence[Array] | None = None, **attributes: Any,
+    op: str,
+    inputs: Sequence[Array | None],
+    known: Sequence[int] = (),
+    outputs: int = 1,
+    domain: str = ORT,
+    opset: int = 17,
+    tolerance: float = 1e-6,
+    wanted: Sequence[Array] | None = None,
+    **attributes: Any,
 ) -> None:
     """Against ONNX Runtime's CPU kernel, or `wanted`: as the sizes are, and as if the model left all of them open."""
     model, feeds = contrib_model(op, inputs, known, outputs, domain, opset, **attributes)
@@ -68,19 +81,28 @@ def check(
 
 
 def passes_of(domain: str) -> Any:
-    """Rows of ai.onnx.ml want their parameters as constants, which a pass makes of them; the others are asked for the node alone."""
+    """Rows of ai.onnx.ml want their parameters as constants, which a pass makes of them; the others are asked for the
+    node alone."""
     return rewrite if domain == LEARNING else None
 
 
-def check_decline(code: Code, op: str, inputs: Sequence[Array | None], known: Sequence[int] = (), **attributes: Any) -> None:
+def check_decline(
+    code: Code, op: str, inputs: Sequence[Array | None], known: Sequence[int] = (), **attributes: Any
+) -> None:
     with pytest.raises(UnsupportedNodeError) as caught:
         run_direct(*contrib_model(op, inputs, known, **attributes))
     assert caught.value.code is code, caught.value
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
-@pytest.mark.parametrize(("shape", "axis", "count"), [((37, 41), 1, ()), ((3, 5, 7), None, (5,)), ((3, 5, 7), -3, (3,)), ((0, 5), 1, (5,))], ids=str)
-def test_quantizers_of_onnxruntimes_domain(dtype: str, shape: tuple[int, ...], axis: int | None, count: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "axis", "count"),
+    [((37, 41), 1, ()), ((3, 5, 7), None, (5,)), ((3, 5, 7), -3, (3,)), ((0, 5), 1, (5,))],
+    ids=str,
+)
+def test_quantizers_of_onnxruntimes_domain(
+    dtype: str, shape: tuple[int, ...], axis: int | None, count: tuple[int, ...]
+) -> None:
     given = {} if axis is None else {"axis": axis}
     check("QuantizeLinear", [normal(*shape) * 9, steps(*count), codes(dtype, *count)], **given)
     check("DequantizeLinear", [codes(dtype, *shape), steps(*count), codes(dtype, *count)], **given)
@@ -94,18 +116,33 @@ def test_their_zero_point_may_be_left_out() -> None:
 
 def quantized_network(domain: str, product: str) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """A product of dequantized bytes between quantizers of that domain, as onnxruntime's static quantizer writes it."""
-    x, w = (normal(2, 8, 9, 9), codes("int8", 4, 8, 3, 3)) if product == "Conv" else (normal(7, 16), codes("int8", 16, 12))
-    held = {"w": w, "s": np.float32(0.03), "z": np.uint8(120), "ws": np.float32(0.02), "wz": np.int8(0), "ys": np.float32(0.4), "yz": np.uint8(7)}
+    x, w = (
+        (normal(2, 8, 9, 9), codes("int8", 4, 8, 3, 3)) if product == "Conv" else (normal(7, 16), codes("int8", 16, 12))
+    )
+    held = {
+        "w": w,
+        "s": np.float32(0.03),
+        "z": np.uint8(120),
+        "ws": np.float32(0.02),
+        "wz": np.int8(0),
+        "ys": np.float32(0.4),
+        "yz": np.uint8(7),
+    }
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], domain=domain),
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["a"], domain=domain),
         helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["b"], domain=domain),
         helper.make_node(product, ["a", "b"], ["c"]),
         helper.make_node("QuantizeLinear", ["c", "ys", "yz"], ["d"], domain=domain),
-        helper.make_node("DequantizeLinear", ["d", "ys", "yz"], ["y"], domain=domain)]
+        helper.make_node("DequantizeLinear", ["d", "ys", "yz"], ["y"], domain=domain),
+    ]
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)], [onnx.ValueInfoProto(name="y")],
-        [numpy_helper.from_array(np.asarray(v), n) for n, v in held.items()])
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)],
+        [onnx.ValueInfoProto(name="y")],
+        [numpy_helper.from_array(np.asarray(v), n) for n, v in held.items()],
+    )
     opsets = [helper.make_opsetid("", 17), *([helper.make_opsetid(domain, 1)] if domain else [])]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9), {"x": x}
 
@@ -127,14 +164,25 @@ def test_products_between_them_are_products_of_bytes(product: str) -> None:
 
 @pytest.mark.parametrize("kind", [onnx.TensorProto.INT4, onnx.TensorProto.UINT4])
 def test_weights_of_four_bits_of_their_domain(kind: int) -> None:
-    """Read packed by the product, as those of ONNX's own DequantizeLinear. Against float64: onnxruntime's optimizer rounds x to bytes."""
+    """Read packed by the product, as those of ONNX's own DequantizeLinear. Against float64: onnxruntime's optimizer
+    rounds x to bytes."""
     low = -8 if kind == onnx.TensorProto.INT4 else 0
     w, zeros = rng(4).integers(low, low + 16, (16, 12)), rng(5).integers(low, low + 16, 12)
-    held = [helper.make_tensor("w", kind, w.shape, w.reshape(-1)), helper.make_tensor("z", kind, [12], zeros),
-            numpy_helper.from_array(steps(12), "s")]
-    nodes = [helper.make_node("DequantizeLinear", ["w", "s", "z"], ["b"], domain=ORT), helper.make_node("MatMul", ["x", "b"], ["y"])]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", 1, [3, 16])], [onnx.ValueInfoProto(name="y")], held)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(ORT, 1)], ir_version=10)
+    held = [
+        helper.make_tensor("w", kind, w.shape, w.reshape(-1)),
+        helper.make_tensor("z", kind, [12], zeros),
+        numpy_helper.from_array(steps(12), "s"),
+    ]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["b"], domain=ORT),
+        helper.make_node("MatMul", ["x", "b"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", 1, [3, 16])], [onnx.ValueInfoProto(name="y")], held
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(ORT, 1)], ir_version=10
+    )
     feeds = {"x": normal(3, 16)}
     read = from_onnx(model)
     assert [n.op for n in fuse(read, input_types(read, Guess(8)), Limits()).nodes] == ["PackedMatMul"]
@@ -142,11 +190,21 @@ def test_weights_of_four_bits_of_their_domain(kind: int) -> None:
     assert_agree(run_direct(model, feeds)[0], exact.astype(np.float32))
 
 
-def q_attention(kind: str = "int8", columns: bool = False, batch: int = 2, rows: int = 5, d: int = 24, hidden: int = 32) -> list[Array | None]:
+def q_attention(
+    kind: str = "int8", columns: bool = False, batch: int = 2, rows: int = 5, d: int = 24, hidden: int = 32
+) -> list[Array | None]:
     """Inputs of a QAttention up to the mask. columns: a scale and a zero point for each column."""
     each = (3 * hidden,) if columns else ()
-    return [codes("uint8", batch, rows, d), codes(kind, d, 3 * hidden), normal(3 * hidden), np.float32(0.02), steps(*each) / 10, None,
-            np.uint8(117), codes(kind, *each)]
+    return [
+        codes("uint8", batch, rows, d),
+        codes(kind, d, 3 * hidden),
+        normal(3 * hidden),
+        np.float32(0.02),
+        steps(*each) / 10,
+        None,
+        np.uint8(117),
+        codes(kind, *each),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8"])
@@ -164,14 +222,26 @@ def test_its_zero_points_may_be_left_out() -> None:
 def test_its_masks(mask: str, unidirectional: int) -> None:
     given = q_attention()
     given[5] = {
-        "lengths": np.array([3, 5], np.int32), "keys": np.array([[1, 1, 0, 1, 1], [1, 1, 1, 1, 0]], np.int32),
-        "queries": np.concatenate([np.ones((2, 5, 1), "i"), rng(9).integers(0, 2, (2, 5, 4)).astype("i")], axis=2)}[mask]
-    check("QAttention", given, known=(1,), num_heads=4, unidirectional=unidirectional, mask_filter_value=-3e4, tolerance=2e-6)
+        "lengths": np.array([3, 5], np.int32),
+        "keys": np.array([[1, 1, 0, 1, 1], [1, 1, 1, 1, 0]], np.int32),
+        "queries": np.concatenate([np.ones((2, 5, 1), "i"), rng(9).integers(0, 2, (2, 5, 4)).astype("i")], axis=2),
+    }[mask]
+    check(
+        "QAttention",
+        given,
+        known=(1,),
+        num_heads=4,
+        unidirectional=unidirectional,
+        mask_filter_value=-3e4,
+        tolerance=2e-6,
+    )
 
 
 def test_its_cache() -> None:
     for past in (normal(2, 2, 4, 7, 8), normal(2, 2, 4, 0, 8)):
-        check("QAttention", [*q_attention(), past], known=(1,), outputs=2, num_heads=4, unidirectional=1, tolerance=2e-6)
+        check(
+            "QAttention", [*q_attention(), past], known=(1,), outputs=2, num_heads=4, unidirectional=1, tolerance=2e-6
+        )
     check("QAttention", q_attention(), known=(1,), outputs=2, num_heads=4, tolerance=2e-6)
 
 
@@ -201,7 +271,7 @@ def lstm_of_rounded(inputs: Sequence[Any], hidden: int, direction: str = "forwar
     hs, cs = np.zeros((directions, batch, hidden)), np.zeros((directions, batch, hidden))
     for d in range(directions):
         wd, rd = ((m[d] - zero[d]) * scale[d] for m, zero, scale in ((w, w_zero, w_scale), (r, r_zero, r_scale)))
-        bias = 0 if b is None else b[d][:4 * hidden] + b[d][4 * hidden:]
+        bias = 0 if b is None else b[d][: 4 * hidden] + b[d][4 * hidden :]
         h, c = (np.zeros((batch, hidden)) if s is None else s[d] for s in (h0, c0))
         order = range(len(x))[::-1] if direction == "reverse" or d else range(len(x))
         for t in order:
@@ -215,13 +285,29 @@ def lstm_of_rounded(inputs: Sequence[Any], hidden: int, direction: str = "forwar
     return [np.asarray(out, np.float32) for out in (y, hs, cs)]
 
 
-def lstm_inputs(kind: str, batch: int, directions: int = 1, columns: bool = False, hidden: int = 20, inputs: int = 7) -> list[Array | None]:
+def lstm_inputs(
+    kind: str, batch: int, directions: int = 1, columns: bool = False, hidden: int = 20, inputs: int = 7
+) -> list[Array | None]:
     each = (directions, 4 * hidden) if columns else (directions,)
-    zero = codes(kind, directions) if not columns else np.zeros(each, kind) + np.asarray(0 if kind == "int8" else 121, kind)
+    zero = (
+        codes(kind, directions)
+        if not columns
+        else np.zeros(each, kind) + np.asarray(0 if kind == "int8" else 121, kind)
+    )
     return [
-        normal(6, batch, inputs), codes(kind, directions, inputs, 4 * hidden), codes(kind, directions, hidden, 4 * hidden),
-        normal(directions, 8 * hidden), None, normal(directions, batch, hidden) / 3, normal(directions, batch, hidden, seed=4), None,
-        steps(*each) / 30, zero, steps(*each) / 40, zero]
+        normal(6, batch, inputs),
+        codes(kind, directions, inputs, 4 * hidden),
+        codes(kind, directions, hidden, 4 * hidden),
+        normal(directions, 8 * hidden),
+        None,
+        normal(directions, batch, hidden) / 3,
+        normal(directions, batch, hidden, seed=4),
+        None,
+        steps(*each) / 30,
+        zero,
+        steps(*each) / 40,
+        zero,
+    ]
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8"])
@@ -235,7 +321,15 @@ def test_dynamic_quantize_lstm(kind: str, columns: bool, direction: str) -> None
 
 def test_its_rows_are_rounded_by_themselves() -> None:
     given = lstm_inputs("int8", 3, 2, True)
-    check("DynamicQuantizeLSTM", given, (1, 2), 3, wanted=lstm_of_rounded(given, 20), hidden_size=20, direction="bidirectional")
+    check(
+        "DynamicQuantizeLSTM",
+        given,
+        (1, 2),
+        3,
+        wanted=lstm_of_rounded(given, 20),
+        hidden_size=20,
+        direction="bidirectional",
+    )
     given = lstm_inputs("uint8", 2)
     given[3] = given[5] = given[6] = None
     given[7] = normal(1, 60)
@@ -248,8 +342,16 @@ def test_more_hidden_units_than_a_workgroup_has_invocations() -> None:
 
 
 def test_its_activations_and_clip() -> None:
-    check("DynamicQuantizeLSTM", lstm_inputs("int8", 1), (1, 2), 3, hidden_size=20, activations=["Relu", "Tanh", "Sigmoid"], clip=2.0,
-          input_forget=1)
+    check(
+        "DynamicQuantizeLSTM",
+        lstm_inputs("int8", 1),
+        (1, 2),
+        3,
+        hidden_size=20,
+        activations=["Relu", "Tanh", "Sigmoid"],
+        clip=2.0,
+        input_forget=1,
+    )
 
 
 def test_what_dynamic_quantize_lstm_declines() -> None:
@@ -260,21 +362,70 @@ def test_what_dynamic_quantize_lstm_declines() -> None:
 
 def bnb4(n: int, k: int, block: int, dtype: str = "float32") -> list[Array]:
     """Codes and scales of a MatMulBnb4."""
-    return [rng(6, n, k).integers(0, 256, n * k // 2, "uint8"), np.asarray(rng(7, n, k).uniform(0.1, 2, n * k // block), dtype)]
+    return [
+        rng(6, n, k).integers(0, 256, n * k // 2, "uint8"),
+        np.asarray(rng(7, n, k).uniform(0.1, 2, n * k // block), dtype),
+    ]
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["fp4", "nf4"])
-@pytest.mark.parametrize(("rows", "n", "k", "block"), [
-    ((1,), 24, 64, 16), ((2, 2), 37, 96, 32), ((3,), 8, 32, 32), ((7,), 20, 128, 64), ((2, 35), 67, 64, 16), ((70,), 64, 64, 64)], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "block"),
+    [
+        ((1,), 24, 64, 16),
+        ((2, 2), 37, 96, 32),
+        ((3,), 8, 32, 32),
+        ((7,), 20, 128, 64),
+        ((2, 35), 67, 64, 16),
+        ((70,), 64, 64, 64),
+    ],
+    ids=str,
+)
 def test_matmul_of_fp4_and_nf4(kind: int, rows: tuple[int, ...], n: int, k: int, block: int) -> None:
     """Few vectors and many, blocks that are parts of a row and whole rows."""
-    check("MatMulBnb4", [normal(*rows, k), *bnb4(n, k, block)], known=(1, 2), K=k, N=n, block_size=block, quant_type=kind)
+    check(
+        "MatMulBnb4", [normal(*rows, k), *bnb4(n, k, block)], known=(1, 2), K=k, N=n, block_size=block, quant_type=kind
+    )
 
 
 LEVELS = {
-    0: [0.0, 0.005208333333, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25, 0.0, -0.005208333333, -2 / 3, -1.0, -1 / 3, -0.5, -1 / 6, -0.25],
-    1: [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0, 0.0795803, 0.1609302, 0.2461123, 0.33791524,
-        0.44070983, 0.562617, 0.72295684, 1.0]}
+    0: [
+        0.0,
+        0.005208333333,
+        2 / 3,
+        1.0,
+        1 / 3,
+        0.5,
+        1 / 6,
+        0.25,
+        0.0,
+        -0.005208333333,
+        -2 / 3,
+        -1.0,
+        -1 / 3,
+        -0.5,
+        -1 / 6,
+        -0.25,
+    ],
+    1: [
+        -1.0,
+        -0.6961928,
+        -0.52507305,
+        -0.3949175,
+        -0.28444138,
+        -0.18477343,
+        -0.091050036,
+        0.0,
+        0.0795803,
+        0.1609302,
+        0.2461123,
+        0.33791524,
+        0.44070983,
+        0.562617,
+        0.72295684,
+        1.0,
+    ],
+}
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["fp4", "nf4"])
@@ -283,7 +434,9 @@ def test_it_in_float16(kind: int, rows: int) -> None:
     """Against float64: onnxruntime's CPU has no such kernel."""
     n, k, block = 20, 64, 32
     held = bnb4(n, k, block, "float16")
-    values = np.array(LEVELS[kind])[np.stack([held[0] >> 4, held[0] & 15], 1).reshape(n, k)] * held[1].astype("d").repeat(block).reshape(n, k)
+    values = np.array(LEVELS[kind])[np.stack([held[0] >> 4, held[0] & 15], 1).reshape(n, k)] * held[1].astype(
+        "d"
+    ).repeat(block).reshape(n, k)
     x = normal(rows, k, dtype="float16")
     wanted = [(x.astype("d") @ values.T).astype(np.float16)]
     check("MatMulBnb4", [x, *held], (1, 2), wanted=wanted, tolerance=1e-3, K=k, N=n, block_size=block, quant_type=kind)
@@ -293,13 +446,23 @@ def test_it_in_float16(kind: int, rows: int) -> None:
 @pytest.mark.parametrize("block", [32, 64])
 def test_its_forms_of_many_vectors(form: str, block: int) -> None:
     with forced(form):
-        check("MatMulBnb4", [normal(9, 64), *bnb4(40, 64, block)], known=(1, 2), K=64, N=40, block_size=block, quant_type=1)
+        check(
+            "MatMulBnb4",
+            [normal(9, 64), *bnb4(40, 64, block)],
+            known=(1, 2),
+            K=64,
+            N=40,
+            block_size=block,
+            quant_type=1,
+        )
 
 
 @pytest.mark.parametrize("rows", [1, 8])
 def test_its_weights_stay_packed(rows: int) -> None:
     """What is on the device from run to run is in codes, and the model's own order need not be there beside."""
-    model, _ = contrib_model("MatMulBnb4", [normal(rows, 256), *bnb4(512, 256, 64)], (1, 2), K=256, N=512, block_size=64, quant_type=1)
+    model, _ = contrib_model(
+        "MatMulBnb4", [normal(rows, 256), *bnb4(512, 256, 64)], (1, 2), K=256, N=512, block_size=64, quant_type=1
+    )
     graph = from_onnx(model)
     bound = bind(graph.nodes[0], facts_of(graph, input_types(graph, Guess(64))))
     assert isinstance(bound, BoundNode)
@@ -312,7 +475,16 @@ def test_its_weights_stay_packed(rows: int) -> None:
 
 def test_what_matmul_of_four_bits_declines() -> None:
     given = [normal(3, 96), *bnb4(20, 96, 32)]
-    check_decline(Code.ATTRIBUTE, "MatMulBnb4", [normal(3, 96), *bnb4(20, 96, 64)], (1, 2), K=96, N=20, block_size=64, quant_type=1)
+    check_decline(
+        Code.ATTRIBUTE,
+        "MatMulBnb4",
+        [normal(3, 96), *bnb4(20, 96, 64)],
+        (1, 2),
+        K=96,
+        N=20,
+        block_size=64,
+        quant_type=1,
+    )
     check_decline(Code.ATTRIBUTE, "MatMulBnb4", given, (1, 2), K=96, N=20, block_size=32, quant_type=2)
     check_decline(Code.RANK, "MatMulBnb4", given, (1, 2), K=96, N=21, block_size=32, quant_type=1)
     check_decline(Code.NOT_CONSTANT, "MatMulBnb4", given, (2,), K=96, N=20, block_size=32, quant_type=1)
@@ -362,29 +534,59 @@ def test_linear_regressor(targets: int, transform: str) -> None:
     for x in (normal(40, 7), normal(7)):
         for intercepts in ({}, {"intercepts": normal(targets, seed=8).tolist()}):
             check_learning(
-                "LinearRegressor", x, coefficients=normal(targets * 7, seed=3).tolist(), targets=targets, post_transform=transform, **intercepts)
+                "LinearRegressor",
+                x,
+                coefficients=normal(targets * 7, seed=3).tolist(),
+                targets=targets,
+                post_transform=transform,
+                **intercepts,
+            )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
-@pytest.mark.parametrize(("classes", "transform"), [(2, "LOGISTIC"), (5, "NONE"), (5, "SOFTMAX"), (1, "NONE"), (1, "LOGISTIC")])
+@pytest.mark.parametrize(
+    ("classes", "transform"), [(2, "LOGISTIC"), (5, "NONE"), (5, "SOFTMAX"), (1, "NONE"), (1, "LOGISTIC")]
+)
 def test_linear_classifier(classes: int, transform: str, dtype: str) -> None:
     x = np.asarray(rng(15).normal(size=(40, 7)) * 4, dtype)
     attributes = {
-        "coefficients": (normal(classes * 7, seed=3) / 3).tolist(), "intercepts": normal(classes, seed=8).tolist(), "post_transform": transform,
-        "classlabels_ints": [10 - 3 * k for k in range(max(classes, 2))]}
+        "coefficients": (normal(classes * 7, seed=3) / 3).tolist(),
+        "intercepts": normal(classes, seed=8).tolist(),
+        "post_transform": transform,
+        "classlabels_ints": [10 - 3 * k for k in range(max(classes, 2))],
+    }
     check_learning("LinearClassifier", x, outputs=2, **attributes)
 
 
 def test_a_pipeline_is_one_partition() -> None:
     """Imputer, Scaler and LinearClassifier in a session: none is on the CPU, Scaler goes into the Imputer's kernel."""
     nodes = [
-        helper.make_node("Imputer", ["x"], ["a"], domain=LEARNING, imputed_value_floats=[1.0, 2.0, 3.0], replaced_value_float=float("nan")),
+        helper.make_node(
+            "Imputer",
+            ["x"],
+            ["a"],
+            domain=LEARNING,
+            imputed_value_floats=[1.0, 2.0, 3.0],
+            replaced_value_float=float("nan"),
+        ),
         helper.make_node("Scaler", ["a"], ["b"], domain=LEARNING, offset=[0.1, 0.2, 0.3], scale=[2.0, 3.0, 4.0]),
-        helper.make_node("LinearClassifier", ["b"], ["label", "scores"], domain=LEARNING, coefficients=normal(9).tolist(),
-                         intercepts=[0.1, 0.2, 0.3], classlabels_ints=[0, 1, 2], post_transform="SOFTMAX")]
+        helper.make_node(
+            "LinearClassifier",
+            ["b"],
+            ["label", "scores"],
+            domain=LEARNING,
+            coefficients=normal(9).tolist(),
+            intercepts=[0.1, 0.2, 0.3],
+            classlabels_ints=[0, 1, 2],
+            post_transform="SOFTMAX",
+        ),
+    ]
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", 1, ["n", 3])],
-        [helper.make_tensor_value_info("label", 7, ["n"]), helper.make_tensor_value_info("scores", 1, ["n", 3])])
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, ["n", 3])],
+        [helper.make_tensor_value_info("label", 7, ["n"]), helper.make_tensor_value_info("scores", 1, ["n", 3])],
+    )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(LEARNING, 3)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
     feeds = {"x": normal(17, 3)}
@@ -397,19 +599,34 @@ def test_a_pipeline_is_one_partition() -> None:
         assert_agree(mine, its)
 
 
-@pytest.mark.parametrize(("op", "shape", "attributes", "code"), [
-    ("Scaler", (2, 3, 4), {"offset": [0.0], "scale": [1.0]}, Code.RANK),
-    ("Scaler", (2, 3), {"offset": [0.0, 1.0], "scale": [1.0, 1.0]}, Code.ATTRIBUTE),
-    ("Scaler", (2, 3), {"offset": [0.0]}, Code.ATTRIBUTE),
-    ("Imputer", (2, 3), {}, Code.ATTRIBUTE),
-    ("Normalizer", (2, 3), {"norm": "L3"}, Code.ATTRIBUTE),
-    ("LinearRegressor", (2, 3), {"coefficients": [1.0] * 3, "post_transform": "LOGISTIC"}, Code.ATTRIBUTE),
-    ("LinearRegressor", (2, 3), {"coefficients": [1.0] * 6, "targets": 2, "post_transform": "PROBIT"}, Code.ATTRIBUTE),
-    ("LinearRegressor", (2, 3), {"coefficients": [1.0] * 4}, Code.ATTRIBUTE),
-    ("LinearClassifier", (2, 3), {"coefficients": [1.0] * 6, "intercepts": [1.0, 2.0], "classlabels_strings": ["a", "b"]}, Code.DTYPE),
-])
+@pytest.mark.parametrize(
+    ("op", "shape", "attributes", "code"),
+    [
+        ("Scaler", (2, 3, 4), {"offset": [0.0], "scale": [1.0]}, Code.RANK),
+        ("Scaler", (2, 3), {"offset": [0.0, 1.0], "scale": [1.0, 1.0]}, Code.ATTRIBUTE),
+        ("Scaler", (2, 3), {"offset": [0.0]}, Code.ATTRIBUTE),
+        ("Imputer", (2, 3), {}, Code.ATTRIBUTE),
+        ("Normalizer", (2, 3), {"norm": "L3"}, Code.ATTRIBUTE),
+        ("LinearRegressor", (2, 3), {"coefficients": [1.0] * 3, "post_transform": "LOGISTIC"}, Code.ATTRIBUTE),
+        (
+            "LinearRegressor",
+            (2, 3),
+            {"coefficients": [1.0] * 6, "targets": 2, "post_transform": "PROBIT"},
+            Code.ATTRIBUTE,
+        ),
+        ("LinearRegressor", (2, 3), {"coefficients": [1.0] * 4}, Code.ATTRIBUTE),
+        (
+            "LinearClassifier",
+            (2, 3),
+            {"coefficients": [1.0] * 6, "intercepts": [1.0, 2.0], "classlabels_strings": ["a", "b"]},
+            Code.DTYPE,
+        ),
+    ],
+)
 def test_what_they_decline(op: str, shape: tuple[int, ...], attributes: dict[str, Any], code: Code) -> None:
-    model, feeds = contrib_model(op, [normal(*shape)], outputs=1 + (op == "LinearClassifier"), domain=LEARNING, **attributes)
+    model, feeds = contrib_model(
+        op, [normal(*shape)], outputs=1 + (op == "LinearClassifier"), domain=LEARNING, **attributes
+    )
     with pytest.raises(UnsupportedNodeError) as caught:
         run_direct(model, feeds, rewrite)
     assert caught.value.code is code, caught.value
@@ -423,26 +640,46 @@ def regions(count: int, height: float, width: float, seed: int = 21) -> Array:
     return found.astype("f")
 
 
-@pytest.mark.parametrize(("opset", "coordinates"), [(10, None), (16, "half_pixel"), (22, "output_half_pixel"), (16, None)])
+@pytest.mark.parametrize(
+    ("opset", "coordinates"), [(10, None), (16, "half_pixel"), (22, "output_half_pixel"), (16, None)]
+)
 @pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("sampling", [0, 3])
 def test_roi_align(opset: int, coordinates: str | None, mode: str, sampling: int) -> None:
     given: dict[str, Any] = {} if coordinates is None else {"coordinate_transformation_mode": coordinates}
     given |= {"mode": mode, "output_height": 3, "output_width": 5, "sampling_ratio": sampling, "spatial_scale": 0.5}
     rois = regions(9, 26, 34)
-    if sampling == 0:       # a region that is turned round has a negative number of points, which onnxruntime refuses
+    if sampling == 0:  # a region that is turned round has a negative number of points, which onnxruntime refuses
         rois = np.concatenate([np.minimum(rois[:, :2], rois[:, 2:]), np.maximum(rois[:, :2], rois[:, 2:])], 1)
     inputs = [normal(3, 2, 13, 17), rois, rng(22).integers(0, 3, 9)]
-    older = contrib_model("RoiAlign", inputs, domain="", opset=min(opset, 16), **given)     # onnxruntime's CPU has none of opset 22
+    # onnxruntime's CPU has none of opset 22
+    older = contrib_model("RoiAlign", inputs, domain="", opset=min(opset, 16), **given)
     check("RoiAlign", inputs, domain="", opset=opset, wanted=on_cpu_exactly(*older), tolerance=3e-6, **given)
 
 
 def test_roi_align_in_float16_and_of_nothing() -> None:
     x, rois, batch = normal(2, 3, 9, 9, dtype="float16"), regions(5, 9, 9).astype("e"), rng(22).integers(0, 2, 5)
-    wide = contrib_model("RoiAlign", [x.astype("f"), rois.astype("f"), batch], domain="", opset=16, output_height=2, output_width=2)
-    check("RoiAlign", [x, rois, batch], domain="", opset=16, wanted=[on_cpu_exactly(*wide)[0].astype("e")], tolerance=1e-3, output_height=2,
-          output_width=2)
-    check("RoiAlign", [normal(2, 3, 9, 9), np.zeros((0, 4), "f"), np.zeros(0, "i8")], domain="", opset=16, output_height=2, output_width=2)
+    wide = contrib_model(
+        "RoiAlign", [x.astype("f"), rois.astype("f"), batch], domain="", opset=16, output_height=2, output_width=2
+    )
+    check(
+        "RoiAlign",
+        [x, rois, batch],
+        domain="",
+        opset=16,
+        wanted=[on_cpu_exactly(*wide)[0].astype("e")],
+        tolerance=1e-3,
+        output_height=2,
+        output_width=2,
+    )
+    check(
+        "RoiAlign",
+        [normal(2, 3, 9, 9), np.zeros((0, 4), "f"), np.zeros(0, "i8")],
+        domain="",
+        opset=16,
+        output_height=2,
+        output_width=2,
+    )
 
 
 @pytest.mark.parametrize("batch", [[0, 2], [-1, 0], [1, 1 << 32]], ids=str)
@@ -453,10 +690,14 @@ def test_an_image_out_of_range_is_an_error(op: str, batch: list[int]) -> None:
     if crops and batch[1] == 1 << 32:
         index = np.array([1 << 30, 0], "i4")
     size = [np.array([2, 3], "i4")] if crops else []
-    model, feeds = contrib_model(op, [normal(2, 3, 9, 9), regions(4, 9, 9)[:2], index, *size], (3,), domain=ORT if crops else "", opset=16)
+    model, feeds = contrib_model(
+        op, [normal(2, 3, 9, 9), regions(4, 9, 9)[:2], index, *size], (3,), domain=ORT if crops else "", opset=16
+    )
     with pytest.raises(Exception, match="out of range"):
         on_cpu_exactly(model, feeds)
-    session = ort_gpu_ep.InferenceSession(model.SerializeToString(), provider_options={"placement": "gpu", "strict": "1"})
+    session = ort_gpu_ep.InferenceSession(
+        model.SerializeToString(), provider_options={"placement": "gpu", "strict": "1"}
+    )
     with pytest.raises(IndexOutOfRangeError, match=op):
         session.run(None, feeds)
 
@@ -464,7 +705,10 @@ def test_an_image_out_of_range_is_an_error(op: str, batch: list[int]) -> None:
 def test_what_roi_align_declines() -> None:
     x, rois, batch = normal(2, 3, 9, 9), regions(5, 9, 9), np.zeros(5, "i8")
     for inputs, attributes, code in (
-            ([x, rois[:, :3].copy(), batch], {}, Code.RANK), ([x, rois, batch[:4]], {}, Code.RANK), ([x, rois, batch], {"mode": "sum"}, Code.ATTRIBUTE)):
+        ([x, rois[:, :3].copy(), batch], {}, Code.RANK),
+        ([x, rois, batch[:4]], {}, Code.RANK),
+        ([x, rois, batch], {"mode": "sum"}, Code.ATTRIBUTE),
+    ):
         with pytest.raises(UnsupportedNodeError) as caught:
             run_direct(*contrib_model("RoiAlign", inputs, domain="", opset=16, **attributes))
         assert caught.value.code is code
@@ -475,8 +719,14 @@ def test_what_roi_align_declines() -> None:
 def test_crop_and_resize(mode: str, size: tuple[int, int]) -> None:
     rois = regions(9, 1, 1)[:, [1, 0, 3, 2]]
     rois[1:3] = [[0, 0, 1, 1], [0.8, 0.9, 0.1, 0.2]]
-    check("CropAndResize", [normal(3, 2, 13, 17), rois, rng(22).integers(0, 3, 9, "i4"), np.array(size, "i4")], known=(3,), mode=mode,
-          extrapolation_value=-2.5, tolerance=3e-6)
+    check(
+        "CropAndResize",
+        [normal(3, 2, 13, 17), rois, rng(22).integers(0, 3, 9, "i4"), np.array(size, "i4")],
+        known=(3,),
+        mode=mode,
+        extrapolation_value=-2.5,
+        tolerance=3e-6,
+    )
 
 
 def test_what_crop_and_resize_declines() -> None:
@@ -490,7 +740,14 @@ def test_what_crop_and_resize_declines() -> None:
 def test_qlinear_where(dtype: str, known: tuple[int, ...]) -> None:
     """Bit by bit, over all bytes, with shapes that broadcast."""
     x, y = np.arange(256).astype(dtype).reshape(1, 256), codes(dtype, 5, 1)
-    numbers = [np.float32(0.037), codes(dtype), np.float32(0.052), codes(dtype, seed=8), np.float32(0.041), codes(dtype, seed=9)]
+    numbers = [
+        np.float32(0.037),
+        codes(dtype),
+        np.float32(0.052),
+        codes(dtype, seed=8),
+        np.float32(0.041),
+        codes(dtype, seed=9),
+    ]
     check("QLinearWhere", [rng(31).random((3, 1, 256)) < 0.5, x, *numbers[:2], y, *numbers[2:]], known)
 
 
@@ -509,14 +766,26 @@ def test_grid_sample_of_their_domain(mode: str, padding: str) -> None:
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("align", [0, 1])
 def test_grid_sample_of_volumes(mode: str, padding: str, align: int) -> None:
-    check("GridSample", [normal(2, 3, 5, 7, 4), normal(2, 4, 6, 3, 3) * 1.5], domain="", opset=20, mode=mode, padding_mode=padding,
-          align_corners=align, tolerance=3e-6)
+    check(
+        "GridSample",
+        [normal(2, 3, 5, 7, 4), normal(2, 4, 6, 3, 3) * 1.5],
+        domain="",
+        opset=20,
+        mode=mode,
+        padding_mode=padding,
+        align_corners=align,
+        tolerance=3e-6,
+    )
 
 
 RANDOM_OPS = {
-    "RandomNormal": ([], {"shape": [40]}), "RandomUniform": ([], {"shape": [40]}), "RandomNormalLike": ([normal(40)], {}),
-    "RandomUniformLike": ([normal(40)], {}), "Bernoulli": ([np.full(40, 0.5, np.float32)], {}),
-    "Multinomial": ([np.zeros((1, 9), np.float32)], {"sample_size": 40})}
+    "RandomNormal": ([], {"shape": [40]}),
+    "RandomUniform": ([], {"shape": [40]}),
+    "RandomNormalLike": ([normal(40)], {}),
+    "RandomUniformLike": ([normal(40)], {}),
+    "Bernoulli": ([np.full(40, 0.5, np.float32)], {}),
+    "Multinomial": ([np.zeros((1, 9), np.float32)], {"sample_size": 40}),
+}
 
 
 @pytest.mark.parametrize("op", RANDOM_OPS)
@@ -524,7 +793,9 @@ def test_random_numbers_of_a_seed_depend_on_the_runs_before(op: str) -> None:
     """So it is in onnxruntime: that is why such nodes are declined, and the reason says so."""
     inputs, attributes = RANDOM_OPS[op]
     model, feeds = contrib_model(op, inputs, domain="", opset=15, seed=7.0, **attributes)
-    sessions = [onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]) for _ in range(2)]
+    sessions = [
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]) for _ in range(2)
+    ]
     first, second, other = (s.run(None, feeds)[0] for s in (sessions[0], sessions[0], sessions[1]))
     np.testing.assert_array_equal(first, other)
     assert not np.array_equal(first, second)

@@ -23,28 +23,56 @@ INPUTS = ("x", "w", "r", "b", "seq", "h0", "c0", "p")
 TOLERANCE = 2e-6
 
 
-def case(name: str, op: str, steps: int = 5, batch: int = 2, inputs: int = 3, hidden: int = 7, given: str = "b", want: str = "y yh yc",
-         lengths: Any = None, scale: float = 1.0, opset: int = 14, **attributes: Any) -> Any:
-    """given: optional inputs. want: outputs. lengths: sequence_lens. scale: of the input, large ones saturate the gates."""
+def case(
+    name: str,
+    op: str,
+    steps: int = 5,
+    batch: int = 2,
+    inputs: int = 3,
+    hidden: int = 7,
+    given: str = "b",
+    want: str = "y yh yc",
+    lengths: Any = None,
+    scale: float = 1.0,
+    opset: int = 14,
+    **attributes: Any,
+) -> Any:
+    """given: optional inputs. want: outputs. lengths: sequence_lens. scale: of the input, large ones saturate the
+    gates."""
     sizes = {"steps": steps, "batch": batch, "inputs": inputs, "hidden": hidden}
     return pytest.param(op, sizes, given.split(), want.split(), lengths, scale, opset, attributes, id=f"{op}-{name}")
 
 
 CASES = [
-    case("defaults", "RNN"), case("defaults", "GRU"), case("defaults", "LSTM"),
-    case("no-bias", "LSTM", given=""), case("no-bias", "GRU", given=""), case("no-bias", "RNN", given=""),
+    case("defaults", "RNN"),
+    case("defaults", "GRU"),
+    case("defaults", "LSTM"),
+    case("no-bias", "LSTM", given=""),
+    case("no-bias", "GRU", given=""),
+    case("no-bias", "RNN", given=""),
     *(case("one-everything", op, steps=1, batch=1, inputs=1, hidden=1) for op in GATES),
-    case("opset7", "LSTM", opset=7), case("opset7", "GRU", opset=7), case("opset7", "RNN", opset=7),
-    case("states", "LSTM", given="b h0 c0"), case("states", "GRU", given="b h0"), case("states", "RNN", given="h0"),
+    case("opset7", "LSTM", opset=7),
+    case("opset7", "GRU", opset=7),
+    case("opset7", "RNN", opset=7),
+    case("states", "LSTM", given="b h0 c0"),
+    case("states", "GRU", given="b h0"),
+    case("states", "RNN", given="h0"),
     case("c0-only", "LSTM", given="c0"),
     *(case("bidirectional", op, given="b h0", direction="bidirectional", hidden=37) for op in GATES),
     *(case("reverse", op, given="b h0", direction="reverse") for op in GATES),
-    *(case(f"lengths-{direction}", op, batch=4, given="b seq h0", lengths=[5, 2, 0, 3], direction=direction)
-      for op in GATES for direction in ("forward", "reverse", "bidirectional")),
+    *(
+        case(f"lengths-{direction}", op, batch=4, given="b seq h0", lengths=[5, 2, 0, 3], direction=direction)
+        for op in GATES
+        for direction in ("forward", "reverse", "bidirectional")
+    ),
     case("peepholes", "LSTM", given="b c0 p"),
     case("all-inputs", "LSTM", given="b seq h0 c0 p", lengths=[4, 5], direction="bidirectional"),
-    *(case("linear-before-reset", "GRU", hidden=hidden, given="b h0", linear_before_reset=1, direction="bidirectional")
-      for hidden in (5, 67)),
+    *(
+        case(
+            "linear-before-reset", "GRU", hidden=hidden, given="b h0", linear_before_reset=1, direction="bidirectional"
+        )
+        for hidden in (5, 67)
+    ),
     case("linear-no-bias", "GRU", given="h0", linear_before_reset=1),
     *(case("prime-hidden", op, hidden=131, inputs=67, given="b h0", scale=0.5) for op in GATES),
     *(case("over-256", op, steps=3, hidden=257, inputs=5, given="b h0", scale=0.5) for op in GATES),
@@ -52,35 +80,77 @@ CASES = [
     case("wide", "GRU", steps=2, batch=1, hidden=1024, inputs=17, scale=0.5),
     case("65536-rows", "RNN", steps=1, batch=66_000, inputs=1, hidden=2, want="yh"),
     case("large-product", "LSTM", steps=130, batch=3, inputs=33, hidden=64, scale=0.5),
-    case("many-steps", "LSTM", steps=128, batch=1, inputs=9, hidden=32), case("many-steps", "GRU", steps=128, batch=1, inputs=9, hidden=32),
+    case("many-steps", "LSTM", steps=128, batch=1, inputs=9, hidden=32),
+    case("many-steps", "GRU", steps=128, batch=1, inputs=9, hidden=32),
     *(case("saturated", op, scale=300.0) for op in GATES),
     *(case(f"wants-{want.replace(' ', '-')}", "LSTM", want=want) for want in ("y", "yh", "yc", "y yc", "yh yc")),
-    case("wants-yh", "GRU", want="yh"), case("wants-y", "RNN", want="y"),
+    case("wants-yh", "GRU", want="yh"),
+    case("wants-y", "RNN", want="y"),
     *(case("clip", op, clip=0.3, scale=3.0, given="b h0") for op in GATES),
     case("clip-linear", "GRU", clip=0.3, scale=3.0, linear_before_reset=1),
     case("input-forget", "LSTM", input_forget=1, given="b c0"),
-    *(case(name, "RNN", activations=[name], **parameters) for name, parameters in (
-        ("Sigmoid", {}), ("Relu", {}), ("Softsign", {}), ("Softplus", {}), ("Elu", {"activation_alpha": [0.75]}),
-        ("LeakyRelu", {"activation_alpha": [0.25]}), ("LeakyRelu", {}),
-        ("ThresholdedRelu", {"activation_alpha": [0.125]}), ("ScaledTanh", {"activation_alpha": [1.5], "activation_beta": [0.5]}),
-        ("HardSigmoid", {"activation_alpha": [0.3], "activation_beta": [0.4]}), ("HardSigmoid", {}),
-        ("Affine", {"activation_alpha": [0.5], "activation_beta": [0.25]}), ("Affine", {"activation_alpha": [0.5]}), ("ThresholdedRelu", {}),
-        ("ScaledTanh", {}))),
+    *(
+        case(name, "RNN", activations=[name], **parameters)
+        for name, parameters in (
+            ("Sigmoid", {}),
+            ("Relu", {}),
+            ("Softsign", {}),
+            ("Softplus", {}),
+            ("Elu", {"activation_alpha": [0.75]}),
+            ("LeakyRelu", {"activation_alpha": [0.25]}),
+            ("LeakyRelu", {}),
+            ("ThresholdedRelu", {"activation_alpha": [0.125]}),
+            ("ScaledTanh", {"activation_alpha": [1.5], "activation_beta": [0.5]}),
+            ("HardSigmoid", {"activation_alpha": [0.3], "activation_beta": [0.4]}),
+            ("HardSigmoid", {}),
+            ("Affine", {"activation_alpha": [0.5], "activation_beta": [0.25]}),
+            ("Affine", {"activation_alpha": [0.5]}),
+            ("ThresholdedRelu", {}),
+            ("ScaledTanh", {}),
+        )
+    ),
     case("parameters-left-out", "GRU", activations=["ScaledTanh", "ThresholdedRelu"], activation_alpha=[0.5]),
-    case("parameters-left-out", "LSTM", activations=["Sigmoid", "ThresholdedRelu", "Affine"] * 2, activation_alpha=[0.25, 1.5], direction="bidirectional"),
-    case("activations", "LSTM", activations=["HardSigmoid", "Tanh", "LeakyRelu"], activation_alpha=[0.3, 0.125], activation_beta=[0.4]),
+    case(
+        "parameters-left-out",
+        "LSTM",
+        activations=["Sigmoid", "ThresholdedRelu", "Affine"] * 2,
+        activation_alpha=[0.25, 1.5],
+        direction="bidirectional",
+    ),
+    case(
+        "activations",
+        "LSTM",
+        activations=["HardSigmoid", "Tanh", "LeakyRelu"],
+        activation_alpha=[0.3, 0.125],
+        activation_beta=[0.4],
+    ),
     case("activations", "GRU", activations=["HardSigmoid", "Relu", "Sigmoid", "Tanh"], direction="bidirectional"),
     case("two-activations", "RNN", activations=["Relu", "Tanh"]),
-    case("activations-bidirectional", "RNN", activations=["Relu", "LeakyRelu"], activation_alpha=[0.25], direction="bidirectional"),
+    case(
+        "activations-bidirectional",
+        "RNN",
+        activations=["Relu", "LeakyRelu"],
+        activation_alpha=[0.25],
+        direction="bidirectional",
+    ),
 ]
 
 
-def feeds_of(op: str, sizes: dict[str, int], given: list[str], lengths: Any, scale: float, directions: int) -> dict[str, Any]:
+def feeds_of(
+    op: str, sizes: dict[str, int], given: list[str], lengths: Any, scale: float, directions: int
+) -> dict[str, Any]:
     rng = np.random.default_rng(3)
     t, b, i, h = sizes.values()
     gates = GATES[op]
-    shapes = {"x": (t, b, i), "w": (directions, gates * h, i), "r": (directions, gates * h, h), "b": (directions, 2 * gates * h),
-              "h0": (directions, b, h), "c0": (directions, b, h), "p": (directions, 3 * h)}
+    shapes = {
+        "x": (t, b, i),
+        "w": (directions, gates * h, i),
+        "r": (directions, gates * h, h),
+        "b": (directions, 2 * gates * h),
+        "h0": (directions, b, h),
+        "c0": (directions, b, h),
+        "p": (directions, 3 * h),
+    }
     feeds = {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items() if k in ("x", "w", "r", *given)}
     feeds["x"] *= np.float32(scale)
     feeds["w"] /= np.float32(np.sqrt(i))
@@ -90,18 +160,28 @@ def feeds_of(op: str, sizes: dict[str, int], given: list[str], lengths: Any, sca
     return feeds
 
 
-def model_of(op: str, feeds: dict[str, Any], want: list[str], opset: int, attributes: dict[str, Any]) -> onnx.ModelProto:
+def model_of(
+    op: str, feeds: dict[str, Any], want: list[str], opset: int, attributes: dict[str, Any]
+) -> onnx.ModelProto:
     names = [n if n in feeds else "" for n in INPUTS]
     outputs = [n if n in want else "" for n in (("y", "yh", "yc") if op == "LSTM" else ("y", "yh"))]
     node = helper.make_node(
-        op, names[: max(INPUTS.index(n) for n in feeds) + 1], outputs, hidden_size=feeds["r"].shape[2], **attributes)
-    inputs = [helper.make_tensor_value_info(n, TensorProto.INT32 if n == "seq" else TensorProto.FLOAT, feeds[n].shape) for n in feeds]
-    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs if n])
+        op, names[: max(INPUTS.index(n) for n in feeds) + 1], outputs, hidden_size=feeds["r"].shape[2], **attributes
+    )
+    inputs = [
+        helper.make_tensor_value_info(n, TensorProto.INT32 if n == "seq" else TensorProto.FLOAT, feeds[n].shape)
+        for n in feeds
+    ]
+    graph = helper.make_graph(
+        [node], "g", inputs, [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs if n]
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 def on_cpu(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
-    return list(onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds))
+    return list(
+        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+    )
 
 
 def assert_close(got: list[Any], wanted: list[Any]) -> None:
@@ -112,7 +192,9 @@ def assert_close(got: list[Any], wanted: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(("op", "sizes", "given", "want", "lengths", "scale", "opset", "attributes"), CASES)
-def test_against_ort(op: str, sizes: Any, given: Any, want: Any, lengths: Any, scale: float, opset: int, attributes: Any) -> None:
+def test_against_ort(
+    op: str, sizes: Any, given: Any, want: Any, lengths: Any, scale: float, opset: int, attributes: Any
+) -> None:
     directions = 2 if attributes.get("direction") == "bidirectional" else 1
     feeds = feeds_of(op, sizes, given, lengths, scale, directions)
     model = model_of(op, feeds, want, opset, attributes)
@@ -152,14 +234,17 @@ def test_nan_reaches_later_steps_of_its_row_only() -> None:
     np.testing.assert_array_equal(np.isnan(y), wanted)
 
 
-@pytest.mark.parametrize(("code", "op", "sizes", "opset", "attributes"), [
-    (Code.ATTRIBUTE, "RNN", {}, 14, {"activations": ["Swish"]}),
-    *((Code.ATTRIBUTE, op, {}, 14, {"direction": "wrap"}) for op in GATES),
-    (Code.ATTRIBUTE, "LSTM", {}, 14, {"activations": ["Sigmoid", "Tanh"]}),
-    (Code.ATTRIBUTE, "GRU", {}, 14, {"activations": ["Sigmoid"]}),
-    (Code.LIMIT, "LSTM", {"steps": 0}, 14, {}),
-    (Code.OPSET, "RNN", {}, 6, {}),
-])
+@pytest.mark.parametrize(
+    ("code", "op", "sizes", "opset", "attributes"),
+    [
+        (Code.ATTRIBUTE, "RNN", {}, 14, {"activations": ["Swish"]}),
+        *((Code.ATTRIBUTE, op, {}, 14, {"direction": "wrap"}) for op in GATES),
+        (Code.ATTRIBUTE, "LSTM", {}, 14, {"activations": ["Sigmoid", "Tanh"]}),
+        (Code.ATTRIBUTE, "GRU", {}, 14, {"activations": ["Sigmoid"]}),
+        (Code.LIMIT, "LSTM", {"steps": 0}, 14, {}),
+        (Code.OPSET, "RNN", {}, 6, {}),
+    ],
+)
 def test_declines(code: Code, op: str, sizes: Any, opset: int, attributes: Any) -> None:
     feeds = feeds_of(op, {"steps": 2, "batch": 1, "inputs": 1, "hidden": 3, **sizes}, [], None, 1.0, 1)
     with pytest.raises(UnsupportedNodeError) as caught:
@@ -167,7 +252,9 @@ def test_declines(code: Code, op: str, sizes: Any, opset: int, attributes: Any) 
     assert caught.value.code is code
 
 
-@pytest.mark.parametrize(("name", "shape"), [("b", (1, 12)), ("seq", (3,)), ("h0", (1, 1, 3)), ("c0", (1, 2, 4)), ("p", (1, 12))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("b", (1, 12)), ("seq", (3,)), ("h0", (1, 1, 3)), ("c0", (1, 2, 4)), ("p", (1, 12))]
+)
 def test_an_input_of_a_shape_that_onnxruntime_refuses_is_declined(name: str, shape: tuple[int, ...]) -> None:
     feeds = feeds_of("LSTM", {"steps": 2, "batch": 2, "inputs": 1, "hidden": 3}, ["b", "h0", "c0", "p"], [1, 2], 1.0, 1)
     feeds[name] = np.ones(shape, feeds[name].dtype)
@@ -176,7 +263,7 @@ def test_an_input_of_a_shape_that_onnxruntime_refuses_is_declined(name: str, sha
 
 
 def shaders_of(plan: Plan) -> list[str]:
-    return [step.kernel.shader for step in plan.steps]     # type: ignore[union-attr]
+    return [step.kernel.shader for step in plan.steps]  # type: ignore[union-attr]
 
 
 def plan_of(op: str, hidden: int, limits: Limits = DEFAULT_LIMITS, steps: int = 1) -> Plan:

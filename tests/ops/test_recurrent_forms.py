@@ -31,36 +31,63 @@ SUBGROUPS = Limits(frozenset(("subgroup",)), max_invocations=1024, max_buffers_p
 ATTRIBUTES = {"LSTM": {}, "GRU": {"linear_before_reset": 1}}
 
 
-def shaders_of(op: str, limits: Limits, steps: int = 16, inputs: int = 9, hidden: int = 32, **attributes: Any) -> list[str]:
+def shaders_of(
+    op: str, limits: Limits, steps: int = 16, inputs: int = 9, hidden: int = 32, **attributes: Any
+) -> list[str]:
     shapes = {"x": (steps, 1, inputs), "w": (1, GATES[op] * hidden, inputs), "r": (1, GATES[op] * hidden, hidden)}
     graph = from_onnx(model_of(op, {k: np.empty(s, np.float32) for k, s in shapes.items()}, ["y"], 14, attributes))
     plan = make_plan(graph, {k: TensorType(FLOAT32, s) for k, s in shapes.items()}, limits)
-    return [step.kernel.shader for step in plan.steps]     # type: ignore[union-attr]
+    return [step.kernel.shader for step in plan.steps]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("shader", "op", "sizes"), [
-    ("recurrent_held.wgsl", "LSTM", {}), ("recurrent_held.wgsl", "GRU", {"linear_before_reset": 1}), ("recurrent.wgsl", "GRU", {}),
-    ("recurrent.wgsl", "RNN", {}), ("recurrent.wgsl", "LSTM", {"hidden": 64, "clip": 1.0}),
-    ("recurrent_steps.wgsl", "LSTM", {"hidden": 512}), ("recurrent_steps.wgsl", "GRU", {"hidden": 512}),
-    ("recurrent_steps.wgsl", "RNN", {"hidden": 1024}), ("recurrent.wgsl", "LSTM", {"clip": 1.0}),
-    ("recurrent.wgsl", "LSTM", {"activations": ["Sigmoid", "Relu", "Tanh"]}), ("recurrent_held.wgsl", "LSTM", {"hidden": 64, "inputs": 700}),
-    ("recurrent_held.wgsl", "LSTM", {"activations": ["Sigmoid", "Tanh", "Tanh"]})])
+@pytest.mark.parametrize(
+    ("shader", "op", "sizes"),
+    [
+        ("recurrent_held.wgsl", "LSTM", {}),
+        ("recurrent_held.wgsl", "GRU", {"linear_before_reset": 1}),
+        ("recurrent.wgsl", "GRU", {}),
+        ("recurrent.wgsl", "RNN", {}),
+        ("recurrent.wgsl", "LSTM", {"hidden": 64, "clip": 1.0}),
+        ("recurrent_steps.wgsl", "LSTM", {"hidden": 512}),
+        ("recurrent_steps.wgsl", "GRU", {"hidden": 512}),
+        ("recurrent_steps.wgsl", "RNN", {"hidden": 1024}),
+        ("recurrent.wgsl", "LSTM", {"clip": 1.0}),
+        ("recurrent.wgsl", "LSTM", {"activations": ["Sigmoid", "Relu", "Tanh"]}),
+        ("recurrent_held.wgsl", "LSTM", {"hidden": 64, "inputs": 700}),
+        ("recurrent_held.wgsl", "LSTM", {"activations": ["Sigmoid", "Tanh", "Tanh"]}),
+    ],
+)
 def test_which_form(shader: str, op: str, sizes: dict[str, Any]) -> None:
     assert shaders_of(op, SUBGROUPS, **sizes)[-1] == shader
 
 
 def test_what_is_out_of_use_is_not_chosen() -> None:
-    assert shaders_of("LSTM", Limits(disabled=(("recurrent_held.wgsl", "a probe failed"),), max_invocations=1024))[-1] == "recurrent.wgsl"
+    assert (
+        shaders_of("LSTM", Limits(disabled=(("recurrent_held.wgsl", "a probe failed"),), max_invocations=1024))[-1]
+        == "recurrent.wgsl"
+    )
 
 
 @pytest.mark.parametrize("quads", [True, False])
 @pytest.mark.parametrize("form", [WHOLE, PRODUCT, GENERAL])
 @pytest.mark.parametrize("op", ATTRIBUTES)
-@pytest.mark.parametrize(("sizes", "direction", "lengths"), [
-    ((5, 2, 3, 7), "bidirectional", [5, 2]), ((9, 3, 17, 10), "reverse", [0, 9, 4]), ((40, 1, 8, 32), "forward", None),
-    ((3, 2, 65, 33), "forward", None)])
+@pytest.mark.parametrize(
+    ("sizes", "direction", "lengths"),
+    [
+        ((5, 2, 3, 7), "bidirectional", [5, 2]),
+        ((9, 3, 17, 10), "reverse", [0, 9, 4]),
+        ((40, 1, 8, 32), "forward", None),
+        ((3, 2, 65, 33), "forward", None),
+    ],
+)
 def test_every_form(
-    op: str, form: str, quads: bool, sizes: Any, direction: str, lengths: Any, monkeypatch: pytest.MonkeyPatch,
+    op: str,
+    form: str,
+    quads: bool,
+    sizes: Any,
+    direction: str,
+    lengths: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not quads:
         monkeypatch.setattr(recurrent_held, "_quads", lambda target: False)
@@ -76,13 +103,38 @@ def test_every_form(
 ONE, TWO, FOUR = STEPWISE
 
 
-@pytest.mark.parametrize(("case", "form"), [
-    ("LSTM-defaults", ONE), ("GRU-states", TWO), ("RNN-bidirectional", FOUR), ("LSTM-bidirectional", FOUR), ("GRU-bidirectional", TWO),
-    ("RNN-lengths-bidirectional", ONE), ("GRU-lengths-reverse", ONE), ("LSTM-lengths-bidirectional", TWO), ("LSTM-all-inputs", TWO),
-    ("LSTM-c0-only", ONE), ("GRU-linear-before-reset", TWO), ("GRU-linear-no-bias", ONE), ("LSTM-peepholes", ONE), ("LSTM-input-forget", ONE),
-    ("GRU-prime-hidden", FOUR), ("LSTM-prime-hidden", TWO), ("RNN-over-256", TWO), ("LSTM-wants-yc", ONE), ("GRU-wants-yh", ONE),
-    ("LSTM-clip", TWO), ("GRU-clip", ONE), ("RNN-clip", ONE), ("GRU-clip-linear", TWO), ("LSTM-one-everything", ONE),
-    ("LSTM-activations", TWO), ("GRU-activations", ONE), ("RNN-activations-bidirectional", TWO)])
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [
+        ("LSTM-defaults", ONE),
+        ("GRU-states", TWO),
+        ("RNN-bidirectional", FOUR),
+        ("LSTM-bidirectional", FOUR),
+        ("GRU-bidirectional", TWO),
+        ("RNN-lengths-bidirectional", ONE),
+        ("GRU-lengths-reverse", ONE),
+        ("LSTM-lengths-bidirectional", TWO),
+        ("LSTM-all-inputs", TWO),
+        ("LSTM-c0-only", ONE),
+        ("GRU-linear-before-reset", TWO),
+        ("GRU-linear-no-bias", ONE),
+        ("LSTM-peepholes", ONE),
+        ("LSTM-input-forget", ONE),
+        ("GRU-prime-hidden", FOUR),
+        ("LSTM-prime-hidden", TWO),
+        ("RNN-over-256", TWO),
+        ("LSTM-wants-yc", ONE),
+        ("GRU-wants-yh", ONE),
+        ("LSTM-clip", TWO),
+        ("GRU-clip", ONE),
+        ("RNN-clip", ONE),
+        ("GRU-clip-linear", TWO),
+        ("LSTM-one-everything", ONE),
+        ("LSTM-activations", TWO),
+        ("GRU-activations", ONE),
+        ("RNN-activations-bidirectional", TWO),
+    ],
+)
 def test_a_dispatch_a_step(case: str, form: str) -> None:
     op, sizes, given, want, lengths, scale, opset, attributes = next(c for c in CASES if c.id == case).values
     feeds = feeds_of(op, sizes, given, lengths, scale, 2 if attributes.get("direction") == "bidirectional" else 1)
@@ -102,10 +154,13 @@ def test_a_dispatch_a_step_in_other_layouts_and_types(op: str) -> None:
 @pytest.mark.parametrize("subgroup_size", [0, 32])
 @pytest.mark.parametrize("op", GATES)
 def test_a_dispatch_a_step_by_subgroups_or_not(op: str, subgroup_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of the batch in several turns, units that fill no team, twice in one program: each run leaves the counts of steps at 0."""
+    """Rows of the batch in several turns, units that fill no team, twice in one program: each run leaves the counts of
+    steps at 0."""
     if not subgroup_size:
         monkeypatch.setattr(recurrent_steps, "_teams_are_subgroups", lambda target: False)
-    feeds = feeds_of(op, {"steps": 3, "batch": 9, "inputs": 4, "hidden": 20}, ["b", "h0", "seq"], [3, 0, 1, 2, 3, 3, 2, 1, 3], 1.0, 1)
+    feeds = feeds_of(
+        op, {"steps": 3, "batch": 9, "inputs": 4, "hidden": 20}, ["b", "h0", "seq"], [3, 0, 1, 2, 3, 3, 2, 1, 3], 1.0, 1
+    )
     model = model_of(op, feeds, ["y", "yh"], 14, {})
     monkeypatch.setattr(recurrent_steps, "MAX_ROWS", 2)
     with forced(FOUR):
@@ -122,7 +177,9 @@ def test_a_dispatch_a_step_of_as_many_steps_as_a_run_brings() -> None:
     given = feeds_of("GRU", {"steps": 5, "batch": 2, "inputs": 4, "hidden": 8}, ["b"], None, 1.0, 1)
     model = model_of("GRU", given, ["y", "yh"], 14, {})
     del model.graph.input[1:]
-    model.graph.input[0].type.tensor_type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, ("T", "B", 4)).tensor_type)
+    model.graph.input[0].type.tensor_type.CopyFrom(
+        helper.make_tensor_type_proto(TensorProto.FLOAT, ("T", "B", 4)).tensor_type
+    )
     model.graph.initializer.extend(numpy_helper.from_array(given[name], name) for name in "wrb")
     with forced(ONE):
         program = Program(from_onnx(model), PACKED, Gpu.open(Config()))
@@ -135,14 +192,20 @@ def test_a_dispatch_a_step_of_as_many_steps_as_a_run_brings() -> None:
             program.close()
 
 
-def stack_of(op: str, depth: int, states: bool, want: list[str], hidden: int = 6, **changes: Any) -> tuple[onnx.ModelProto, dict[str, Any]]:
+def stack_of(
+    op: str, depth: int, states: bool, want: list[str], hidden: int = 6, **changes: Any
+) -> tuple[onnx.ModelProto, dict[str, Any]]:
     """Layers on top of each other over x [steps, 2, 5]; changes: attributes of the last layer."""
     rng = np.random.default_rng(5)
     nodes, constants, value = [], {"axes": np.array([1])}, "x"
     feeds = {"x": rng.normal(size=(11, 2, 5)).astype("f")}
     for k in range(depth):
         inputs = 5 if k == 0 else hidden
-        shapes = {"w": (1, GATES[op] * hidden, inputs), "r": (1, GATES[op] * hidden, hidden), "b": (1, 2 * GATES[op] * hidden)}
+        shapes = {
+            "w": (1, GATES[op] * hidden, inputs),
+            "r": (1, GATES[op] * hidden, hidden),
+            "b": (1, 2 * GATES[op] * hidden),
+        }
         constants |= {f"{n}{k}": (rng.normal(size=s) / 2).astype("f") for n, s in shapes.items()}
         initial = ["h", "c"] if op == "LSTM" else ["h"]
         if states:
@@ -154,8 +217,12 @@ def stack_of(op: str, depth: int, states: bool, want: list[str], hidden: int = 6
         if not is_last:
             nodes.append(helper.make_node("Squeeze", [f"s{k}", "axes"], [value := f"v{k}"]))
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in feeds.items()],
-        [helper.make_empty_tensor_value_info(n) for n in want], [numpy_helper.from_array(a, n) for n, a in constants.items()])
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in feeds.items()],
+        [helper.make_empty_tensor_value_info(n) for n in want],
+        [numpy_helper.from_array(a, n) for n, a in constants.items()],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8), feeds
 
 
@@ -166,9 +233,13 @@ def fused_ops(model: onnx.ModelProto, feeds: dict[str, Any], limits: Limits = SU
 
 @pytest.mark.parametrize("form", [WHOLE, PRODUCT])
 @pytest.mark.parametrize("quads", [True, False])
-@pytest.mark.parametrize(("op", "depth", "states", "hidden"), [
-    ("LSTM", 2, False, 6), ("LSTM", 2, True, 8), ("LSTM", 4, False, 3), ("GRU", 2, True, 6), ("GRU", 3, False, 5)])
-def test_stacks(op: str, depth: int, states: bool, hidden: int, quads: bool, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("op", "depth", "states", "hidden"),
+    [("LSTM", 2, False, 6), ("LSTM", 2, True, 8), ("LSTM", 4, False, 3), ("GRU", 2, True, 6), ("GRU", 3, False, 5)],
+)
+def test_stacks(
+    op: str, depth: int, states: bool, hidden: int, quads: bool, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not quads:
         monkeypatch.setattr(recurrent_held, "_quads", lambda target: False)
     model, feeds = stack_of(op, depth, states, ["y", "yh", "yc"] if op == "LSTM" else ["y", "yh"], hidden)
@@ -189,8 +260,11 @@ def test_a_stack_of_three_where_two_fit() -> None:
     assert fused_ops(model, feeds, Limits(max_invocations=256)) == ["RecurrentStack", "Squeeze", "LSTM"]
 
 
-@pytest.mark.parametrize("changes", [
-    {"direction": "reverse"}, {"clip": 0.5}, {"activations": ["Sigmoid", "Tanh", "Relu"]}, {"input_forget": 1}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{"direction": "reverse"}, {"clip": 0.5}, {"activations": ["Sigmoid", "Tanh", "Relu"]}, {"input_forget": 1}],
+    ids=str,
+)
 def test_layers_that_differ_stay_apart(changes: dict[str, Any]) -> None:
     assert "RecurrentStack" not in fused_ops(*stack_of("LSTM", 2, False, ["y"], **changes))
 
@@ -203,7 +277,9 @@ def test_what_is_no_stack(what: str) -> None:
     if what == "other axis":
         feeds["x"] = feeds["x"][:, :1]
         model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 1
-        next(i for i in model.graph.initializer if i.name == "axes").CopyFrom(numpy_helper.from_array(np.array([2]), "axes"))
+        next(i for i in model.graph.initializer if i.name == "axes").CopyFrom(
+            numpy_helper.from_array(np.array([2]), "axes")
+        )
     if what == "lengths":
         model.graph.node[2].input.append("lengths")
         model.graph.initializer.append(numpy_helper.from_array(np.array([3, 4], np.int32), "lengths"))
@@ -212,7 +288,8 @@ def test_what_is_no_stack(what: str) -> None:
 
 
 def test_what_workgroup_memory_held_before_does_not_matter() -> None:
-    """Vectors of 6 and 5 elements have a rest that nobody writes: after runs that leave NaN in the memory of all workgroups."""
+    """Vectors of 6 and 5 elements have a rest that nobody writes: after runs that leave NaN in the memory of all
+    workgroups."""
     model, feeds = stack_of("LSTM", 2, False, ["y"])
     nothing, wanted = node_model("Softmax", [np.full((64, 300), np.nan, "f")], 13), on_cpu(model, feeds)
     for _ in range(20):

@@ -14,13 +14,28 @@ from ort_gpu_ep.partitioner import rewrite
 from tests.direct import run_direct
 from tests.ops.single_node import Array, Host, check_decline, check_node, model_of, node_model, normal, positive
 
-FLOAT_FOLDS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
-               "ReduceLogSum", "ReduceLogSumExp")
+FLOAT_FOLDS = (
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceSumSquare",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+)
 INT_FOLDS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceSumSquare")
 
 
 def check_reduce(
-    op: str, x: Array, axes: Sequence[int] | None, opset: int = 18, wanted: Sequence[Array] | None = None, **attributes: Any,
+    op: str,
+    x: Array,
+    axes: Sequence[int] | None,
+    opset: int = 18,
+    wanted: Sequence[Array] | None = None,
+    **attributes: Any,
 ) -> None:
     as_input = opset >= (13 if op == "ReduceSum" else 18)
     if axes is not None and not as_input:
@@ -30,16 +45,28 @@ def check_reduce(
 
 
 SHAPES = [
-    ((131,), [0]), ((7, 131), [1]), ((131, 7), [0]), ((3, 5, 7, 11), [1, 3]), ((3, 5, 7, 11), [-4, -2]), ((3, 5, 7, 11), [2, 3]),
-    ((2, 3, 1, 5, 2, 3), [0, 2, 4]), ((1, 1), [0]), ((), None), ((2, 1009), [-1]), ((1009, 67), [0])]
+    ((131,), [0]),
+    ((7, 131), [1]),
+    ((131, 7), [0]),
+    ((3, 5, 7, 11), [1, 3]),
+    ((3, 5, 7, 11), [-4, -2]),
+    ((3, 5, 7, 11), [2, 3]),
+    ((2, 3, 1, 5, 2, 3), [0, 2, 4]),
+    ((1, 1), [0]),
+    ((), None),
+    ((2, 1009), [-1]),
+    ((1009, 67), [0]),
+]
 
 
 @pytest.mark.parametrize(("shape", "axes"), SHAPES, ids=str)
 @pytest.mark.parametrize("op", FLOAT_FOLDS)
 def test_float(op: str, shape: tuple[int, ...], axes: Any) -> None:
     x = positive(*shape)
-    if op == "ReduceProd":   # ONNX Runtime multiplies one after another and so loses digits
-        wanted = np.prod(x.astype(np.float64), axis=None if axes is None else tuple(axes), keepdims=bool(len(shape) % 2))
+    if op == "ReduceProd":  # ONNX Runtime multiplies one after another and so loses digits
+        wanted = np.prod(
+            x.astype(np.float64), axis=None if axes is None else tuple(axes), keepdims=bool(len(shape) % 2)
+        )
         check_reduce(op, x, axes, keepdims=len(shape) % 2, wanted=[np.asarray(wanted, np.float32)])
     else:
         check_reduce(op, x, axes, keepdims=len(shape) % 2)
@@ -85,8 +112,10 @@ def test_a_fused_step_of_packed_elements() -> None:
     np.testing.assert_array_equal(run_direct(model, feeds, rewrite)[0], ~x.max(1, keepdims=True))
 
 
-@pytest.mark.parametrize(("op", "opset"), [
-    ("ReduceSum", 9), ("ReduceSum", 11), ("ReduceMean", 13), ("ReduceMax", 12), ("ReduceL2", 8), ("ReduceMax", 20)])
+@pytest.mark.parametrize(
+    ("op", "opset"),
+    [("ReduceSum", 9), ("ReduceSum", 11), ("ReduceMean", 13), ("ReduceMax", 12), ("ReduceL2", 8), ("ReduceMax", 20)],
+)
 def test_axes_in_each_opset(op: str, opset: int) -> None:
     check_reduce(op, normal(3, 5, 7), [2, 0], opset)
     check_reduce(op, normal(3, 5, 7), None, opset, keepdims=0)
@@ -98,9 +127,21 @@ def test_no_axes_and_noop(op: str) -> None:
         check_reduce(op, positive(3, 5), axes, noop_with_empty_axes=1)
 
 
-@pytest.mark.parametrize(("op", "value"), [
-    ("ReduceSum", 0), ("ReduceProd", 1), ("ReduceMax", -np.inf), ("ReduceMin", np.inf), ("ReduceL1", 0), ("ReduceL2", 0),
-    ("ReduceSumSquare", 0), ("ReduceLogSum", -np.inf), ("ReduceLogSumExp", -np.inf), ("ReduceMean", 0)])
+@pytest.mark.parametrize(
+    ("op", "value"),
+    [
+        ("ReduceSum", 0),
+        ("ReduceProd", 1),
+        ("ReduceMax", -np.inf),
+        ("ReduceMin", np.inf),
+        ("ReduceL1", 0),
+        ("ReduceL2", 0),
+        ("ReduceSumSquare", 0),
+        ("ReduceLogSum", -np.inf),
+        ("ReduceLogSumExp", -np.inf),
+        ("ReduceMean", 0),
+    ],
+)
 def test_over_no_elements(op: str, value: float) -> None:
     check_reduce(op, np.zeros((3, 0, 5), np.float32), [1], wanted=[np.full((3, 1, 5), value, np.float32)])
 
@@ -109,21 +150,33 @@ def test_over_no_elements(op: str, value: float) -> None:
 def test_nan_and_infinity(op: str) -> None:
     x = normal(5, 37)
     x[0, 3], x[1, 30], x[2, 5], x[3, :] = np.nan, np.inf, -np.inf, -np.inf
-    reference = {"ReduceSum": np.sum, "ReduceMax": np.max, "ReduceMin": np.min, "ReduceMean": np.mean,
-                 "ReduceLogSumExp": lambda v, axis: np.logaddexp.reduce(v, axis)}[op]
+    reference = {
+        "ReduceSum": np.sum,
+        "ReduceMax": np.max,
+        "ReduceMin": np.min,
+        "ReduceMean": np.mean,
+        "ReduceLogSumExp": lambda v, axis: np.logaddexp.reduce(v, axis),
+    }[op]
     with np.errstate(invalid="ignore"):
         wanted = reference(x.astype(np.float64), axis=1).astype(np.float32)
     check_reduce(op, x, [1], keepdims=0, wanted=[wanted])
 
 
 @pytest.mark.parametrize("op", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2", "ReduceLogSumExp"])
-@pytest.mark.parametrize(("shape", "axes"), [((1 << 18) + 17, [0]), ((2, 50021), [1]), ((50021, 3), [0]), ((66000, 3), [1])], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((1 << 18) + 17, [0]), ((2, 50021), [1]), ((50021, 3), [0]), ((66000, 3), [1])], ids=str
+)
 def test_long_and_many(op: str, shape: Any, axes: list[int]) -> None:
     x = positive(*(shape if isinstance(shape, tuple) else (shape,)))
     wide = x.astype(np.float64)
     a = axes[0]
-    wanted = {"ReduceSum": np.sum(wide, a), "ReduceMean": np.mean(wide, a), "ReduceMax": np.max(wide, a),
-              "ReduceL2": np.sqrt(np.sum(wide ** 2, a)), "ReduceLogSumExp": np.logaddexp.reduce(wide, a)}[op]
+    wanted = {
+        "ReduceSum": np.sum(wide, a),
+        "ReduceMean": np.mean(wide, a),
+        "ReduceMax": np.max(wide, a),
+        "ReduceL2": np.sqrt(np.sum(wide**2, a)),
+        "ReduceLogSumExp": np.logaddexp.reduce(wide, a),
+    }[op]
     check_reduce(op, x, axes, keepdims=0, wanted=[np.asarray(wanted, np.float32)])
 
 
@@ -149,7 +202,15 @@ def test_arg_in_old_opsets(opset: int) -> None:
 
 
 SOFTMAX_SHAPES = [
-    ((131,), 0), ((7, 131), 1), ((131, 7), 0), ((3, 5, 7, 11), 2), ((3, 5, 7, 11), -4), ((2, 5003), 1), ((1, 1), 1), ((66000, 3), 1)]
+    ((131,), 0),
+    ((7, 131), 1),
+    ((131, 7), 0),
+    ((3, 5, 7, 11), 2),
+    ((3, 5, 7, 11), -4),
+    ((2, 5003), 1),
+    ((1, 1), 1),
+    ((66000, 3), 1),
+]
 
 
 @pytest.mark.parametrize("opset", [9, 11, 13])
@@ -176,14 +237,17 @@ def test_hardmax_takes_the_first_of_equals() -> None:
     check_node("Hardmax", [x], 13, wanted=[wanted])
 
 
-@pytest.mark.parametrize(("code", "op", "inputs", "opset", "known", "attributes"), [
-    (Code.DTYPE, "ReduceL2", [np.ones((2, 3), np.int32)], 18, [], {}),
-    (Code.DTYPE, "ReduceMax", [np.ones((2, 3), np.uint32)], 20, [], {}),
-    (Code.DTYPE, "ReduceSum", [np.ones((2, 3), np.uint64)], 13, [], {}),
-    (Code.DTYPE, "ReduceMin", [np.ones((2, 0), np.int32)], 18, [], {}),
-    (Code.DTYPE, "Softmax", [np.ones((2, 3))], 13, [], {}),
-    (Code.ATTRIBUTE, "ArgMax", [np.ones((2, 0), np.float32)], 13, [], {"axis": 1}),
-])
+@pytest.mark.parametrize(
+    ("code", "op", "inputs", "opset", "known", "attributes"),
+    [
+        (Code.DTYPE, "ReduceL2", [np.ones((2, 3), np.int32)], 18, [], {}),
+        (Code.DTYPE, "ReduceMax", [np.ones((2, 3), np.uint32)], 20, [], {}),
+        (Code.DTYPE, "ReduceSum", [np.ones((2, 3), np.uint64)], 13, [], {}),
+        (Code.DTYPE, "ReduceMin", [np.ones((2, 0), np.int32)], 18, [], {}),
+        (Code.DTYPE, "Softmax", [np.ones((2, 3))], 13, [], {}),
+        (Code.ATTRIBUTE, "ArgMax", [np.ones((2, 0), np.float32)], 13, [], {"axis": 1}),
+    ],
+)
 def test_declines(code: Code, op: str, inputs: Any, opset: int, known: Any, attributes: Any) -> None:
     check_decline(code, op, inputs, opset, known, **attributes)
 

@@ -12,14 +12,32 @@ from tests.daily import part
 from tests.direct import run_direct
 from tests.ops.single_node import Array, check_decline, check_node, node_model, normal, on_cpu
 
-COORDINATES = ("half_pixel", "asymmetric", "pytorch_half_pixel", "tf_half_pixel_for_nn", "align_corners", "half_pixel_symmetric")
+COORDINATES = (
+    "half_pixel",
+    "asymmetric",
+    "pytorch_half_pixel",
+    "tf_half_pixel_for_nn",
+    "align_corners",
+    "half_pixel_symmetric",
+)
 ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-SIZES = [((7, 13), (14, 26)), ((6, 12), (7, 14)), ((60, 50), (70, 35)), ((11, 31), (29, 17)), ((5, 64), (1, 37)), ((9, 3), (3, 9)),
-         ((1, 5), (4, 113))]
+SIZES = [
+    ((7, 13), (14, 26)),
+    ((6, 12), (7, 14)),
+    ((60, 50), (70, 35)),
+    ((11, 31), (29, 17)),
+    ((5, 64), (1, 37)),
+    ((9, 3), (3, 9)),
+    ((1, 5), (4, 113)),
+]
 
 
 def check(x: Array, opset: int = 13, scales: Any = None, sizes: Any = None, roi: Any = None, **attributes: Any) -> None:
-    inputs = [x, None if roi is None else np.array(roi, np.float32), None if scales is None else np.array(scales, np.float32)]
+    inputs = [
+        x,
+        None if roi is None else np.array(roi, np.float32),
+        None if scales is None else np.array(scales, np.float32),
+    ]
     if sizes is not None:
         inputs.append(np.array(sizes, np.int64))
     check_node("Resize", inputs, opset, known=[1, 2, 3], **attributes)
@@ -29,7 +47,11 @@ def check(x: Array, opset: int = 13, scales: Any = None, sizes: Any = None, roi:
 def test_nearest(coordinates: str, rounding: str, by_scale: bool) -> None:
     for old, new in SIZES:
         x = normal(1, 2, *old)
-        how = {"scales": (1, 1, *(np.float32(n / o) for n, o in zip(new, old, strict=True)))} if by_scale else {"sizes": (1, 2, *new)}
+        how = (
+            {"scales": (1, 1, *(np.float32(n / o) for n, o in zip(new, old, strict=True)))}
+            if by_scale
+            else {"sizes": (1, 2, *new)}
+        )
         if not by_scale or coordinates not in ("align_corners", "pytorch_half_pixel"):
             check(x, coordinate_transformation_mode=coordinates, nearest_mode=rounding, **how)
 
@@ -54,12 +76,21 @@ def test_cubic_coefficient(scale: float, exclude: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-@pytest.mark.parametrize("roi", [
-    (0, 0, 0.2, 0.4, 1, 1, 0.7, 0.9), (0, 0, -0.2, 0.3, 1, 1, 1.3, 1.1), (0, 0, 0.9, 0.5, 1, 1, 0.1, 0.5)], ids=str)
+@pytest.mark.parametrize(
+    "roi",
+    [(0, 0, 0.2, 0.4, 1, 1, 0.7, 0.9), (0, 0, -0.2, 0.3, 1, 1, 1.3, 1.1), (0, 0, 0.9, 0.5, 1, 1, 0.1, 0.5)],
+    ids=str,
+)
 def test_crop(mode: str, roi: Any) -> None:
     for sizes in ((1, 2, 5, 11), (1, 2, 1, 17)):
-        check(normal(1, 2, 7, 13), sizes=sizes, roi=roi, mode=mode, coordinate_transformation_mode="tf_crop_and_resize",
-              extrapolation_value=2.5)
+        check(
+            normal(1, 2, 7, 13),
+            sizes=sizes,
+            roi=roi,
+            mode=mode,
+            coordinate_transformation_mode="tf_crop_and_resize",
+            extrapolation_value=2.5,
+        )
 
 
 @pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
@@ -102,30 +133,57 @@ def bytes_of(dtype: Any, *shape: int) -> Array:
 
 def check_bytes(x: Array, scales: Any = None, sizes: Any = None, opset: int = 19, **attributes: Any) -> None:
     """Bit by bit against onnxruntime's CPU, with sizes that are fixed and open."""
-    inputs = [x, None, None if scales is None else np.array(scales, np.float32), *([] if sizes is None else [np.array(sizes, np.int64)])]
+    inputs = [
+        x,
+        None,
+        None if scales is None else np.array(scales, np.float32),
+        *([] if sizes is None else [np.array(sizes, np.int64)]),
+    ]
     model, feeds = node_model("Resize", inputs, opset, [2, 3], **attributes)
     for every_size_open in (False, True):
-        np.testing.assert_array_equal(run_direct(model, feeds, every_size_open=every_size_open)[0], on_cpu(model, feeds)[0])
+        np.testing.assert_array_equal(
+            run_direct(model, feeds, every_size_open=every_size_open)[0], on_cpu(model, feeds)[0]
+        )
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 def test_linear_of_bytes(dtype: Any, coordinates: str) -> None:
     for old, new in SIZES[1:]:
-        check_bytes(bytes_of(dtype, 1, 2, *old), sizes=(1, 2, *new), mode="linear", coordinate_transformation_mode=coordinates)
+        check_bytes(
+            bytes_of(dtype, 1, 2, *old), sizes=(1, 2, *new), mode="linear", coordinate_transformation_mode=coordinates
+        )
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
-@pytest.mark.parametrize(("shape", "scales"), [
-    ((1, 3, 11, 13), (1, 1, 1, 2.3)), ((1, 3, 11, 13), (1, 1, 0.6, 1)), ((11, 13), (1.7, 0.45)), ((3, 11, 13), (1, 1.7, 2)), ((3, 5, 7), (2, 1.7, 2)),
-    ((1, 2, 3, 5, 7), (1, 1, 2, 1.7, 2)), ((2, 11, 13, 3), (1, 1.7, 2.3, 1)), ((2, 11, 13, 3), (1, 1.7, 1, 1)), ((2, 11, 13, 3), (1, 0.5, 0.3, 1))], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "scales"),
+    [
+        ((1, 3, 11, 13), (1, 1, 1, 2.3)),
+        ((1, 3, 11, 13), (1, 1, 0.6, 1)),
+        ((11, 13), (1.7, 0.45)),
+        ((3, 11, 13), (1, 1.7, 2)),
+        ((3, 5, 7), (2, 1.7, 2)),
+        ((1, 2, 3, 5, 7), (1, 1, 2, 1.7, 2)),
+        ((2, 11, 13, 3), (1, 1.7, 2.3, 1)),
+        ((2, 11, 13, 3), (1, 1.7, 1, 1)),
+        ((2, 11, 13, 3), (1, 0.5, 0.3, 1)),
+    ],
+    ids=str,
+)
 def test_linear_of_bytes_along_other_axes(dtype: Any, shape: tuple[int, ...], scales: tuple[float, ...]) -> None:
     check_bytes(bytes_of(dtype, *shape), scales, mode="linear")
 
 
 def test_older_forms_of_bytes() -> None:
     for op, opset in (("Upsample", 9), ("Resize", 10)):
-        check_node(op, [bytes_of(np.uint8, 1, 2, 7, 9), np.array((1, 1, 1.7, 2.3), np.float32)], opset, known=[1], mode="linear")
+        check_node(
+            op,
+            [bytes_of(np.uint8, 1, 2, 7, 9), np.array((1, 1, 1.7, 2.3), np.float32)],
+            opset,
+            known=[1],
+            mode="linear",
+        )
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 11, 13), (1, 11, 13, 2)], ids=str)
@@ -134,15 +192,31 @@ def test_regions_of_bytes(shape: tuple[int, ...]) -> None:
     x, last = bytes_of(np.uint8, *shape), shape[1] == 2
     roi = [0, 0, 0.1, -0.3, 1, 1, 1.2, 0.8] if last else [0, 0.1, -0.3, 0, 1, 1.2, 0.8, 1]
     sizes = np.array((1, 2, 7, 9) if last else (1, 7, 9, 2))
-    check_node("Resize", [x, np.array(roi, np.float32), None, sizes], 19, known=[1, 2, 3], mode="linear", extrapolation_value=77.0,
-               coordinate_transformation_mode="tf_crop_and_resize")
+    check_node(
+        "Resize",
+        [x, np.array(roi, np.float32), None, sizes],
+        19,
+        known=[1, 2, 3],
+        mode="linear",
+        extrapolation_value=77.0,
+        coordinate_transformation_mode="tf_crop_and_resize",
+    )
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 @pytest.mark.parametrize("exclude", [0, 1])
-@pytest.mark.parametrize(("shape", "scales"), [
-    ((1, 3, 23, 37), (1, 1, 0.6, 0.45)), ((1, 3, 23, 37), (1, 1, 1.7, 2.3)), ((1, 3, 23, 37), (1, 1, 1, 0.3)), ((23, 37), (0.3, 1)),
-    ((1, 23, 37, 3), (1, 0.4, 1.3, 1)), ((23, 37), (0.11, 0.9))], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "scales"),
+    [
+        ((1, 3, 23, 37), (1, 1, 0.6, 0.45)),
+        ((1, 3, 23, 37), (1, 1, 1.7, 2.3)),
+        ((1, 3, 23, 37), (1, 1, 1, 0.3)),
+        ((23, 37), (0.3, 1)),
+        ((1, 23, 37, 3), (1, 0.4, 1.3, 1)),
+        ((23, 37), (0.11, 0.9)),
+    ],
+    ids=str,
+)
 def test_antialias_of_bytes(mode: str, exclude: int, shape: tuple[int, ...], scales: tuple[float, ...]) -> None:
     check_bytes(bytes_of(np.uint8, *shape), scales, mode=mode, antialias=1, exclude_outside=exclude)
 
@@ -177,21 +251,37 @@ def test_nan_and_infinity() -> None:
 X, FOUR = normal(1, 1, 5, 7), np.array((1, 1, 2, 2), np.float32)
 
 
-@pytest.mark.parametrize(("code", "op", "inputs", "opset", "known", "attributes"), [
-    (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"mode": "nearest", "antialias": 1}),
-    (Code.ATTRIBUTE, "Resize", [X, np.array([0, 0, 0, 0, 1, 1, 1, 1], np.float32), FOUR], 18, [1, 2],
-     {"mode": "linear", "antialias": 1, "coordinate_transformation_mode": "tf_crop_and_resize"}),
-    (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"mode": "linear", "exclude_outside": 1}),
-    (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"coordinate_transformation_mode": "tf_crop_and_resize"}),
-    (Code.ATTRIBUTE, "Resize", [X, None, FOUR ** np.float32(0.6)], 18, [2], {"coordinate_transformation_mode": "align_corners"}),
-    (Code.ATTRIBUTE, "Resize", [X, None, FOUR[:3]], 18, [2], {}),
-    (Code.RANK, "Resize", [X, None, 2 * FOUR], 18, [2], {}),
-    (Code.DTYPE, "Resize", [X.astype(np.uint8), None, FOUR], 18, [2], {"mode": "cubic"}),
-    (Code.DTYPE, "Resize", [X.astype(np.int8), None, FOUR], 18, [2], {"mode": "linear", "antialias": 1}),
-    (Code.DTYPE, "Resize", [X.astype(np.int32), None, FOUR], 18, [2], {"mode": "linear"}),
-    (Code.RANK, "Resize", [X.astype(np.uint8), None, FOUR[::-1].copy()], 18, [2], {"mode": "linear"}),
-    (Code.DTYPE, "Resize", [X.astype(np.float64), None, FOUR], 18, [2], {}),
-])
+@pytest.mark.parametrize(
+    ("code", "op", "inputs", "opset", "known", "attributes"),
+    [
+        (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"mode": "nearest", "antialias": 1}),
+        (
+            Code.ATTRIBUTE,
+            "Resize",
+            [X, np.array([0, 0, 0, 0, 1, 1, 1, 1], np.float32), FOUR],
+            18,
+            [1, 2],
+            {"mode": "linear", "antialias": 1, "coordinate_transformation_mode": "tf_crop_and_resize"},
+        ),
+        (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"mode": "linear", "exclude_outside": 1}),
+        (Code.ATTRIBUTE, "Resize", [X, None, FOUR], 18, [2], {"coordinate_transformation_mode": "tf_crop_and_resize"}),
+        (
+            Code.ATTRIBUTE,
+            "Resize",
+            [X, None, FOUR ** np.float32(0.6)],
+            18,
+            [2],
+            {"coordinate_transformation_mode": "align_corners"},
+        ),
+        (Code.ATTRIBUTE, "Resize", [X, None, FOUR[:3]], 18, [2], {}),
+        (Code.RANK, "Resize", [X, None, 2 * FOUR], 18, [2], {}),
+        (Code.DTYPE, "Resize", [X.astype(np.uint8), None, FOUR], 18, [2], {"mode": "cubic"}),
+        (Code.DTYPE, "Resize", [X.astype(np.int8), None, FOUR], 18, [2], {"mode": "linear", "antialias": 1}),
+        (Code.DTYPE, "Resize", [X.astype(np.int32), None, FOUR], 18, [2], {"mode": "linear"}),
+        (Code.RANK, "Resize", [X.astype(np.uint8), None, FOUR[::-1].copy()], 18, [2], {"mode": "linear"}),
+        (Code.DTYPE, "Resize", [X.astype(np.float64), None, FOUR], 18, [2], {}),
+    ],
+)
 def test_declines(code: Code, op: str, inputs: Any, opset: int, known: Any, attributes: dict[str, Any]) -> None:
     check_decline(code, op, inputs, opset, known, **attributes)
 
@@ -200,16 +290,42 @@ def test_scales_that_come_with_the_run() -> None:
     check_node("Resize", [X, None, FOUR], 18, mode="linear")
 
 
-@pytest.mark.parametrize(("scales", "coordinates", "mode", "extra"), part(
-    [((1, 1, 0.6, 0.35),), ((1, 1, 0.11, 1.7),), ((1, 1, 2.5, 0.5),), ((1, 1, 1, 0.31),)],
-    ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"],
-    [("linear", {}), ("cubic", {}), ("cubic", {"cubic_coeff_a": -0.5, "exclude_outside": 1}), ("linear", {"exclude_outside": 1})]))
+@pytest.mark.parametrize(
+    ("scales", "coordinates", "mode", "extra"),
+    part(
+        [((1, 1, 0.6, 0.35),), ((1, 1, 0.11, 1.7),), ((1, 1, 2.5, 0.5),), ((1, 1, 1, 0.31),)],
+        ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"],
+        [
+            ("linear", {}),
+            ("cubic", {}),
+            ("cubic", {"cubic_coeff_a": -0.5, "exclude_outside": 1}),
+            ("linear", {"exclude_outside": 1}),
+        ],
+    ),
+)
 def test_antialias(scales: tuple[float, ...], coordinates: str, mode: str, extra: dict[str, Any]) -> None:
     shape = (2, 3, 20, 40)
     sizes = np.array([max(1, round(n * s)) for n, s in zip(shape, scales, strict=True)])
     inputs = [normal(*shape), None, None, sizes]
-    check_node("Resize", inputs, 18, [3], tolerance=2e-6, mode=mode, antialias=1, coordinate_transformation_mode=coordinates, **extra)
+    check_node(
+        "Resize",
+        inputs,
+        18,
+        [3],
+        tolerance=2e-6,
+        mode=mode,
+        antialias=1,
+        coordinate_transformation_mode=coordinates,
+        **extra,
+    )
 
 
 def test_antialias_with_scales_that_come_with_the_run() -> None:
-    check_node("Resize", [normal(1, 2, 15, 21), None, np.array([1, 1, 0.4, 0.7], np.float32)], 18, mode="linear", antialias=1, tolerance=2e-6)
+    check_node(
+        "Resize",
+        [normal(1, 2, 15, 21), None, np.array([1, 1, 0.4, 0.7], np.float32)],
+        18,
+        mode="linear",
+        antialias=1,
+        tolerance=2e-6,
+    )

@@ -29,18 +29,26 @@ def softmax(x: Array) -> Array:
 
 
 @pytest.mark.usefixtures("subgroups")
-@pytest.mark.parametrize(("shape", "form"), part(
-    [((5, 64),), ((3, 7, 77),), ((130, 384),), ((2, 1021),), ((3, 1024),), ((1, 9004),), ((2, 40_001),)], list(FORMS)))
+@pytest.mark.parametrize(
+    ("shape", "form"),
+    part(
+        [((5, 64),), ((3, 7, 77),), ((130, 384),), ((2, 1021),), ((3, 1024),), ((1, 9004),), ((2, 40_001),)],
+        list(FORMS),
+    ),
+)
 def test_softmax(shape: tuple[int, ...], form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = normal(*shape) * 20
     with forced(form) as made:
         check_node("Softmax", [x], 13, axis=-1, wanted=[softmax(x).astype("f")], tolerance=2e-6)
-        check_node("LogSoftmax", [x], 13, axis=-1, wanted=[np.log(np.maximum(softmax(x), 1e-300)).astype("f")], tolerance=2e-6)
+        check_node(
+            "LogSoftmax", [x], 13, axis=-1, wanted=[np.log(np.maximum(softmax(x), 1e-300)).astype("f")], tolerance=2e-6
+        )
     assert any(form in choice.forms for choice in made.values()) or shape[-1] != 1024
 
 
 def test_rows_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A NaN makes its row NaN, minus infinity an element 0; nothing but minus infinity is NaN, as by ONNX Runtime's CPU."""
+    """A NaN makes its row NaN, minus infinity an element 0; nothing but minus infinity is NaN, as by ONNX Runtime's
+    CPU."""
     x = normal(5, 132)
     x[0, 7], x[1, :100], x[3] = np.nan, -np.inf, -np.inf
     for form in ("fours", "wide 128"):
@@ -57,13 +65,15 @@ def test_layers(shape: tuple[int, ...], form: str, monkeypatch: pytest.MonkeyPat
     whole = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5) * scale + bias
     with forced(form):
         check_node("LayerNormalization", [x, scale, bias], 17, tolerance=2e-6, wanted=[whole.astype("f")])
-        want = wide / np.sqrt((wide ** 2).mean(-1, keepdims=True) + 1e-5) * scale
+        want = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5) * scale
         check_node("RMSNormalization", [x, scale], 23, wanted=[want.astype("f")], tolerance=2e-6, epsilon=1e-5)
 
 
 @pytest.mark.usefixtures("subgroups")
 @pytest.mark.parametrize("form", [*FORMS, "2 pieces", "8 pieces"])
-@pytest.mark.parametrize(("shape", "groups"), [((2, 6, 4, 8), 3), ((1, 6, 40, 66), 2), ((2, 4, 61, 100), 4), ((1, 4, 90, 52), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((2, 6, 4, 8), 3), ((1, 6, 40, 66), 2), ((2, 4, 61, 100), 4), ((1, 4, 90, 52), 1)], ids=str
+)
 def test_groups(shape: tuple[int, ...], groups: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, channels = normal(*shape) * 3 + 5, shape[1]
     wide = x.reshape(shape[0], groups, -1).astype(np.float64)
@@ -73,7 +83,14 @@ def test_groups(shape: tuple[int, ...], groups: int, form: str, monkeypatch: pyt
             scale, bias = normal(size, seed=1), normal(size, seed=2)
             of_channels = [np.repeat(v, channels // size).reshape(channels, 1, 1) for v in (scale, bias)]
             want = whole * of_channels[0] + of_channels[1]
-            check_node("GroupNormalization", [x, scale, bias], opset, num_groups=groups, wanted=[want.astype("f")], tolerance=2e-6)
+            check_node(
+                "GroupNormalization",
+                [x, scale, bias],
+                opset,
+                num_groups=groups,
+                wanted=[want.astype("f")],
+                tolerance=2e-6,
+            )
         if groups == channels:
             check_node("InstanceNormalization", [x, scale, bias], 6, wanted=[want.astype("f")], tolerance=2e-6)
     assert any(form in choice.forms for choice in made.values()) or form == "fours" or shape[2:] != (90, 52)
@@ -82,7 +99,7 @@ def test_groups(shape: tuple[int, ...], groups: int, form: str, monkeypatch: pyt
 def shaders(op: str, shapes: list[tuple[int, ...]], limits: Limits, version: int) -> list[str]:
     model, feeds = node_model(op, [np.empty(shape, "f") for shape in shapes], version)
     plan = make_plan(from_onnx(model), {k: TensorType(FLOAT32, a.shape) for k, a in feeds.items()}, limits)
-    return [step.kernel.shader for step in plan.steps]     # type: ignore[union-attr]
+    return [step.kernel.shader for step in plan.steps]  # type: ignore[union-attr]
 
 
 def test_a_kernel_that_failed_its_probe_is_not_taken() -> None:

@@ -1,4 +1,5 @@
-"""AffineGrid, DeformConv, Col2Im and Det against ONNX Runtime's CPU kernels, or numpy in float64 where there is none."""
+"""AffineGrid, DeformConv, Col2Im and Det against ONNX Runtime's CPU kernels, or numpy in float64 where there is
+none."""
 
 from __future__ import annotations
 
@@ -12,17 +13,21 @@ from tests.direct import run_direct
 from tests.ops.single_node import Array, check_node, node_model, normal
 
 
-def declined(code: Code, op: str, inputs: tuple[Array, ...], opset: int, known: tuple[int, ...] = (), **attributes: Any) -> None:
+def declined(
+    code: Code, op: str, inputs: tuple[Array, ...], opset: int, known: tuple[int, ...] = (), **attributes: Any
+) -> None:
     with pytest.raises(UnsupportedNodeError) as caught:
         run_direct(*node_model(op, inputs, opset, known, **attributes))
     assert caught.value.code is code, caught.value
 
 
 @pytest.mark.parametrize("align", [0, 1])
-@pytest.mark.parametrize("size", [(2, 1, 5, 7), (3, 2, 1, 4), (1, 1, 67, 129), (2, 1, 3, 5, 7), (1, 3, 1, 1, 1), (0, 1, 3, 3)])
+@pytest.mark.parametrize(
+    "size", [(2, 1, 5, 7), (3, 2, 1, 4), (1, 1, 67, 129), (2, 1, 3, 5, 7), (1, 3, 1, 1, 1), (0, 1, 3, 3)]
+)
 def test_affine_grid(size: tuple[int, ...], align: int) -> None:
     axes = len(size) - 2
-    for known in ((1,), ()):        # the sizes may come with the run
+    for known in ((1,), ()):  # the sizes may come with the run
         check_node("AffineGrid", (normal(size[0], axes, axes + 1), np.array(size)), 20, known, align_corners=align)
 
 
@@ -31,12 +36,21 @@ def test_affine_grid_declines() -> None:
     declined(Code.RANK, "AffineGrid", (normal(2, 2, 3), np.array([2, 1, 5])), 20, (1,))
 
 
-@pytest.mark.parametrize(("image", "block", "attributes"), [
-    ((7, 9), (2, 3), {}), ((7, 9), (3, 2), {"strides": [2, 3], "pads": [1, 0, 2, 1]}), ((11, 13), (3, 3), {"dilations": [2, 3]}),
-    ((8,), (3,), {"strides": [2], "pads": [1, 1]}), ((5, 6, 7), (2, 3, 2), {"strides": [1, 2, 1], "pads": [1, 0, 1, 0, 1, 1]})])
+@pytest.mark.parametrize(
+    ("image", "block", "attributes"),
+    [
+        ((7, 9), (2, 3), {}),
+        ((7, 9), (3, 2), {"strides": [2, 3], "pads": [1, 0, 2, 1]}),
+        ((11, 13), (3, 3), {"dilations": [2, 3]}),
+        ((8,), (3,), {"strides": [2], "pads": [1, 1]}),
+        ((5, 6, 7), (2, 3, 2), {"strides": [1, 2, 1], "pads": [1, 0, 1, 0, 1, 1]}),
+    ],
+)
 def test_col2im(image: tuple[int, ...], block: tuple[int, ...], attributes: dict[str, list[int]]) -> None:
     n = len(image)
-    strides, dilations, pads = (attributes.get(k, [d] * m) for k, d, m in (("strides", 1, n), ("dilations", 1, n), ("pads", 0, 2 * n)))
+    strides, dilations, pads = (
+        attributes.get(k, [d] * m) for k, d, m in (("strides", 1, n), ("dilations", 1, n), ("pads", 0, 2 * n))
+    )
     count = [(image[a] + pads[a] + pads[a + n] - dilations[a] * (block[a] - 1) - 1) // strides[a] + 1 for a in range(n)]
     x = normal(2, 3 * int(np.prod(block)), int(np.prod(count)))
     padded = np.zeros((2, 3, *(i + 2 * max(pads) + 8 for i in image)))
@@ -53,13 +67,25 @@ def test_col2im_declines() -> None:
     declined(Code.RANK, "Col2Im", (normal(1, 6, 5), np.array([3, 3]), np.array([2, 3])), 18, (1, 2))
 
 
-@pytest.mark.parametrize(("shape", "filters", "attributes"), [
-    ((1, 3, 7, 9), (5, 3, 3, 3), {}), ((2, 4, 9, 8), (6, 2, 3, 2), {"group": 2, "offset_group": 2, "pads": [1, 1, 1, 0], "strides": [2, 1]}),
-    ((1, 4, 11, 11), (4, 4, 3, 3), {"offset_group": 4, "dilations": [2, 2], "pads": [2, 2, 2, 2]})])
+@pytest.mark.parametrize(
+    ("shape", "filters", "attributes"),
+    [
+        ((1, 3, 7, 9), (5, 3, 3, 3), {}),
+        ((2, 4, 9, 8), (6, 2, 3, 2), {"group": 2, "offset_group": 2, "pads": [1, 1, 1, 0], "strides": [2, 1]}),
+        ((1, 4, 11, 11), (4, 4, 3, 3), {"offset_group": 4, "dilations": [2, 2], "pads": [2, 2, 2, 2]}),
+    ],
+)
 @pytest.mark.parametrize("masked", [False, True])
-def test_deform_conv(shape: tuple[int, ...], filters: tuple[int, ...], attributes: dict[str, Any], masked: bool) -> None:
-    pads, strides, dilations = (attributes.get(k, d) for k, d in (("pads", [0] * 4), ("strides", [1, 1]), ("dilations", [1, 1])))
-    out = [(shape[2 + a] + pads[a] + pads[a + 2] - dilations[a] * (filters[2 + a] - 1) - 1) // strides[a] + 1 for a in range(2)]
+def test_deform_conv(
+    shape: tuple[int, ...], filters: tuple[int, ...], attributes: dict[str, Any], masked: bool
+) -> None:
+    pads, strides, dilations = (
+        attributes.get(k, d) for k, d in (("pads", [0] * 4), ("strides", [1, 1]), ("dilations", [1, 1]))
+    )
+    out = [
+        (shape[2 + a] + pads[a] + pads[a + 2] - dilations[a] * (filters[2 + a] - 1) - 1) // strides[a] + 1
+        for a in range(2)
+    ]
     channels = attributes.get("offset_group", 1) * filters[2] * filters[3]
     offset = 2 * normal(shape[0], 2 * channels, *out, seed=3)
     inputs: list[Array] = [normal(*shape), normal(*filters, seed=2), offset, normal(filters[0], seed=5)]
@@ -85,7 +111,13 @@ def test_deform_conv_declines() -> None:
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2), (3, 5, 5), (2, 3, 17, 17), (300, 4, 4)])
 def test_det(shape: tuple[int, ...], dtype: str) -> None:
     x = np.random.default_rng(3).normal(size=shape).astype(dtype)
-    check_node("Det", (x,), 22, wanted=[np.linalg.det(x.astype(np.float64)).astype(dtype)], tolerance=1e-5 if dtype == "float32" else 1e-13)
+    check_node(
+        "Det",
+        (x,),
+        22,
+        wanted=[np.linalg.det(x.astype(np.float64)).astype(dtype)],
+        tolerance=1e-5 if dtype == "float32" else 1e-13,
+    )
 
 
 def test_det_of_singular_matrices() -> None:

@@ -23,7 +23,14 @@ from tests.ops.single_node import Array, assert_same, node_model, on_cpu
 RNG = np.random.default_rng(17)
 
 
-def check(op: str, inputs: tuple[Array | None, ...], opset: int, outputs: int = 1, every_size_open: bool = False, **attributes: Any) -> None:
+def check(
+    op: str,
+    inputs: tuple[Array | None, ...],
+    opset: int,
+    outputs: int = 1,
+    every_size_open: bool = False,
+    **attributes: Any,
+) -> None:
     model, feeds = node_model(op, inputs, opset, outputs=outputs, **attributes)
     assert_same(run_direct(model, feeds, every_size_open=every_size_open), on_cpu(model, feeds))
 
@@ -97,12 +104,19 @@ def test_nan_is_one_number() -> None:
 
 def _chain() -> onnx.ModelProto:
     """Two that read what NonZero gives, one of them by way of a view, and what is before and after."""
-    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("NonZero", ["a"], ["n"]),
-             helper.make_node("Transpose", ["n"], ["places"]), helper.make_node("GatherND", ["a", "places"], ["values"]),
-             helper.make_node("Exp", ["values"], ["y"]), helper.make_node("Shape", ["n"], ["s"])]
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("NonZero", ["a"], ["n"]),
+        helper.make_node("Transpose", ["n"], ["places"]),
+        helper.make_node("GatherND", ["a", "places"], ["values"]),
+        helper.make_node("Exp", ["values"], ["y"]),
+        helper.make_node("Shape", ["n"], ["s"]),
+    ]
     given = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 9])]
     wanted = [helper.make_empty_tensor_value_info(n) for n in ("y", "s")]
-    return helper.make_model(helper.make_graph(nodes, "g", given, wanted), opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    return helper.make_model(
+        helper.make_graph(nodes, "g", given, wanted), opset_imports=[helper.make_opsetid("", 17)], ir_version=10
+    )
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
@@ -130,11 +144,14 @@ def boxes_of(batches: int, size: int, centered: bool = False) -> Array:
     return np.concatenate(parts, 2).astype(np.float32)
 
 
-@pytest.mark.parametrize(("batches", "classes", "size", "most"), [(1, 1, 1, 1), (1, 1, 6, 3), (2, 3, 57, 10), (1, 2, 700, 700), (3, 1, 257, 1000)])
+@pytest.mark.parametrize(
+    ("batches", "classes", "size", "most"),
+    [(1, 1, 1, 1), (1, 1, 6, 3), (2, 3, 57, 10), (1, 2, 700, 700), (3, 1, 257, 1000)],
+)
 @pytest.mark.parametrize("centered", [0, 1])
 def test_non_max_suppression(batches: int, classes: int, size: int, most: int, centered: int) -> None:
     boxes, scores = boxes_of(batches, size, bool(centered)), RNG.random((batches, classes, size)).astype(np.float32)
-    scores[..., ::5] = 0.5      # of equal ones the first box
+    scores[..., ::5] = 0.5  # of equal ones the first box
     for extra in ((), (0.3,), (0.5, 0.6)):
         inputs = (boxes, scores, np.array([most]), *(np.array([v], np.float32) for v in extra))
         check("NonMaxSuppression", inputs, 11, center_point_box=centered)
@@ -144,7 +161,9 @@ def test_non_max_suppression(batches: int, classes: int, size: int, most: int, c
 
 @pytest.mark.parametrize("most", [MANY, MANY + 1, 2**31 - 1, 2**62, 2**63 - 1])
 def test_as_many_boxes_as_there_are(most: int) -> None:
-    """What exporters write for no limit: an open number of boxes gives the size of the output then, in one plan for all of them."""
+    """What exporters write for no limit: an open number of boxes gives the size of the output then, in one plan for all
+    of them."""
+
     def case(size: int) -> Any:
         inputs = (boxes_of(2, size), RNG.random((2, 3, size)).astype("f"), np.array([most]), np.array([0.3], "f"))
         return node_model("NonMaxSuppression", inputs, 11, known=(2, 3))
@@ -168,7 +187,9 @@ def test_corners_in_any_order_and_boxes_without_area() -> None:
 @pytest.mark.parametrize("threshold", [-0.1, 1.5, float("nan")])
 def test_a_threshold_that_is_no_share_of_an_area_is_an_error_as_on_the_cpu(threshold: float) -> None:
     boxes, scores = boxes_of(1, 9), RNG.random((1, 1, 9)).astype(np.float32)
-    model, feeds = node_model("NonMaxSuppression", (boxes, scores, np.array([9]), np.array([threshold], np.float32)), 11)
+    model, feeds = node_model(
+        "NonMaxSuppression", (boxes, scores, np.array([9]), np.array([threshold], np.float32)), 11
+    )
     session = InferenceSession(model.SerializeToString(), provider_options={"placement": "gpu"})
     with pytest.raises(Exception, match=r"iou_threshold must be in range \[0, 1\]"):
         session.run(None, feeds)

@@ -17,7 +17,8 @@ from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.shaders.composer import body
 from tests.unit.graphs import tensor
 
-USES = re.compile(r"\b(subgroup(?!Matrix)|quad)[A-Z]\w*\(")       # a subgroup matrix has its own sizes, which devices name
+# a subgroup matrix has its own sizes, which devices name
+USES = re.compile(r"\b(subgroup(?!Matrix)|quad)[A-Z]\w*\(")
 SHADERS = [path.name for path in files("ort_gpu_ep.shaders").iterdir() if path.name.endswith(".wgsl")]
 KERNELS = {shader for shader in SHADERS if USES.search(body(shader)) and "subgroupMatrix" not in body(shader)}
 """Without those of matrix units, whose workgroups are whole subgroups, and which no software adapter has."""
@@ -27,21 +28,33 @@ KERNELS = {shader for shader in SHADERS if USES.search(body(shader)) and "subgro
 def test_workgroups_smaller_than_a_subgroup(size: int) -> None:
     """lavapipe takes the size of its subgroups from the environment, once a process."""
     run = subprocess.run(
-        [sys.executable, "-m", "tests.ops.subgroup_sizes"], capture_output=True, text=True, timeout=300,
-        env={**os.environ, "LP_NATIVE_VECTOR_WIDTH": str(32 * size)})
+        [sys.executable, "-m", "tests.ops.subgroup_sizes"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "LP_NATIVE_VECTOR_WIDTH": str(32 * size)},
+    )
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert found["said"] == f"subgroups of {size}"
     assert not found["failed"]
     assert found["workgroups"].keys() == KERNELS
     smallest = {shader: min(sizes) for shader, sizes in found["workgroups"].items() if shader != "attention.wgsl"}
-    assert max(smallest.values()) < 16      # attention.wgsl exchanges between neighbours only
+    assert max(smallest.values()) < 16  # attention.wgsl exchanges between neighbours only
 
 
 def test_subgroups_are_counted_unless_they_are_known_to_be_full() -> None:
     out = tensor(64)
-    made = kernel("matvec_rows.wgsl", [out], consts={"SUBGROUPS": True}, groups=3, workgroup_size=64, reads={"w": 0, "v": 1},
-                  vectors=("w", "v"), features=("subgroup",))
+    made = kernel(
+        "matvec_rows.wgsl",
+        [out],
+        consts={"SUBGROUPS": True},
+        groups=3,
+        workgroup_size=64,
+        reads={"w": 0, "v": 1},
+        vectors=("w", "v"),
+        features=("subgroup",),
+    )
     bindings = {"w": (tensor(64, 64), False), "v": (tensor(64), False), "y": (out, True)}
     for size, counted in ((0, True), (32, False), (64, False), (128, True)):
         text = compose(made, bindings, Limits(subgroup_size=size))

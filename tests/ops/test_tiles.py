@@ -1,4 +1,5 @@
-"""product.wgsl and depthwise_last.wgsl: convolutions whose channels lie together, and matrices, in every tile; against float64 sums."""
+"""product.wgsl and depthwise_last.wgsl: convolutions whose channels lie together, and matrices, in every tile; against
+float64 sums."""
 
 from __future__ import annotations
 
@@ -33,7 +34,17 @@ def conv_graph(x: Array, w: Array, bias: Array | None, residual: Array | None, *
     if residual is not None:
         values["r"] = Value("r", FLOAT32, residual.shape)
         fused = {"epilogue": (RELU, ADD), "operands": ("r",)}
-    node = Node("Conv", ("x", "w", "c" if bias is not None else ""), ("y",), "conv", "", 11, attributes, channels_last=True, **fused)
+    node = Node(
+        "Conv",
+        ("x", "w", "c" if bias is not None else ""),
+        ("y",),
+        "conv",
+        "",
+        11,
+        attributes,
+        channels_last=True,
+        **fused,
+    )
     return Graph("g", ("x", *(("r",) if residual is not None else ())), ("y",), (node,), values)
 
 
@@ -42,23 +53,31 @@ def expected(x: Array, w: Array, bias: Array | None, residual: Array | None, att
     pads, strides = attributes.get("pads", [0] * 4), attributes.get("strides", [1, 1])
     dilations, groups = attributes.get("dilations", [1, 1]), attributes.get("group", 1)
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
-    out = [(n - (k - 1) * d - 1) // s + 1 for n, k, d, s in zip(padded.shape[2:], w.shape[2:], dilations, strides, strict=True)]
+    out = [
+        (n - (k - 1) * d - 1) // s + 1
+        for n, k, d, s in zip(padded.shape[2:], w.shape[2:], dilations, strides, strict=True)
+    ]
     y = np.zeros((x.shape[0], *out, w.shape[0]))
     each, filters = w.shape[1], w.shape[0] // groups
     for g in range(groups):
-        own = w[g * filters:(g + 1) * filters].astype(np.float64)
+        own = w[g * filters : (g + 1) * filters].astype(np.float64)
         for ky in range(w.shape[2]):
             for kx in range(w.shape[3]):
                 rows = slice(ky * dilations[0], ky * dilations[0] + (out[0] - 1) * strides[0] + 1, strides[0])
                 columns = slice(kx * dilations[1], kx * dilations[1] + (out[1] - 1) * strides[1] + 1, strides[1])
-                seen = padded[:, g * each:(g + 1) * each, rows, columns]
-                y[..., g * filters:(g + 1) * filters] += np.einsum("nchw,mc->nhwm", seen, own[:, :, ky, kx])
+                seen = padded[:, g * each : (g + 1) * each, rows, columns]
+                y[..., g * filters : (g + 1) * filters] += np.einsum("nchw,mc->nhwm", seen, own[:, :, ky, kx])
     y = y if bias is None else y + bias
     return y if residual is None else np.maximum(y, 0) + residual
 
 
 def check_conv(
-    x: tuple[int, ...], w: tuple[int, ...], bias: bool = True, residual: bool = False, every_size_open: bool = False, **attributes: Any,
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    bias: bool = True,
+    residual: bool = False,
+    every_size_open: bool = False,
+    **attributes: Any,
 ) -> None:
     rng = np.random.default_rng([*x, *w])
     plain = rng.normal(size=x).astype(np.float32)
@@ -66,12 +85,14 @@ def check_conv(
     reference = expected(plain, weights, shift, None, attributes)
     added = rng.normal(size=reference.shape).astype(np.float32) if residual else None
     reference = expected(plain, weights, shift, added, attributes)
-    stored = plain if w[1] <= 4 and attributes.get("group", 1) == 1 else np.ascontiguousarray(plain.transpose(0, 2, 3, 1))
+    stored = (
+        plain if w[1] <= 4 and attributes.get("group", 1) == 1 else np.ascontiguousarray(plain.transpose(0, 2, 3, 1))
+    )
     graph = conv_graph(stored, weights, shift, added, **attributes)
     program = Program(opened(graph) if every_size_open else graph, Config(), Gpu.open(Config()))
     try:
-        for _ in range(2):      # the second run has the packed weights of the first
-            got, = run_program(program, {"x": stored, **({} if added is None else {"r": added})})
+        for _ in range(2):  # the second run has the packed weights of the first
+            (got,) = run_program(program, {"x": stored, **({} if added is None else {"r": added})})
     finally:
         program.close()
     assert got.shape == reference.shape
@@ -81,12 +102,13 @@ def check_conv(
 
 CONVS = [
     ((1, 32, 14, 14), (64, 32, 1, 1), {}),
-    ((2, 36, 9, 11), (44, 36, 1, 1), {}),                                     # K that fills no step, M that fills no tile
+    # K that fills no step, M that fills no tile
+    ((2, 36, 9, 11), (44, 36, 1, 1), {}),
     ((1, 64, 15, 13), (32, 64, 1, 1), {"strides": [2, 2]}),
     ((1, 16, 7, 9), (12, 16, 1, 1), {"pads": [0, 1, 1, 0]}),
-    ((2, 32, 12, 10), (32, 32, 3, 3), {"pads": [1, 1, 1, 1]}),                # a step lies within one tap
+    ((2, 32, 12, 10), (32, 32, 3, 3), {"pads": [1, 1, 1, 1]}),  # a step lies within one tap
     ((1, 64, 9, 8), (20, 64, 3, 3), {"pads": [1, 0, 2, 1], "strides": [2, 1], "dilations": [1, 2]}),
-    ((1, 12, 11, 7), (16, 12, 3, 5), {"pads": [1, 2, 1, 2]}),                 # steps across taps
+    ((1, 12, 11, 7), (16, 12, 3, 5), {"pads": [1, 2, 1, 2]}),  # steps across taps
     ((2, 3, 31, 33), (32, 3, 7, 7), {"pads": [3, 3, 3, 3], "strides": [2, 2]}),
     ((1, 1, 20, 20), (8, 1, 3, 3), {}),
     ((1, 4, 10, 12), (16, 4, 3, 3), {"pads": [1, 1, 1, 1]}),
@@ -98,7 +120,9 @@ CONVS = [
 
 @pytest.mark.parametrize("every_size_open", [False, True], ids=["fixed", "open"])
 @pytest.mark.parametrize(("x", "w", "attributes"), CONVS, ids=str)
-def test_convolutions(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any], every_size_open: bool) -> None:
+def test_convolutions(
+    x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any], every_size_open: bool
+) -> None:
     check_conv(x, w, every_size_open=every_size_open, **attributes)
 
 
@@ -113,10 +137,11 @@ FORMS = [(tile.name, split) for tile in tiles.TILES for split in ((1, 3) if tile
 
 @pytest.mark.parametrize(("name", "split"), FORMS, ids=str)
 def test_every_tile(name: str, split: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is right on its own, with sizes that fill neither tile nor step, and with K cut. Further windows: its probe."""
+    """Each is right on its own, with sizes that fill neither tile nor step, and with K cut. Further windows: its
+    probe."""
     tile = next(t for t in tiles.TILES if t.name == name)
     if not tile.fits(Gpu.open(Config()).limits):
-        assert name in ("64x64/4", "128x128")       # for adapters with 48 KiB of workgroup memory, as most have
+        assert name in ("64x64/4", "128x128")  # for adapters with 48 KiB of workgroup memory, as most have
         return
     with chosen(tile, split):
         check_conv((2, 40, 9, 11), (72, 40, 3, 3), pads=[1, 1, 1, 1])
@@ -136,23 +161,27 @@ def test_the_last_workgroup_adds_the_parts_up(split: int, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("x", "w", "attributes"), [CONVS[1], CONVS[6], CONVS[7], CONVS[11]], ids=str)
-def test_packed_weights_replace_those_of_the_model(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
+def test_packed_weights_replace_those_of_the_model(
+    x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
     """On the device there is one copy; who needs the other gets it back, bit for bit."""
     rng = np.random.default_rng(5)
     weights = rng.normal(size=(*w[:1], *w[1:])).astype(np.float32)
     plain = rng.normal(size=x).astype(np.float32)
-    stored = plain if w[1] <= 4 and attributes.get("group", 1) == 1 else np.ascontiguousarray(plain.transpose(0, 2, 3, 1))
+    stored = (
+        plain if w[1] <= 4 and attributes.get("group", 1) == 1 else np.ascontiguousarray(plain.transpose(0, 2, 3, 1))
+    )
     gpu = Gpu.open(Config())
     program = Program(conv_graph(stored, weights, None, None, **attributes), Config(), gpu)
     try:
-        first, = run_program(program, {"x": stored})
+        (first,) = run_program(program, {"x": stored})
         one_copy = program.weight_nbytes
-        assert one_copy < 1.7 * weights.nbytes + 4096      # zeros fill up channels and rows
+        assert one_copy < 1.7 * weights.nbytes + 4096  # zeros fill up channels and rows
         back = np.empty_like(weights)
         gpu.download(program.weight("w"), 0, back.ctypes.data, back.nbytes)
         assert np.array_equal(back, weights)
         assert program.weight_nbytes >= one_copy + weights.nbytes
-        again, = run_program(program, {"x": stored})
+        (again,) = run_program(program, {"x": stored})
         assert np.array_equal(first, again)
     finally:
         program.close()

@@ -1,4 +1,5 @@
-"""Transposes by tiles: every permutation, every form and element type, sizes around tiles and words, against numpy bit by bit."""
+"""Transposes by tiles: every permutation, every form and element type, sizes around tiles and words, against numpy bit
+by bit."""
 
 from __future__ import annotations
 
@@ -59,8 +60,10 @@ def test_what_a_permutation_comes_down_to(rank: int) -> None:
             continue
         pitches = swap.pitches()
         runs = ((swap.a, 1, pitches[swap.axis]), (swap.b, swap.strides[-1], 1))
-        shape_of, x_steps, y_steps = ((*swap.others(whole), *ends) for whole, ends in zip(
-            (swap.shape, swap.strides, pitches), zip(*runs, strict=True), strict=True))
+        shape_of, x_steps, y_steps = (
+            (*swap.others(whole), *ends)
+            for whole, ends in zip((swap.shape, swap.strides, pitches), zip(*runs, strict=True), strict=True)
+        )
         read, written = places(Strided(shape_of, x_steps)).ravel(), places(Strided(shape_of, y_steps)).ravel()
         y = np.full(read.size, -1)
         y[written] = read
@@ -72,8 +75,11 @@ def test_every_permutation(rank: int) -> None:
     """Of odd sizes: a graph of them all."""
     x = data(*(17, 5, 9, 35)[-rank:])
     perms = list(itertools.permutations(range(rank)))
-    model, feeds = model_of("Relu", (x,), after=tuple(
-        helper.make_node("Transpose", ["x0"], [f"t{k}"], perm=perm) for k, perm in enumerate(perms)))
+    model, feeds = model_of(
+        "Relu",
+        (x,),
+        after=tuple(helper.make_node("Transpose", ["x0"], [f"t{k}"], perm=perm) for k, perm in enumerate(perms)),
+    )
     del model.graph.output[:]
     model.graph.output.extend(helper.make_tensor_value_info(f"t{k}", 1, None) for k in range(len(perms)))
     for form in ("tile 32 x 32", EACH):
@@ -93,7 +99,9 @@ def turned(x: Array, perm: tuple[int, ...], form: str, **options: Any) -> bool:
 def test_every_form(form: str) -> None:
     """Two groups of axes that change places within a batch, of sizes that no tile divides."""
     assert turned(data(2, 268, 36), (0, 2, 1), form)
-    assert turned(data(9, 5, 4, 3, 12, dtype="int8"), (0, 3, 4, 1, 2), form) == (form not in BLOCKS or form == "blocks 16 x 64")
+    assert turned(data(9, 5, 4, 3, 12, dtype="int8"), (0, 3, 4, 1, 2), form) == (
+        form not in BLOCKS or form == "blocks 16 x 64"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "float16", "int16", "int32", "int64", "float64", "uint32"])
@@ -113,12 +121,30 @@ def test_sixteen_bytes_at_a_time() -> None:
 
 
 AFTER = {
-    "relu, add": (np.float32, (helper.make_node("Relu", ["y0"], ["r"]), helper.make_node("Add", ["r", "operand"], ["y"]))),
-    "of bytes": (np.uint8, (helper.make_node("Cast", ["y0"], ["c"], to=1), helper.make_node("Mul", ["c", "operand"], ["y"]))),
-    "of signed bytes": (np.int8, (helper.make_node("Cast", ["y0"], ["c"], to=1), helper.make_node("Mul", ["c", "operand"], ["y"]))),
-    "of integers": (np.int32, (helper.make_node("Cast", ["y0"], ["c"], to=1), helper.make_node("Mul", ["c", "operand"], ["y"]))),
-    "to bytes": (np.float32, (helper.make_node("Mul", ["y0", "operand"], ["c"]), helper.make_node("QuantizeLinear", ["c", "s", "z"], ["y"]))),
-    "to integers": (np.float32, (helper.make_node("Mul", ["y0", "operand"], ["c"]), helper.make_node("Cast", ["c"], ["y"], to=6))),
+    "relu, add": (
+        np.float32,
+        (helper.make_node("Relu", ["y0"], ["r"]), helper.make_node("Add", ["r", "operand"], ["y"])),
+    ),
+    "of bytes": (
+        np.uint8,
+        (helper.make_node("Cast", ["y0"], ["c"], to=1), helper.make_node("Mul", ["c", "operand"], ["y"])),
+    ),
+    "of signed bytes": (
+        np.int8,
+        (helper.make_node("Cast", ["y0"], ["c"], to=1), helper.make_node("Mul", ["c", "operand"], ["y"])),
+    ),
+    "of integers": (
+        np.int32,
+        (helper.make_node("Cast", ["y0"], ["c"], to=1), helper.make_node("Mul", ["c", "operand"], ["y"])),
+    ),
+    "to bytes": (
+        np.float32,
+        (helper.make_node("Mul", ["y0", "operand"], ["c"]), helper.make_node("QuantizeLinear", ["c", "s", "z"], ["y"])),
+    ),
+    "to integers": (
+        np.float32,
+        (helper.make_node("Mul", ["y0", "operand"], ["c"]), helper.make_node("Cast", ["c"], ["y"], to=6)),
+    ),
 }
 
 
@@ -130,20 +156,32 @@ def test_fused_steps(name: str, form: str) -> None:
     model, feeds = model_of("Transpose", (data(2, 68, 36, dtype=np.dtype(kind).name),), perm=(0, 2, 1), after=after)
     feeds["operand"] = data(36, 68)
     model.graph.input.append(helper.make_tensor_value_info("operand", 1, (36, 68)))
-    model.graph.initializer.extend([
-        helper.make_tensor("s", 1, [], [0.05]), helper.make_tensor("z", 3, [], np.array([3], np.int8).tobytes(), raw=True)])
+    model.graph.initializer.extend(
+        [
+            helper.make_tensor("s", 1, [], [0.05]),
+            helper.make_tensor("z", 3, [], np.array([3], np.int8).tobytes(), raw=True),
+        ]
+    )
     with forced(form):
         assert_same(run_direct(model, feeds, rewrite), on_cpu(model, feeds))
         graph = from_onnx(model)
-        plan = make_plan(graph, {n: TensorType(dtype_of(feeds[n]), feeds[n].shape) for n in graph.inputs}, Limits(), rewrite)
+        plan = make_plan(
+            graph, {n: TensorType(dtype_of(feeds[n]), feeds[n].shape) for n in graph.inputs}, Limits(), rewrite
+        )
     assert [s.kernel.shader for s in plan.steps] == ["strided.wgsl" if form == EACH else "transpose.wgsl"]
 
 
-@pytest.mark.parametrize(("op", "inputs", "options"), [
-    ("DepthToSpace", (data(2, 16, 12, 20),), {"blocksize": 2}), ("SpaceToDepth", (data(2, 3, 12, 20),), {"blocksize": 2}),
-    ("Expand", (data(1, 6, 1), Host([5, 1, 7])), {}), ("Tile", (data(6, 5), Host([3, 2])), {}),
-    ("Slice", slices(data(9, 40), [1, 3], [9, 39], [0, 1], [2, 3]), {}),
-], ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("op", "inputs", "options"),
+    [
+        ("DepthToSpace", (data(2, 16, 12, 20),), {"blocksize": 2}),
+        ("SpaceToDepth", (data(2, 3, 12, 20),), {"blocksize": 2}),
+        ("Expand", (data(1, 6, 1), Host([5, 1, 7])), {}),
+        ("Tile", (data(6, 5), Host([3, 2])), {}),
+        ("Slice", slices(data(9, 40), [1, 3], [9, 39], [0, 1], [2, 3]), {}),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
 @pytest.mark.parametrize("form", ["blocks 32 x 32", "tile 32 x 32"])
 def test_other_readings(op: str, inputs: Any, options: dict[str, Any], form: str) -> None:
     model, feeds = model_of(op, inputs, **options)
@@ -153,16 +191,31 @@ def test_other_readings(op: str, inputs: Any, options: dict[str, Any], form: str
 
 @pytest.mark.parametrize("form", ["blocks 16 x 64", "tile 32 x 32"])
 def test_sizes_of_a_run(form: str) -> None:
-    """One plan for sizes that it was not made for: of a length that may be any, elements go through workgroup memory."""
-    shape, sizes = (("N", 64, 36), ((2,), (5,), (3,))) if form in BLOCKS else (("N", "L", 36), ((2, 64), (3, 37), (2, 129), (5, 5)))
-    nodes = [helper.make_node("Transpose", ["x"], ["t"], perm=(0, 2, 1)), helper.make_node("Transpose", ["x"], ["u"], perm=(1, 2, 0)),
-             helper.make_node("Relu", ["t"], ["y"])]
-    model = helper.make_model(helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", 1, shape)], [helper.make_tensor_value_info(n, 1, None) for n in "yu"]), ir_version=10)
+    """One plan for sizes that it was not made for: of a length that may be any, elements go through workgroup
+    memory."""
+    shape, sizes = (
+        (("N", 64, 36), ((2,), (5,), (3,)))
+        if form in BLOCKS
+        else (("N", "L", 36), ((2, 64), (3, 37), (2, 129), (5, 5)))
+    )
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=(0, 2, 1)),
+        helper.make_node("Transpose", ["x"], ["u"], perm=(1, 2, 0)),
+        helper.make_node("Relu", ["t"], ["y"]),
+    ]
+    model = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "g",
+            [helper.make_tensor_value_info("x", 1, shape)],
+            [helper.make_tensor_value_info(n, 1, None) for n in "yu"],
+        ),
+        ir_version=10,
+    )
     program = Program(from_onnx(model), Config(), Gpu.open(Config()), rewrite)
     with forced(form) as seen:
         for size in sizes:
-            x = data(*size, *shape[len(size):])
+            x = data(*size, *shape[len(size) :])
             assert_same(run_program(program, {"x": x}), [np.maximum(x.transpose(0, 2, 1), 0), x.transpose(1, 2, 0)])
     assert program.planned == 1
     assert any(form in choice.forms for choice in seen.values())

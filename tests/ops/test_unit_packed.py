@@ -1,4 +1,5 @@
-"""Products of many vectors with packed weights on matrix units, which are emulated: within their error bound, against float64."""
+"""Products of many vectors with packed weights on matrix units, which are emulated: within their error bound, against
+float64."""
 
 from __future__ import annotations
 
@@ -39,11 +40,16 @@ def trial(way: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulated]:
 
 
 def product(
-    trial: Emulated, precision: str, zero: str = "none", bits: int = 4, power: float = 0, sizes: tuple[int, int, int, int] = (40, 96, 72, 32),
+    trial: Emulated,
+    precision: str,
+    zero: str = "none",
+    bits: int = 4,
+    power: float = 0,
+    sizes: tuple[int, int, int, int] = (40, 96, 72, 32),
     **changes: Any,
 ) -> tuple[Any, Any, Any]:
-    """What comes out, what should, and what may be missing. power: of two, for x; sizes: rows, k, columns, block; changes: in place of
-    constants.
+    """What comes out, what should, and what may be missing. power: of two, for x; sizes: rows, k, columns, block;
+    changes: in place of constants.
     """
     rows, k, n, block = sizes
     model, (dense, bias) = nbits_model((rows, k), k, n, bits, block, zero, True)
@@ -53,9 +59,13 @@ def product(
             array = changes[held.name](before).astype(np.float32)
             held.raw_data = array.tobytes()
             dense = dense * np.repeat(array.astype(np.float64) / before, block, 1)[:, :k].T
-    x = (np.random.default_rng().standard_normal((rows, k)) * 2.0 ** power).astype(np.float32)
-    got, = trial.graph(from_onnx(model), [x], precision)
-    return got, x.astype(np.float64) @ dense + bias, (2.0 ** -10 + k * 2.0 ** -24) * np.abs(x).astype(np.float64) @ np.abs(dense) + 2.0 ** -22 * np.abs(bias)
+    x = (np.random.default_rng().standard_normal((rows, k)) * 2.0**power).astype(np.float32)
+    (got,) = trial.graph(from_onnx(model), [x], precision)
+    return (
+        got,
+        x.astype(np.float64) @ dense + bias,
+        (2.0**-10 + k * 2.0**-24) * np.abs(x).astype(np.float64) @ np.abs(dense) + 2.0**-22 * np.abs(bias),
+    )
 
 
 @pytest.mark.parametrize("precision", ["tf32", "f16acc"])
@@ -68,13 +78,28 @@ def test_codes(trial: Emulated, way: str, precision: str, zero: str, bits: int) 
 
 
 @pytest.mark.parametrize("way", ["decoded in"], indirect=True)
-@pytest.mark.parametrize(("tile", "bits", "zero", "k", "block"), [
-    ((32, 16, 32), 4, "codes", 160, 16), ((16, 32, 32), 4, "none", 96, 32), ((16, 16, 64), 4, "codes", 160, 16),
-    ((16, 16, 64), 8, "codes", 112, 16), ((16, 32, 32), 2, "codes", 128, 64), ((32, 16, 32), 8, "none", 64, 64)])
+@pytest.mark.parametrize(
+    ("tile", "bits", "zero", "k", "block"),
+    [
+        ((32, 16, 32), 4, "codes", 160, 16),
+        ((16, 32, 32), 4, "none", 96, 32),
+        ((16, 16, 64), 4, "codes", 160, 16),
+        ((16, 16, 64), 8, "codes", 112, 16),
+        ((16, 32, 32), 2, "codes", 128, 64),
+        ((32, 16, 32), 8, "none", 64, 64),
+    ],
+)
 def test_codes_as_lanes_of_each_tile_have_them(
-    trial: Emulated, monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int, int], bits: int, zero: str, k: int, block: int,
+    trial: Emulated,
+    monkeypatch: pytest.MonkeyPatch,
+    tile: tuple[int, int, int],
+    bits: int,
+    zero: str,
+    k: int,
+    block: int,
 ) -> None:
-    """Four vectors of a row, two, four of a longer one; steps that end behind the last k, lanes that meet one scale or several."""
+    """Four vectors of a row, two, four of a longer one; steps that end behind the last k, lanes that meet one scale or
+    several."""
     monkeypatch.setattr(matrix_units, "TILES", (UnitTile("small", *tile, 1, 1, 1.0),))
     with forced("decoded in small"):
         got, want, allowed = product(trial, "f16acc", zero, bits, sizes=(37, k, 40, block))
@@ -101,7 +126,9 @@ def test_numbers_beyond_float16(trial: Emulated, power: int) -> None:
 def test_weights_that_float16_does_not_hold(trial: Emulated, scale: float) -> None:
     """Scales of each row go together by a power of two."""
     for precision in ("tf32", "f16acc"):
-        got, want, allowed = product(trial, precision, s=lambda array: array * scale * 2.0 ** np.arange(-36, 36)[:, None] / 2.0 ** 30)
+        got, want, allowed = product(
+            trial, precision, s=lambda array: array * scale * 2.0 ** np.arange(-36, 36)[:, None] / 2.0**30
+        )
         assert np.isfinite(got).all()
         assert (np.abs(got - want) <= allowed).all()
     assert "matrix_product.wgsl" in trial.shaders
@@ -124,25 +151,30 @@ def test_float16_models(trial: Emulated) -> None:
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
     x = np.random.default_rng().standard_normal((40, 96)).astype(np.float16)
-    got, = trial.graph(from_onnx(model), [x])
+    (got,) = trial.graph(from_onnx(model), [x])
     want, sizes = x.astype(np.float64) @ dense, np.abs(x).astype(np.float64) @ np.abs(dense)
-    assert (np.abs(got - want) <= (2.0 ** -11 + 96 * 2.0 ** -24) * sizes + 2.0 ** -11 * np.abs(want)).all()
+    assert (np.abs(got - want) <= (2.0**-11 + 96 * 2.0**-24) * sizes + 2.0**-11 * np.abs(want)).all()
     assert "matrix_product.wgsl" in trial.shaders
     assert "part_scales.wgsl" not in trial.shaders
 
 
 @pytest.mark.parametrize("way", ["decoded in"], indirect=True)
-@pytest.mark.parametrize(("rows", "weights", "shaders"), [
-    (512, "auto", set()), (512, "packed", set()), (4096, "packed", {"unpack_product.wgsl"})])
-def test_a_prompt_takes_them(trial: Emulated, monkeypatch: pytest.MonkeyPatch, rows: int, weights: str, shaders: set[str]) -> None:
-    """By estimate, with the figures of an H200: a dense copy that stays, else codes in the tile, of very many vectors decoded before."""
+@pytest.mark.parametrize(
+    ("rows", "weights", "shaders"),
+    [(512, "auto", set()), (512, "packed", set()), (4096, "packed", {"unpack_product.wgsl"})],
+)
+def test_a_prompt_takes_them(
+    trial: Emulated, monkeypatch: pytest.MonkeyPatch, rows: int, weights: str, shaders: set[str]
+) -> None:
+    """By estimate, with the figures of an H200: a dense copy that stays, else codes in the tile, of very many vectors
+    decoded before."""
     monkeypatch.setattr(matrix_units, "TILES", TILES)
     model, _ = nbits_model((rows, 2048), 2048, 2048, 4, 32, "none", False)
     limits = replace(trial.gpu.limits.of(Config(precision="tf32", weights=weights)), figures=DEFAULT_FIGURES)
     with forced():
         plan = make_plan(from_onnx(model), {"x": TensorType(FLOAT32, (rows, 2048))}, limits)
     steps = [step.kernel for step in plan.steps if isinstance(step, Dispatch)]
-    unit, = [k for k in steps if k.shader == "matrix_product.wgsl"]
+    (unit,) = [k for k in steps if k.shader == "matrix_product.wgsl"]
     assert bool(dict(unit.consts)["CODES"]) == (weights == "packed" and not shaders)
     assert {k.shader for k in steps} & {"unpack_product.wgsl"} == shaders
 
@@ -158,7 +190,9 @@ def test_products_of_the_same_vectors_share_their_scales(trial: Emulated) -> Non
     x = np.random.default_rng().standard_normal((40, 96)).astype(np.float32)
     first, other = trial.graph(from_onnx(model), [x], "tf32")
     assert np.array_equal(first, other)
-    plan = make_plan(from_onnx(model), {"x": TensorType(FLOAT32, x.shape)}, trial.gpu.limits.of(Config(precision="tf32")))
+    plan = make_plan(
+        from_onnx(model), {"x": TensorType(FLOAT32, x.shape)}, trial.gpu.limits.of(Config(precision="tf32"))
+    )
     shaders = [step.kernel.shader for step in plan.steps if isinstance(step, Dispatch)]
     assert shaders.count("line_scales.wgsl") == 1
     assert shaders.count("matrix_product.wgsl") == 2

@@ -24,7 +24,9 @@ from tests.direct import opened, run_program
 from tests.ops.test_tiles import Array, check_conv, conv_graph, expected
 
 PADS = [1, 1, 1, 1]
-ROOMY = Limits(max_workgroup_nbytes=49152, max_invocations=1024, features=frozenset({LAST_ARRIVING}), max_binding_nbytes=1 << 31)
+ROOMY = Limits(
+    max_workgroup_nbytes=49152, max_invocations=1024, features=frozenset({LAST_ARRIVING}), max_binding_nbytes=1 << 31
+)
 
 
 @pytest.fixture
@@ -38,11 +40,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 def layer(x: tuple[int, ...], filters: int, seed: int = 0) -> tuple[Array, Array]:
     """An image [N, H, W, C] as after Relu, and weights, standard-normal."""
     rng = np.random.default_rng(seed)
-    return np.maximum(rng.normal(size=x), 0).astype(np.float32), rng.normal(size=(filters, x[3], 3, 3)).astype(np.float32)
+    return np.maximum(rng.normal(size=x), 0).astype(np.float32), rng.normal(size=(filters, x[3], 3, 3)).astype(
+        np.float32
+    )
 
 
 def shaders(graph: Graph, limits: Limits) -> list[str]:
-    plan = make_plan(graph, {n: TensorType(FLOAT32, graph.values[n].shape) for n in graph.inputs}, limits)     # type: ignore[arg-type]
+    plan = make_plan(graph, {n: TensorType(FLOAT32, graph.values[n].shape) for n in graph.inputs}, limits)  # type: ignore[arg-type]
     return [step.kernel.shader for step in plan.steps if isinstance(step, Dispatch)]
 
 
@@ -50,16 +54,18 @@ KERNELS = ["winograd_input.wgsl", "product.wgsl", "winograd_output.wgsl"]
 
 CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
     ((2, 32, 12, 10), (32, 32, 3, 3), {"pads": PADS}),
-    ((1, 36, 9, 11), (44, 36, 3, 3), {"pads": [1, 0, 2, 1]}),       # K that fills no step, M that fills no tile
-    ((3, 8, 3, 3), (4, 8, 3, 3), {}),                               # a single output of an image
-    ((1, 8, 9, 9), (8, 8, 3, 3), {"pads": [2, 3, 2, 3]}),           # outputs that see padding alone
+    ((1, 36, 9, 11), (44, 36, 3, 3), {"pads": [1, 0, 2, 1]}),  # K that fills no step, M that fills no tile
+    ((3, 8, 3, 3), (4, 8, 3, 3), {}),  # a single output of an image
+    ((1, 8, 9, 9), (8, 8, 3, 3), {"pads": [2, 3, 2, 3]}),  # outputs that see padding alone
     ((1, 12, 7, 15), (8, 12, 3, 3), {"auto_pad": "SAME_UPPER", "pads": PADS}),
 ]
 
 
 @pytest.mark.parametrize("every_size_open", [False, True], ids=["fixed", "open"])
 @pytest.mark.parametrize(("x", "w", "attributes"), CONVS, ids=str)
-def test_convolutions(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any], every_size_open: bool, taken: Gpu) -> None:
+def test_convolutions(
+    x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any], every_size_open: bool, taken: Gpu
+) -> None:
     check_conv(x, w, every_size_open=every_size_open, **attributes)
     check_conv(x, w, bias=False, residual=True, every_size_open=every_size_open, **attributes)
 
@@ -78,12 +84,15 @@ def test_the_error(channels: int, taken: Gpu) -> None:
 
 def test_where_it_is_taken() -> None:
     """Where the estimate says that it wins: with many tiles, on hardware."""
+
     def of(batch: int, limits: Limits = ROOMY, strides: int = 1) -> list[str]:
         x, w = np.zeros((batch, 28, 28, 128), np.float32), np.zeros((128, 128, 3, 3), np.float32)
         return shaders(conv_graph(x, w, None, None, pads=PADS, strides=[strides] * 2), limits)
 
     assert of(32) == of(8) == of(32, replace(ROOMY, figures=figures_for("discrete", None, "amd"))) == KERNELS
-    assert of(32, replace(ROOMY, figures=figures_for("discrete", None, "intel"))) == ["product.wgsl"], "its transforms would spill"
+    assert of(32, replace(ROOMY, figures=figures_for("discrete", None, "intel"))) == ["product.wgsl"], (
+        "its transforms would spill"
+    )
     assert of(1) == of(32, replace(ROOMY, figures=SOFTWARE_FIGURES)) == of(32, strides=2) == ["product.wgsl"]
     for shader in winograd.SHADERS:
         assert of(32, replace(ROOMY, disabled=((shader, "a fault"),))) == ["product.wgsl"]
@@ -113,7 +122,7 @@ def test_sizes_that_a_run_brings() -> None:
 def test_a_measured_form_is_taken() -> None:
     graph = conv_graph(*layer((1, 8, 8, 32), 32), None, None, pads=PADS)
     plan = make_plan(graph, {"x": TensorType(FLOAT32, (1, 8, 8, 32))}, Limits())
-    choice, = [step.kernel.choice for step in plan.steps if isinstance(step, Dispatch) and step.kernel.choice]
+    (choice,) = [step.kernel.choice for step in plan.steps if isinstance(step, Dispatch) and step.kernel.choice]
     assert not choice.form.startswith(winograd.FORM)
     form = next(form for form in choice.forms if form.startswith(winograd.FORM))
     assert shaders(graph, Limits(tuned=Tuned({choice.key: form}))) == KERNELS
@@ -152,7 +161,7 @@ def test_infinity_reaches_the_tiles_that_see_it(is_on: bool, taken: Gpu) -> None
     x[0, 6, 5] = np.inf
     program = Program(conv_graph(x, w, None, None, pads=PADS), Config(winograd=is_on), taken)
     try:
-        got, = run_program(program, {"x": x})
+        (got,) = run_program(program, {"x": x})
     finally:
         program.close()
     rows, columns, _ = np.nonzero(~np.isfinite(got[0]))

@@ -1,4 +1,5 @@
-"""A machine that runs a Learner: time passes by what the runs take, and a GPU that has rested is slow until it has worked for a while."""
+"""A machine that runs a Learner: time passes by what the runs take, and a GPU that has rested is slow until it has
+worked for a while."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ def uneven(truth: Truth, works: Sequence[float], spread: float, rng: random.Rand
 
 @dataclass
 class Machine:
-    """truth: steady seconds of each candidate over the work. first_s: what a size's first run takes besides. asleep: how many times as
-    long the GPU takes after a pause of 0.1 s, until it has worked for wakes_s. disturbed: part of the runs that take up to 2.5 times as long. fails: candidates
-    whose runs don't count."""
+    """truth: steady seconds of each candidate over the work. first_s: what a size's first run takes besides. asleep:
+    how many times as long the GPU takes after a pause of 0.1 s, until it has worked for wakes_s. disturbed: part of the
+    runs that take up to 2.5 times as long. fails: candidates whose runs don't count."""
 
     truth: dict[str, Truth]
     budget_s: float = 0.5

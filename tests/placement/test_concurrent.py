@@ -1,4 +1,5 @@
-"""Several models and threads in one process, on artificial sides: where runs go while others are under way, and what that costs."""
+"""Several models and threads in one process, on artificial sides: where runs go while others are under way, and what
+that costs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ from ort_gpu_ep.placement.rhythm import BUSY, CONCURRENT, Rhythm
 from ort_gpu_ep.utilization import Uses, run_begins, run_ends
 from tests.patience import until
 
-IDLE_S = {"squeezenet": (1.4e-3, 0.28e-3), "mobilenet": (1.7e-3, 0.37e-3), "encoder": (6.9e-3, 0.45e-3), "lstm": (0.15e-3, 0.17e-3)}
+IDLE_S = {
+    "squeezenet": (1.4e-3, 0.28e-3),
+    "mobilenet": (1.7e-3, 0.37e-3),
+    "encoder": (6.9e-3, 0.45e-3),
+    "lstm": (0.15e-3, 0.17e-3),
+}
 """Seconds of a run on the CPU and on the GPU, alone: as measured on an H200 with 16 cores."""
 
 THREADS = 8
@@ -25,9 +31,9 @@ THREADS = 8
 
 @dataclass
 class Machine:
-    """A GPU that takes runs in turn, and cores that all runs on the CPU share. stalls: part of the runs that take stall_s more where one of
-    those at work is on the CPU: the threads of its pool spin, and more threads are awake than there are cores. turns_s: what each run costs
-    the interpreter."""
+    """A GPU that takes runs in turn, and cores that all runs on the CPU share. stalls: part of the runs that take
+    stall_s more where one of those at work is on the CPU: the threads of its pool spin, and more threads are awake than
+    there are cores. turns_s: what each run costs the interpreter."""
 
     cpu_slots: float = 1.0
     stalls: float = 0.03
@@ -62,12 +68,15 @@ def learner_of(model: str, machine: Machine) -> Learner:
     return made
 
 
-def played(machine: Machine, seconds: float, fixed: str = "", threads: int = THREADS) -> tuple[list[tuple[str, str, float]], dict[str, Learner]]:
-    """(model, side, seconds) of each run of threads that never rest, thread i on the i-th model. fixed: one side takes all of them."""
+def played(
+    machine: Machine, seconds: float, fixed: str = "", threads: int = THREADS
+) -> tuple[list[tuple[str, str, float]], dict[str, Learner]]:
+    """(model, side, seconds) of each run of threads that never rest, thread i on the i-th model. fixed: one side takes
+    all of them."""
     learners = {model: learner_of(model, machine) for model in IDLE_S}
     models, found, end_s = list(IDLE_S), list[tuple[str, str, float]](), machine.now_s + seconds
     waiting: list[tuple[float, int, tuple[Turn | None, str, float] | None]]
-    waiting = [(machine.now_s + i * 1e-5, i, None) for i in range(threads)]     # (when, thread, the run that is over)
+    waiting = [(machine.now_s + i * 1e-5, i, None) for i in range(threads)]  # (when, thread, the run that is over)
     while waiting:
         machine.now_s, i, over = heapq.heappop(waiting)
         model = models[i % len(models)]
@@ -99,7 +108,8 @@ def test_threads_do_as_well_as_on_the_better_side(seed: int) -> None:
     ran, learners = played(Machine(rng=random.Random(seed)), 8.0)
     assert len(ran) >= 0.95 * max(map(len, sides.values()))
     assert p99_s(ran) <= 1.2 * min(map(p99_s, sides.values()))
-    for model in ("squeezenet", "mobilenet", "encoder"):      # the CPU alone would be quicker than their turn on the GPU: it is no reason
+    # the CPU alone would be quicker than their turn on the GPU: it is no reason
+    for model in ("squeezenet", "mobilenet", "encoder"):
         assert Counter(name for m, name, _ in ran if m == model)["cpu"] <= 3
     assert all(learner.rhythm.rest == CONCURRENT for learner in learners.values())
 
@@ -108,9 +118,11 @@ def test_where_the_cores_are_enough_the_cpu_takes_what_waits_for_the_gpu() -> No
     """Sessions of one thread each on 16 cores: beside others, runs take as long as alone."""
     machine = Machine(cpu_slots=16.0, stalls=0.0)
     ran, _ = played(machine, 8.0)
-    late = Counter((m, name) for m, name, _ in ran[len(ran) // 2:])
+    late = Counter((m, name) for m, name, _ in ran[len(ran) // 2 :])
     assert late["lstm", "cpu"] > 0.9 * (late["lstm", "cpu"] + late["lstm", "gpu"])
-    assert len(ran) >= 0.95 * max(len(played(Machine(cpu_slots=16.0, stalls=0.0), 8.0, name)[0]) for name in ("cpu", "gpu"))
+    assert len(ran) >= 0.95 * max(
+        len(played(Machine(cpu_slots=16.0, stalls=0.0), 8.0, name)[0]) for name in ("cpu", "gpu")
+    )
 
 
 def test_one_thread_learns_what_it_did_before() -> None:
@@ -133,7 +145,7 @@ def test_the_side_with_the_shorter_tail_wins_where_the_means_are_close() -> None
     size = Size("x", 1.0)
     for i in range(300):
         steady.add(size, 2.5e-3, 0.0)
-        stalling.add(size, 40e-3 if i % 50 == 0 else 1.2e-3, 0.0)       # mean 2.0, p99 40
+        stalling.add(size, 40e-3 if i % 50 == 0 else 1.2e-3, 0.0)  # mean 2.0, p99 40
     found = [times.at(size, 0.0) for times in (steady, stalling)]
     assert found[0] is not None
     assert found[1] is not None
@@ -142,7 +154,8 @@ def test_the_side_with_the_shorter_tail_wins_where_the_means_are_close() -> None
 
 
 def test_a_tail_is_compared_with_a_tail() -> None:
-    """A GPU whose runs beside others are seldom long is not left for a CPU that had few there, by their median, nor is the CPU tried."""
+    """A GPU whose runs beside others are seldom long is not left for a CPU that had few there, by their median, nor is
+    the CPU tried."""
     size, learner = Size("x", 1.0), Learner(Uses(sleeps=False), 0.5)
     entry = learner.entry("x", lambda: 1.0)
     entry.ready, entry.seen = True, {"cpu": 1, "gpu": 1}
@@ -159,7 +172,8 @@ def test_a_tail_is_compared_with_a_tail() -> None:
         learner.times("gpu", CONCURRENT).add(size, 30e-3 if i % 50 == 0 else 3.5e-3, 1.0)
     learner.rhythm.end(2.0)
     learner.rhythm.uses.end(2.0)
-    assert [chosen() for _ in range(5)] == ["gpu"] * 5        # the CPU is predicted to take 8 x 1.4 ms, less than the GPU's tail
+    # the CPU is predicted to take 8 x 1.4 ms, less than the GPU's tail
+    assert [chosen() for _ in range(5)] == ["gpu"] * 5
     for _ in range(8):
         learner.times("cpu", CONCURRENT).add(size, 5e-3, 2.0)
     assert [chosen() for _ in range(5)] == ["gpu"] * 5

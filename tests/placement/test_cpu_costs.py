@@ -42,8 +42,11 @@ def test_every_node_that_the_provider_is_shown_was_measured(name: str) -> None:
 
 def test_a_body_counts_as_its_if() -> None:
     """The body's node has index 0, as the first node of the graph has."""
-    text = ("(float[64, 64] x, bool c) => (float[64, 64] y) { a = Exp(x) b = If(c) < then_branch = t () => (float[64, 64] r) { r = Exp(a) }, "
-            "else_branch = e () => (float[64, 64] q) { q = Neg(x) } > y = Softmax(b) }")
+    text = (
+        "(float[64, 64] x, bool c) => (float[64, 64] y) { a = Exp(x) b = If(c) < then_branch = t () => (float[64, 64] "
+        "r) { r = Exp(a) }, "
+        "else_branch = e () => (float[64, 64] q) { q = Neg(x) } > y = Softmax(b) }"
+    )
     model = model_of(text).SerializeToString()
     feeds = {"x": np.random.default_rng(1).standard_normal((64, 64)).astype("f"), "c": np.array(True)}
     found = node_profile(Source(model), None, {}, feeds).seconds

@@ -21,7 +21,12 @@ from tests.unit.graphs import model_of
 
 SHAPES = signature({"x": np.zeros((2, 3), "f"), "n": np.int64(4)})
 SMALL, LARGE = Size(SHAPES, 7.0), Size((("x", (20, 30)), ("n", ())), 601.0)
-ROWS = (("cpu", "busy", SMALL, 2e-3, 3), ("cpu", "busy", LARGE, 5e-3, 9), ("gpu", "busy", SMALL, 1e-3, 3), ("gpu", "paused", LARGE, 3e-3, 1))
+ROWS = (
+    ("cpu", "busy", SMALL, 2e-3, 3),
+    ("cpu", "busy", LARGE, 5e-3, 9),
+    ("gpu", "busy", SMALL, 1e-3, 3),
+    ("gpu", "paused", LARGE, 3e-3, 1),
+)
 LEARNT = Learnt("gpu", ROWS, (), {"cpu": 0.8, "gpu": 0.3})
 
 
@@ -70,20 +75,53 @@ def test_what_a_cut_was_made_by_is_found_again(tmp_path: Path) -> None:
 
 def test_it_is_compact(tmp_path: Path) -> None:
     """64 sizes of a model with three inputs, all that a candidate's times keep, of two candidates: 100 bytes each."""
-    sizes = [Size(tuple((name, (1, n)) for name in ("input_ids", "attention_mask", "token_type_ids")), 3.0 * n) for n in range(1, 65)]
+    sizes = [
+        Size(tuple((name, (1, n)) for name in ("input_ids", "attention_mask", "token_type_ids")), 3.0 * n)
+        for n in range(1, 65)
+    ]
     rows = tuple((name, "busy", size, 1.23456789e-3, 9) for name in ("cpu", "gpu") for size in sizes)
     Decisions(str(tmp_path), "k").save(Learnt("gpu", rows))
     (file,) = (tmp_path / "decisions").iterdir()
     assert file.stat().st_size < 64 * 2 * 100
 
 
-@pytest.mark.parametrize("content", [
-    "", "{", "[]", '{"format": 99}', '{"format": 2, "shapes": {}, "times": null}',
-    *(json.dumps({"format": 3, "candidate": "gpu", "sizes": [[[["x", [2]]], 2.0]], "runs": {}, "floors": [], "grows": {}, "times": None, **wrong})
-      for wrong in (
-          {"candidate": "tpu"}, {"sizes": 3}, {"sizes": [[[["x", [2]]], 0.0]]}, {"runs": {"gpu": {"busy": [[1, 1e-3, 3]]}}},
-          {"runs": {"gpu": {"busy": [[0, -1e-3, 3]]}}}, {"runs": {"gpu": {"busy": [[0, "nan", 3]]}}}, {"runs": {"gpu": {"now": [[0, 1.0, 3]]}}},
-          {"runs": {"tpu": {"busy": []}, "cpu": {"busy": [[0]]}}}, {"floors": [1]}, {"grows": {"gpu": "much"}}, {"times": {"cpu_s": [[1]]}}))])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": 99}',
+        '{"format": 2, "shapes": {}, "times": null}',
+        *(
+            json.dumps(
+                {
+                    "format": 3,
+                    "candidate": "gpu",
+                    "sizes": [[[["x", [2]]], 2.0]],
+                    "runs": {},
+                    "floors": [],
+                    "grows": {},
+                    "times": None,
+                    **wrong,
+                }
+            )
+            for wrong in (
+                {"candidate": "tpu"},
+                {"sizes": 3},
+                {"sizes": [[[["x", [2]]], 0.0]]},
+                {"runs": {"gpu": {"busy": [[1, 1e-3, 3]]}}},
+                {"runs": {"gpu": {"busy": [[0, -1e-3, 3]]}}},
+                {"runs": {"gpu": {"busy": [[0, "nan", 3]]}}},
+                {"runs": {"gpu": {"now": [[0, 1.0, 3]]}}},
+                {"runs": {"tpu": {"busy": []}, "cpu": {"busy": [[0]]}}},
+                {"floors": [1]},
+                {"grows": {"gpu": "much"}},
+                {"times": {"cpu_s": [[1]]}},
+            )
+        ),
+    ],
+)
 def test_a_broken_file_is_ignored_with_one_line(content: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Decisions(str(tmp_path), "k").save(LEARNT)
     (file,) = (tmp_path / "decisions").iterdir()
@@ -97,7 +135,9 @@ def test_a_broken_file_is_ignored_with_one_line(content: str, tmp_path: Path, ca
     assert Decisions(str(tmp_path), "k").found == LEARNT
 
 
-def test_a_folder_that_can_t_be_written_is_said_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_can_t_be_written_is_said_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "decisions").write_text("a file where the folder should be")
     with caplog.at_level(logging.INFO, "ort_gpu_ep"):
         Decisions(str(tmp_path), "k").save(LEARNT)
@@ -105,9 +145,16 @@ def test_a_folder_that_can_t_be_written_is_said_and_nothing_else(tmp_path: Path,
 
 
 def test_what_is_shown() -> None:
-    text = str(Decision("gpu", "measured", "the fastest", {"cpu": 2e-3, "gpu": 1e-3}, {"cut": 3e-3}, {"cpu": 1, "gpu": 9}, "paused"))
-    assert text == ("gpu, measured, with 30 to 300 ms between runs: the fastest; cpu 2.000 ms measured (1 runs); cut 3.000 ms predicted; "
-                    "gpu 1.000 ms measured (9 runs)")
+    text = str(
+        Decision(
+            "gpu", "measured", "the fastest", {"cpu": 2e-3, "gpu": 1e-3}, {"cut": 3e-3}, {"cpu": 1, "gpu": 9}, "paused"
+        )
+    )
+    assert text == (
+        "gpu, measured, with 30 to 300 ms between runs: the fastest; cpu 2.000 ms measured (1 runs); cut 3.000 "
+        "ms predicted; "
+        "gpu 1.000 ms measured (9 runs)"
+    )
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +174,13 @@ def test_the_key_changes_with_what_matters(tmp_path: Path) -> None:
     same = key_of(str(path), "a gpu", None, {})
     one_thread = onnxruntime.SessionOptions()
     one_thread.intra_op_num_threads = 1
-    keys = [same, key_of(str(path), "another gpu", None, {}), key_of(str(path), "a gpu", one_thread, {}),
-            key_of(str(path), "a gpu", None, {"fusion": "0"}), key_of(b"another model", "a gpu", None, {})]
+    keys = [
+        same,
+        key_of(str(path), "another gpu", None, {}),
+        key_of(str(path), "a gpu", one_thread, {}),
+        key_of(str(path), "a gpu", None, {"fusion": "0"}),
+        key_of(b"another model", "a gpu", None, {}),
+    ]
     assert len(set(keys)) == len(keys)
     assert key_of(path.read_bytes(), "a gpu", onnxruntime.SessionOptions(), {}) == same
 

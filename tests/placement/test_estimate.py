@@ -63,9 +63,12 @@ def test_a_line_is_found(base_s: float, each_s: float, seed: int) -> None:
 
 
 def test_a_bend_is_followed() -> None:
-    """Attention grows with the square of the length: a straight line through all sizes is off by a factor at both ends."""
+    """Attention grows with the square of the length: a straight line through all sizes is off by a factor at both
+    ends."""
+
     def truth(work: float) -> float:
         return 1e-3 + 1e-5 * work + 1e-6 * work * work
+
     times = learnt({w: truth(w) for w in (8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)})
     for work in (12.0, 90.0, 400.0):
         assert at(times, work).seconds == pytest.approx(truth(work), rel=0.2)

@@ -24,7 +24,8 @@ def filled(values: list[float]) -> Histogram:
 
 @given(st.lists(SECONDS, min_size=1, max_size=60), st.sampled_from([0.05, 0.5, 0.95]))
 def test_quantiles_lie_between_neighbours(values: list[float], part: float) -> None:
-    """Within a bucket's width of the values around that place; the weights of 60 runs differ by 8 %, so a place by 5."""
+    """Within a bucket's width of the values around that place; the weights of 60 runs differ by 8 %, so a place by
+    5."""
     ordered, got = sorted(values), filled(values).quantile(part)
     place = part * len(values)
     low, high = ordered[max(int(place - 5), 0)], ordered[min(math.ceil(place + 5), len(values) - 1)]
@@ -44,7 +45,7 @@ def test_quantiles_of_a_distribution(rng: np.random.Generator) -> None:
 def test_recent_runs_weigh_more() -> None:
     made = filled([1.0] * 10 * HALF_LIFE + [0.001] * 2 * HALF_LIFE)
     assert made.quantile(0.5) == pytest.approx(0.001, rel=0.1)
-    assert made.below(0.01) == pytest.approx(0.75, abs=0.01)       # two half-lives
+    assert made.below(0.01) == pytest.approx(0.75, abs=0.01)  # two half-lives
     assert made.runs == 12 * HALF_LIFE
 
 

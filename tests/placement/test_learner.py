@@ -18,13 +18,14 @@ from tests.patience import steps
 from tests.placement.simulation import Machine, Truth, line
 
 CPU, GPU = line(1.2, 27.0), line(2.4, 3.0)
-"""A sentence encoder: at 50 tokens both sides take the same; at 8 the CPU takes 0.6 of the GPU's time, at 128 the GPU 0.6 of the CPU's."""
+"""A sentence encoder: at 50 tokens both sides take the same; at 8 the CPU takes 0.6 of the GPU's time, at 128 the GPU
+0.6 of the CPU's."""
 
 LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 40, 56, 80, 112, 20)
 
 
 def machine(first: float = 8.0, **options: object) -> Machine:
-    made = Machine({"cpu": CPU, "gpu": GPU}, **options)      # type: ignore[arg-type]
+    made = Machine({"cpu": CPU, "gpu": GPU}, **options)  # type: ignore[arg-type]
     made.race(first)
     return made
 
@@ -42,23 +43,35 @@ def test_one_size_stays_where_the_race_put_it() -> None:
 
 
 @pytest.mark.parametrize("asleep", [1.0, 4.8])
-@pytest.mark.parametrize("order", [LENGTHS, LENGTHS[::-1], (64, 8, 128, 20, 48, 32, 96), (128, 8, 64), (8, 128, 64, 16)])
-def test_growing_and_mixed_sizes_take_the_better_side_from_the_third_run_on(order: tuple[int, ...], asleep: float) -> None:
+@pytest.mark.parametrize(
+    "order", [LENGTHS, LENGTHS[::-1], (64, 8, 128, 20, 48, 32, 96), (128, 8, 64), (8, 128, 64, 16)]
+)
+def test_growing_and_mixed_sizes_take_the_better_side_from_the_third_run_on(
+    order: tuple[int, ...], asleep: float
+) -> None:
     """In blocks of runs, of a GPU that sleeps as well as of one that does not."""
     made = machine(order[0], asleep=asleep, sleeps=asleep > 1.0)
     for work in order:
         begin = len(made.ran)
-        made.runs(work, 20 if asleep == 1.0 else 250)       # 0.4 s of work, and then as much awake
+        made.runs(work, 20 if asleep == 1.0 else 250)  # 0.4 s of work, and then as much awake
         assert median_s(made, begin + 2) <= LAW * 1.05 * min(CPU(work), GPU(work)) + LAW_S, work
     assert made.learner.spent_s < made.budget_s
 
 
-@given(st.floats(0.2, 5.0), st.floats(0.1, 60.0), st.floats(0.5, 6.0), st.floats(0.1, 20.0), st.integers(0, 99),
-       st.permutations(LENGTHS))
+@given(
+    st.floats(0.2, 5.0),
+    st.floats(0.1, 60.0),
+    st.floats(0.5, 6.0),
+    st.floats(0.1, 20.0),
+    st.integers(0, 99),
+    st.permutations(LENGTHS),
+)
 @settings(max_examples=60, deadline=None)
-def test_whatever_the_sides_take(cpu_ms: float, cpu_us: float, gpu_ms: float, gpu_us: float, seed: int, order: list[int]) -> None:
-    """Of 13 sizes in any order, in at most two, where too little was known yet, the median of the runs from the third on is not within
-    10 %: the law's 5 and as much of noise."""
+def test_whatever_the_sides_take(
+    cpu_ms: float, cpu_us: float, gpu_ms: float, gpu_us: float, seed: int, order: list[int]
+) -> None:
+    """Of 13 sizes in any order, in at most two, where too little was known yet, the median of the runs from the third
+    on is not within 10 %: the law's 5 and as much of noise."""
     sides = {"cpu": line(cpu_ms, cpu_us), "gpu": line(gpu_ms, gpu_us)}
     made = Machine(sides, seed=seed, sleeps=False)
     made.race(order[0])
@@ -71,9 +84,13 @@ def test_whatever_the_sides_take(cpu_ms: float, cpu_us: float, gpu_ms: float, gp
     assert len(wrong) <= 2, wrong
 
 
-@pytest.mark.parametrize(("cpu", "gpu"), [(line(2.2, 6.0), line(1.9, 1.2)), (line(1.0, 4.3), line(1.9, 1.2)), (line(1.2, 27.0), line(2.4, 3.0))])
+@pytest.mark.parametrize(
+    ("cpu", "gpu"),
+    [(line(2.2, 6.0), line(1.9, 1.2)), (line(1.0, 4.3), line(1.9, 1.2)), (line(1.2, 27.0), line(2.4, 3.0))],
+)
 def test_blocks_of_each_size_between_other_sessions(cpu: Truth, gpu: Truth) -> None:
-    """As benchmarks.shapes measures a recogniser and an encoder on an H200: the CPU's session, the GPU's, then this one, for each size."""
+    """As benchmarks.shapes measures a recogniser and an encoder on an H200: the CPU's session, the GPU's, then this
+    one, for each size."""
     made = Machine({"cpu": cpu, "gpu": gpu}, asleep=4.8)
     widths = (320.0, 160.0, 240.0, 480.0, 640.0, 96.0, 128.0, 800.0, 400.0, 1000.0, 560.0, 200.0, 720.0)
     made.race(widths[0])
@@ -109,7 +126,8 @@ def test_alternating_sizes_go_their_own_ways() -> None:
 
 
 def test_ever_new_sizes_go_by_what_first_runs_take() -> None:
-    """Each length comes once: the GPU's 3 ms for a new size are part of every run of it, so that it wins from 175 tokens on only."""
+    """Each length comes once: the GPU's 3 ms for a new size are part of every run of it, so that it wins from 175
+    tokens on only."""
     made = machine(first_s={"cpu": 0.0, "gpu": 3e-3})
     for work in range(10, 600):
         made.run(float(work))
@@ -120,7 +138,9 @@ def test_ever_new_sizes_go_by_what_first_runs_take() -> None:
 
 
 @pytest.mark.parametrize(("novelty", "following"), [(NOVEL, "cpu"), (NOVEL + 0.01, "gpu")])
-def test_first_runs_are_for_trials_where_most_runs_are_first_ones(novelty: float, following: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_runs_are_for_trials_where_most_runs_are_first_ones(
+    novelty: float, following: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     learner = machine().learner
     monkeypatch.setattr(learner, "_trial", lambda *given: "gpu")
     entry = learner.entry("a size", lambda: 8.0)
@@ -146,9 +166,12 @@ def test_runs_that_went_on_without_asking_count_as_much_as_others() -> None:
     assert entry.runs == asked.learner.entry(10.0, lambda: 10.0).runs
 
 
-@pytest.mark.parametrize(("cpu_ms", "gpu_ms", "asleep", "wanted"), [(2.03, 0.8, 3.5, "cpu"), (9.9, 1.5, 4.6, "gpu"), (5.0, 1.5, 4.6, "cpu")])
+@pytest.mark.parametrize(
+    ("cpu_ms", "gpu_ms", "asleep", "wanted"), [(2.03, 0.8, 3.5, "cpu"), (9.9, 1.5, 4.6, "gpu"), (5.0, 1.5, 4.6, "cpu")]
+)
 def test_a_model_that_is_asked_for_once_in_a_while(cpu_ms: float, gpu_ms: float, asleep: float, wanted: str) -> None:
-    """Every 200 ms: a race without pauses says GPU each time. Decided after ten runs; and back among quick runs, and again every 200 ms."""
+    """Every 200 ms: a race without pauses says GPU each time. Decided after ten runs; and back among quick runs, and
+    again every 200 ms."""
     made = Machine({"cpu": line(cpu_ms, 0.0), "gpu": line(gpu_ms, 0.0)}, asleep=asleep)
     made.race(1.0)
     made.runs(1.0, 20)
@@ -253,7 +276,7 @@ def test_a_candidate_that_is_not_there_yet_was_not_tried() -> None:
     made.race(1.0)
     learner, entry = made.learner, made.learner.entry(1.0, lambda: 1.0)
     made.runs(1.0, 3)
-    for _ in range(30):        # every 200 ms: the CPU could be better, but its session is still being made
+    for _ in range(30):  # every 200 ms: the CPU could be better, but its session is still being made
         made.now_s += 0.2
         name = learner.choose(entry, made.now_s)
         learner.unable(entry, name) if name == "cpu" else None
@@ -280,7 +303,8 @@ def test_sizes_without_end_are_forgotten() -> None:
 
 
 def test_choosing_is_quick() -> None:
-    """A run of a known size costs microseconds; of a new one, with 64 known, a millisecond at most: some instructions for each of them."""
+    """A run of a known size costs microseconds; of a new one, with 64 known, a millisecond at most: some instructions
+    for each of them."""
     made = machine()
     for work in range(10, 74):
         made.runs(float(work), 3)

@@ -21,14 +21,17 @@ Truth = Callable[[str, Load], float]
 
 
 class Machine:
-    """Runs a policy against true latencies: time passes by what the runs take, and a reading of the load comes every 0.1 s."""
+    """Runs a policy against true latencies: time passes by what the runs take, and a reading of the load comes every
+    0.1 s."""
 
     def __init__(self, policy: Policy, truth: Truth, noise: float = 0.0, seed: int = 0) -> None:
         self.policy, self.truth, self.noise, self.rng, self.now_s = policy, truth, noise, random.Random(seed), 100.0
         self.ran: Counter[str] = Counter()
         self.spent_s: Counter[str] = Counter()
 
-    def go(self, gpu: float | None, cpu: float = 0.0, seconds: float = 5.0, cores: int = 2, tremble: float = 0.0) -> Counter[str]:
+    def go(
+        self, gpu: float | None, cpu: float = 0.0, seconds: float = 5.0, cores: int = 2, tremble: float = 0.0
+    ) -> Counter[str]:
         """Runs for so long under this load, which trembles by so much; gives the runs of each candidate."""
         ran: Counter[str] = Counter()
         end_s, read_s = self.now_s + seconds, -math.inf
@@ -76,7 +79,9 @@ def test_moves_to_the_cpu_under_load_and_back() -> None:
 def test_two_runs_lie_between_two_moves() -> None:
     """Where runs take long, readings alone move nothing."""
     policy = Policy(IDLE, 1, False)
-    busy, idle = ([Load(gpu, 0.0, 2, "test", start_s + k) for k in range(3)] for gpu, start_s in ((0.95, 100.0), (0.0, 1000.0)))
+    busy, idle = (
+        [Load(gpu, 0.0, 2, "test", start_s + k) for k in range(3)] for gpu, start_s in ((0.95, 100.0), (0.0, 1000.0))
+    )
     assert [policy.follow(load) for load in busy] == ["gpu", "cpu", "cpu"]
     policy.observe("cpu", 0.015, busy[2])
     assert [policy.follow(load) for load in idle[:2]] == ["cpu", "cpu"]
@@ -86,13 +91,15 @@ def test_two_runs_lie_between_two_moves() -> None:
 
 def test_a_load_that_does_not_change_the_order_moves_nothing() -> None:
     machine = Machine(Policy(IDLE, 1, False), queued(IDLE))
-    assert machine.go(0.25, seconds=20)["cpu"] <= 20     # 13.3 against 15 ms: tried now and then
+    assert machine.go(0.25, seconds=20)["cpu"] <= 20  # 13.3 against 15 ms: tried now and then
     assert machine.policy.switches == 0
 
 
 def test_the_cpu_plan_suffers_from_a_busy_cpu() -> None:
     policy = Policy({"cpu": 0.010, "gpu": 0.015}, 4, False)
-    machine = Machine(policy, lambda candidate, load: {"cpu": 0.010 / max(1.0 - load.cpu, 0.1), "gpu": 0.015}[candidate])
+    machine = Machine(
+        policy, lambda candidate, load: {"cpu": 0.010 / max(1.0 - load.cpu, 0.1), "gpu": 0.015}[candidate]
+    )
     machine.go(0.0, cpu=0.75, cores=4, seconds=1.5)
     assert policy.current == "gpu"
     machine.go(0.0, cpu=0.0, cores=4, seconds=1.5)
@@ -100,7 +107,8 @@ def test_the_cpu_plan_suffers_from_a_busy_cpu() -> None:
 
 
 def test_on_a_software_adapter_the_gpu_plan_needs_all_cores() -> None:
-    """One of two cores is busy: a candidate on all cores takes twice as long, one of a single thread as long as before."""
+    """One of two cores is busy: a candidate on all cores takes twice as long, one of a single thread as long as
+    before."""
     policy = Policy(IDLE, threads=1, software=True)
     machine = Machine(policy, lambda candidate, load: IDLE[candidate] / (1.0 if candidate == "cpu" else 1.0 - load.cpu))
     machine.go(0.5, cpu=0.5, seconds=1.5)
@@ -112,8 +120,9 @@ def test_on_a_software_adapter_the_gpu_plan_needs_all_cores() -> None:
 def test_the_model() -> None:
     """Slowdowns by hand: shared in turn, threads over free cores, the worse of both for a cut, 20 at most."""
     idle, half, full = Load(0.0, 0.0, 4, "", 0.0), Load(0.5, 0.75, 4, "", 0.0), Load(1.0, 1.0, 4, "", 0.0)
-    assert [[slowdown(candidate, load, 2, False) for candidate in ("cpu", "gpu", "cut")] for load in (idle, half, full)] == [
-        [1.0, 1.0, 1.0], [2.0, 2.0, 2.0], pytest.approx([10.0, 20.0, 20.0])]
+    assert [
+        [slowdown(candidate, load, 2, False) for candidate in ("cpu", "gpu", "cut")] for load in (idle, half, full)
+    ] == [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], pytest.approx([10.0, 20.0, 20.0])]
     assert slowdown("cut", Load(0.9, 0.0, 4, "", 0.0), 2, False) == pytest.approx(10.0)
     assert [slowdown(candidate, half, 1, True) for candidate in ("cpu", "gpu")] == [1.0, 4.0]
     assert slowdown("cpu", Load(None, 0.9, 4, "", 0.0), 4, True) == 1.0
@@ -123,10 +132,15 @@ def test_what_is_learnt_moves_the_home_and_whoever_is_there() -> None:
     policy = Policy(IDLE, 1, False)
     policy.learn({"cpu": 0.009, "gpu": 0.012}, "cpu")
     assert (policy.home, policy.current, policy.idle_s) == ("cpu", "cpu", {"cpu": 0.009, "gpu": 0.012})
-    machine = Machine(policy, lambda candidate, load: policy.idle_s[candidate] * (20.0 * load.cpu if candidate == "cpu" and load.cpu else 1.0))
+    machine = Machine(
+        policy,
+        lambda candidate, load: (
+            policy.idle_s[candidate] * (20.0 * load.cpu if candidate == "cpu" and load.cpu else 1.0)
+        ),
+    )
     machine.go(0.0, cpu=0.9, seconds=1.5)
     assert policy.current == "gpu"
-    policy.learn({"cpu": 0.008}, "cpu")        # a load moved it: it stays until the load goes
+    policy.learn({"cpu": 0.008}, "cpu")  # a load moved it: it stays until the load goes
     assert policy.current == "gpu"
 
 
@@ -151,12 +165,18 @@ def test_a_load_that_comes_and_goes_is_followed_each_time() -> None:
 
 @given(st.floats(0.001, 0.1), st.floats(0.001, 0.1), st.floats(0.0, 1.0), st.floats(0.2, 5.0), st.floats(0.2, 5.0))
 @settings(max_examples=25)
-def test_converges_to_the_better_plan(cpu_s: float, gpu_s: float, load: float, wrong_cpu: float, wrong_gpu: float) -> None:
-    """Whatever the load does to the candidates, and however wrong the model is about it: the faster one is found, within the margin."""
+def test_converges_to_the_better_plan(
+    cpu_s: float, gpu_s: float, load: float, wrong_cpu: float, wrong_gpu: float
+) -> None:
+    """Whatever the load does to the candidates, and however wrong the model is about it: the faster one is found,
+    within the margin."""
     idle = {"cpu": cpu_s, "gpu": gpu_s}
     model = queued(idle)
-    true = {"cpu": model("cpu", Load(load, 0.0, 2, "", 0.0)) * wrong_cpu, "gpu": model("gpu", Load(load, 0.0, 2, "", 0.0)) * wrong_gpu}
-    true = {candidate: max(s, idle[candidate]) for candidate, s in true.items()}         # a load makes nothing faster
+    true = {
+        "cpu": model("cpu", Load(load, 0.0, 2, "", 0.0)) * wrong_cpu,
+        "gpu": model("gpu", Load(load, 0.0, 2, "", 0.0)) * wrong_gpu,
+    }
+    true = {candidate: max(s, idle[candidate]) for candidate, s in true.items()}  # a load makes nothing faster
     machine = Machine(Policy(idle, 1, False), lambda candidate, _: true[candidate])
     machine.go(load, seconds=3000 * max(true.values()))
     assert true[machine.policy.current] <= min(true.values()) * LEAVE + 40e-6
@@ -169,13 +189,15 @@ def test_converges_to_the_better_plan(cpu_s: float, gpu_s: float, load: float, w
 @given(st.floats(0.5, 2.0), st.floats(0.0, 1.0), st.integers(0, 99))
 @settings(max_examples=80)
 def test_does_not_flap(ratio: float, load: float, seed: int) -> None:
-    """A load that trembles by 0.1 around any value, latencies by 10 %: each switch doubles the wait for the next (0.5, 1, ... s)."""
+    """A load that trembles by 0.1 around any value, latencies by 10 %: each switch doubles the wait for the next (0.5,
+    1, ... s)."""
     idle = {"cpu": 0.010 * ratio, "gpu": 0.010}
     machine = Machine(Policy(idle, 1, False), queued(idle), noise=0.1, seed=seed)
     machine.go(load, seconds=200.0, tremble=0.1)
     assert machine.policy.switches <= 9
     slowest, quickest = (1.0 / (1.0 - min(max(load + change, 0.0), 0.95)) for change in (0.1, -0.1))
-    if ratio > 1.1 * slowest or 1.4 * ratio < quickest or ratio < 0.8:     # no noise makes the worse candidate look better
+    # no noise makes the worse candidate look better
+    if ratio > 1.1 * slowest or 1.4 * ratio < quickest or ratio < 0.8:
         assert machine.policy.switches <= 1
 
 
@@ -235,7 +257,7 @@ def test_a_deadline_prefers_the_steadier_plan() -> None:
     assert strict.policy.current == "cpu"
     easy = Machine(Policy({"cpu": 0.013, "gpu": 0.010}, 1, False, deadline_s=0.1), truth)
     easy.go(0.05, seconds=30.0)
-    assert easy.policy.current == "gpu"        # both meet it: the faster median
+    assert easy.policy.current == "gpu"  # both meet it: the faster median
 
 
 def test_a_candidate_that_is_slower_by_all_of_the_factor_is_a_rival_still() -> None:
@@ -273,11 +295,15 @@ def test_what_is_shown() -> None:
     candidates = shown["candidates"]
     assert isinstance(candidates, dict)
     assert candidates["cpu"]["p50_ms"] == pytest.approx(15, rel=0.1)
-    assert sum(band["runs"] for band in candidates["gpu"]["bands"].values()) == candidates["gpu"]["runs"] == machine.ran["gpu"]
+    assert (
+        sum(band["runs"] for band in candidates["gpu"]["bands"].values())
+        == candidates["gpu"]["runs"]
+        == machine.ran["gpu"]
+    )
     assert candidates["gpu"]["bands"]["idle"]["p99_ms"] == pytest.approx(10, rel=0.1)
 
 
 def test_choosing_is_quick() -> None:
     policy, load = Policy({"cpu": 1.0, "gpu": 2.0, "cut": 1.5}, 2, False), Load(0.5, 0.2, 8, "", 0.0)
     policy.choose(load)
-    assert steps(lambda: policy.choose(load)) < 150      # what it thinks once per reading takes thousands
+    assert steps(lambda: policy.choose(load)) < 150  # what it thinks once per reading takes thousands

@@ -8,8 +8,19 @@ from ort_gpu_ep.placement.rhythm import BUSY, PAUSED, RARE, RESTS_S, Rhythm, res
 from ort_gpu_ep.utilization import AWAKE_S, Uses
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [
-    (-0.1, BUSY), (0.02, BUSY), (RESTS_S[0], BUSY), (0.1, PAUSED), (0.2, PAUSED), (RESTS_S[1], PAUSED), (0.4, RARE), (9.0, RARE)])
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (-0.1, BUSY),
+        (0.02, BUSY),
+        (RESTS_S[0], BUSY),
+        (0.1, PAUSED),
+        (0.2, PAUSED),
+        (RESTS_S[1], PAUSED),
+        (0.4, RARE),
+        (9.0, RARE),
+    ],
+)
 def test_classes(seconds: float, expected: str) -> None:
     assert rest_class(seconds) == expected
 
@@ -55,4 +66,3 @@ def test_a_gpu_wakes_up_by_work_and_sleeps_by_rest() -> None:
     assert uses.awake(now_s + 0.02)
     assert not uses.awake(now_s + 0.1)
     assert Uses(sleeps=False).awake(now_s)
-

@@ -22,7 +22,8 @@ RUN_S = {CPU: 8e-3, GPU: 1e-3}
 
 
 class Machine:
-    """A clock that runs and rests advance, and a session of it that learns. looks: how often a run was thought about on its own."""
+    """A clock that runs and rests advance, and a session of it that learns. looks: how often a run was thought about on
+    its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
         self.now_s, self.fails, self.looks = 100.0, False, 0
@@ -39,10 +40,19 @@ class Machine:
         self.load = Load(0.0, 0.0, 8, "a test", 1.0)
         made = {name: Candidate(name, SimpleNamespace(run=lambda *a, name=name: self.run(name))) for name in RUN_S}
         vars(self.runner).update(
-            config=SimpleNamespace(deadline_ms=0), sampler=SimpleNamespace(latest=self.load, used=lambda s: None),
-            candidates=SimpleNamespace(ready=made.get), front=made[CPU], _decisions=None, _last=None, _used_s={},
-            _tidy_s=1e9, runs=Counter(), _streak=None, _filing=threading.Lock(),
-            chooser=SimpleNamespace(learner=learner, entry=lambda feeds: self.entry, check_due=lambda *a: False))
+            config=SimpleNamespace(deadline_ms=0),
+            sampler=SimpleNamespace(latest=self.load, used=lambda s: None),
+            candidates=SimpleNamespace(ready=made.get),
+            front=made[CPU],
+            _decisions=None,
+            _last=None,
+            _used_s={},
+            _tidy_s=1e9,
+            runs=Counter(),
+            _streak=None,
+            _filing=threading.Lock(),
+            chooser=SimpleNamespace(learner=learner, entry=lambda feeds: self.entry, check_due=lambda *a: False),
+        )
         choose = self.runner._choose
         self.runner._choose = lambda *a: (setattr(self, "looks", self.looks + 1), choose(*a))[1]
 
@@ -64,8 +74,15 @@ class Machine:
         policy = self.entry.policy
         assert policy is not None
         histogram = policy.as_dict()["candidates"][GPU]
-        return {"runs": self.entry.runs, "seen": dict(self.entry.seen), "total": round(self.learner.total_s, 9), "calls": policy._calls,
-                "waking": round(self.learner.waking_s, 9), "histogram": histogram, "rest": self.learner.rhythm.rest}
+        return {
+            "runs": self.entry.runs,
+            "seen": dict(self.entry.seen),
+            "total": round(self.learner.total_s, 9),
+            "calls": policy._calls,
+            "waking": round(self.learner.waking_s, 9),
+            "histogram": histogram,
+            "rest": self.learner.rhythm.rest,
+        }
 
 
 def test_the_same_is_known_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""The tables of benchmarks.shapes, played with told times: auto is on the better side of each size from its third run on."""
+"""The tables of benchmarks.shapes, played with told times: auto is on the better side of each size from its third run
+on."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ TABLES = {
     "minilm": (LENGTHS, line(1.5, 12.5), line(1.67, 3.6)),
     "minilm, slow CPU": (LENGTHS, line(1.0, 27.0), line(1.9, 5.0)),
 }
-"""Sizes in the order of the benchmark, and what the CPU and the GPU take: about as measured on an H200 for the first and the third."""
+"""Sizes in the order of the benchmark, and what the CPU and the GPU take: about as measured on an H200 for the first
+and the third."""
 
 NOISE, DISTURBED, UNEVEN = 0.05, 0.05, 0.05
 """Of a run's time, of all runs, of a size against its neighbours."""
@@ -28,19 +30,21 @@ ASLEEP = 4.8
 
 
 def block(made: Machine, work: float, rest_s: float) -> list[str]:
-    """The candidates of the runs that count. As benchmarks.shapes: the CPU's session and the GPU's come first, or a pause before each run."""
+    """The candidates of the runs that count. As benchmarks.shapes: the CPU's session and the GPU's come first, or a
+    pause before each run."""
     begin = len(made.ran)
     if rest_s:
         made.runs(work, 20, pause_s=rest_s)
-        return [name for _, name, _ in made.ran[begin + 10:]]
+        return [name for _, name, _ in made.ran[begin + 10 :]]
     made.now_s += 0.35
     made.others_use_the_gpu(work, 0.95)
     made.runs(work, 33)
-    return [name for _, name, _ in made.ran[begin + 2:]]
+    return [name for _, name, _ in made.ran[begin + 2 :]]
 
 
 def worse(sizes: tuple[float, ...], cpu: Truth, gpu: Truth, rest_s: float, seed: int) -> list[str]:
-    """The sizes at which auto does not keep to the law, and by how much. Noise aside: what its candidates take undisturbed."""
+    """The sizes at which auto does not keep to the law, and by how much. Noise aside: what its candidates take
+    undisturbed."""
     rng, wrong = random.Random(7 * seed + 1), []
     truth = {"cpu": uneven(cpu, sizes, UNEVEN, rng), "gpu": uneven(gpu, sizes, UNEVEN, rng)}
     made = Machine(truth, noise=NOISE, disturbed=DISTURBED, asleep=ASLEEP, seed=seed)

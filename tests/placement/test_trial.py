@@ -25,9 +25,12 @@ class Machine:
         def run() -> None:
             self.log.append(name)
             self.now_s += left.pop(0) if len(left) > 1 else left[0]
+
         return run
 
-    def race(self, runs: Mapping[str, Callable[[], None]], budget_s: float, wake_s: float = 0.0, **predicted_s: float) -> dict[str, float]:
+    def race(
+        self, runs: Mapping[str, Callable[[], None]], budget_s: float, wake_s: float = 0.0, **predicted_s: float
+    ) -> dict[str, float]:
         return race(runs, budget_s, wake_s, predicted_s, lambda: self.now_s, self.rest, self.told_s)
 
     def rest(self, seconds: float) -> None:
@@ -62,6 +65,7 @@ def test_the_runs_after_a_rest_do_not_count() -> None:
         machine.awake += 1
         slow.append(machine.awake < WARM_UPS)
         machine.now_s += 5.0 if slow[-1] else 1.0
+
     got = machine.race({"a": sleepy, "b": machine.task("b", 1.2)}, 1e6)
     assert got == pytest.approx({"a": 1.0, "b": 1.2})
     assert sum(slow) == MAX_BLOCKS * (WARM_UPS - 1)
@@ -94,7 +98,14 @@ class Gpu:
     """Slow until it has worked for `ramp_s`."""
 
     def __init__(self, machine: Machine, asleep_s: float, awake_s: float, ramp_s: float = 0.4) -> None:
-        self.machine, self.asleep_s, self.awake_s, self.worked_s, self.runs, self.ramp_s = machine, asleep_s, awake_s, 0.0, 0, ramp_s
+        self.machine, self.asleep_s, self.awake_s, self.worked_s, self.runs, self.ramp_s = (
+            machine,
+            asleep_s,
+            awake_s,
+            0.0,
+            0,
+            ramp_s,
+        )
 
     def __call__(self) -> None:
         seconds = self.asleep_s if self.worked_s < self.ramp_s else self.awake_s
@@ -113,7 +124,9 @@ def test_a_gpu_is_raced_awake(ramp_s: float, predicted_s: float) -> None:
     assert gpu.worked_s > ramp_s
 
 
-@pytest.mark.parametrize(("seconds", "predicted_s", "awake"), [(4e-3, 3.5e-3, True), (4e-3, 1.5e-3, False), (6e-3, 9e-3, False)])
+@pytest.mark.parametrize(
+    ("seconds", "predicted_s", "awake"), [(4e-3, 3.5e-3, True), (4e-3, 1.5e-3, False), (6e-3, 9e-3, False)]
+)
 def test_a_gpu_that_wins_as_quickly_as_predicted_is_awake(seconds: float, predicted_s: float, awake: bool) -> None:
     """One that loses may be asleep, whatever was predicted."""
     machine = Machine()
@@ -146,5 +159,6 @@ def test_slow_candidates_are_run_once_and_measured_once() -> None:
 def test_what_a_candidate_raises_comes_through() -> None:
     def fail() -> None:
         raise ValueError("no")
+
     with pytest.raises(ValueError, match="no"):
         race({"a": fail}, 1.0)

@@ -42,8 +42,11 @@ def rng() -> np.random.Generator:
 def mlp(rng: np.random.Generator) -> bytes:
     """relu(x @ W) + b, for x: [N, 16]."""
     return make_model(
-        [node("MatMul", "x W", "h"), node("Relu", "h", "r"), node("Add", "r b", "y")], [info("x", ["N", 16])], ["y"],
-        {"W": rng.normal(size=(16, 16)).astype("f"), "b": rng.normal(size=16).astype("f")})
+        [node("MatMul", "x W", "h"), node("Relu", "h", "r"), node("Add", "r b", "y")],
+        [info("x", ["N", 16])],
+        ["y"],
+        {"W": rng.normal(size=(16, 16)).astype("f"), "b": rng.normal(size=16).astype("f")},
+    )
 
 
 @pytest.fixture
@@ -55,7 +58,12 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         script.write_text(HEAD + textwrap.dedent(code))
         path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         return subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, timeout=timeout, cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path, **environment})
+            [sys.executable, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path, **environment},
+        )
 
     return run

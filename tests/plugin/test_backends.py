@@ -51,7 +51,7 @@ class Doubling:
     def execute(self, host: Host) -> None:
         if self.error is not None:
             raise self.error
-        (address, tensor), = host.inputs()
+        ((address, tensor),) = host.inputs()
         array = np.empty(tensor.shape, tensor.dtype.numpy)
         host.read(address, array.ctypes.data, tensor.nbytes)
         doubled = array + array
@@ -80,7 +80,9 @@ class NumpyBackend:
     def settled(self, config: Config) -> Config:
         return config
 
-    def compile(self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]) -> Doubling:
+    def compile(
+        self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]
+    ) -> Doubling:
         self.made.append(Doubling(graph, config, self.adapter, rewrite))
         return self.made[-1]
 
@@ -129,7 +131,7 @@ def test_a_program_says_whether_its_error_is_what_it_did_there(third: list[Numpy
     (backend,) = third
     backend.made[0].error, backend.made[0].blamed = DeviceError("on purpose"), blamed
     for _ in range(3):
-        np.testing.assert_array_equal(opened.run(x=X)[0], X + X)        # by the CPU
+        np.testing.assert_array_equal(opened.run(x=X)[0], X + X)  # by the CPU
     assert opened.state.partitions[0].circuit.state == ("open" if blamed else "closed")
     assert backend.adapter.circuit.state == "closed"
 

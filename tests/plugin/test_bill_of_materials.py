@@ -1,4 +1,5 @@
-"""The wheel's software bill of materials (PEP 770) against what is in the wheel; its commands make the same files again, to the bit."""
+"""The wheel's software bill of materials (PEP 770) against what is in the wheel; its commands make the same files
+again, to the bit."""
 
 from __future__ import annotations
 
@@ -32,8 +33,14 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE", "THIRD_PARTY_NOTICES.md"):
         shutil.copy(ROOT / name, copy)
     code = f"import shim_backend; print(shim_backend.build_wheel({str(made)!r}, {{'shims': 'all'}}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True, timeout=500,
-                          env={**os.environ, "PYTHONPATH": str(copy / "build_backend")})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "PYTHONPATH": str(copy / "build_backend")},
+    )
     assert done.returncode == 0, done.stderr
     (wheel,) = made.glob("*.whl")
     build_wheel.check(wheel)
@@ -63,7 +70,9 @@ def test_it_is_of_this_release(bill: dict[str, Any]) -> None:
 
 def test_its_hashes_are_those_of_the_files(bill: dict[str, Any], unpacked: Path) -> None:
     for component in bill["components"]:
-        assert component["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256((unpacked / component["name"]).read_bytes()).hexdigest()}]
+        assert component["hashes"] == [
+            {"alg": "SHA-256", "content": hashlib.sha256((unpacked / component["name"]).read_bytes()).hexdigest()}
+        ]
 
 
 def test_it_lists_every_native_file_and_its_source(bill: dict[str, Any], unpacked: Path) -> None:
@@ -72,13 +81,17 @@ def test_it_lists_every_native_file_and_its_source(bill: dict[str, Any], unpacke
     assert made == native
     assert len(native) == len(build.ZIG_TARGETS)
     graph = {entry["ref"]: entry["dependsOn"] for entry in bill["dependencies"]}
-    assert graph == {bill["metadata"]["component"]["bom-ref"]: [c["name"] for c in bill["components"] if c["name"] in made],
-                     **{name: ["ort_gpu_ep/shim/shim.c"] for name in made}}
+    assert graph == {
+        bill["metadata"]["component"]["bom-ref"]: [c["name"] for c in bill["components"] if c["name"] in made],
+        **{name: ["ort_gpu_ep/shim/shim.c"] for name in made},
+    }
     assert {c["bom-ref"] for c in bill["components"]} == made | {"ort_gpu_ep/shim/shim.c"}
 
 
 @pytest.mark.parametrize("target", build.ZIG_TARGETS)
-def test_its_commands_make_the_same_file_again(target: str, bill: dict[str, Any], unpacked: Path, tmp_path: Path) -> None:
+def test_its_commands_make_the_same_file_again(
+    target: str, bill: dict[str, Any], unpacked: Path, tmp_path: Path
+) -> None:
     """From what the wheel holds, in another folder, and without what the compiler keeps of the first time."""
     (component,) = (c for c in bill["components"] if c["name"].endswith(build.file_name(target)))
     told = properties(component)

@@ -20,7 +20,14 @@ from ort_gpu_ep.plugin.abi import check_version
 from ort_gpu_ep.shim import build
 
 ROOT = Path(__file__).resolve().parents[2]
-EXPORTS = ["CreateEpFactories", "ReleaseEpFactory", "ort_gpu_ep_bind", "ort_gpu_ep_null", "ort_gpu_ep_empty", "ort_gpu_ep_gone"]
+EXPORTS = [
+    "CreateEpFactories",
+    "ReleaseEpFactory",
+    "ort_gpu_ep_bind",
+    "ort_gpu_ep_null",
+    "ort_gpu_ep_empty",
+    "ort_gpu_ep_gone",
+]
 
 
 def test_the_shim_exports_what_both_sides_look_up(tmp_path: Path) -> None:
@@ -55,7 +62,9 @@ def test_a_folder_that_is_not_writable_leaves_the_cache(tmp_path: Path, monkeypa
     package = tmp_path / "package"
     package.mkdir()
     monkeypatch.setattr(build, "FOLDER", package)
-    monkeypatch.setattr(build, "_writable", lambda folder: folder != package and (folder.mkdir(parents=True, exist_ok=True) or True))
+    monkeypatch.setattr(
+        build, "_writable", lambda folder: folder != package and (folder.mkdir(parents=True, exist_ok=True) or True)
+    )
     monkeypatch.setattr("ort_gpu_ep.store.cache_folder", lambda: str(tmp_path / "cache"))
     built = build.find_or_build()
     assert built.parent == tmp_path / "cache" / "shim"
@@ -70,7 +79,9 @@ def test_no_compiler_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_compilers", lambda target: [[sys.executable, "-c", "import sys; sys.exit('no luck')"], ["/no/such/cc"]])
+    monkeypatch.setattr(
+        build, "_compilers", lambda target: [[sys.executable, "-c", "import sys; sys.exit('no luck')"], ["/no/such/cc"]]
+    )
     with pytest.raises(build.BuildError, match=r"no luck(.|\n)*No such file"):
         build.build(tmp_path / "shim.so")
     assert not list(tmp_path.iterdir())
@@ -94,8 +105,10 @@ def test_processes_that_build_at_once_share_one_file(tmp_path: Path, python: Cal
 
 def test_an_installation_needs_nothing_that_it_installs() -> None:
     """The build backend loads build.py where only the build requirements are."""
-    code = ("import sys\nfor name in ('onnxruntime', 'onnx', 'numpy', 'wgpu', 'cffi'): sys.modules[name] = None\n"
-            "sys.path.insert(0, 'build_backend')\nimport shim_backend\nassert shim_backend._shim().FOLDER.is_dir()")
+    code = (
+        "import sys\nfor name in ('onnxruntime', 'onnx', 'numpy', 'wgpu', 'cffi'): sys.modules[name] = None\n"
+        "sys.path.insert(0, 'build_backend')\nimport shim_backend\nassert shim_backend._shim().FOLDER.is_dir()"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
@@ -108,11 +121,22 @@ def test_a_wheel_has_the_shim_where_it_is_looked_for(tmp_path: Path, monkeypatch
     def build_wheel(folder: str, *_: Any) -> str:
         with zipfile.ZipFile(Path(folder, "p-1-py3-none-any.whl"), "w") as wheel:
             wheel.writestr("p-1.dist-info/WHEEL", "Root-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr("p-1.dist-info/METADATA", "Metadata-Version: 2.4\nName: p\nVersion: 1\nLicense-Expression: MIT\n")
+            wheel.writestr(
+                "p-1.dist-info/METADATA", "Metadata-Version: 2.4\nName: p\nVersion: 1\nLicense-Expression: MIT\n"
+            )
             wheel.writestr("p-1.dist-info/RECORD", "p-1.dist-info/WHEEL,,\np-1.dist-info/METADATA,,\n")
         return "p-1-py3-none-any.whl"
-    vars(backend).update(dict.fromkeys((
-        "build_sdist", "get_requires_for_build_sdist", "prepare_metadata_for_build_editable", "prepare_metadata_for_build_wheel")))
+
+    vars(backend).update(
+        dict.fromkeys(
+            (
+                "build_sdist",
+                "get_requires_for_build_sdist",
+                "prepare_metadata_for_build_editable",
+                "prepare_metadata_for_build_wheel",
+            )
+        )
+    )
     vars(backend)["build_wheel"] = build_wheel
     setuptools = types.ModuleType("setuptools")
     vars(setuptools)["build_meta"] = backend
@@ -137,16 +161,20 @@ def test_all_platforms(tmp_path: Path) -> None:
         assert all(name.encode() in data for name in EXPORTS)
         assert str(tmp_path).encode() not in data
     (macos,) = (path.read_bytes() for path in built if path.suffix == ".dylib")
-    assert load_commands(macos) == {"name": f"@rpath/{build.file_name('macos-arm64')}".encode(), "system": (1, 14 << 16)}
+    assert load_commands(macos) == {
+        "name": f"@rpath/{build.file_name('macos-arm64')}".encode(),
+        "system": (1, 14 << 16),
+    }
 
 
 def load_commands(data: bytes) -> dict[str, Any]:
-    """What a library of macOS says of itself: LC_ID_DYLIB's name; LC_BUILD_VERSION's platform (1: macOS) and least version."""
+    """What a library of macOS says of itself: LC_ID_DYLIB's name; LC_BUILD_VERSION's platform (1: macOS) and least
+    version."""
     found, at = dict[str, Any](), 32
     for _ in range(struct.unpack_from("<I", data, 16)[0]):
         kind, size = struct.unpack_from("<II", data, at)
         if kind == 0x0D:
-            found["name"] = data[at + struct.unpack_from("<I", data, at + 8)[0]:at + size].rstrip(b"\0")
+            found["name"] = data[at + struct.unpack_from("<I", data, at + 8)[0] : at + size].rstrip(b"\0")
         elif kind == 0x32:
             found["system"] = struct.unpack_from("<II", data, at + 8)
         at += size

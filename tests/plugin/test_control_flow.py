@@ -1,4 +1,5 @@
-"""If, Loop and Scan as kernels of ours: what a turn leaves stays on the device; and left to the CPU where that is predicted to be faster."""
+"""If, Loop and Scan as kernels of ours: what a turn leaves stays on the device; and left to the CPU where that is
+predicted to be faster."""
 
 from __future__ import annotations
 
@@ -79,7 +80,12 @@ def n(value: int) -> Any:
 
 def resident(opened: Opened) -> set[str]:
     """The ops of ours that have bodies."""
-    return {node.op for report in opened.state.reports for node in report.nodes if node.device == "gpu" and node.op in ("If", "Loop", "Scan")}
+    return {
+        node.op
+        for report in opened.state.reports
+        for node in report.nodes
+        if node.device == "gpu" and node.op in ("If", "Loop", "Scan")
+    }
 
 
 def same(text: str, *feeds: dict[str, Any], **options: object) -> Opened:
@@ -106,7 +112,11 @@ def test_loops_of_no_turn_one_and_many(text: str, x: Any) -> None:
 def test_a_loop_that_ends_by_its_data(rng: np.random.Generator) -> None:
     x = rng.uniform(0.1, 1, (3, 4)).astype("f")
     limits = [float(x.sum()) * turns for turns in (0.5, 2.5, 7.5, 100)]
-    opened = same(UNTIL, *({"x": x, "n": n(20), "limit": np.array(limit, "f")} for limit in limits), {"x": x, "n": n(0), "limit": np.array(1, "f")})
+    opened = same(
+        UNTIL,
+        *({"x": x, "n": n(20), "limit": np.array(limit, "f")} for limit in limits),
+        {"x": x, "n": n(0), "limit": np.array(1, "f")},
+    )
     assert resident(opened) == {"Loop"}
     assert [len(opened.run(x=x, n=n(20), limit=np.array(limit, "f"))[1]) for limit in limits] == [1, 2, 7, 20]
 
@@ -118,7 +128,9 @@ def test_a_state_that_grows(x: Any) -> None:
 def test_a_loop_in_a_loop(x: Any) -> None:
     feeds = [{"x": x[:2], "n": n(turns), "k": n(inner)} for turns, inner in ((3, 4), (0, 4), (3, 0), (1, 1))]
     opened = same(NESTED, *feeds)
-    assert sum(node.op == "Loop" and node.device == "gpu" for report in opened.state.reports for node in report.nodes) == 2
+    assert (
+        sum(node.op == "Loop" and node.device == "gpu" for report in opened.state.reports for node in report.nodes) == 2
+    )
 
 
 def test_branches_in_the_turns_of_a_loop(x: Any) -> None:
@@ -134,7 +146,13 @@ def test_what_turns_give_in_odd_numbers_of_bytes(rng: np.random.Generator) -> No
 @pytest.mark.parametrize("directions", [("0, 0", "0, 0"), ("1, 0", "0, 1"), ("0, 1", "1, 0")])
 @pytest.mark.parametrize("steps", [1, 7])
 def test_scans(directions: tuple[str, str], steps: int, rng: np.random.Generator) -> None:
-    feeds = [{name: rng.normal(size=shape).astype("f") for name, shape in (("h", (2, 3)), ("xs", (steps, 2, 3)), ("zs", (steps, 3)))} for _ in range(2)]
+    feeds = [
+        {
+            name: rng.normal(size=shape).astype("f")
+            for name, shape in (("h", (2, 3)), ("xs", (steps, 2, 3)), ("zs", (steps, 3)))
+        }
+        for _ in range(2)
+    ]
     assert resident(same(SCAN % directions, *feeds)) == {"Scan"}
 
 
@@ -153,11 +171,15 @@ STRINGS = """m (bool c, string[N] x) => (y) {
     y = Concat <axis = 0> (r, x) }"""
 
 
-@pytest.mark.parametrize(("text", "options", "said"), [
-    (IF, {"placement": "gpu", "isolation": "process"}, "isolation=process"),
-    (IF, {"placement": "auto", "adapter": "llvmpipe"}, "left to the CPU with its body"),
-    (STRINGS, {"placement": "gpu"}, "no tensor of a known type"),
-], ids=["isolation", "auto", "strings"])
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        (IF, {"placement": "gpu", "isolation": "process"}, "isolation=process"),
+        (IF, {"placement": "auto", "adapter": "llvmpipe"}, "left to the CPU with its body"),
+        (STRINGS, {"placement": "gpu"}, "no tensor of a known type"),
+    ],
+    ids=["isolation", "auto", "strings"],
+)
 def test_why_control_flow_is_not_on_the_gpu(text: str, options: dict[str, object], said: str) -> None:
     """If, Loop and Scan have kernels of ours, so the reason for one that stays on the CPU is not that there is none."""
     opened = open_session(model(text), **options)

@@ -54,7 +54,9 @@ def test_names() -> None:
 
 def test_by_onnxruntimes_own_calls() -> None:
     done = subprocess.run([sys.executable, "-c", BY_THEIR_CALLS], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["0.0 2.0 0.0 4.0", "0.0 2.0 0.0 4.0 1", "1"]), done.stderr
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["0.0 2.0 0.0 4.0", "0.0 2.0 0.0 4.0 1", "1"]), (
+        done.stderr
+    )
 
 
 STANDS_IN = """
@@ -79,7 +81,8 @@ for provider, options in ((NAME, {"enableGraphCapture": "1", "validationMode": "
 
 
 def test_the_name_of_onnxruntimes_own_webgpu_provider() -> None:
-    """For programs that know no other: its options are accepted, and said to have no effect; those that are nobody's are not."""
+    """For programs that know no other: its options are accepted, and said to have no effect; those that are nobody's
+    are not."""
     done = subprocess.run([sys.executable, "-c", STANDS_IN], cwd=ROOT, capture_output=True, text=True, timeout=300)
     told = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
@@ -117,13 +120,22 @@ def test_devices_choose_among_adapters(tmp_path: Path) -> None:
     """A driver that is there twice makes two adapters, whose UUIDs are one."""
     driver = next(m for m in loader_paths.manifests(os.environ) if "lvp" in m.name)
     both = os.pathsep.join((str(driver), str(shutil.copy(driver, tmp_path / "again.json"))))
-    env = {**os.environ, "VK_DRIVER_FILES": both, "VK_ICD_FILENAMES": both, "ORT_GPU_EP_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, "-c", CHOOSES], cwd=ROOT, capture_output=True, text=True, timeout=300, env=env)
+    env = {
+        **os.environ,
+        "VK_DRIVER_FILES": both,
+        "VK_ICD_FILENAMES": both,
+        "ORT_GPU_EP_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CHOOSES], cwd=ROOT, capture_output=True, text=True, timeout=300, env=env
+    )
     assert (done.returncode, done.stdout.splitlines()) == (0, ["any 0", "1 1", "any 0", "any 0"]), done.stderr
 
 
 def test_an_adapter_is_named_so_that_the_option_takes_it() -> None:
-    one = AdapterInfo(0, "Card", "discrete", "Vulkan", "1.0", 0x10DE, 7, "0000:65:00.0", "6d657361-3232-2e33-2e36-000000000000")
+    one = AdapterInfo(
+        0, "Card", "discrete", "Vulkan", "1.0", 0x10DE, 7, "0000:65:00.0", "6d657361-3232-2e33-2e36-000000000000"
+    )
     other = AdapterInfo(1, "Card", "discrete", "Vulkan", "1.0", 0x9999, 7, "0000:66:00.0", one.uuid)
     described = metadata(one, [one, other])
     assert (described["adapter"], described["vendor"], described["type"]) == (one.pci, "NVIDIA", "discrete")
@@ -163,8 +175,14 @@ except ort_gpu_ep.ConfigError as error:
 
 
 def test_a_model_is_not_compiled_and_why(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", COMPILES], cwd=tmp_path, capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILES],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     compiled, plain, session = done.stdout.splitlines()
     assert f"ConfigError: {NOT_COMPILED}" in compiled
     assert plain == "['Relu']"
@@ -172,5 +190,10 @@ def test_a_model_is_not_compiled_and_why(tmp_path: Path) -> None:
 
 
 def test_the_package_is_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "ort_gpu_ep", "exec", "--", "echo", "-n", "there"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "ort_gpu_ep", "exec", "--", "echo", "-n", "there"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout) == (0, "there")

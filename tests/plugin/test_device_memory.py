@@ -44,7 +44,9 @@ def test_one_copy_each_way(mlp: bytes, rng: np.random.Generator) -> None:
 
 
 def test_weights_are_not_copied_by_onnxruntime(rng: np.random.Generator) -> None:
-    model = make_model([node("MatMul", "x W", "y")], [info("x", ["N", 256])], ["y"], {"W": rng.normal(size=(256, 256)).astype("f")})
+    model = make_model(
+        [node("MatMul", "x W", "y")], [info("x", ["N", 256])], ["y"], {"W": rng.normal(size=(256, 256)).astype("f")}
+    )
     assert copies(open_session(model)) == (0, 0, 0)
 
 
@@ -136,12 +138,15 @@ def test_device_to_device_copies_do_not_alias(doubling: bytes) -> None:
 
 def test_a_value_that_passes_a_cpu_node_stays_on_the_device(rng: np.random.Generator) -> None:
     model = make_model(
-        [node("Add", "x x", "a"), island("a", "i"), node("Mul", "i a", "m"), node("Add", "m a", "y")], [info("x", [2, 4, 4])], ["y"])
+        [node("Add", "x x", "a"), island("a", "i"), node("Mul", "i a", "m"), node("Add", "m a", "y")],
+        [info("x", [2, 4, 4])],
+        ["y"],
+    )
     opened = open_session(model)
     x = rng.normal(size=(2, 4, 4)).astype("f") + 8 * np.eye(4, dtype="f")
     copies(opened)
     assert_close(opened.run(x=x), reference(model, x=x))
-    assert copies(opened) == (2, 2, 0)   # x and i go up, a (for the CPU node) and y come down; a itself stays
+    assert copies(opened) == (2, 2, 0)  # x and i go up, a (for the CPU node) and y come down; a itself stays
 
 
 def test_memory_patterns(rng: np.random.Generator) -> None:
@@ -213,17 +218,37 @@ def test_what_nobody_wrote_is_zero(doubling: bytes) -> None:
         np.testing.assert_array_equal(value.numpy(), np.zeros(shape, "f"))
 
 
-def test_a_conversation_that_leaves_out_a_row_of_its_cache_is_answered_as_by_the_cpu(doubling: bytes, rng: np.random.Generator) -> None:
+def test_a_conversation_that_leaves_out_a_row_of_its_cache_is_answered_as_by_the_cpu(
+    doubling: bytes, rng: np.random.Generator
+) -> None:
     """As onnxruntime-genai's are: it appends to an answer whose last token it has not fed."""
     heads, groups, size, rows = 4, 2, 16, 24
     cache = ["B", groups, "past", size]
     model = make_model(
-        [helper.make_node("GroupQueryAttention", ["q", "", "", "pk", "pv", "l", "t"], ["y", "nk", "nv"], domain="com.microsoft", num_heads=heads,
-                          kv_num_heads=groups)],
-        [info("q", [1, "s", (heads + 2 * groups) * size]), info("pk", cache), info("pv", cache), info("l", [1], 6), info("t", [1], 6)],
-        [info("y", [1, "s", heads * size]), info("nk", cache), info("nv", cache)])
-    steps = [(rng.standard_normal((1, s, (heads + 2 * groups) * size)).astype("f"), total) for s, total in ((3, 3), (1, 4), (2, 7), (1, 8))]
-    opened = open_session(doubling)      # as long as it is open, its device has the memory
+        [
+            helper.make_node(
+                "GroupQueryAttention",
+                ["q", "", "", "pk", "pv", "l", "t"],
+                ["y", "nk", "nv"],
+                domain="com.microsoft",
+                num_heads=heads,
+                kv_num_heads=groups,
+            )
+        ],
+        [
+            info("q", [1, "s", (heads + 2 * groups) * size]),
+            info("pk", cache),
+            info("pv", cache),
+            info("l", [1], 6),
+            info("t", [1], 6),
+        ],
+        [info("y", [1, "s", heads * size]), info("nk", cache), info("nv", cache)],
+    )
+    steps = [
+        (rng.standard_normal((1, s, (heads + 2 * groups) * size)).astype("f"), total)
+        for s, total in ((3, 3), (1, 4), (2, 7), (1, 8))
+    ]
+    opened = open_session(doubling)  # as long as it is open, its device has the memory
     used(opened, (groups * rows, size))
 
     def answers(session: Any, caches: dict[str, Any]) -> list[Any]:
@@ -244,5 +269,7 @@ def test_a_conversation_that_leaves_out_a_row_of_its_cache_is_answered_as_by_the
     theirs = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     zeros = {n: np.zeros(shape, "f") for n in ("pk", "pv")}
     wanted = answers(theirs, {n: onnxruntime.OrtValue.ortvalue_from_numpy(a) for n, a in zeros.items()})
-    for got, want in zip(answers(open_session(model).session, {n: new_value(shape) for n in ("pk", "pv")}), wanted, strict=True):
+    for got, want in zip(
+        answers(open_session(model).session, {n: new_value(shape) for n in ("pk", "pv")}), wanted, strict=True
+    ):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)

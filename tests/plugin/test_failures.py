@@ -1,4 +1,5 @@
-"""What goes wrong: options, adapters, exceptions in each callback. Process and session survive, and everything is on record."""
+"""What goes wrong: options, adapters, exceptions in each callback. Process and session survive, and everything is on
+record."""
 
 from __future__ import annotations
 
@@ -61,11 +62,14 @@ def x(rng: np.random.Generator) -> np.ndarray[Any, Any]:
     return rng.normal(size=(3, 16)).astype("f")
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"placment": "gpu"}, "did you mean 'placement'"),
-    ({"placement": "moon"}, "expected one of auto, gpu, cpu"),
-    ({"memory_limit_mb": "many"}, "expected a whole number"),
-])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"placment": "gpu"}, "did you mean 'placement'"),
+        ({"placement": "moon"}, "expected one of auto, gpu, cpu"),
+        ({"memory_limit_mb": "many"}, "expected a whole number"),
+    ],
+)
 def test_wrong_options_are_errors(mlp: bytes, options: dict[str, str], words: str) -> None:
     session, state, error = captured(mlp, **options)
     assert session is None
@@ -109,9 +113,12 @@ def test_no_adapter_in_strict_mode_is_an_error(mlp: bytes, monkeypatch: pytest.M
 
 
 def test_create_ep_by_name_is_recorded(mlp: bytes, capfd: pytest.CaptureFixture[str]) -> None:
-    """ONNX Runtime's Python layer prints the error and retries without us; the record is how a session class finds out."""
+    """ONNX Runtime's Python layer prints the error and retries without us; the record is how a session class finds
+    out."""
     with plugin.capture() as seen:
-        session = onnxruntime.InferenceSession(mlp, providers=[(plugin.EP_NAME, {"placement": "moon"}), "CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            mlp, providers=[(plugin.EP_NAME, {"placement": "moon"}), "CPUExecutionProvider"]
+        )
     assert session.get_providers() == ["CPUExecutionProvider"]
     assert isinstance(seen[0].errors[0], ConfigError)
     assert "moon" in capfd.readouterr().out
@@ -126,11 +133,13 @@ def test_get_capability(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert_close(opened.run(x=x), reference(mlp, x=x))
 
 
-def test_a_price_that_fails_is_an_event_and_the_model_stays(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_price_that_fails_is_an_event_and_the_model_stays(
+    mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """placement=auto prices each node; GetCapability once lost the whole model to one of them."""
     boom = Boom("priced")
     monkeypatch.setitem(RECORDS, "elementwise.wgsl", replace(RECORDS["elementwise.wgsl"], flops=raises(boom)))
-    monkeypatch.setattr(costs, "CPU_FLOPS", 1.0)        # a product is worth the trip to any GPU
+    monkeypatch.setattr(costs, "CPU_FLOPS", 1.0)  # a product is worth the trip to any GPU
     opened = open_session(mlp, placement="auto", adapter="software", fusion=0)
     devices = {n.op: (n.device, n.reason) for r in opened.state.reports for n in r.nodes}
     assert devices["MatMul"] == ("gpu", "")
@@ -162,7 +171,7 @@ def test_a_warning_names_the_partition_as_explain_does(mlp: bytes, x: Any, caplo
 def test_compile_in_strict_mode_is_an_error(mlp: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     boom = Boom("compile")
     monkeypatch.setattr(local, "LocalProgram", raises(boom))
-    gc.collect()        # what earlier sessions left
+    gc.collect()  # what earlier sessions left
     before = plugin.live_tables()
     session, state, error = captured(mlp, strict=1)
     assert session is None
@@ -193,7 +202,7 @@ def test_compute_falls_back(
     assert opened.state.errors[0] is error
     assert error.__traceback__ is None
     monkeypatch.undo()
-    assert opened.state.gpu.circuit.is_closed   # type: ignore[union-attr]
+    assert opened.state.gpu.circuit.is_closed  # type: ignore[union-attr]
     opened.state.partitions[0].circuit.reset()
     assert_close(opened.run(x=x), reference(mlp, x=x))
     assert (opened.state.partitions[0].runs, opened.state.partitions[0].fallbacks) == (4, 3)
@@ -222,7 +231,9 @@ def test_compute_in_strict_mode_raises(mlp: bytes, x: Any, error: Exception, mon
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=lambda e: type(e).__name__)
-def test_what_is_no_exception_is_not_swallowed(mlp: bytes, x: Any, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_exception_is_not_swallowed(
+    mlp: bytes, x: Any, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = open_session(mlp)
     monkeypatch.setattr(Program, "run", raises(error))
     with pytest.raises(Exception, match=type(error).__name__) as caught:
@@ -287,11 +298,16 @@ def test_errors_keep_no_frames(mlp: bytes, x: Any, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("nbytes", [4096, 1 << 20])
-def test_fallback_has_the_weights(nbytes: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_fallback_has_the_weights(
+    nbytes: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     n = nbytes // 4 // 64
     model = make_model(
-        [node("MatMul", "x W", "h"), node("Add", "h b", "y")], [info("x", ["N", 64])], ["y"],
-        {"W": rng.normal(size=(64, n)).astype("f"), "b": rng.normal(size=n).astype("f")})
+        [node("MatMul", "x W", "h"), node("Add", "h b", "y")],
+        [info("x", ["N", 64])],
+        ["y"],
+        {"W": rng.normal(size=(64, n)).astype("f"), "b": rng.normal(size=n).astype("f")},
+    )
     opened = open_session(model, cache_dir=str(tmp_path))
     stored = list(tmp_path.glob("weights/*/*.bin"))
     assert len(stored) == (nbytes > 64 << 10)
@@ -303,7 +319,9 @@ def test_fallback_has_the_weights(nbytes: int, rng: np.random.Generator, monkeyp
 
 
 def test_fallback_without_a_disk(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    model = make_model([node("MatMul", "x W", "y")], [info("x", ["N", 256])], ["y"], {"W": rng.normal(size=(256, 256)).astype("f")})
+    model = make_model(
+        [node("MatMul", "x W", "y")], [info("x", ["N", 256])], ["y"], {"W": rng.normal(size=(256, 256)).astype("f")}
+    )
     (tmp_path / "weights").write_text("in the way")
     opened = open_session(model, cache_dir=str(tmp_path))
     assert any("stay in memory" in e.message for e in opened.state.events)
@@ -317,10 +335,16 @@ def test_fallback_with_attributes_of_every_kind(rng: np.random.Generator, monkey
         [
             node("Conv", "x w", "c", auto_pad="SAME_UPPER", strides=[2, 1], group=1),
             node("LeakyRelu", "c", "l", alpha=0.3),
-            node("Unsqueeze", "l axes", "u"), node("Squeeze", "u axes", "s"),
-            node("Transpose", "s", "t", perm=[0, 2, 3, 1]), node("Cast", "t", "i", to=7), node("Cast", "i", "z", to=1),
+            node("Unsqueeze", "l axes", "u"),
+            node("Squeeze", "u axes", "s"),
+            node("Transpose", "s", "t", perm=[0, 2, 3, 1]),
+            node("Cast", "t", "i", to=7),
+            node("Cast", "i", "z", to=1),
         ],
-        [info("x", [1, 3, 8, 9])], ["l", "z"], {"w": rng.normal(size=(4, 3, 3, 3)).astype("f"), "axes": np.array([1])})
+        [info("x", [1, 3, 8, 9])],
+        ["l", "z"],
+        {"w": rng.normal(size=(4, 3, 3, 3)).astype("f"), "axes": np.array([1])},
+    )
     monkeypatch.setattr(Program, "run", raises(DeviceError("x")))
     opened = open_session(model)
     x = rng.normal(size=(1, 3, 8, 9)).astype("f")
@@ -349,7 +373,8 @@ for size in (1, 4):
 @pytest.mark.parametrize("isolation", ["none", "process"])
 @pytest.mark.parametrize("pool", ["AveragePool", "MaxPool"])
 def test_images_that_a_pooling_empties_end_no_process(pool: str, isolation: str) -> None:
-    """onnxruntime's own optimised kernel divides by zero there, which ends the process: the partition is left to another one."""
+    """onnxruntime's own optimised kernel divides by zero there, which ends the process: the partition is left to
+    another one."""
     done = subprocess.run([sys.executable, "-c", EMPTIED, pool, isolation], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "InvalidArgument\n16.0\n"), done.stderr
 
@@ -407,7 +432,9 @@ POOLED = "{ a = Relu(x) y = AveragePool<kernel_shape = [2, 2]>(a) }"
 
 
 @pytest.mark.parametrize(("shape", "without"), [("N, 16, 8, 8", [[], []]), ("N, 16, H, W", [[], ["NchwcTransformer"]])])
-def test_the_cpu_keeps_its_fast_pooling_where_no_run_can_empty_it(shape: str, without: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_keeps_its_fast_pooling_where_no_run_can_empty_it(
+    shape: str, without: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second session is the fallback's; a pooling on the GPU costs the user's own session nothing."""
     model = model_of(f"(float[{shape}] x) => (float[N, 16, P, Q] y) {POOLED}")
     found, x = made_with(monkeypatch), np.ones((1, 16, 8, 8), "f")
@@ -418,8 +445,12 @@ def test_the_cpu_keeps_its_fast_pooling_where_no_run_can_empty_it(shape: str, wi
 
 
 def test_optimisers_that_a_program_does_without_stay_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of("(float[N, 16, H, W] x) => (float[N, 16, P, Q] y) "
-                     '{ a = Relu(x) y = MaxPool<kernel_shape = [2, 2], auto_pad = "SAME_UPPER", dilations = [2, 2]>(a) }')
+    model = model_of(
+        "(float[N, 16, H, W] x) => (float[N, 16, P, Q] y) "
+        '{ a = Relu(x) y = MaxPool<kernel_shape = [2, 2], auto_pad = "SAME_UPPER", dilations = [2, 2]>(a) }'
+    )
     found = made_with(monkeypatch)
-    ort_gpu_ep.InferenceSession(model.SerializeToString(), provider_options={"placement": "gpu"}, disabled_optimizers=["MatMulAddFusion"])
+    ort_gpu_ep.InferenceSession(
+        model.SerializeToString(), provider_options={"placement": "gpu"}, disabled_optimizers=["MatMulAddFusion"]
+    )
     assert found == [["MatMulAddFusion"], ["MatMulAddFusion", "NchwcTransformer"]]

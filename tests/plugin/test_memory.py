@@ -51,12 +51,16 @@ def fetch(space: Memory, address: int, nbytes: int) -> Any:
     return data
 
 
-ranges = st.tuples(st.integers(0, 60), st.integers(1, 30)).map(lambda t: (t[0] * 64, min(t[1] * 32, NBYTES - t[0] * 64)))
+ranges = st.tuples(st.integers(0, 60), st.integers(1, 30)).map(
+    lambda t: (t[0] * 64, min(t[1] * 32, NBYTES - t[0] * 64))
+)
 kinds = st.sampled_from(["put", "host", "copy", "read", "fetch"])
 actions = st.lists(st.tuples(kinds, ranges, st.integers(0, 30)), min_size=1, max_size=12)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(actions)
 def test_it_behaves_like_memory(space: Memory, gpu: Gpu, actions: list[Any]) -> None:
     """Writes, copies and reads of overlapping ranges, on the GPU and on the host, give what plain memory gives."""
@@ -67,22 +71,22 @@ def test_it_behaves_like_memory(space: Memory, gpu: Gpu, actions: list[Any]) -> 
         if action in ("put", "host"):
             data = rng.integers(0, 255, nbytes, np.uint8)
             put(space, gpu if action == "put" else None, address + start, data)
-            model[start:start + nbytes] = data
+            model[start : start + nbytes] = data
         elif action == "copy":
             to = other * 64
             nbytes = min(nbytes, NBYTES - to)
             space.copy(gpu, address + start, address + to, nbytes)
-            model[to:to + nbytes] = model[start:start + nbytes].copy()
+            model[to : to + nbytes] = model[start : start + nbytes].copy()
         elif action == "read":
             storage, offset = space.read(gpu, address + start, nbytes)
             assert offset % 256 == 0
             data = np.empty(nbytes, np.uint8)
             assert storage.buffer is not None
             gpu.download(storage.buffer, offset, data.ctypes.data, nbytes)
-            np.testing.assert_array_equal(data, model[start:start + nbytes])
+            np.testing.assert_array_equal(data, model[start : start + nbytes])
             space.release([storage])
         else:
-            np.testing.assert_array_equal(fetch(space, address + start, nbytes), model[start:start + nbytes])
+            np.testing.assert_array_equal(fetch(space, address + start, nbytes), model[start : start + nbytes])
     np.testing.assert_array_equal(fetch(space, address, NBYTES), model)
     space.free(address)
 
@@ -146,7 +150,11 @@ def test_after_a_fork_only_host_memory_works(gpu: Gpu) -> None:
     put(space, None, address + 256, np.full(256, 2, np.uint8))
     space.after_fork()
     np.testing.assert_array_equal(fetch(space, address + 256, 256), np.full(256, 2))
-    for use in (lambda: fetch(space, address, 256), lambda: space.read(gpu, address, 256), lambda: space.write(gpu, address, 256)):
+    for use in (
+        lambda: fetch(space, address, 256),
+        lambda: space.read(gpu, address, 256),
+        lambda: space.write(gpu, address, 256),
+    ):
         with pytest.raises(DeviceError, match="forked child"):
             use()
     space.free(address)
@@ -165,7 +173,11 @@ def test_address_space_runs_out_with_an_error(monkeypatch: pytest.MonkeyPatch) -
 
 def test_arrays_come_back_from_the_file(tmp_path: Path) -> None:
     file = weight_file.WeightFile(str(tmp_path), 10_000)
-    arrays = {"a": np.arange(100, dtype=np.int64), "b": np.ones((3, 5, 7), np.float16), "c": np.arange(12.0).reshape(3, 4).T}
+    arrays = {
+        "a": np.arange(100, dtype=np.int64),
+        "b": np.ones((3, 5, 7), np.float16),
+        "c": np.arange(12.0).reshape(3, 4).T,
+    }
     for name, array in arrays.items():
         file.add(name, array)
     file.close_writing()
@@ -198,7 +210,8 @@ file.close_writing()
 
 
 def test_a_free_waits_for_nobody(gpu: Gpu) -> None:
-    """A value may be collected on a thread that has the GPU's lock, while another one has this lock and waits for the GPU's."""
+    """A value may be collected on a thread that has the GPU's lock, while another one has this lock and waits for the
+    GPU's."""
     space = Memory()
     address, held, end = space.allocate(64, None), threading.Event(), threading.Event()
 

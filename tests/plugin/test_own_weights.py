@@ -1,4 +1,5 @@
-"""The CPU fallback's weights stay in the model's own file where they are there as they are; the tensors of a file are found without onnx."""
+"""The CPU fallback's weights stay in the model's own file where they are there as they are; the tensors of a file are
+found without onnx."""
 
 from __future__ import annotations
 
@@ -27,14 +28,22 @@ FAULTS = {"placement": "gpu", "faults": "lost@2;seed=31"}
 
 
 def made() -> bytes:
-    return make_model([node("MatMul", "x W", "h"), node("Tanh", "h", "y")], [info("x", ["N", SIDE])], ["y"], {"W": WEIGHT})
+    return make_model(
+        [node("MatMul", "x W", "h"), node("Tanh", "h", "y")], [info("x", ["N", SIDE])], ["y"], {"W": WEIGHT}
+    )
 
 
 @pytest.fixture(params=["in the file", "in a file of its own"])
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     where = tmp_path / "m.onnx"
     model = onnx.load_from_string(made())
-    onnx.save(model, str(where), save_as_external_data=request.param == "in a file of its own", location="weights.bin", size_threshold=0)
+    onnx.save(
+        model,
+        str(where),
+        save_as_external_data=request.param == "in a file of its own",
+        location="weights.bin",
+        size_threshold=0,
+    )
     return where
 
 
@@ -44,7 +53,9 @@ def holder(path: Path) -> Path:
 
 
 def opened(path: Path, **options: str) -> Any:
-    return ort_gpu_ep.InferenceSession(str(path), provider_options={**FAULTS, "cache_dir": str(path.parent / "cache"), **options})
+    return ort_gpu_ep.InferenceSession(
+        str(path), provider_options={**FAULTS, "cache_dir": str(path.parent / "cache"), **options}
+    )
 
 
 def answers(session: Any) -> None:
@@ -79,7 +90,7 @@ def test_a_file_that_is_overwritten_in_place_answers_nothing(how: Callable[[Path
     x = np.ones((3, SIDE), np.float32)
     session.run(None, {"x": x})
     content = holder(path).read_bytes()
-    how(holder(path), content[:len(content) // 2] + b"\1" * 64 + content[len(content) // 2 + 64:])
+    how(holder(path), content[: len(content) // 2] + b"\1" * 64 + content[len(content) // 2 + 64 :])
     with pytest.raises(Exception, match="was overwritten after the session had been made"):
         session.run(None, {"x": x})
 
@@ -87,8 +98,16 @@ def test_a_file_that_is_overwritten_in_place_answers_nothing(how: Callable[[Path
 def test_weights_that_onnxruntime_changed_are_written(tmp_path: Path) -> None:
     """Those of a convolution with the BatchNormalization behind it."""
     rng = np.random.default_rng(3)
-    weights = {"w": rng.normal(size=(64, 32, 3, 3)).astype("f"), **{n: rng.uniform(0.5, 1.5, 64).astype("f") for n in ("s", "b", "m", "v")}}
-    model = make_model([node("Conv", "x w", "h"), node("BatchNormalization", "h s b m v", "y")], [info("x", [1, 32, 8, 8])], ["y"], weights)
+    weights = {
+        "w": rng.normal(size=(64, 32, 3, 3)).astype("f"),
+        **{n: rng.uniform(0.5, 1.5, 64).astype("f") for n in ("s", "b", "m", "v")},
+    }
+    model = make_model(
+        [node("Conv", "x w", "h"), node("BatchNormalization", "h s b m v", "y")],
+        [info("x", [1, 32, 8, 8])],
+        ["y"],
+        weights,
+    )
     where = tmp_path / "m.onnx"
     where.write_bytes(model)
     session = ort_gpu_ep.InferenceSession(str(where), provider_options={**FAULTS, "cache_dir": str(tmp_path / "cache")})
@@ -138,7 +157,9 @@ def test_files_of_weights_are_found(path: Path) -> None:
     before = Source(str(path)).digest()
     assert before == Source(str(path)).digest()
     os.utime(holder(path), ns=(5, 5))
-    assert (Source(str(path)).digest() != before) == there, "of another file the time of change counts, of the model's the content"
+    assert (Source(str(path)).digest() != before) == there, (
+        "of another file the time of change counts, of the model's the content"
+    )
 
 
 def test_what_is_no_model_is_said_to_be_none() -> None:
@@ -149,7 +170,7 @@ def test_what_is_no_model_is_said_to_be_none() -> None:
         for _ in range(rng.randrange(1, 6)):
             changed[rng.randrange(len(changed))] = rng.randrange(256)
         try:
-            for tensor in stored_tensors(bytes(changed[:rng.randrange(len(changed))])):
+            for tensor in stored_tensors(bytes(changed[: rng.randrange(len(changed))])):
                 assert tensor.raw is None or 0 <= tensor.raw[0] <= tensor.raw[1] <= len(data)
         except ValueError:
             pass
@@ -158,8 +179,12 @@ def test_what_is_no_model_is_said_to_be_none() -> None:
     with pytest.raises(ValueError, match="no number ends"):
         [*stored_tensors(b"\xff" * 20)]
     nested = b""
-    for _ in range(80):     # graph: node: attribute: graph
+    for _ in range(80):  # graph: node: attribute: graph
         for tag in (6 << 3 | 2, 5 << 3 | 2, 1 << 3 | 2):
-            nested = bytes([tag]) + len(nested).to_bytes(1, "big") + nested if len(nested) < 128 else bytes([tag, len(nested) & 127 | 128, len(nested) >> 7]) + nested
+            nested = (
+                bytes([tag]) + len(nested).to_bytes(1, "big") + nested
+                if len(nested) < 128
+                else bytes([tag, len(nested) & 127 | 128, len(nested) >> 7]) + nested
+            )
     with pytest.raises(ValueError, match="graphs inside each other"):
         [*stored_tensors(bytes([7 << 3 | 2, len(nested) & 127 | 128, len(nested) >> 7]) + nested)]

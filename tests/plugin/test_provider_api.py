@@ -1,4 +1,5 @@
-"""The functions of ONNX Runtime's provider API beside placement and runs: profiles, memory, what speaks against a GPU."""
+"""The functions of ONNX Runtime's provider API beside placement and runs: profiles, memory, what speaks against a
+GPU."""
 
 from __future__ import annotations
 
@@ -41,9 +42,16 @@ from tests.plugin.cases import ORT, Opened, info, island, make_model, node, open
 Array = np.ndarray[Any, Any]
 
 TABLES = {
-    "OrtEpFactory": factory.Factory, "OrtEp": Provider, "OrtNodeComputeInfo": Partition, "OrtAllocator": Allocator,
-    "OrtDataTransferImpl": DataTransfer, "OrtEpProfilerImpl": Profiler, "OrtKernelImpl": MemcpyKernel, "OrtLoopKernelHelper": LoopHelper,
-    "OrtScanKernelHelper": ScanHelper}
+    "OrtEpFactory": factory.Factory,
+    "OrtEp": Provider,
+    "OrtNodeComputeInfo": Partition,
+    "OrtAllocator": Allocator,
+    "OrtDataTransferImpl": DataTransfer,
+    "OrtEpProfilerImpl": Profiler,
+    "OrtKernelImpl": MemcpyKernel,
+    "OrtLoopKernelHelper": LoopHelper,
+    "OrtScanKernelHelper": ScanHelper,
+}
 
 SHRINK = "memory.enable_memory_arena_shrinkage"
 
@@ -60,7 +68,9 @@ def test_every_function_of_a_table_is_filled_or_says_why_not() -> None:
             assert bool(slot.signature) != bool(slot.empty), f"{name}::{function}"
             assert (function in table._callbacks) == (not slot.empty), f"{name}::{function}"
             assert slot.since <= slots.NEWEST_API
-        assert len(functions) <= ffi.typeof("Table").fields[1][1].type.length, f"{name} has more functions than a Table has room for"
+        assert len(functions) <= ffi.typeof("Table").fields[1][1].type.length, (
+            f"{name} has more functions than a Table has room for"
+        )
 
 
 def test_a_function_is_filled_only_where_the_running_onnxruntime_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,9 +84,13 @@ def test_a_function_is_filled_only_where_the_running_onnxruntime_has_it(monkeypa
 
 def test_no_model_needs_an_operator_that_only_the_provider_could_declare() -> None:
     """What GetCustomOpDomains would be for."""
-    interrupts.load("ort_gpu_ep.health.probes")     # and with them all operators
+    interrupts.load("ort_gpu_ep.health.probes")  # and with them all operators
     declared = {("" if s.domain == "ai.onnx" else s.domain, s.name) for s in pybind.get_all_operator_schema()}
-    later = set() if ORT >= (1, 32) else {("", "SwiGLU"), ("com.microsoft", "SwiGLU"), ("", "LinearAttention"), ("", "CausalConvWithState")}
+    later = (
+        set()
+        if ORT >= (1, 32)
+        else {("", "SwiGLU"), ("com.microsoft", "SwiGLU"), ("", "LinearAttention"), ("", "CausalConvWithState")}
+    )
     foreign = {(domain, name) for domain, name in OPS if not domain.startswith("ort_gpu_ep")}
     assert len(foreign) > 100
     assert foreign - declared <= later
@@ -91,8 +105,11 @@ def test_no_model_needs_an_operator_that_only_the_provider_could_declare() -> No
 def two_partitions(rng: np.random.Generator) -> bytes:
     """Two partitions with a node of the CPU between them, for x: [N, 32]."""
     return make_model(
-        [node("MatMul", "x W", "h"), island("h", "i"), node("MatMul", "i W", "k"), node("Softmax", "k", "y")], [info("x", ["N", 32])], ["y"],
-        {"W": rng.normal(size=(32, 32)).astype("f")})
+        [node("MatMul", "x W", "h"), island("h", "i"), node("MatMul", "i W", "k"), node("Softmax", "k", "y")],
+        [info("x", ["N", 32])],
+        ["y"],
+        {"W": rng.normal(size=(32, 32)).astype("f")},
+    )
 
 
 def _profiled(model: bytes, folder: Path, **options: object) -> Opened:
@@ -109,7 +126,9 @@ def _square(rng: np.random.Generator) -> Array:
     return rng.normal(size=(32, 32)).astype("f")
 
 
-def test_kernels_are_in_onnxruntimes_profile_inside_their_nodes(rng: np.random.Generator, two_partitions: bytes, tmp_path: Path) -> None:
+def test_kernels_are_in_onnxruntimes_profile_inside_their_nodes(
+    rng: np.random.Generator, two_partitions: bytes, tmp_path: Path
+) -> None:
     opened = _profiled(two_partitions, tmp_path)
     for _ in range(3):
         opened.run(x=_square(rng))
@@ -120,7 +139,11 @@ def test_kernels_are_in_onnxruntimes_profile_inside_their_nodes(rng: np.random.G
     assert Counter(e["name"].partition("->")[0] for e in kernels) == {"MatMul": 6, "Softmax": 3}
     used = Counter[tuple[str, int, int]]()
     for e in kernels:
-        around = [span for span in spans if span[0] == e["args"]["op_name"] and span[1] <= e["ts"] and e["ts"] + e["dur"] <= span[2]]
+        around = [
+            span
+            for span in spans
+            if span[0] == e["args"]["op_name"] and span[1] <= e["ts"] and e["ts"] + e["dur"] <= span[2]
+        ]
         assert len(around) == 1, (e, spans)
         assert e["dur"] > 0
         used.update(around)
@@ -130,7 +153,9 @@ def test_kernels_are_in_onnxruntimes_profile_inside_their_nodes(rng: np.random.G
     assert opened.state.gpu.timer is None, "nothing is timed once the profile is written"
 
 
-def test_the_times_are_the_gpus(rng: np.random.Generator, two_partitions: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_times_are_the_gpus(
+    rng: np.random.Generator, two_partitions: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Durations, and what lies between two dispatches of a run."""
     from ort_gpu_ep.device import timing
 
@@ -149,12 +174,15 @@ def test_the_times_are_the_gpus(rng: np.random.Generator, two_partitions: bytes,
     assert len(seen) == len(kernels) == 3
     for event, (begin, end) in zip(kernels, seen, strict=True):
         assert event["dur"] == -(-(end - begin) // 1e3)
-    starts, begins = [e["ts"] for e in kernels[1:]], [begin / 1e3 for begin, _ in seen[1:]]     # of one run
+    starts, begins = [e["ts"] for e in kernels[1:]], [begin / 1e3 for begin, _ in seen[1:]]  # of one run
     assert abs((starts[1] - starts[0]) - (begins[1] - begins[0])) <= 1
 
 
 def test_a_call_that_comes_late_moves_no_kernel_out_of_its_node(
-    rng: np.random.Generator, two_partitions: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+    two_partitions: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another thread has the interpreter when onnxruntime tells how long ago the profile began."""
     from ort_gpu_ep.plugin import profiler
@@ -172,13 +200,20 @@ def test_a_call_that_comes_late_moves_no_kernel_out_of_its_node(
         opened.run(x=_square(rng))
     assert 0 < before == len(calls), "onnxruntime goes on asking"
     events = _events(opened)
-    spans = {op: [(e["ts"], e["ts"] + e["dur"]) for e in events if e["cat"] == "Node" and e["args"]["op_name"] == op]
-             for op in {e["args"]["op_name"] for e in events if e["cat"] == "Kernel"}}
+    spans = {
+        op: [(e["ts"], e["ts"] + e["dur"]) for e in events if e["cat"] == "Node" and e["args"]["op_name"] == op]
+        for op in {e["args"]["op_name"] for e in events if e["cat"] == "Kernel"}
+    }
     for e in (e for e in events if e["cat"] == "Kernel"):
-        assert any(begin <= e["ts"] and e["ts"] + e["dur"] <= end for begin, end in spans[e["args"]["op_name"]]), (e, spans)
+        assert any(begin <= e["ts"] and e["ts"] + e["dur"] <= end for begin, end in spans[e["args"]["op_name"]]), (
+            e,
+            spans,
+        )
 
 
-def test_profiles_of_two_sessions_share_the_stopwatch(rng: np.random.Generator, two_partitions: bytes, tmp_path: Path) -> None:
+def test_profiles_of_two_sessions_share_the_stopwatch(
+    rng: np.random.Generator, two_partitions: bytes, tmp_path: Path
+) -> None:
     one, other = _profiled(two_partitions, tmp_path), _profiled(two_partitions, tmp_path / "b")
     (tmp_path / "b").mkdir(exist_ok=True)
     x = _square(rng)
@@ -194,7 +229,9 @@ def test_profiles_of_two_sessions_share_the_stopwatch(rng: np.random.Generator, 
     assert gpu.timer is None, "a session that ends takes its profile along"
 
 
-def test_runs_without_a_profile_are_not_timed(rng: np.random.Generator, two_partitions: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_without_a_profile_are_not_timed(
+    rng: np.random.Generator, two_partitions: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Partition, "_note", raises(AssertionError("timed")))
     opened = open_session(two_partitions, strict=1)
     opened.run(x=_square(rng))
@@ -204,28 +241,34 @@ def test_runs_without_a_profile_are_not_timed(rng: np.random.Generator, two_part
 
 
 def test_without_timestamps_the_profile_is_onnxruntimes_alone(
-    rng: np.random.Generator, two_partitions: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+    two_partitions: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu = open_session(two_partitions).state.gpu
     assert gpu is not None
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=gpu.limits.features - {"timestamp-query"}))
     opened = _profiled(two_partitions, tmp_path)
     x = _square(rng)
-    got, = opened.run(x=x)
+    (got,) = opened.run(x=x)
     assert {e["cat"] for e in _events(opened)} == {"Session", "Node"}
     assert any(e.where == "profile" and "no timestamps" in e.message for e in opened.state.events)
     np.testing.assert_allclose(got, open_session(two_partitions).run(x=x)[0], rtol=1e-6)
 
 
 def test_a_device_that_fails_to_tell_the_times_spoils_no_run(
-    rng: np.random.Generator, two_partitions: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+    two_partitions: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from ort_gpu_ep.device import timing
 
     opened = _profiled(two_partitions, tmp_path, strict=1)
     monkeypatch.setattr(timing.Stopwatch, "read", raises(DeviceError("planted")))
     x = _square(rng)
-    got, = opened.run(x=x)
+    (got,) = opened.run(x=x)
     np.testing.assert_allclose(got, open_session(two_partitions).run(x=x)[0], rtol=1e-6)
     assert any(e.where == "profile" and "planted" in e.message for e in opened.state.events)
 
@@ -237,9 +280,12 @@ def test_any_name_of_a_node_leaves_the_profile_readable(rng: np.random.Generator
 
 
 def test_a_run_of_the_profiles_command_is_not_timed_by_dispatch(
-    rng: np.random.Generator, two_partitions: bytes, monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+    two_partitions: bytes,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """session.profile() takes the spans of nodes with onnxruntime's profile: passes of their own would make ours longer."""
+    """session.profile() takes the spans of nodes with onnxruntime's profile: passes of their own would make ours
+    longer."""
     from ort_gpu_ep.profiling import nodes
 
     timers = list[Any]()
@@ -269,17 +315,20 @@ def _shrinking() -> Any:
 def deep(rng: np.random.Generator) -> bytes:
     """relu(x @ W) @ W, for x: [N, 256]: a value inside, and a weight of 256 KiB."""
     return make_model(
-        [node("MatMul", "x W", "h"), node("Softmax", "h", "s"), node("MatMul", "s W", "y")], [info("x", ["N", 256])], ["y"],
-        {"W": rng.normal(size=(256, 256)).astype("f")})
+        [node("MatMul", "x W", "h"), node("Softmax", "h", "s"), node("MatMul", "s W", "y")],
+        [info("x", ["N", 256])],
+        ["y"],
+        {"W": rng.normal(size=(256, 256)).astype("f")},
+    )
 
 
 def test_arena_shrinkage_gives_device_memory_back(rng: np.random.Generator, deep: bytes) -> None:
     opened = open_session(deep)
     x = rng.normal(size=(512, 256)).astype("f")
     for rows in (100, 300, 512):
-        want, = opened.run(x=x[:rows])
+        (want,) = opened.run(x=x[:rows])
     before = device_memory_of(opened.state)
-    got, = opened.session.run(None, {"x": x}, _shrinking())
+    (got,) = opened.session.run(None, {"x": x}, _shrinking())
     after = device_memory_of(opened.state)
     assert before is not None
     assert after is not None
@@ -290,7 +339,8 @@ def test_arena_shrinkage_gives_device_memory_back(rng: np.random.Generator, deep
     assert after.session[WEIGHTS] == before.session[WEIGHTS] > 0
     assert before.waiting_nbytes >= x.nbytes
     assert after.waiting_nbytes == 0
-    assert before.staging_nbytes - after.staging_nbytes >= x.nbytes     # what is left is that of other sessions of the process
+    # what is left is that of other sessions of the process
+    assert before.staging_nbytes - after.staging_nbytes >= x.nbytes
     assert after.process_nbytes <= before.process_nbytes - before.waiting_nbytes - before.session[ACTIVATIONS]
     np.testing.assert_array_equal(opened.run(x=x)[0], want)
     assert not opened.state.failures
@@ -299,7 +349,7 @@ def test_arena_shrinkage_gives_device_memory_back(rng: np.random.Generator, deep
 def test_values_on_the_device_survive_the_shrinkage(rng: np.random.Generator, deep: bytes) -> None:
     opened = open_session(deep)
     x = rng.normal(size=(8, 256)).astype("f")
-    want, = opened.run(x=x)
+    (want,) = opened.run(x=x)
     binding = opened.session.io_binding()
     binding.bind_cpu_input("x", x)
     binding.bind_output("y", "gpu")
@@ -311,12 +361,12 @@ def test_direct_runs_go_on_after_the_shrinkage(rng: np.random.Generator, deep: b
     session = ort_gpu_ep.InferenceSession(deep, provider_options={"placement": "gpu", "strict": "1"})
     x = rng.normal(size=(8, 256)).astype("f")
     for _ in range(5):
-        want, = session.run(None, {"x": x})
+        (want,) = session.run(None, {"x": x})
     state = session.state
     held = device_memory_of(state)
     assert held is not None
     assert held.session[RUNS] > 0
-    partition, = state.partitions
+    (partition,) = state.partitions
     assert partition.program is not None
     partition.program.shrink()
     held = device_memory_of(state)
@@ -329,8 +379,8 @@ def test_direct_runs_go_on_after_the_shrinkage(rng: np.random.Generator, deep: b
 def test_arena_shrinkage_reaches_the_worker(rng: np.random.Generator, deep: bytes) -> None:
     opened = open_session(deep, isolation="process")
     x = rng.normal(size=(512, 256)).astype("f")
-    want, = opened.run(x=x)
-    partition, = opened.state.partitions
+    (want,) = opened.run(x=x)
+    (partition,) = opened.state.partitions
     assert partition.program is not None
     worker: Any = partition.program.gpu
 
@@ -352,7 +402,10 @@ def _call(table: tables.Table, name: str, *arguments: Any) -> None:
     """As onnxruntime calls it; in its Python package nothing does."""
     slot = table.SLOTS[name]
     kinds = {"p": "void*", "o": "void**"}
-    function = ffi.cast(f"void*(*)({', '.join(['void*', *(kinds[letter] for letter in slot.signature[2:])])})", table.pointer.slot[slot.number])
+    function = ffi.cast(
+        f"void*(*)({', '.join(['void*', *(kinds[letter] for letter in slot.signature[2:])])})",
+        table.pointer.slot[slot.number],
+    )
     status = function(table.pointer, *arguments)
     assert not status, text_of(api.GetErrorMessage(status))
 
@@ -371,7 +424,12 @@ def test_an_allocator_tells_what_its_session_holds(rng: np.random.Generator, dee
     opened.run(x=rng.normal(size=(8, 256)).astype("f"))
     held, found = device_memory_of(opened.state), _stats(opened)
     assert held is not None
-    assert found == {"Limit": 64 << 20, "InUse": held.session_nbytes, "TotalAllocated": held.process_nbytes, "MaxInUse": held.most_nbytes}
+    assert found == {
+        "Limit": 64 << 20,
+        "InUse": held.session_nbytes,
+        "TotalAllocated": held.process_nbytes,
+        "MaxInUse": held.most_nbytes,
+    }
     assert found["InUse"] >= 256 * 256 * 4
 
 
@@ -379,7 +437,7 @@ def test_an_allocator_tells_what_its_session_holds(rng: np.random.Generator, dee
 def test_the_budget_is_what_the_limit_leaves(rng: np.random.Generator, deep: bytes, limit: int, kind: int) -> None:
     opened = open_session(deep, memory_limit_mb=limit)
     opened.run(x=rng.normal(size=(8, 256)).astype("f"))
-    count = ffi.new("uint64_t[7]", [-1 & 0xFFFFFFFF] * 7)       # OrtResourceCount: kind, reserved; six words
+    count = ffi.new("uint64_t[7]", [-1 & 0xFFFFFFFF] * 7)  # OrtResourceCount: kind, reserved; six words
     _call(_table(Provider, opened.state), "GetAvailableResource", count)
     assert int(count[0]) & 0xFFFFFFFF == kind
     if kind:
@@ -399,7 +457,7 @@ def test_runs_may_be_concurrent(deep: bytes) -> None:
 def test_synchronized_outputs_are_there(rng: np.random.Generator, deep: bytes) -> None:
     opened = open_session(deep)
     x = rng.normal(size=(64, 256)).astype("f")
-    want, = opened.run(x=x)
+    (want,) = opened.run(x=x)
     binding = opened.session.io_binding()
     binding.bind_cpu_input("x", x)
     binding.bind_output("y", "gpu")
@@ -413,7 +471,9 @@ def test_synchronized_outputs_are_there(rng: np.random.Generator, deep: bytes) -
     np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], want)
 
 
-def test_a_session_without_a_gpu_synchronizes(rng: np.random.Generator, deep: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_without_a_gpu_synchronizes(
+    rng: np.random.Generator, deep: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(factory, "open_backend", raises(AdapterError("no GPU")))
     opened = open_session(deep)
     binding = opened.session.io_binding()
@@ -431,6 +491,7 @@ def test_a_session_without_a_gpu_synchronizes(rng: np.random.Generator, deep: by
 @pytest.fixture
 def details() -> Callable[[], tuple[int, str]]:
     """What onnxruntime tells of the first device of ours."""
+
     def ask() -> tuple[int, str]:
         device = next(d.device for d in onnxruntime.get_ep_devices() if d.ep_name == plugin.EP_NAME)
         found = pybind.get_hardware_device_ep_incompatibility_details(plugin.EP_NAME, device)
@@ -452,25 +513,33 @@ def kept_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     return keep
 
 
-def test_nothing_speaks_against_a_healthy_gpu(details: Callable[[], tuple[int, str]], kept_verdict: Callable[..., None]) -> None:
+def test_nothing_speaks_against_a_healthy_gpu(
+    details: Callable[[], tuple[int, str]], kept_verdict: Callable[..., None]
+) -> None:
     assert details() == (NONE, ""), "nobody has looked: nothing is known"
     kept_verdict()
     assert details() == (NONE, "")
 
 
-def test_the_doctors_verdict_is_onnxruntimes_reason(details: Callable[[], tuple[int, str]], kept_verdict: Callable[..., None]) -> None:
+def test_the_doctors_verdict_is_onnxruntimes_reason(
+    details: Callable[[], tuple[int, str]], kept_verdict: Callable[..., None]
+) -> None:
     kept_verdict((ADAPTER, "probe 'f32 arithmetic': FAIL (1.5 instead of 2.5)"))
     reason, notes = details()
     assert reason == DRIVER == int(pybind.OrtDeviceEpIncompatibilityReason.DRIVER_INCOMPATIBLE)
     assert "probe 'f32 arithmetic': FAIL (1.5 instead of 2.5)" in notes
 
 
-def test_a_degraded_gpu_is_compatible_and_told_about(details: Callable[[], tuple[int, str]], kept_verdict: Callable[..., None]) -> None:
+def test_a_degraded_gpu_is_compatible_and_told_about(
+    details: Callable[[], tuple[int, str]], kept_verdict: Callable[..., None]
+) -> None:
     kept_verdict(("shader-f16", "probe 'half': FAIL"))
     assert details() == (NONE, "shader-f16 is not used: probe 'half': FAIL")
 
 
-def test_drivers_that_fail_and_drivers_that_are_missing(details: Callable[[], tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drivers_that_fail_and_drivers_that_are_missing(
+    details: Callable[[], tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(enumeration, "look", raises(AdapterError("a driver ends the process")))
     assert details() == (DRIVER, "a driver ends the process")
     monkeypatch.setattr(enumeration, "look", lambda config: ())
@@ -479,7 +548,8 @@ def test_drivers_that_fail_and_drivers_that_are_missing(details: Callable[[], tu
     assert notes.startswith("no GPU adapter")
     another = replace(enumeration.look_again(resolve().cache_path).adapters[0], vendor_id=0x1234, name="another GPU")
     monkeypatch.setattr(enumeration, "look", lambda config: (another,))
-    reason, notes = incompatibility(resolve(), (0x5678, 1))     # asked directly: the device may be the one that stands for any GPU
+    # asked directly: the device may be the one that stands for any GPU
+    reason, notes = incompatibility(resolve(), (0x5678, 1))
     assert reason == MISSING
     assert "another GPU" in notes
 

@@ -18,7 +18,8 @@ from tests.plugin.cases import info, make_model, node, open_session
 
 
 def seen_graphs(model: bytes, monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
-    """The graphs offered to the partitioner, with ONNX Runtime's optimisations off. Constants are replaced by copies."""
+    """The graphs offered to the partitioner, with ONNX Runtime's optimisations off. Constants are replaced by
+    copies."""
     graphs: list[Graph] = []
 
     def partition(known: object, graph: Graph, *arguments: Any) -> Any:
@@ -47,8 +48,16 @@ def varied(rng: np.random.Generator) -> bytes:
     """A model with every kind of attribute, optional inputs and outputs, and dimensions of every kind."""
     nodes = [
         helper.make_node(
-            "LSTM", ["s", "W", "R", "", "", "h0"], ["", "h"], "lstm", hidden_size=4, activations=["Sigmoid", "Tanh", "HardSigmoid"],
-            activation_alpha=[0.5], activation_beta=[0.25], direction="reverse"),
+            "LSTM",
+            ["s", "W", "R", "", "", "h0"],
+            ["", "h"],
+            "lstm",
+            hidden_size=4,
+            activations=["Sigmoid", "Tanh", "HardSigmoid"],
+            activation_alpha=[0.5],
+            activation_beta=[0.25],
+            direction="reverse",
+        ),
         node("Conv", "x w", "c", name="conv", auto_pad="SAME_UPPER", strides=[2, 1], dilations=[1, 1]),
         node("LeakyRelu", "c", "l", alpha=0.3),
         node("ConstantOfShape", "shape", "f", value=numpy_helper.from_array(np.array([2.5], "f"))),
@@ -58,17 +67,27 @@ def varied(rng: np.random.Generator) -> bytes:
     ]
     unused = info("unused", None, TensorProto.INT64)
     return make_model(
-        nodes, [info("s", ["time", 1, 3]), info("h0", [1, 1, 4]), info("x", ["batch", 3, 8, None]), unused],
+        nodes,
+        [info("s", ["time", 1, 3]), info("h0", [1, 1, 4]), info("x", ["batch", 3, 8, None]), unused],
         [info("h", [1, 1, 4]), info("g", [2, 2], TensorProto.FLOAT16), info("m", None, TensorProto.INT64)],
         {
-            "W": rng.normal(size=(1, 16, 3)).astype("f"), "R": rng.normal(size=(1, 16, 4)).astype("f"),
-            "w": rng.normal(size=(4, 3, 3, 3)).astype("f"), "lo": np.float32(-1), "shape": np.array([2, 2]),
-        })
+            "W": rng.normal(size=(1, 16, 3)).astype("f"),
+            "R": rng.normal(size=(1, 16, 4)).astype("f"),
+            "w": rng.normal(size=(4, 3, 3, 3)).astype("f"),
+            "lo": np.float32(-1),
+            "shape": np.array([2, 2]),
+        },
+    )
 
 
 def test_nodes_values_and_constants(varied: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     (actual,), expected = seen_graphs(varied, monkeypatch), from_onnx(onnx.load_from_string(varied))
-    assert (actual.name, actual.inputs, actual.outputs, actual.nested) == ("model", expected.inputs, expected.outputs, False)
+    assert (actual.name, actual.inputs, actual.outputs, actual.nested) == (
+        "model",
+        expected.inputs,
+        expected.outputs,
+        False,
+    )
     by_outputs = {n.outputs: n for n in actual.nodes}
     assert len(by_outputs) == len(expected.nodes)
     for wanted in expected.nodes:
@@ -97,12 +116,20 @@ def test_constants_can_not_be_read_later(varied: bytes, monkeypatch: pytest.Monk
 
 
 def test_bodies_see_outer_values_as_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    body = helper.make_graph([node("Mul", "o K", "t"), node("Add", "t outer", "u")], "body", [], [info("u", None)],
-                             [numpy_helper.from_array(np.array([3.0], "f"), "K")])
+    body = helper.make_graph(
+        [node("Mul", "o K", "t"), node("Add", "t outer", "u")],
+        "body",
+        [],
+        [info("u", None)],
+        [numpy_helper.from_array(np.array([3.0], "f"), "K")],
+    )
     other = helper.make_graph([node("Relu", "o", "v")], "other", [], [info("v", None)])
     model = make_model(
         [node("Relu", "x", "o"), node("If", "c", "y", then_branch=body, else_branch=other)],
-        [info("x", ["N", 4]), info("c", [], TensorProto.BOOL)], ["y"], {"outer": np.ones(4, "f")})
+        [info("x", ["N", 4]), info("c", [], TensorProto.BOOL)],
+        ["y"],
+        {"outer": np.ones(4, "f")},
+    )
     graphs = {g.name: g for g in seen_graphs(model, monkeypatch)}
     assert graphs["body"].nested
     assert graphs["body"].inputs == ("o",)

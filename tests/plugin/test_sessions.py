@@ -27,7 +27,7 @@ def test_the_provider_is_offered_once() -> None:
 def test_selection_by_name(mlp: bytes, rng: np.random.Generator) -> None:
     opened = open_session(mlp)
     assert opened.session.get_providers() == [plugin.EP_NAME, "CPUExecutionProvider"]
-    assert opened.state.ready == (ORT >= (1, 27))   # an older ONNX Runtime does not tell
+    assert opened.state.ready == (ORT >= (1, 27))  # an older ONNX Runtime does not tell
     assert gpu_nodes(opened) == 3
     x = rng.normal(size=(5, 16)).astype("f")
     assert_close(opened.run(x=x), reference(mlp, x=x))
@@ -89,8 +89,11 @@ def test_scalars(rng: np.random.Generator) -> None:
 def test_element_types_reach_the_device_and_come_back(kind: str, rng: np.random.Generator) -> None:
     onnx_type = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
     model = make_model(
-        [node("Reshape", "x shape", "a"), node("Concat", "a a", "y", axis=1)], [info("x", [3, 5], onnx_type)], [info("y", None, onnx_type)],
-        {"shape": np.array([5, 3])})
+        [node("Reshape", "x shape", "a"), node("Concat", "a a", "y", axis=1)],
+        [info("x", [3, 5], onnx_type)],
+        [info("y", None, onnx_type)],
+        {"shape": np.array([5, 3])},
+    )
     x = rng.integers(0, 2 if kind == "bool" else 100, (3, 5)).astype(kind)
     opened = open_session(model)
     (y,) = opened.run(x=x)
@@ -100,11 +103,20 @@ def test_element_types_reach_the_device_and_come_back(kind: str, rng: np.random.
 
 def test_if(rng: np.random.Generator) -> None:
     constant = numpy_helper.from_array(np.array([3.0], "f"), "K")
-    then = helper.make_graph([node("Mul", "o K", "t1"), node("Relu", "t1", "t2")], "then", [], [info("t2", None)], [constant])
+    then = helper.make_graph(
+        [node("Mul", "o K", "t1"), node("Relu", "t1", "t2")], "then", [], [info("t2", None)], [constant]
+    )
     other = helper.make_graph([node("Sigmoid", "o", "e1"), node("Add", "e1 x", "e2")], "else", [], [info("e2", None)])
     model = make_model(
-        [node("Add", "x W", "o"), node("If", "c", "y0", then_branch=then, else_branch=other), node("Mul", "y0 y0", "y")],
-        [info("x", ["N", 4]), info("c", [], TensorProto.BOOL)], ["y"], {"W": rng.normal(size=4).astype("f")})
+        [
+            node("Add", "x W", "o"),
+            node("If", "c", "y0", then_branch=then, else_branch=other),
+            node("Mul", "y0 y0", "y"),
+        ],
+        [info("x", ["N", 4]), info("c", [], TensorProto.BOOL)],
+        ["y"],
+        {"W": rng.normal(size=4).astype("f")},
+    )
     opened = open_session(model)
     assert {r.nested for r in opened.state.reports} == {True, False}
     x = rng.normal(size=(3, 4)).astype("f")
@@ -115,14 +127,24 @@ def test_if(rng: np.random.Generator) -> None:
 
 
 def test_loop(rng: np.random.Generator) -> None:
-    nodes = [node("Identity", "cond_in", "cond_out"), node("Mul", "v W", "v1"), node("Add", "v1 x", "v2"), node("Sigmoid", "v2", "v_out")]
+    nodes = [
+        node("Identity", "cond_in", "cond_out"),
+        node("Mul", "v W", "v1"),
+        node("Add", "v1 x", "v2"),
+        node("Sigmoid", "v2", "v_out"),
+    ]
     body = helper.make_graph(
-        nodes, "body",
+        nodes,
+        "body",
         [info("i", [], TensorProto.INT64), info("cond_in", [], TensorProto.BOOL), info("v", ["N", 4])],
-        [info("cond_out", [], TensorProto.BOOL), info("v_out", ["N", 4])])
+        [info("cond_out", [], TensorProto.BOOL), info("v_out", ["N", 4])],
+    )
     model = make_model(
         [node("Relu", "x", "x0"), helper.make_node("Loop", ["n", "", "x0"], ["l"], body=body), node("Add", "l x", "y")],
-        [info("x", ["N", 4]), info("n", [], TensorProto.INT64)], ["y"], {"W": rng.normal(size=4).astype("f")})
+        [info("x", ["N", 4]), info("n", [], TensorProto.INT64)],
+        ["y"],
+        {"W": rng.normal(size=4).astype("f")},
+    )
     opened = open_session(model)
     x = rng.normal(size=(3, 4)).astype("f")
     for n in (5, 1, 0):
@@ -131,7 +153,9 @@ def test_loop(rng: np.random.Generator) -> None:
 
 
 def test_partition_with_cpu_nodes_around(rng: np.random.Generator) -> None:
-    model = make_model([node("Add", "x x", "a"), island("a", "i"), node("Mul", "i a", "y")], [info("x", [2, 4, 4])], ["y"])
+    model = make_model(
+        [node("Add", "x x", "a"), island("a", "i"), node("Mul", "i a", "y")], [info("x", [2, 4, 4])], ["y"]
+    )
     x = rng.normal(size=(2, 4, 4)).astype("f") + 8 * np.eye(4, dtype="f")
     opened = open_session(model)
     assert len(opened.state.partitions) == 2
@@ -162,14 +186,16 @@ def test_eight_threads_on_one_session(mlp: bytes, parallel: bool) -> None:
 def test_threads_that_create_run_and_close_sessions(mlp: bytes) -> None:
     before = plugin.live_tables()
     with ThreadPoolExecutor(6) as pool:
-        for future in [pool.submit(lambda seed: [hammer(open_session(mlp), mlp, seed, 2) for _ in range(3)], s) for s in range(6)]:
+        for future in [
+            pool.submit(lambda seed: [hammer(open_session(mlp), mlp, seed, 2) for _ in range(3)], s) for s in range(6)
+        ]:
             future.result()
     assert plugin.live_tables() == before
 
 
 def test_run_async(mlp: bytes, rng: np.random.Generator) -> None:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 2   # run_async wants a pool
+    options.intra_op_num_threads = 2  # run_async wants a pool
     opened = open_session(mlp, options)
     x, done, answers = rng.normal(size=(2, 16)).astype("f"), threading.Event(), []
 

@@ -54,11 +54,13 @@ def needed(model: onnx.ModelProto, opened: Opened, feeds: dict[str, Any], wanted
     graph, nbytes = model.graph, sizes(model, feeds)
     (report,) = opened.state.reports
     on_cpu = {n.name for n in report.nodes if n.device == "cpu"}
-    assert {n.name for n in report.nodes} == {n.name for n in graph.node}     # nothing was optimised away
+    assert {n.name for n in report.nodes} == {n.name for n in graph.node}  # nothing was optimised away
     made = {name for p in report.partitions for name in p.outputs}
     taken = {name for p in report.partitions for name in p.inputs}
     read_by_cpu = {name for n in graph.node if n.name in on_cpu for name in n.input}
-    return Crossed(sorted(nbytes[n] for n in taken - made), sorted(nbytes[n] for n in made & (read_by_cpu | set(wanted))))
+    return Crossed(
+        sorted(nbytes[n] for n in taken - made), sorted(nbytes[n] for n in made & (read_by_cpu | set(wanted)))
+    )
 
 
 def last_run(state: SessionState) -> Crossed:
@@ -67,7 +69,8 @@ def last_run(state: SessionState) -> Crossed:
 
 
 def crossings(opened: Opened, feeds: dict[str, Any], wanted: Sequence[str] | None = None) -> tuple[Crossed, list[Any]]:
-    """What a run recorded, which is also what the device counted, and its results. The first run, which makes plans, is not counted."""
+    """What a run recorded, which is also what the device counted, and its results. The first run, which makes plans, is
+    not counted."""
     opened.session.run(wanted, feeds)
     gpu = opened.state.gpu
     assert gpu is not None
@@ -101,21 +104,69 @@ TALL = [info("x", [6, 4, 4]), info("t", [6, 4, 1])]
 
 GRAPHS = {
     "one partition": ([node("Add", "x x", "a"), node("Softmax", "a", "y")], X, ["y"], 1),
-    "an island between two partitions": ([node("Add", "x x", "a"), island("a", "i"), node("Mul", "i i", "y")], X, ["y"], 2),
-    "a value that stays on the device": ([node("Add", "x x", "a"), island("a", "i"), node("Mul", "i a", "y")], X, ["y"], 2),
-    "read by two CPU nodes": ([node("Add", "x x", "a"), island("a", "i"), island("a", "j"), node("Mul", "i j", "y")], X, ["y"], 2),
+    "an island between two partitions": (
+        [node("Add", "x x", "a"), island("a", "i"), node("Mul", "i i", "y")],
+        X,
+        ["y"],
+        2,
+    ),
+    "a value that stays on the device": (
+        [node("Add", "x x", "a"), island("a", "i"), node("Mul", "i a", "y")],
+        X,
+        ["y"],
+        2,
+    ),
+    "read by two CPU nodes": (
+        [node("Add", "x x", "a"), island("a", "i"), island("a", "j"), node("Mul", "i j", "y")],
+        X,
+        ["y"],
+        2,
+    ),
     "made on the CPU, read by two partitions": (
-        [island("x", "c"), node("Add", "c c", "a"), island("a", "i"), node("Mul", "i c", "y")], X, ["y"], 2),
-    "an input of two partitions": ([node("Mul", "x t", "a"), island("a", "i"), node("Mul", "i t", "y")], TALL, ["y"], 2),
-    "an input of a CPU node and a partition": ([island("x", "c"), node("Mul", "x t", "a"), node("Add", "a c", "y")], TALL, ["y"], 1),
-    "an output that is read on the GPU": ([node("Add", "x x", "a"), island("a", "i"), node("Mul", "i a", "y")], X, ["y", "a"], 2),
+        [island("x", "c"), node("Add", "c c", "a"), island("a", "i"), node("Mul", "i c", "y")],
+        X,
+        ["y"],
+        2,
+    ),
+    "an input of two partitions": (
+        [node("Mul", "x t", "a"), island("a", "i"), node("Mul", "i t", "y")],
+        TALL,
+        ["y"],
+        2,
+    ),
+    "an input of a CPU node and a partition": (
+        [island("x", "c"), node("Mul", "x t", "a"), node("Add", "a c", "y")],
+        TALL,
+        ["y"],
+        1,
+    ),
+    "an output that is read on the GPU": (
+        [node("Add", "x x", "a"), island("a", "i"), node("Mul", "i a", "y")],
+        X,
+        ["y", "a"],
+        2,
+    ),
     "an output that is read on the CPU": ([node("Add", "x x", "a"), island("a", "y")], X, ["y", "a"], 1),
     "an output of the CPU that is read on the GPU": ([island("x", "c"), node("Mul", "c t", "y")], TALL, ["y", "c"], 1),
     "an output and an input that nobody needs": ([node("Add", "x x", "y"), island("x", "i")], TALL, ["y"], 1),
     "three partitions in a row": (
-        [node("Mul", "x t", "a"), island("a", "i"), node("Add", "i a", "b"), island("b", "j"), node("Sum", "j a b i", "y")], TALL, ["y"], 3),
+        [
+            node("Mul", "x t", "a"),
+            island("a", "i"),
+            node("Add", "i a", "b"),
+            island("b", "j"),
+            node("Sum", "j a b i", "y"),
+        ],
+        TALL,
+        ["y"],
+        3,
+    ),
     "sizes that differ": (
-        [node("Mul", "x t", "a"), node("ReduceSum", "a", "r"), island("a", "i"), node("Mul", "i r", "y")], TALL, ["y", "r"], 2),
+        [node("Mul", "x t", "a"), node("ReduceSum", "a", "r"), island("a", "i"), node("Mul", "i r", "y")],
+        TALL,
+        ["y", "r"],
+        2,
+    ),
 }
 
 
@@ -157,7 +208,9 @@ def forced_to_the_cpu(shaders: Sequence[str]) -> Iterator[None]:
 
 @settings(max_examples=40)
 @given(random_models(), st.sets(st.sampled_from(["softmax.wgsl", "strided.wgsl", "gemm.wgsl"]), min_size=1), st.data())
-def test_each_needed_value_crosses_once_in_random_graphs(model: onnx.ModelProto, cpu: set[str], data: st.DataObject) -> None:
+def test_each_needed_value_crosses_once_in_random_graphs(
+    model: onnx.ModelProto, cpu: set[str], data: st.DataObject
+) -> None:
     names = [o.name for o in model.graph.output]
     wanted = data.draw(st.lists(st.sampled_from(names), unique=True, min_size=1))
     with forced_to_the_cpu(sorted(cpu)):
@@ -177,7 +230,12 @@ def test_weights_are_counted_apart(rng: np.random.Generator) -> None:
     model = make_model([node("MatMul", "x W", "y")], [info("x", ["N", 256])], ["y"], {"W": weights})
     opened = open_drop_in(model)
     stats = opened.state.stats()
-    assert (stats["runs"], stats["host_to_device"], stats["weights"], stats["weights_nbytes"]) == (0, 0, 1, weights.nbytes)
+    assert (stats["runs"], stats["host_to_device"], stats["weights"], stats["weights_nbytes"]) == (
+        0,
+        0,
+        1,
+        weights.nbytes,
+    )
     opened.run(x=np.ones((3, 256), "f"))
     stats = opened.state.stats()
     assert (stats["runs"], stats["host_to_device_nbytes"], stats["weights_nbytes"]) == (1, 3 * 1024, weights.nbytes)
@@ -210,7 +268,9 @@ def test_empty_values_do_not_count(mlp: bytes) -> None:
     assert last_run(opened.state) == Crossed([], [])
 
 
-def test_a_run_that_the_cpu_answers_counts_what_it_takes(mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_the_cpu_answers_counts_what_it_takes(
+    mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The input comes back for the CPU, its result goes up, and comes back for the user."""
     from ort_gpu_ep.runtime.program import Program
 
@@ -227,7 +287,9 @@ def test_a_run_that_the_cpu_answers_counts_what_it_takes(mlp: bytes, rng: np.ran
     assert (gpu.stats.uploads - before.uploads, gpu.stats.downloads - before.downloads) == (2, 2)
 
 
-def test_what_stays_on_the_host_is_not_counted(mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stays_on_the_host_is_not_counted(
+    mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = open_drop_in(mlp)
     x = rng.normal(size=(3, 16)).astype("f")
     opened.run(x=x)

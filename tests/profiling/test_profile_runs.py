@@ -30,7 +30,9 @@ TEXT = """(float[N, 64] x) => (float[N, 32] y, float[N, 64] z) {
 
 @pytest.fixture(scope="module")
 def model() -> bytes:
-    made: bytes = model_of(TEXT, {"w": np.random.default_rng(2).standard_normal((64, 32)).astype("f")}).SerializeToString()
+    made: bytes = model_of(
+        TEXT, {"w": np.random.default_rng(2).standard_normal((64, 32)).astype("f")}
+    ).SerializeToString()
     return made
 
 
@@ -47,7 +49,7 @@ def found(model: bytes, x: dict[str, Any]) -> RunProfile:
 def test_every_dispatch_is_there_with_its_work(model: bytes, x: dict[str, Any], found: RunProfile) -> None:
     session = InferenceSession(model, provider_options=GPU)
     session.run(None, x)
-    plan, = session.explain().plans
+    (plan,) = session.explain().plans
     assert sorted(d.label for d in found.dispatches) == sorted(s.label for s in plan.steps if hasattr(s, "kernel"))
     product = next(d for d in found.dispatches if d.family == "product" and d.flops)
     assert product.flops >= 2 * 48 * 64 * 32
@@ -67,7 +69,10 @@ def test_the_phases_are_the_run(found: RunProfile, model: bytes, x: dict[str, An
 
     def is_whole() -> bool:
         last = tried[-1]
-        whole = 0.7 * last.run_us < sum(last.phases_us.values()) < 1.4 * last.run_us and last.phases_us["wait"] > last.phases_us["before"]
+        whole = (
+            0.7 * last.run_us < sum(last.phases_us.values()) < 1.4 * last.run_us
+            and last.phases_us["wait"] > last.phases_us["before"]
+        )
         if not whole:
             tried.append(session.profile(x, 6))
         return whole
@@ -99,7 +104,7 @@ def test_explain_with_a_profile(model: bytes) -> None:
     assert session.explain().profile is None
     explained = session.explain(profile=True)
     assert "GFLOP/s" in str(explained)
-    assert explained.as_dict()["profile"]["dispatches"]     # type: ignore[index]
+    assert explained.as_dict()["profile"]["dispatches"]  # type: ignore[index]
     given = session.explain(profile={"x": np.zeros((5, 64), "f")})
     assert "5x32" in str(given)
 
@@ -111,7 +116,10 @@ def test_what_has_no_gpu_here_is_said(model: bytes, x: dict[str, Any]) -> None:
 
 
 def test_two_partitions_and_the_cpu_between_them(x: dict[str, Any]) -> None:
-    text = "(float[N, 64] x) => (float[N, 64] y) { a = Exp(x) b = Cast<to = 11>(a) s = Sin(b) c = Cast<to = 1>(s) y = Neg(c) }"
+    text = (
+        "(float[N, 64] x) => (float[N, 64] y) { a = Exp(x) b = Cast<to = 11>(a) s = Sin(b) c = Cast<to = 1>(s) "
+        "y = Neg(c) }"
+    )
     session = InferenceSession(model_of(text).SerializeToString(), provider_options=GPU)
     found = session.profile(x, 3)
     assert {d.partition for d in found.dispatches} == {0, 1}
@@ -120,14 +128,24 @@ def test_two_partitions_and_the_cpu_between_them(x: dict[str, Any]) -> None:
     assert all("perform" not in vars(p) for p in session.state.partitions)
 
 
-def test_nodes_on_the_cpu_lie_between_our_partitions(x: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By onnxruntime's profiler, on the clock of our spans: each begins after the one that it waits for has ended (it rounds to 1 us)."""
+def test_nodes_on_the_cpu_lie_between_our_partitions(
+    x: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By onnxruntime's profiler, on the clock of our spans: each begins after the one that it waits for has ended (it
+    rounds to 1 us)."""
     monkeypatch.chdir(tmp_path)
-    text = "(float[N, 64] x) => (float[N, 64] y) { a = Exp(x) b = Cast<to = 11>(a) s = Sin(b) c = Cast<to = 1>(s) y = Neg(c) }"
+    text = (
+        "(float[N, 64] x) => (float[N, 64] y) { a = Exp(x) b = Cast<to = 11>(a) s = Sin(b) c = Cast<to = 1>(s) "
+        "y = Neg(c) }"
+    )
     settings = onnxruntime.SessionOptions()
     found = InferenceSession(model_of(text).SerializeToString(), settings, provider_options=GPU).profile(x, 3)
     order = [n for n in found.nodes if not n.op.startswith("Memcpy")]
-    assert [(n.name.partition("_")[0], n.is_on_cpu) for n in order] == [("partition 0", False), ("Sin", True), ("partition 1", False)]
+    assert [(n.name.partition("_")[0], n.is_on_cpu) for n in order] == [
+        ("partition 0", False),
+        ("Sin", True),
+        ("partition 1", False),
+    ]
     assert {n.op for n in found.nodes} >= {"MemcpyToHost", "MemcpyFromHost", "Sin"}
     assert all(a.begin_us + a.us <= b.begin_us + 2 for a, b in pairwise(order))
     assert found.nodes[0].begin_us > 0
@@ -142,7 +160,10 @@ def test_a_model_without_nodes_on_the_cpu_has_no_track_of_them(found: RunProfile
 
 def test_a_clock_that_cannot_be_read_is_said(x: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "CLOCKS", (lambda: 0,))
-    text = "(float[N, 64] x) => (float[N, 64] y) { a = Exp(x) b = Cast<to = 11>(a) s = Sin(b) c = Cast<to = 1>(s) y = Neg(c) }"
+    text = (
+        "(float[N, 64] x) => (float[N, 64] y) { a = Exp(x) b = Cast<to = 11>(a) s = Sin(b) c = Cast<to = 1>(s) "
+        "y = Neg(c) }"
+    )
     found = InferenceSession(model_of(text).SerializeToString(), provider_options=GPU).profile(x, 3)
     assert found.nodes == ()
     assert nodes.NO_CLOCK in found.notes
@@ -163,7 +184,9 @@ def test_more_dispatches_than_a_query_set_holds() -> None:
     assert watch.read_s() >= 0
 
 
-def test_a_submit_for_each_dispatch_is_timed_as_well(model: bytes, x: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submit_for_each_dispatch_is_timed_as_well(
+    model: bytes, x: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = InferenceSession(model, provider_options=GPU)
     monkeypatch.setattr(session.state.gpu, "submit_each", True)
     plain = len(session.profile(x, 3).dispatches)

@@ -19,9 +19,18 @@ def dispatch(us: float, flops: int, nbytes: int, family: str = "product", begin_
 
 
 MADE = RunProfile(
-    "net.onnx", "An Adapter", "Vulkan, 1.2", 21, 1500.0, dict.fromkeys(PHASES, 100.0) | {"wait": 900.0}, 420.0,
-    (dispatch(100.0, 2_000_000_000, 4_000_000), dispatch(300.0, 0, 600_000_000, "movement", 110.0)), Roofs(40_000.0, 4_000.0),
-    ("cores 1980 of 1980 MHz (NVML)", "cores 1965 of 1980 MHz (NVML)"), checked=True)
+    "net.onnx",
+    "An Adapter",
+    "Vulkan, 1.2",
+    21,
+    1500.0,
+    dict.fromkeys(PHASES, 100.0) | {"wait": 900.0},
+    420.0,
+    (dispatch(100.0, 2_000_000_000, 4_000_000), dispatch(300.0, 0, 600_000_000, "movement", 110.0)),
+    Roofs(40_000.0, 4_000.0),
+    ("cores 1980 of 1980 MHz (NVML)", "cores 1965 of 1980 MHz (NVML)"),
+    checked=True,
+)
 
 
 def test_rates_and_roofs() -> None:
@@ -87,12 +96,18 @@ def test_the_trace_has_each_dispatch_inside_the_wait(tmp_path: Path) -> None:
 
 
 def test_the_trace_has_nodes_on_a_track_of_their_own() -> None:
-    nodes = (TimedNode("partition 0", "", "", 5.0, 10.0), TimedNode("Memcpy", "MemcpyToHost", "WgpuExecutionProvider", 15.0, 3.0),
-             TimedNode("/encoder/Sin", "Sin", "CPUExecutionProvider", 18.0, 40.0))
+    nodes = (
+        TimedNode("partition 0", "", "", 5.0, 10.0),
+        TimedNode("Memcpy", "MemcpyToHost", "WgpuExecutionProvider", 15.0, 3.0),
+        TimedNode("/encoder/Sin", "Sin", "CPUExecutionProvider", 18.0, 40.0),
+    )
     made = replace(MADE, nodes=nodes)
     spans = [e for e in trace_of(made)["traceEvents"] if e["ph"] == "X" and e["tid"] == 3]
     assert [(e["name"], e["cat"], e["ts"], e["dur"]) for e in spans] == [
-        ("partition 0", "partition", 5.0, 10.0), ("Memcpy", "copy", 15.0, 3.0), ("/encoder/Sin", "CPU", 18.0, 40.0)]
+        ("partition 0", "partition", 5.0, 10.0),
+        ("Memcpy", "copy", 15.0, 3.0),
+        ("/encoder/Sin", "CPU", 18.0, 40.0),
+    ]
     assert spans[2]["args"] == {"op": "Sin", "provider": "CPUExecutionProvider"}
     assert "nodes on the CPU, by onnxruntime's profiler: 1, 40.0 us" in made.lines(top=1)
     assert max(map(len, made.lines())) <= WIDTH

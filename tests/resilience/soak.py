@@ -1,4 +1,5 @@
-"""Threads that run mixed models on devices that fail at random; `python -m tests.resilience.soak` runs it in this process.
+"""Threads that run mixed models on devices that fail at random; `python -m tests.resilience.soak` runs it in this
+process.
 
 SOAK_RUNS makes it longer. test_isolated_soak.py is the same with workers.
 """
@@ -41,11 +42,17 @@ def model(kind: int = 0) -> bytes:
     x = info("x", ["N", 16])
     if kind == 1:
         nodes = [node("MatMul", "t x", "a"), island("a", "b"), node("Tanh", "b", "y")]
-        return make_model([node("Transpose", "x", "t", perm=[1, 0]), *nodes[:1], node("Add", "a E", "s"), island("s", "b"), nodes[2]],
-                          [x], ["y"], {"E": 20 * np.eye(16, dtype="f")})
+        return make_model(
+            [node("Transpose", "x", "t", perm=[1, 0]), *nodes[:1], node("Add", "a E", "s"), island("s", "b"), nodes[2]],
+            [x],
+            ["y"],
+            {"E": 20 * np.eye(16, dtype="f")},
+        )
     if kind == 2:
         return make_model([node("Abs", "x", "a"), node("ReduceSum", "a k", "y")], [x], ["y"], {"k": np.array([1])})
-    return make_model([node("MatMul", "x W", "h"), node("Relu", "h", "r"), node("Softmax", "r", "y")], [x], ["y"], weights)
+    return make_model(
+        [node("MatMul", "x W", "h"), node("Relu", "h", "r"), node("Softmax", "r", "y")], [x], ["y"], weights
+    )
 
 
 def session(data: bytes, **options: object) -> Any:
@@ -53,7 +60,8 @@ def session(data: bytes, **options: object) -> Any:
 
 
 class Soak:
-    """Threads that run mixed models on devices that fail at random and come back; new sessions and devices every ten runs."""
+    """Threads that run mixed models on devices that fail at random and come back; new sessions and devices every ten
+    runs."""
 
     FAULTS = "lost~0.02,hang~0.01,corrupt~0.05,oom~0.05,compile~0.05"
 
@@ -72,7 +80,7 @@ class Soak:
             opened = session(self._models[kind], faults=drill)
             for _ in range(min(10, runs - first)):
                 self.run(opened, kind, rng)
-            opened.state.renewing.acquire()      # the last one is over: it would open the device again
+            opened.state.renewing.acquire()  # the last one is over: it would open the device again
             with self._lock:
                 for name, count in opened.state.gpu.injected.items():
                     self.injected[name] += count
@@ -81,7 +89,7 @@ class Soak:
 
     def run(self, opened: Any, kind: int, rng: np.random.Generator) -> None:
         for circuit in (opened.state.gpu.circuit, *(partition.circuit for partition in opened.state.partitions)):
-            circuit.reset()     # otherwise most runs would go to the CPU at once
+            circuit.reset()  # otherwise most runs would go to the CPU at once
         x = rng.normal(size=(int(rng.integers(1, 4)) * 8, 16)).astype("f")
         (got,), (want,) = opened.run(None, {"x": x}), self._cpu[kind].run(None, {"x": x})
         with self._lock:
@@ -98,15 +106,15 @@ def soak(seed: int, runs: int) -> Soak:
         thread.start()
     for thread in threads:
         thread.join()
-    made._cpu.clear()     # they have threads
+    made._cpu.clear()  # they have threads
     return made
 
 
 def held() -> tuple[int, int, int]:
     """Bytes, threads and wgpu-native's devices of this process, after what C libraries keep for later was given back.
 
-    Threads that waited for a device and idle until the next one does are left out: there are as many as callers once waited at
-    the same time, which is chance.
+    Threads that waited for a device and idle until the next one does are left out: there are as many as callers once
+    waited at the same time, which is chance.
     """
     gc.collect()
     gc.collect()
@@ -118,15 +126,18 @@ def held() -> tuple[int, int, int]:
 
 
 def main() -> None:
-    """Prints what happened. Raises AssertionError for a result that is lost or wrong, and for what is still held at the end."""
+    """Prints what happened. Raises AssertionError for a result that is lost or wrong, and for what is still held at the
+    end."""
     brief_hangs(pytest.MonkeyPatch())
-    soak(1, max(90, RUNS // 3))      # the C library's heap reaches its size over the first thousands
+    soak(1, max(90, RUNS // 3))  # the C library's heap reaches its size over the first thousands
     before, threads, devices = held()
     done = soak(2, RUNS)
     until(lambda: held()[1:] <= (threads, devices), "threads and devices gone")
     after, threads_after, devices_after = held()
-    print(f"{done.right} right, {len(done.wrong)} wrong, injected {done.injected}, {before >> 20} -> {after >> 20} MiB, "
-          f"{threads} -> {threads_after} threads, {devices} -> {devices_after} devices")
+    print(
+        f"{done.right} right, {len(done.wrong)} wrong, injected {done.injected}, {before >> 20} -> {after >> 20} MiB, "
+        f"{threads} -> {threads_after} threads, {devices} -> {devices_after} devices"
+    )
     assert not done.wrong, done.wrong
     assert done.right == RUNS // THREADS * THREADS
     assert all(done.injected[kind] for kind in KINDS), done.injected

@@ -13,7 +13,14 @@ from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.adapter import adapters
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.drills.faults import FaultyGpu, parse_faults
-from ort_gpu_ep.errors import ConfigError, DeviceHangError, DeviceLostError, OutOfDeviceMemoryError, ShaderError, WrongResultError
+from ort_gpu_ep.errors import (
+    ConfigError,
+    DeviceHangError,
+    DeviceLostError,
+    OutOfDeviceMemoryError,
+    ShaderError,
+    WrongResultError,
+)
 from ort_gpu_ep.plugin.verification import compare
 from tests.plugin.cases import assert_close, batches, reference
 from tests.resilience.soak import KINDS, model, session
@@ -21,8 +28,12 @@ from tests.resilience.soak import KINDS, model, session
 pytestmark = pytest.mark.usefixtures("long_pauses", "brief_hangs")
 
 ERRORS = {
-    "lost": DeviceLostError, "hang": DeviceHangError, "oom": OutOfDeviceMemoryError, "corrupt": WrongResultError,
-    "compile": ShaderError}
+    "lost": DeviceLostError,
+    "hang": DeviceHangError,
+    "oom": OutOfDeviceMemoryError,
+    "corrupt": WrongResultError,
+    "compile": ShaderError,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,7 +53,8 @@ def test_each_fault_is_answered_by_the_cpu(kind: str, rng: np.random.Generator) 
 
 
 def test_what_ran_on_the_cpu_is_counted_there(rng: np.random.Generator) -> None:
-    """The session had all nodes on the GPU; its second run was answered by the CPU, and counts there until one is on the GPU again."""
+    """The session had all nodes on the GPU; its second run was answered by the CPU, and counts there until one is on
+    the GPU again."""
     opened = session(model(), faults="oom@2;seed=1")
     x = rng.normal(size=(3, 16)).astype("f")
     opened.run(None, {"x": x})
@@ -74,7 +86,9 @@ def test_each_fault_raises_in_strict_mode(kind: str, rng: np.random.Generator) -
 
 @pytest.mark.parametrize("strict", [0, 1])
 @pytest.mark.parametrize("isolation", ["none", "process"])
-def test_what_the_cpu_has_no_kernel_for_is_not_verified_and_says_so(isolation: str, strict: int, rng: np.random.Generator) -> None:
+def test_what_the_cpu_has_no_kernel_for_is_not_verified_and_says_so(
+    isolation: str, strict: int, rng: np.random.Generator
+) -> None:
     opened = session(batches(1), isolation=isolation, strict=strict)
     for _ in range(2):
         x = rng.normal(size=(3, 5, 12)).astype("f")
@@ -126,9 +140,18 @@ def test_a_wrong_switch_is_an_error(text: str) -> None:
         parse_faults(text)
 
 
-@pytest.mark.parametrize(("got", "want", "ok"), [
-    ([1.0, 2.0], [1.0, 2.0001], True), ([1.0, 2.0], [1.0, 2.1], False), ([np.nan, 1.0], [np.nan, 1.0], True),
-    ([np.nan, 1.0], [0.0, 1.0], False), ([np.inf], [np.inf], True), ([np.inf], [-np.inf], False), ([1.0], [np.nan], False)])
+@pytest.mark.parametrize(
+    ("got", "want", "ok"),
+    [
+        ([1.0, 2.0], [1.0, 2.0001], True),
+        ([1.0, 2.0], [1.0, 2.1], False),
+        ([np.nan, 1.0], [np.nan, 1.0], True),
+        ([np.nan, 1.0], [0.0, 1.0], False),
+        ([np.inf], [np.inf], True),
+        ([np.inf], [-np.inf], False),
+        ([1.0], [np.nan], False),
+    ],
+)
 def test_what_counts_as_wrong(got: list[float], want: list[float], ok: bool) -> None:
     arrays = np.array(got, "f"), np.array(want, "f")
     if ok:

@@ -86,8 +86,13 @@ SCRIPT = """
 def run_script(script: str, *arguments: object, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
     """In a process group of its own, which is what a shell gives a command."""
     return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(script), *map(str, arguments)], capture_output=True, text=True,
-        timeout=timeout_s, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True)
+        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
@@ -168,7 +173,7 @@ def test_a_handler_of_the_users_own_gets_it_once(monkeypatch: pytest.MonkeyPatch
 
 def test_a_callback_gives_its_result_and_sends_it_anew() -> None:
     results: list[Any] = []
-    with pytest.raises(KeyboardInterrupt):     # noqa: PT012  it comes at some later bytecode
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  it comes at some later bytecode
         results.append(interrupts.callback(lambda: (interrupt(), "done")[1])())
         end = time.monotonic() + 10
         while time.monotonic() < end:

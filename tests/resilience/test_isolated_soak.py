@@ -27,21 +27,31 @@ KINDS = tuple(kind for kind in ALL_KINDS if kind != "leak")
 SEED = int(os.environ.get("SOAK_SEED", "5"))
 ROUND, THREADS = 240, 3
 """Runs of one worker's drill, in which each kind of fault comes once, and threads that share it."""
-SEEN = {"abort": "SIGABRT", "segfault": "SIGSEGV", "hang": "DeviceHangError", "lost": "fault on purpose: lost", "oom": "OutOfDeviceMemoryError",
-        "corrupt": "WrongResultError", "compile": "ShaderError"}
+SEEN = {
+    "abort": "SIGABRT",
+    "segfault": "SIGSEGV",
+    "hang": "DeviceHangError",
+    "lost": "fault on purpose: lost",
+    "oom": "OutOfDeviceMemoryError",
+    "corrupt": "WrongResultError",
+    "compile": "ShaderError",
+}
 """What an event says of each kind."""
 GROWTH_NBYTES = 48 << 20
-"""Of this process, after the first round: arenas of ONNX Runtime's sessions and of the allocator; ten times the runs may not need more."""
+"""Of this process, after the first round: arenas of ONNX Runtime's sessions and of the allocator; ten times the runs
+may not need more."""
 
 
 def drill(rng: random.Random) -> str:
-    """Each kind at a random run of a round, `compile` at one of the first shaders, and some more of the harmless ones."""
+    """Each kind at a random run of a round, `compile` at one of the first shaders, and some more of the harmless
+    ones."""
     at = [f"{kind}@{rng.randint(1, 3) if kind == 'compile' else rng.randint(2, ROUND * 2 // 3)}" for kind in KINDS]
     return ",".join([*at, "oom~0.02", "corrupt~0.02"]) + f";seed={rng.randrange(10**6)}"
 
 
 class Soak:
-    """Rounds of runs that fail at random places. right, wrong: what the runs gave. seen: faults by kind, as the sessions told of them."""
+    """Rounds of runs that fail at random places. right, wrong: what the runs gave. seen: faults by kind, as the
+    sessions told of them."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.right, self.wrong, self.seen, self.replaced = seed, 0, list[str](), Counter[str](), 0
@@ -51,9 +61,14 @@ class Soak:
 
     def round(self, number: int, runs: int) -> None:
         faults = drill(random.Random(f"{self.seed}/{number}"))
-        opened = [session(m, isolation="process", faults=faults, hang_timeout_ms=4000, health="off") for m in self._models]
+        opened = [
+            session(m, isolation="process", faults=faults, hang_timeout_ms=4000, health="off") for m in self._models
+        ]
         gpu = opened[0].state.backend.adapter
-        threads = [threading.Thread(target=self._thread, args=(opened, [self.seed, number, t], runs // THREADS)) for t in range(THREADS)]
+        threads = [
+            threading.Thread(target=self._thread, args=(opened, [self.seed, number, t], runs // THREADS))
+            for t in range(THREADS)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -69,7 +84,7 @@ class Soak:
         for _ in range(runs):
             kind = int(rng.integers(3))
             gpu = opened[kind].state.backend.adapter
-            gpu.ensure()                # otherwise most runs would go to the CPU at once
+            gpu.ensure()  # otherwise most runs would go to the CPU at once
             gpu.circuit.reset()
             x = rng.normal(size=(int(rng.integers(1, 4)) * 8, 16)).astype("f")
             (got,), (want,) = opened[kind].run(None, {"x": x}), self._cpu[kind].run(None, {"x": x})
@@ -94,8 +109,11 @@ def soak(seed: int, runs: int) -> tuple[Soak, int, int, float]:
 def test_soak_with_a_worker() -> None:
     runs = -(-RUNS // ROUND) * ROUND
     done, before, after, seconds = soak(SEED, runs)
-    print(f"seed {SEED}: {runs} runs in {seconds / 60:.1f} min, {done.right} right, {len(done.wrong)} wrong, faults {dict(done.seen)}, "
-          f"{done.replaced} workers replaced, RSS {before >> 20} -> {after >> 20} MiB")
+    print(
+        f"seed {SEED}: {runs} runs in {seconds / 60:.1f} min, {done.right} right, {len(done.wrong)} wrong, faults "
+        f"{dict(done.seen)}, "
+        f"{done.replaced} workers replaced, RSS {before >> 20} -> {after >> 20} MiB"
+    )
     assert not done.wrong
     assert done.right == runs
     assert set(done.seen) == set(KINDS), done.seen

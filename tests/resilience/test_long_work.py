@@ -1,4 +1,5 @@
-"""Work that takes long is no hang: a run is submitted in parts, each of which has the time that a GPU has to answer; compiling has its own."""
+"""Work that takes long is no hang: a run is submitted in parts, each of which has the time that a GPU has to answer;
+compiling has its own."""
 
 from __future__ import annotations
 
@@ -21,13 +22,28 @@ rng = np.random.default_rng(9)
 
 MODELS = {
     "sorting": ("(float[A, B, 40] x) => (v, i) { v, i = TopK(x, k) }", {"k": np.array([7])}),
-    "product": ("(float[A, B, 40] x) => (y) { p = MatMul(x, w) y = Relu(p) }", {"w": rng.standard_normal((40, 64)).astype("f")}),
-    "windows": ("(float[A, B, 40] x) => (y) { u = Unsqueeze(x, axis) y = Conv<pads = [1, 1, 1, 1]>(u, w) }",
-                {"axis": np.array([1]), "w": rng.standard_normal((8, 1, 3, 3)).astype("f")}),
-    "rows": ("(float[A, B, 40] x) => (y, z) { y = Softmax(x) m = ReduceMax(x, axis) z = Sub(x, m) }", {"axis": np.array([1])}),
-    "bytes": ("(float[A, B, 40] x) => (y) { c = Greater(x, zero) n = Not(c) t = Transpose<perm = [2, 0, 1]>(n) y = Identity(t) }",
-              {"zero": np.float32(0)}),
-    "moves": ("(float[A, B, 40] x) => (y, z) { y = Transpose<perm = [1, 2, 0]>(x) z = CumSum(x, axis) }", {"axis": np.array(2)})}
+    "product": (
+        "(float[A, B, 40] x) => (y) { p = MatMul(x, w) y = Relu(p) }",
+        {"w": rng.standard_normal((40, 64)).astype("f")},
+    ),
+    "windows": (
+        "(float[A, B, 40] x) => (y) { u = Unsqueeze(x, axis) y = Conv<pads = [1, 1, 1, 1]>(u, w) }",
+        {"axis": np.array([1]), "w": rng.standard_normal((8, 1, 3, 3)).astype("f")},
+    ),
+    "rows": (
+        "(float[A, B, 40] x) => (y, z) { y = Softmax(x) m = ReduceMax(x, axis) z = Sub(x, m) }",
+        {"axis": np.array([1])},
+    ),
+    "bytes": (
+        "(float[A, B, 40] x) => (y) { c = Greater(x, zero) n = Not(c) t = Transpose<perm = [2, 0, 1]>(n) y = "
+        "Identity(t) }",
+        {"zero": np.float32(0)},
+    ),
+    "moves": (
+        "(float[A, B, 40] x) => (y, z) { y = Transpose<perm = [1, 2, 0]>(x) z = CumSum(x, axis) }",
+        {"axis": np.array(2)},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", list(MODELS))
@@ -41,7 +57,11 @@ def test_a_run_in_parts_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) 
     submits = []
     for share in (device.SHARE, 1e-6):
         monkeypatch.setattr(device, "SHARE", share)
-        session = whole if share > 1e-6 else ort_gpu_ep.InferenceSession(model, quiet(), provider_options={"placement": "gpu", "strict": "1"})
+        session = (
+            whole
+            if share > 1e-6
+            else ort_gpu_ep.InferenceSession(model, quiet(), provider_options={"placement": "gpu", "strict": "1"})
+        )
         stats = session.state.gpu.stats
         for given in feeds:
             before = stats.submits
@@ -54,9 +74,9 @@ def test_a_run_in_parts_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_no_limit_no_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = SimpleNamespace(info=SimpleNamespace(is_software=True), hang_timeout_s=0.0)
-    assert Gpu.most_turns.fget(limits) == float("inf")      # type: ignore[attr-defined]
+    assert Gpu.most_turns.fget(limits) == float("inf")  # type: ignore[attr-defined]
     limits.hang_timeout_s = 80.0
-    assert Gpu.most_turns.fget(limits) == 10 * device.TURNS_A_S_OF_SOFTWARE     # type: ignore[attr-defined]
+    assert Gpu.most_turns.fget(limits) == 10 * device.TURNS_A_S_OF_SOFTWARE  # type: ignore[attr-defined]
 
 
 class Queue:
@@ -98,7 +118,8 @@ def test_what_comes_behind_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_compiling_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    """llvmpipe compiles at the first dispatch: that is a submission without work, which has another limit than the run behind it."""
+    """llvmpipe compiles at the first dispatch: that is a submission without work, which has another limit than the run
+    behind it."""
     queue = Queue(monkeypatch, {1: 400, 2: 410}, 100)
     queue.milestones.append((1, COMPILE_S))
     assert wait(queue, 2)
@@ -106,17 +127,21 @@ def test_compiling_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     limits, flush = [], Gpu.flush
     monkeypatch.setattr(Gpu, "flush", lambda self, limit_s=0.0: (limits.append(limit_s), flush(self, limit_s))[1])
     session = ort_gpu_ep.InferenceSession(
-        model_of(text, constants).SerializeToString(), quiet(), provider_options={"placement": "gpu", "strict": "1"})
+        model_of(text, constants).SerializeToString(), quiet(), provider_options={"placement": "gpu", "strict": "1"}
+    )
     given = {"x": rng.standard_normal((2, 3, 40)).astype("f")}
     for _ in range(3):
         session.run(None, given)
     assert limits.count(COMPILE_S) == 1
 
 
-@pytest.mark.parametrize("text", [
-    "v, y = TopK(x, k)", "y = ArgMax<axis = 2>(x)", "y = ReduceSum(x, axes)", "y = Softmax<axis = 2>(x)"])
+@pytest.mark.parametrize(
+    "text", ["v, y = TopK(x, k)", "y = ArgMax<axis = 2>(x)", "y = ReduceSum(x, axes)", "y = Softmax<axis = 2>(x)"]
+)
 def test_short_rows_are_not_sorted_by_a_plan_for_long_ones(text: str) -> None:
-    model = model_of(f"(float[A, B, C] x) => (y) {{ {text} }}", {"k": np.array([2]), "axes": np.array([2])}).SerializeToString()
+    model = model_of(
+        f"(float[A, B, C] x) => (y) {{ {text} }}", {"k": np.array([2]), "axes": np.array([2])}
+    ).SerializeToString()
     session = ort_gpu_ep.InferenceSession(model, quiet(), provider_options={"placement": "gpu", "strict": "1"})
     cpu = onnxruntime.InferenceSession(model, quiet(), providers=["CPUExecutionProvider"])
     for shape in ((2, 3, 700), (20, 30, 4), (7, 5, 600), (30, 20, 3)):

@@ -1,5 +1,5 @@
-"""A driver that fails at one kernel's text, as V3D's does: wgpu then says that the device is lost. The text goes out of use, the device is
-replaced, and the adapter stays in use.
+"""A driver that fails at one kernel's text, as V3D's does: wgpu then says that the device is lost. The text goes out of
+use, the device is replaced, and the adapter stays in use.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, shader: str) -> list[str]:
-    """Devices are lost by the text of this shader file. Returns what will hold its labels, once for each device that was lost."""
+    """Devices are lost by the text of this shader file. Returns what will hold its labels, once for each device that
+    was lost."""
     whole, losses, dropped = Device.create_shader_module, [], set[int]()
 
     def create_shader_module(self: Device, label: str, source: str) -> Any:
@@ -54,7 +55,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, shader: str) -> list[str]:
 
 
 def session(model: bytes, tmp_path: Path) -> ort.InferenceSession:
-    return ort.InferenceSession(model, provider_options={"placement": "gpu", "health": "off", "cache_dir": str(tmp_path)})
+    return ort.InferenceSession(
+        model, provider_options={"placement": "gpu", "health": "off", "cache_dir": str(tmp_path)}
+    )
 
 
 def expected(model: bytes, x: Any) -> list[Any]:
@@ -71,18 +74,19 @@ def test_a_text_that_loses_the_device_is_put_out_of_use(
     for _ in range(3):
         for got, wanted in zip(ours.run(None, {"x": x}), expected(model, x), strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
-    assert losses                       # else nothing was planted
+    assert losses  # else nothing was planted
     (gpu,) = Gpu._open.values()
     assert not gpu.lost
     assert [what for what, _ in gpu.limits.disabled] == [shader]
     assert gpu.circuit.is_closed
-    assert len(losses) <= 2             # a device, and one more where it was compiled beside others
+    assert len(losses) <= 2  # a device, and one more where it was compiled beside others
 
 
 def test_open_sessions_get_a_device_without_it(model: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One that needs the text is left to the CPU, one that does not comes back to the GPU, without a probe or a pause."""
-    other_model = parsed('g (float[N, 96] x) => (float[N, 96] y) { y = Softmax(x) }')
-    longer = parsed('g (float[N, 50] x) => (float[N, 50] z) { h = Neg(x) z = CumSum(h, axis) }')
+    """One that needs the text is left to the CPU, one that does not comes back to the GPU, without a probe or a
+    pause."""
+    other_model = parsed("g (float[N, 96] x) => (float[N, 96] y) { y = Softmax(x) }")
+    longer = parsed("g (float[N, 50] x) => (float[N, 50] z) { h = Neg(x) z = CumSum(h, axis) }")
     rng = np.random.default_rng(6)
 
     def run(opened: ort.InferenceSession, made: bytes, columns: int = 96) -> None:

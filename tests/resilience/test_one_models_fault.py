@@ -1,4 +1,5 @@
-"""A model that fails on the GPU is left to the CPU, with the right numbers; the other sessions of its process stay on the GPU."""
+"""A model that fails on the GPU is left to the CPU, with the right numbers; the other sessions of its process stay on
+the GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ _seeds = itertools.count(9000)
 WEIGHT = np.random.default_rng(3).normal(size=(16, 16)).astype("f") / 4
 SICK = make_model([node("MatMul", "x W", "h"), node("Tanh", "h", "y")], [info("x", ["N", 16])], ["y"], {"W": WEIGHT})
 SICK_TOO = make_model([node("Sigmoid", "x", "h"), node("Mul", "h x", "y")], [info("x", ["N", 16])], ["y"])
-HEALTHY = make_model([node("Relu", "x", "r"), node("ReduceSum", "r k", "y", keepdims=0)], [info("x", ["N", 16])], ["y"], {"k": np.array([1])})
+HEALTHY = make_model(
+    [node("Relu", "x", "r"), node("ReduceSum", "r k", "y", keepdims=0)],
+    [info("x", ["N", 16])],
+    ["y"],
+    {"k": np.array([1])},
+)
 
 
 def opened(model: bytes, **options: object) -> Any:
@@ -69,6 +75,7 @@ def _at_once(suspect: Any, probe: Callable[[], None]) -> Any:
     def instead(self: Any, *of: Any) -> None:
         self._start, self._test = (lambda work: work()), probe
         suspect(self, *of)
+
     return instead
 
 
@@ -88,11 +95,17 @@ def fails(session: Any, monkeypatch: pytest.MonkeyPatch, error: Exception) -> li
     return tried
 
 
-OWN = [ShaderError("x.wgsl does not compile"), DeviceError("a bind group: validation error"), OutOfDeviceMemoryError("no memory")]
+OWN = [
+    ShaderError("x.wgsl does not compile"),
+    DeviceError("a bind group: validation error"),
+    OutOfDeviceMemoryError("no memory"),
+]
 
 
 @pytest.mark.parametrize("error", OWN, ids=lambda e: type(e).__name__)
-def test_what_a_model_can_t_do_is_its_own_affair(error: Exception, probes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_model_can_t_do_is_its_own_affair(
+    error: Exception, probes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sick, healthy = opened(SICK), opened(HEALTHY)
     tried = fails(sick, monkeypatch, error)
     for _ in range(10):
@@ -110,7 +123,9 @@ def test_what_a_model_can_t_do_is_its_own_affair(error: Exception, probes: list[
 
 
 @pytest.mark.parametrize("error", OWN, ids=lambda e: type(e).__name__)
-def test_a_probe_that_fails_too_opens_the_circuit(error: Exception, probes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_fails_too_opens_the_circuit(
+    error: Exception, probes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sick, healthy = opened(SICK), opened(HEALTHY)
     fails(sick, monkeypatch, error)
     probes.append("fail")
@@ -151,16 +166,18 @@ def test_a_device_that_is_gone_is_replaced_for_all(kind: str) -> None:
     sick, healthy = opened(SICK, **options), opened(HEALTHY, **options)
     assert run(healthy, HEALTHY) == 0
     assert run(sick, SICK)
-    run(sick, SICK)         # what the driver says outside of a partition, the circuit hears at the next one
+    run(sick, SICK)  # what the driver says outside of a partition, the circuit hears at the next one
     assert circuit_of(sick).state == "open"
     for session, model in ((sick, SICK), (healthy, HEALTHY)):
-        circuit_of(session).reset()         # its pause is over
+        circuit_of(session).reset()  # its pause is over
         run(session, model)
         until(lambda session=session: session.stats()["renewals"] == 1, seconds=20.0)
         assert run(session, model, 3) == 0
 
 
-def test_a_model_that_loses_each_device_is_left_alone_for_longer_than_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_loses_each_device_is_left_alone_for_longer_than_the_adapter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     options = {"faults": f"slow@1x;seed={next(_seeds)}"}
     sick, healthy = opened(SICK, **options), opened(HEALTHY, **options)
     losses, whole, (partition,) = [], LocalProgram.execute, state_of(sick).partitions
@@ -180,7 +197,7 @@ def test_a_model_that_loses_each_device_is_left_alone_for_longer_than_the_adapte
             if state_of(session).gpu.lost and (session is healthy or partition.circuit.is_closed):
                 before = session.stats()["renewals"]
                 run(session, model)
-                until(lambda: session.stats()["renewals"] > before)     # noqa: B023
+                until(lambda: session.stats()["renewals"] > before)  # noqa: B023
     assert len(losses) == PATIENCE
     assert run(healthy, HEALTHY, 3) == 0
 
@@ -216,10 +233,19 @@ def by_groups() -> tuple[bytes, Callable[[Any], Any]]:
     g = np.random.default_rng(5)
     k, n, block = 64, 16, 32
     codes, zeros = g.integers(0, 16, (n, k)), g.integers(0, 16, (n, k // block))
-    scales, groups = g.random((n, k // block)).astype("f"), g.permutation(np.repeat(np.arange(k // block), block)).astype("i4")
-    constants = {"B": (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8).reshape(n, k // block, block // 2), "S": scales.ravel(),
-                 "Z": (zeros[:, ::2] | zeros[:, 1::2] << 4).astype(np.uint8), "G": groups}
-    product = onnx.helper.make_node("MatMulNBits", ["x", *constants], ["y"], domain="com.microsoft", K=k, N=n, bits=4, block_size=block)
+    scales, groups = (
+        g.random((n, k // block)).astype("f"),
+        g.permutation(np.repeat(np.arange(k // block), block)).astype("i4"),
+    )
+    constants = {
+        "B": (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8).reshape(n, k // block, block // 2),
+        "S": scales.ravel(),
+        "Z": (zeros[:, ::2] | zeros[:, 1::2] << 4).astype(np.uint8),
+        "G": groups,
+    }
+    product = onnx.helper.make_node(
+        "MatMulNBits", ["x", *constants], ["y"], domain="com.microsoft", K=k, N=n, bits=4, block_size=block
+    )
     made = make_model([product], [info("x", ["rows", k])], ["y"], constants)
     dense = (codes - zeros[:, groups]) * scales[:, groups].astype("f8")
     return made, lambda x: x.astype("f8") @ dense.T
@@ -252,13 +278,18 @@ def gpu_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def auto(model: bytes, folder: Path, **options: object) -> Any:
-    session = ort_gpu_ep.InferenceSession(model, provider_options={"adapter": "software", "load": "off", "cache_dir": str(folder), **options})
+    session = ort_gpu_ep.InferenceSession(
+        model, provider_options={"adapter": "software", "load": "off", "cache_dir": str(folder), **options}
+    )
     assert session.wait_ready(300.0)
     return session
 
 
 def test_auto_stays_with_the_cpu_s_answers_and_says_who_is_wrong(
-    gpu_wins: None, tmp_path: Path, caplog: pytest.LogCaptureFixture, probes: list[str],
+    gpu_wins: None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    probes: list[str],
 ) -> None:
     model, right = by_groups()
     healthy, session = opened(HEALTHY), auto(model, tmp_path)
@@ -274,7 +305,10 @@ def test_auto_stays_with_the_cpu_s_answers_and_says_who_is_wrong(
 
 
 def test_auto_leaves_a_wrong_candidate_out_and_the_gpu_to_the_others(
-    gpu_wins: None, tmp_path: Path, probes: list[str], monkeypatch: pytest.MonkeyPatch,
+    gpu_wins: None,
+    tmp_path: Path,
+    probes: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its kernel is wrong, by float64: the adapter is probed, and other sessions go on with it."""
     real = proof.check_outputs
@@ -295,9 +329,20 @@ def test_auto_leaves_a_wrong_candidate_out_and_the_gpu_to_the_others(
 # ---- a text that the driver does not compile
 
 
-@pytest.mark.parametrize("op", ["LeakyRelu<alpha=A>", "Elu<alpha=A>", "Selu<alpha=A, gamma=A>", "ThresholdedRelu<alpha=A>",
-                                "HardSigmoid<alpha=A, beta=A>", "Shrink<lambd=A, bias=A>"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "LeakyRelu<alpha=A>",
+        "Elu<alpha=A>",
+        "Selu<alpha=A, gamma=A>",
+        "ThresholdedRelu<alpha=A>",
+        "HardSigmoid<alpha=A, beta=A>",
+        "Shrink<lambd=A, bias=A>",
+    ],
+)
 @pytest.mark.parametrize("number", ["-0.0", "-1.5", "0.0"])
 def test_attributes_of_either_sign_compile(op: str, number: str) -> None:
-    model = model_of(f"(float[N, 16] x) => (float[N, 16] y) {{ y = {op.replace('=A', f'={number}')}(x) }}").SerializeToString()
+    model = model_of(
+        f"(float[N, 16] x) => (float[N, 16] y) {{ y = {op.replace('=A', f'={number}')}(x) }}"
+    ).SerializeToString()
     assert run(opened(model, strict=1), model) == 0

@@ -1,4 +1,5 @@
-"""Faults that nobody plants in our code: drivers that fail when loaded, limits, full disks, broken caches. Each in a process of its own."""
+"""Faults that nobody plants in our code: drivers that fail when loaded, limits, full disks, broken caches. Each in a
+process of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from ort_gpu_ep.shim import build
 from ort_gpu_ep.webgpu import loader_paths
 from tests.unit.graphs import model_of
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of processes and ICD files as Linux has them")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="limits of processes and ICD files as Linux has them"
+)
 
 ROOT = Path(__file__).parents[2]
 MAIN = """
@@ -67,17 +70,31 @@ def starter(folder: Path) -> Process:
     """Runs a session in a new process; its cache is in the folder unless told otherwise."""
     rng = np.random.default_rng(1)
     weights = {"v": rng.standard_normal((160, 160)).astype("f") / 8, "b": rng.standard_normal(160).astype("f")}
-    text = "(float[N, 160] x) => (float[N, 160] y) { w = Transpose(v) h = MatMul(x, w) a = Add(h, b) y = Softmax(a) }"   # w is in no file
+    # w is in no file
+    text = "(float[N, 160] x) => (float[N, 160] y) { w = Transpose(v) h = MatMul(x, w) a = Add(h, b) y = Softmax(a) }"
     (folder / "model.onnx").write_bytes(model_of(text, weights).SerializeToString())
 
-    def run(before: str = "", after: str = "", runs: int = 2, start_s: float = 90.0, env: dict[str, str] | None = None, **options: Any) -> Done:
+    def run(
+        before: str = "",
+        after: str = "",
+        runs: int = 2,
+        start_s: float = 90.0,
+        env: dict[str, str] | None = None,
+        **options: Any,
+    ) -> Done:
         options = {"placement": "gpu", "cache_dir": str(folder / "cache"), **options}
         code = MAIN.format(before=before, after=after, runs=runs, start_s=start_s)
         done = subprocess.run(
-            [sys.executable, "-c", code, json.dumps(options)], cwd=folder, text=True, capture_output=True, timeout=400,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})})
+            [sys.executable, "-c", code, json.dumps(options)],
+            cwd=folder,
+            text=True,
+            capture_output=True,
+            timeout=400,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+        )
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-3000:]}"
         return Done(json.loads(done.stdout.splitlines()[-1]), done.stderr.splitlines())
+
     return run
 
 
@@ -100,9 +117,12 @@ def process(probed: Path, tmp_path: Path) -> Process:
 # ---- drivers
 
 BAD = {
-    "aborts": ("abort();", "ends the process (signal SIGABRT)"), "crashes": ("*(volatile int *)0 = 1;", "ends the process (signal SIGSEGV)"),
-    "exits": ("_exit(0);", "ends the process (exit code 0)"), "sleeps": ("for (;;) sleep(1);", "hangs: no answer after 3 s"),
-    "exits in order": ("exit(0);", "looking for GPU adapters ")}
+    "aborts": ("abort();", "ends the process (signal SIGABRT)"),
+    "crashes": ("*(volatile int *)0 = 1;", "ends the process (signal SIGSEGV)"),
+    "exits": ("_exit(0);", "ends the process (exit code 0)"),
+    "sleeps": ("for (;;) sleep(1);", "hangs: no answer after 3 s"),
+    "exits in order": ("exit(0);", "looking for GPU adapters "),
+}
 """exit() in a library that is being loaded may never come to its end: the lock on loading is held."""
 
 
@@ -119,8 +139,10 @@ STRICT = """
 def library(folder: Path, name: str, statement: str) -> Path:
     """A shared library that does something when it is loaded."""
     source, made = folder / f"{name}.c", folder / f"lib{name}.so"
-    source.write_text("#include <stdlib.h>\n#include <unistd.h>\n"
-                      f"__attribute__((constructor)) static void at_load(void) {{ {statement} }}\n")
+    source.write_text(
+        "#include <stdlib.h>\n#include <unistd.h>\n"
+        f"__attribute__((constructor)) static void at_load(void) {{ {statement} }}\n"
+    )
     for command in build._compilers(None):
         done = subprocess.run([*command, "-shared", "-o", str(made), str(source)], capture_output=True, text=True)
         if done.returncode == 0:
@@ -130,7 +152,9 @@ def library(folder: Path, name: str, statement: str) -> Path:
 
 def manifest(folder: Path, name: str, library_path: object) -> Path:
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": {"library_path": str(library_path), "api_version": "1.3.0"}}))
+    path.write_text(
+        json.dumps({"file_format_version": "1.0.0", "ICD": {"library_path": str(library_path), "api_version": "1.3.0"}})
+    )
     return path
 
 
@@ -143,7 +167,7 @@ def only(*manifests: Path) -> dict[str, str]:
 def test_a_driver_that_fails_when_loaded(name: str, process: Process, tmp_path: Path) -> None:
     statement, how = BAD[name]
     env = only(manifest(tmp_path, name, library(tmp_path, name.replace(" ", "_"), statement)))
-    start_s = 3.0 if name in ("sleeps", "exits in order") else 90.0       # a busy machine takes seconds to start Python
+    start_s = 3.0 if name in ("sleeps", "exits in order") else 90.0  # a busy machine takes seconds to start Python
     first, second = (process(env=env, start_s=start_s, after=after) for after in ("", STRICT))
     kind, message = second.said.pop("strict")
     for done in (first, second):
@@ -192,11 +216,25 @@ def test_the_way_back_is_a_changed_file(process: Process, tmp_path: Path) -> Non
 def test_doctor_is_a_way_back(process: Process, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     (file,) = (cache / "health").glob("drivers-*.json")
-    file.write_text(json.dumps({"format": enumeration.FORMAT, "adapters": [], "failures": 12, "until_s": time.time() + 80_000,
-                                "trouble": "looking for GPU adapters ends the process (on purpose)."}))
+    file.write_text(
+        json.dumps(
+            {
+                "format": enumeration.FORMAT,
+                "adapters": [],
+                "failures": 12,
+                "until_s": time.time() + 80_000,
+                "trouble": "looking for GPU adapters ends the process (on purpose).",
+            }
+        )
+    )
     assert len(process().lines("running on the CPU: looking for GPU adapters ends the process (on purpose)")) == 1
-    subprocess.run([sys.executable, "-m", "ort_gpu_ep.cli", "doctor", "--quick", "--option", f"cache_dir={cache}"],
-                   env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True, timeout=400)
+    subprocess.run(
+        [sys.executable, "-m", "ort_gpu_ep.cli", "doctor", "--quick", "--option", f"cache_dir={cache}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+        timeout=400,
+    )
     assert process().said["gpu"] > 0
 
 
@@ -207,7 +245,9 @@ def test_health_off_loads_the_drivers_here(process: Process) -> None:
 
 
 def test_placement_auto_on_a_software_adapter_loads_no_driver(process: Process) -> None:
-    done = process(placement="auto", after="from ort_gpu_ep.device import adapter; said['loaded'] = adapter._found is not None")
+    done = process(
+        placement="auto", after="from ort_gpu_ep.device import adapter; said['loaded'] = adapter._found is not None"
+    )
     assert done.said["right"]
     assert done.said["loaded"] is False
 
@@ -267,11 +307,12 @@ def test_a_full_disk(process: Process, tmp_path: Path) -> None:
     assert done.said["right"]
     assert done.said["gpu"] > 0
     assert done.said["fallbacks"] == 0
-    assert len(done.lines("can't be written")) == 1        # said once of what drivers and the adapter are like, plans, and composed shaders
+    # said once of what drivers and the adapter are like, plans, and composed shaders
+    assert len(done.lines("can't be written")) == 1
     assert len(done.lines("which takes seconds; ORT_GPU_EP_CACHE_DIR names another folder")) == 1
     assert len(done.lines("no marker in")) == 1
     assert len(done.lines("weights for the CPU fallback stay in memory")) == 1
-    assert [p.name for p in cache.rglob("*") if p.is_file()] == ["verdicts.lock"]      # which is empty on any disk
+    assert [p.name for p in cache.rglob("*") if p.is_file()] == ["verdicts.lock"]  # which is empty on any disk
 
 
 @pytest.mark.parametrize("place", ["a file", "/proc/nowhere"])
@@ -286,8 +327,13 @@ def test_no_cache_folder(place: str, process: Process, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("home", ["/proc", "/proc/nowhere", ""])
 def test_no_home(home: str, process: Process) -> None:
-    env = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache" if home else "", "ORT_GPU_EP_CACHE_DIR": "",
-           "MESA_SHADER_CACHE_DIR": os.environ.get("MESA_SHADER_CACHE_DIR") or str(Path.home() / ".cache")}     # else it compiles all anew
+    env = {
+        "HOME": home,
+        "XDG_CACHE_HOME": f"{home}/.cache" if home else "",
+        "ORT_GPU_EP_CACHE_DIR": "",
+        # else it compiles all anew
+        "MESA_SHADER_CACHE_DIR": os.environ.get("MESA_SHADER_CACHE_DIR") or str(Path.home() / ".cache"),
+    }
     done = process(cache_dir="", env=env)
     assert done.said["right"]
     assert done.said["gpu"] > 0
@@ -295,12 +341,20 @@ def test_no_home(home: str, process: Process) -> None:
 
 @pytest.fixture
 def nobody(tmp_path: Path) -> dict[str, str]:
-    """The environment of a process whose user has no home and no entry in the list of users, as with `docker run --user 54321`."""
+    """The environment of a process whose user has no home and no entry in the list of users, as with `docker run --user
+    54321`."""
     (tmp_path / "nobody").mkdir()
     (tmp_path / "nobody" / "sitecustomize.py").write_text(
-        "import os, pwd\ndef unknown(uid):\n    raise KeyError('uid not found')\npwd.getpwuid = unknown\nos.environ.pop('HOME', None)\n")
-    shaders = os.environ.get("MESA_SHADER_CACHE_DIR") or str(Path.home() / ".cache")     # else Mesa compiles all anew
-    return {"PYTHONPATH": f"{tmp_path / 'nobody'}{os.pathsep}{ROOT}", "XDG_CACHE_HOME": "", "ORT_GPU_EP_CACHE_DIR": "", "MESA_SHADER_CACHE_DIR": shaders}
+        "import os, pwd\ndef unknown(uid):\n    raise KeyError('uid not found')\npwd.getpwuid = "
+        "unknown\nos.environ.pop('HOME', None)\n"
+    )
+    shaders = os.environ.get("MESA_SHADER_CACHE_DIR") or str(Path.home() / ".cache")  # else Mesa compiles all anew
+    return {
+        "PYTHONPATH": f"{tmp_path / 'nobody'}{os.pathsep}{ROOT}",
+        "XDG_CACHE_HOME": "",
+        "ORT_GPU_EP_CACHE_DIR": "",
+        "MESA_SHADER_CACHE_DIR": shaders,
+    }
 
 
 def test_a_user_that_nobody_knows(nobody: dict[str, str], process: Process) -> None:
@@ -314,9 +368,17 @@ def test_a_user_that_nobody_knows(nobody: dict[str, str], process: Process) -> N
 def test_commands_without_a_home(nobody: dict[str, str], tmp_path: Path) -> None:
     starter(tmp_path)
     for command in (["doctor", "--quick"], ["run", "model.onnx"], ["explain", "model.onnx"], ["tune", "--forget"]):
-        done = subprocess.run([sys.executable, "-m", "ort_gpu_ep", *command], cwd=tmp_path, text=True, capture_output=True, timeout=400,
-                              env={**os.environ, **nobody})
-        assert done.returncode == 0 or "degraded" in done.stdout, f"{command}: {done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+        done = subprocess.run(
+            [sys.executable, "-m", "ort_gpu_ep", *command],
+            cwd=tmp_path,
+            text=True,
+            capture_output=True,
+            timeout=400,
+            env={**os.environ, **nobody},
+        )
+        assert done.returncode == 0 or "degraded" in done.stdout, (
+            f"{command}: {done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+        )
         assert "Traceback" not in done.stderr
     assert not (tmp_path / "~").exists()
 

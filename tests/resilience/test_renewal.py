@@ -31,14 +31,25 @@ assert SIDE * SIDE * 4 > MIN_FILE_NBYTES
 def model() -> bytes:
     """Two partitions around a CPU node; one weight large enough for the weight file, one small."""
     rng = np.random.default_rng(5)
-    weights = {"W": rng.normal(size=(SIDE, SIDE)).astype("f") / 8, "b": rng.normal(size=(SIDE,)).astype("f"),
-               "E": 100 * np.eye(SIDE, dtype="f")}
-    nodes = [node("MatMul", "x W", "h"), node("Add", "h E", "r"), island("r", "i"), node("Add", "i b", "s"), node("Tanh", "s", "y")]
+    weights = {
+        "W": rng.normal(size=(SIDE, SIDE)).astype("f") / 8,
+        "b": rng.normal(size=(SIDE,)).astype("f"),
+        "E": 100 * np.eye(SIDE, dtype="f"),
+    }
+    nodes = [
+        node("MatMul", "x W", "h"),
+        node("Add", "h E", "r"),
+        island("r", "i"),
+        node("Add", "i b", "s"),
+        node("Tanh", "s", "y"),
+    ]
     return make_model(nodes, [info("x", ["N", SIDE])], ["y"], weights)
 
 
 def session(faults: str, made: bytes = b"", **options: object) -> Any:
-    return ort_gpu_ep.InferenceSession(made or model(), provider_options={"placement": "gpu", "faults": faults, **options})
+    return ort_gpu_ep.InferenceSession(
+        made or model(), provider_options={"placement": "gpu", "faults": faults, **options}
+    )
 
 
 def run(opened: Any, rng: np.random.Generator) -> None:
@@ -54,17 +65,17 @@ def pause_is_over(circuit: Circuit) -> None:
 def test_a_session_comes_back(kind: str, rng: np.random.Generator) -> None:
     opened = session(f"{kind}@3;seed=11")
     for _ in range(3):
-        run(opened, rng)            # two partitions a run: the fault is in the second run
+        run(opened, rng)  # two partitions a run: the fault is in the second run
     lost = opened.state.gpu
     assert isinstance(lost, FaultyGpu)
     assert lost.lost
     assert opened.stats()["renewals"] == 0
     assert opened.stats()["fallbacks"] >= 1
     pause_is_over(lost.circuit)
-    run(opened, rng)                # starts the probe
+    run(opened, rng)  # starts the probe
     until(lambda: lost.circuit.state == "closed")
     submits = lost.stats.submits
-    run(opened, rng)                # starts the renewal
+    run(opened, rng)  # starts the renewal
     until(lambda: opened.stats()["renewals"] == 1)
     new, fallbacks = opened.state.gpu, opened.stats()["fallbacks"]
     assert new is not lost
@@ -78,14 +89,20 @@ def test_a_session_comes_back(kind: str, rng: np.random.Generator) -> None:
 
 def one_partition() -> bytes:
     """Runs of sizes that come again go past onnxruntime."""
-    return make_model([node("MatMul", "x W", "h"), node("Tanh", "h", "y")], [info("x", ["N", SIDE])], ["y"],
-                      {"W": np.random.default_rng(6).normal(size=(SIDE, SIDE)).astype("f") / 8})
+    return make_model(
+        [node("MatMul", "x W", "h"), node("Tanh", "h", "y")],
+        [info("x", ["N", SIDE])],
+        ["y"],
+        {"W": np.random.default_rng(6).normal(size=(SIDE, SIDE)).astype("f") / 8},
+    )
 
 
 @pytest.mark.parametrize("made", [model, one_partition])
-def test_lost_devices_are_given_back_while_the_session_lives(made: Callable[[], bytes], rng: np.random.Generator) -> None:
-    """Nobody has to look for cycles by chance: each holds threads and memory of its driver. What was kept for one size goes, too, also
-    where no run has it again.
+def test_lost_devices_are_given_back_while_the_session_lives(
+    made: Callable[[], bytes], rng: np.random.Generator
+) -> None:
+    """Nobody has to look for cycles by chance: each holds threads and memory of its driver. What was kept for one size
+    goes, too, also where no run has it again.
     """
     losses = 8
     opened = session(",".join(f"lost@{6 * k}" for k in range(1, losses + 1)) + ";seed=13", made())
@@ -98,7 +115,7 @@ def test_lost_devices_are_given_back_while_the_session_lives(made: Callable[[], 
             assert_close(opened.run(None, {"x": x}), reference(made(), x=x))
             opened.state.gpu.circuit.reset()
             until(lambda: not opened.state.renewing.locked())
-        assert len(Device._alive) <= before + 1     # the last one may still be on its way
+        assert len(Device._alive) <= before + 1  # the last one may still be on its way
     finally:
         gc.enable()
 
@@ -115,7 +132,9 @@ def test_a_second_loss_and_a_second_return(rng: np.random.Generator) -> None:
     assert not opened.state.gpu.lost
 
 
-def test_an_adapter_that_gives_no_device_is_left_alone_longer(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_that_gives_no_device_is_left_alone_longer(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = session("lost@1;seed=13")
     run(opened, rng)
     lost = opened.state.gpu
@@ -137,7 +156,9 @@ def test_an_adapter_that_gives_no_device_is_left_alone_longer(rng: np.random.Gen
     run(opened, rng)
 
 
-def test_a_session_that_is_dropped_while_it_is_rebuilt(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_is_dropped_while_it_is_rebuilt(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = session("lost@1;seed=14")
     run(opened, rng)
     opened.state.gpu.circuit.reset()
@@ -159,7 +180,9 @@ def test_a_session_that_is_dropped_while_it_is_rebuilt(rng: np.random.Generator,
 
 
 @pytest.mark.parametrize(("kind", "error"), [("lost", DeviceLostError), ("hang", DeviceHangError)])
-def test_strict_raises_and_comes_back_where_the_weights_are_at_hand(kind: str, error: type, rng: np.random.Generator) -> None:
+def test_strict_raises_and_comes_back_where_the_weights_are_at_hand(
+    kind: str, error: type, rng: np.random.Generator
+) -> None:
     opened = session(f"{kind}@1;seed=15", strict=1, verify=100)
     with pytest.raises(error):
         run(opened, rng)
@@ -212,7 +235,9 @@ def into_memory(opened: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize("way", [by_values, by_binding, into_memory])
 @pytest.mark.parametrize("kind", ["lost", "hang"])
-def test_inputs_in_host_memory_are_there_for_another_run(kind: str, way: Callable[..., Any], rng: np.random.Generator) -> None:
+def test_inputs_in_host_memory_are_there_for_another_run(
+    kind: str, way: Callable[..., Any], rng: np.random.Generator
+) -> None:
     """The copy of them that onnxruntime has made is gone with the device."""
     for at in (1, 2, 3):
         opened = session(f"{kind}@{at};seed=18")

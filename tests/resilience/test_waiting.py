@@ -90,7 +90,8 @@ def test_there_is_a_deadline_by_default() -> None:
 
 
 class Queue:
-    """A device whose results come one after another, each so many seconds after the one before, by a clock that each poll moves by POLL_S."""
+    """A device whose results come one after another, each so many seconds after the one before, by a clock that each
+    poll moves by POLL_S."""
 
     hang_timeout_s, lost = 120.0, ""
     POLL_S = 1e-3
@@ -109,7 +110,7 @@ class Queue:
             if self.clock.now_s >= self.next_s:
                 next((a for a in self.arrivals if not a.status), SimpleNamespace()).status = 1
                 self.next_s += self.each_s
-        time.sleep(0)       # the others come to wait
+        time.sleep(0)  # the others come to wait
         return bool(arrival.status)
 
     def ends_in_time(self, index: int, timeout_s: float) -> bool:
@@ -127,7 +128,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_those_that_wait_in_line_sleep_until_it_is_their_turn(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "SPIN_ON_HARDWARE_S", 0.2)
-    gpu = Queue(clock, 0.05)       # the eighth comes after twice the time that is polled for one
+    gpu = Queue(clock, 0.05)  # the eighth comes after twice the time that is polled for one
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(lambda i: waiting.wait_until(gpu, i, gpu.arrivals[i]), range(8)))
     assert gpu.blocked == 0

@@ -59,12 +59,14 @@ def end_of_early() -> None:
 
 
 def file_of(cache: Path) -> Path:
-    found, = (cache / "pipelines").iterdir()
+    (found,) = (cache / "pipelines").iterdir()
     return found
 
 
 @pytest.mark.usefixtures("alone")
-def test_what_a_session_used_is_there_for_the_next_one(model: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_session_used_is_there_for_the_next_one(
+    model: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with Known(str(tmp_path), "key"):
         session_of(model)
     made = gpu.pipelines.made
@@ -103,7 +105,8 @@ def test_a_session_of_a_known_model_begins_with_them(model: Path, gpu: Gpu, monk
 
 @pytest.mark.usefixtures("alone")
 def test_what_finds_out_for_another_process_notes_for_it(model: Path, gpu: Gpu) -> None:
-    """With the options of a session that chooses for itself: where it runs then, and what it goes by, changes no pipeline."""
+    """With the options of a session that chooses for itself: where it runs then, and what it goes by, changes no
+    pipeline."""
     config = resolve({"placement": "auto", "adapter": "0", "load": "off", "isolation": "none"})
     with early.noted(config, str(model)) as known:
         assert isinstance(known, Known)
@@ -119,8 +122,14 @@ def test_what_finds_out_for_another_process_notes_for_it(model: Path, gpu: Gpu) 
 def test_a_file_tells_models_and_options_apart(model: Path, tmp_path: Path) -> None:
     other = tmp_path / "o.onnx"
     other.write_bytes(model.read_bytes())
-    keys = [key_of(str(model), "gpu"), key_of(str(other), "gpu"), key_of(str(model), "gpu", "fusion=False"), key_of(str(model), "another"),
-            key_of(model.read_bytes(), "gpu"), key_of(model.read_bytes() + b" ", "gpu")]
+    keys = [
+        key_of(str(model), "gpu"),
+        key_of(str(other), "gpu"),
+        key_of(str(model), "gpu", "fusion=False"),
+        key_of(str(model), "another"),
+        key_of(model.read_bytes(), "gpu"),
+        key_of(model.read_bytes() + b" ", "gpu"),
+    ]
     os.utime(model, ns=(1, 1))
     assert len({*keys, key_of(str(model), "gpu")}) == 7
     with pytest.raises(OSError, match="nothing"):
@@ -141,16 +150,19 @@ def test_what_is_not_used_any_more_goes(tmp_path: Path) -> None:
 
 
 SPOILED: dict[str, Callable[[Path], Any]] = {
-    "empty": lambda f: f.write_bytes(b""), "cut short": lambda f: f.write_bytes(f.read_bytes()[:-9]),
+    "empty": lambda f: f.write_bytes(b""),
+    "cut short": lambda f: f.write_bytes(f.read_bytes()[:-9]),
     "another format": lambda f: f.write_text(f.read_text().replace('"format": 1', '"format": 0')),
-    "a list": lambda f: f.write_text("[]"), "no list": lambda f: f.write_text('{"format": 1, "pipelines": 3}'),
+    "a list": lambda f: f.write_text("[]"),
+    "no list": lambda f: f.write_text('{"format": 1, "pipelines": 3}'),
     "short rows": lambda f: f.write_text('{"format": 1, "pipelines": [["a.wgsl", "x"]]}'),
     "numbers": lambda f: f.write_text('{"format": 1, "pipelines": [[1, 2, 3, [true], false, 0]]}'),
     "no flags": lambda f: f.write_text('{"format": 1, "pipelines": [["a", "b", "c", [1], false, 0]]}'),
     "negative": lambda f: f.write_text('{"format": 1, "pipelines": [["a", "b", "c", [true], false, -1]]}'),
     "a truth": lambda f: f.write_text('{"format": 1, "pipelines": [["a", "b", "c", [true], false, true]]}'),
     "many": lambda f: f.write_text(json.dumps({"format": 1, "pipelines": [["a", "b", "c", [True], False, 0]] * 2000})),
-    "too long": lambda f: os.truncate(f, 1 << 40)}
+    "too long": lambda f: os.truncate(f, 1 << 40),
+}
 
 
 @pytest.mark.parametrize("how", SPOILED)
@@ -176,12 +188,16 @@ def test_texts_of_others_are_compiled_and_never_used(model: Path, gpu: Gpu, tmp_
     """What does not compile is passed over; what differs from what the session composes has no reader."""
     with Known(str(tmp_path), "key"):
         first = session_of(model)
-    feeds = {first.get_inputs()[0].name: np.random.default_rng().standard_normal(first.get_inputs()[0].shape, np.float32)}
+    feeds = {
+        first.get_inputs()[0].name: np.random.default_rng().standard_normal(first.get_inputs()[0].shape, np.float32)
+    }
     want = first.run(None, feeds)[0]
     data = json.loads(file_of(tmp_path).read_text())
     for row in data["pipelines"]:
         row[1] = row[1].replace("+", "-")
-    data["pipelines"].append([BROKEN.shader, BROKEN.source, BROKEN.label, list(BROKEN.written), BROKEN.varies, BROKEN.awaited])
+    data["pipelines"].append(
+        [BROKEN.shader, BROKEN.source, BROKEN.label, list(BROKEN.written), BROKEN.varies, BROKEN.awaited]
+    )
     file_of(tmp_path).write_text(json.dumps(data))
     with Known(str(tmp_path), "key") as known:
         known.compile(gpu, "auto")
@@ -195,10 +211,14 @@ def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         known.note(ENTRY)
         known.save()
         os.utime(tmp_path / "pipelines" / f"key{k}.json", (k, k))
-    assert {f.name for f in (tmp_path / "pipelines").iterdir()} == {f"key{k}.json" for k in range(6, 9)}, "down to three quarters, the oldest first"
+    assert {f.name for f in (tmp_path / "pipelines").iterdir()} == {f"key{k}.json" for k in range(6, 9)}, (
+        "down to three quarters, the oldest first"
+    )
 
 
-@pytest.mark.parametrize("options", [{"isolation": "process"}, {"health": "off"}, {"quirks": "none.json"}, {"adapter": "no such"}])
+@pytest.mark.parametrize(
+    "options", [{"isolation": "process"}, {"health": "off"}, {"quirks": "none.json"}, {"adapter": "no such"}]
+)
 def test_nothing_begins_where_the_adapter_is_not_known_to_be_in_order(options: dict[str, str], model: Path) -> None:
     assert early.begin(resolve({"placement": "gpu", **options}), str(model)) is None
 

@@ -54,7 +54,13 @@ def never() -> Any:
     raise AssertionError("it was there")
 
 
-def asked_for(kept: KnownPlans, make: Callable[[], Template], graph: Graph | None = None, limits: Limits = LIMITS, about: object = 1) -> Template:
+def asked_for(
+    kept: KnownPlans,
+    make: Callable[[], Template],
+    graph: Graph | None = None,
+    limits: Limits = LIMITS,
+    about: object = 1,
+) -> Template:
     return kept.template(graph or graph_of(MLP, WEIGHTS), TYPES, limits, {}, (about,), make)
 
 
@@ -63,7 +69,7 @@ def planned(graph: Graph | None = None, limits: Limits = LIMITS) -> Template:
 
 
 def only_file(folder: Path) -> Path:
-    found, = (folder / "plans").iterdir()
+    (found,) = (folder / "plans").iterdir()
     return found
 
 
@@ -71,7 +77,12 @@ def assert_same(found: Template, made: Template, *others: tuple[TensorType, ...]
     """All that a plan is, its sizes of a run and guards among them, and what it makes of some sizes."""
     assert to_data(found) == to_data(made)
     for types in (made.plan.inputs, *others):
-        numbers = [t if all(isinstance(d, int) for d in t.shape) else TensorType(t.dtype, tuple(getattr(d, "hint", d) for d in t.shape)) for t in types]
+        numbers = [
+            t
+            if all(isinstance(d, int) for d in t.shape)
+            else TensorType(t.dtype, tuple(getattr(d, "hint", d) for d in t.shape))
+            for t in types
+        ]
         one, other = made.fill(numbers), found.fill(numbers)
         assert other == one
         if one is not None and other is not None:
@@ -87,7 +98,7 @@ def test_networks(name: str, tmp_path: Path) -> None:
     types = tuple(static_types(graph).values())
     for given_graph in (graph, opened(graph)):
         made = make_template(given_graph, types, LIMITS, rewrite)
-        KnownPlans(str(tmp_path), "code").template(given_graph, types, LIMITS, {}, (), lambda made=made: made)     # type: ignore[misc]
+        KnownPlans(str(tmp_path), "code").template(given_graph, types, LIMITS, {}, (), lambda made=made: made)  # type: ignore[misc]
         again = KnownPlans(str(tmp_path), "code").template(given_graph, types, LIMITS, {}, (), never)
         assert_same(again, made, tuple(TensorType(t.dtype, tuple(2 * d for d in t.shape)) for t in types))
     found = decide(graph, CONFIG, LIMITS, False)
@@ -113,14 +124,19 @@ def test_content_that_a_plan_waits_for_is_told_from_disk_too(tmp_path: Path) -> 
     for k in range(2):
         kept = KnownPlans(str(tmp_path), "code")
         with pytest.raises(UnknownValueError) as error:
-            kept.template(graph, types, LIMITS, {}, (), never if k else lambda: make_template(graph, types, LIMITS, rewrite))
+            kept.template(
+                graph, types, LIMITS, {}, (), never if k else lambda: make_template(graph, types, LIMITS, rewrite)
+            )
         assert error.value.operand == "shape"
         made = make_template(graph, types, LIMITS, rewrite, values)
-        assert_same(kept.template(graph, types, LIMITS, values, (), never if k else lambda made=made: made), made)      # type: ignore[misc]
+        assert_same(kept.template(graph, types, LIMITS, values, (), never if k else lambda made=made: made), made)  # type: ignore[misc]
 
 
 def test_a_size_that_follows_from_a_function_of_one_row_is_not_kept(tmp_path: Path) -> None:
-    graph = graph_of("(float[1, 2, H, W] x) => (float[1, 2, A, B] y) <float[4] scales = {1.0, 1.0, 1.7, 2.0}> { y = Resize(x, , scales) }")
+    graph = graph_of(
+        "(float[1, 2, H, W] x) => (float[1, 2, A, B] y) <float[4] scales = {1.0, 1.0, 1.7, 2.0}> { y = "
+        "Resize(x, , scales) }"
+    )
     types = (tensor(1, 2, 5, 7),)
     made = make_template(graph, types, LIMITS, rewrite)
     with pytest.raises(TypeError, match="follows from"):
@@ -137,24 +153,29 @@ def with_weights(**changed: np.ndarray[Any, Any]) -> Graph:
     return graph_of(MLP, {**WEIGHTS, **changed})
 
 
-@pytest.mark.parametrize(("what", "changes"), [
-    ("another small constant", {"graph": with_weights(v=2 * np.eye(8, dtype=np.float32))}),
-    ("another type of one", {"graph": with_weights(w=WEIGHTS["w"].astype(np.float32)[:, :8] * 0)}),
-    ("a size that is fixed", {"graph": graph_of(MLP.replace("N", "5"), WEIGHTS)}),
-    ("another limit", {"limits": replace(LIMITS, max_buffers_per_stage=7)}),
-    ("another feature", {"limits": replace(LIMITS, features=frozenset({"shader-f16"}))}),
-    ("forms that were measured", {"limits": replace(LIMITS, tuned=Tuned({"a": "b"}))}),
-    ("another option", {"about": 2}),
-])
+@pytest.mark.parametrize(
+    ("what", "changes"),
+    [
+        ("another small constant", {"graph": with_weights(v=2 * np.eye(8, dtype=np.float32))}),
+        ("another type of one", {"graph": with_weights(w=WEIGHTS["w"].astype(np.float32)[:, :8] * 0)}),
+        ("a size that is fixed", {"graph": graph_of(MLP.replace("N", "5"), WEIGHTS)}),
+        ("another limit", {"limits": replace(LIMITS, max_buffers_per_stage=7)}),
+        ("another feature", {"limits": replace(LIMITS, features=frozenset({"shader-f16"}))}),
+        ("forms that were measured", {"limits": replace(LIMITS, tuned=Tuned({"a": "b"}))}),
+        ("another option", {"about": 2}),
+    ],
+)
 def test_another_question_has_another_answer(what: str, changes: dict[str, Any], tmp_path: Path) -> None:
     kept = KnownPlans(str(tmp_path), "code")
     asked_for(kept, planned)
     made = []
-    asked_for(kept, lambda: made.append(1) or planned(changes.get("graph"), changes.get("limits", LIMITS)), **changes)     # type: ignore[func-returns-value]
+    asked_for(kept, lambda: made.append(1) or planned(changes.get("graph"), changes.get("limits", LIMITS)), **changes)  # type: ignore[func-returns-value]
     assert made == [1], what
 
 
-def test_another_adapter_version_or_library_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_plans: None) -> None:
+def test_another_adapter_version_or_library_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_plans: None
+) -> None:
     made = []
 
     def counted() -> Template:
@@ -182,8 +203,14 @@ def test_a_large_weight_counts_by_its_zeros(tmp_path: Path) -> None:
     assert digests[0] == digests[1] != digests[2] == digests[3]
     kept = KnownPlans(str(tmp_path), "code")
     partition(kept, graph(dense), CONFIG, LIMITS, False, None, {}, False)
-    kept.template(graph(dense), (tensor(4, 512),), LIMITS, {}, (),
-                  lambda: make_template(graph(dense), (tensor(4, 512),), LIMITS, rewrite))
+    kept.template(
+        graph(dense),
+        (tensor(4, 512),),
+        LIMITS,
+        {},
+        (),
+        lambda: make_template(graph(dense), (tensor(4, 512),), LIMITS, rewrite),
+    )
     assert len([*kept.folder.iterdir()]) == 2
     assert sum(f.stat().st_size for f in kept.folder.iterdir()) < 20_000
 
@@ -211,7 +238,9 @@ def test_where_the_gpu_is_expected_to_win_its_own_session_finds_a_partitioning(t
     for seconds, files in ((1.0, 2), (1e-9, 1)):
         costs = Costs(cpu_s={(node.id, node.op): seconds for node in graph.nodes})
         kept = KnownPlans(str(tmp_path / str(files)), "code")
-        assert partition(kept, graph, auto, LIMITS, False, costs, {}, False) == decide(graph, auto, LIMITS, False, costs)
+        assert partition(kept, graph, auto, LIMITS, False, costs, {}, False) == decide(
+            graph, auto, LIMITS, False, costs
+        )
         assert len([*kept.folder.iterdir()]) == files
         gpu = replace(auto, placement="gpu")
         assert partition(kept, graph, gpu, LIMITS, False, None, {}, False) == decide(graph, gpu, LIMITS, False)
@@ -246,7 +275,7 @@ def damaged(path: Path, how: str) -> None:
         case "a byte":
             path.write_bytes(data.replace(b"input", b"inpul", 1))
         case "another seal":
-            path.write_bytes(b"ort_gpu_ep plan 0" + data[len(b"ort_gpu_ep plan 0"):])
+            path.write_bytes(b"ort_gpu_ep plan 0" + data[len(b"ort_gpu_ep plan 0") :])
         case "no seal":
             path.write_bytes(content)
         case "bytes":
@@ -266,16 +295,31 @@ def damaged(path: Path, how: str) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links, pipes and modes are POSIX's")
-@pytest.mark.parametrize("how", ["empty", "cut", "longer", "a byte", "another seal", "no seal", "bytes", "a folder", "a link", "a pipe", "writable by others"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "empty",
+        "cut",
+        "longer",
+        "a byte",
+        "another seal",
+        "no seal",
+        "bytes",
+        "a folder",
+        "a link",
+        "a pipe",
+        "writable by others",
+    ],
+)
 def test_a_file_that_is_not_as_it_was_written_is_made_anew(how: str, tmp_path: Path) -> None:
     asked_for(KnownPlans(str(tmp_path), "code"), planned)
     path = only_file(tmp_path)
     damaged(path, how)
     made = []
-    found = asked_for(KnownPlans(str(tmp_path), "code"), lambda: made.append(1) or planned())      # type: ignore[func-returns-value]
+    found = asked_for(KnownPlans(str(tmp_path), "code"), lambda: made.append(1) or planned())  # type: ignore[func-returns-value]
     assert made == [1]
     assert_same(found, planned())
-    if how != "a folder":       # which nothing replaces
+    if how != "a folder":  # which nothing replaces
         assert_same(asked_for(KnownPlans(str(tmp_path), "code"), never), planned())
 
 
@@ -303,10 +347,17 @@ HOSTILE: Mapping[str, Callable[[dict[str, Any]], object]] = {
     "a guard that does not hold": lambda data: {**data, "guards": [[[[[0], 1]], "==", True]]},
     "a guard of no answer": lambda data: {**data, "guards": [[[[[0], 1]], "==", 1]]},
     "nested": lambda data: {**data, "atoms": json.loads("[" * 900 + "]" * 900)},
-    "another shader": lambda data: json.loads(json.dumps(data).replace("gemm.wgsl", "../gemm.wgsl").replace("matvec.wgsl", "../x.wgsl").replace("softmax.wgsl", "/etc/passwd")),
+    "another shader": lambda data: json.loads(
+        json.dumps(data)
+        .replace("gemm.wgsl", "../gemm.wgsl")
+        .replace("matvec.wgsl", "../x.wgsl")
+        .replace("softmax.wgsl", "/etc/passwd")
+    ),
     "another element type": lambda data: json.loads(json.dumps(data).replace('"float32"', '"float31"')),
     "another kind of place": lambda data: json.loads(json.dumps(data).replace('"slot"', '"heap"')),
-    "a weight that is none": lambda data: json.loads(json.dumps(data).replace('["w"', '["q"', 1).replace('"w"]', '"q"]', 1)),
+    "a weight that is none": lambda data: json.loads(
+        json.dumps(data).replace('["w"', '["q"', 1).replace('"w"]', '"q"]', 1)
+    ),
 }
 
 
@@ -319,7 +370,7 @@ def test_a_file_with_the_right_seal_that_no_process_wrote(how: str, tmp_path: Pa
     assert changed != before, "the change finds what it changes"
     sealed(path, changed)
     made = []
-    found = asked_for(KnownPlans(str(tmp_path), "code"), lambda: made.append(1) or planned())      # type: ignore[func-returns-value]
+    found = asked_for(KnownPlans(str(tmp_path), "code"), lambda: made.append(1) or planned())  # type: ignore[func-returns-value]
     assert made == [1]
     assert_same(found, planned())
 
@@ -332,7 +383,28 @@ def mutated(value: Any, rng: random.Random) -> Any:
         found = copy.copy(value)
         found[key] = mutated(value[key], rng)
         return found
-    return rng.choice([0, 1, -1, 3, 1 << 31, 1 << 62, 1.5, True, None, "", "w", "input", "float32", [], [value], {}, {"size": [], "hint": 0}, {"float": "nan"}])
+    return rng.choice(
+        [
+            0,
+            1,
+            -1,
+            3,
+            1 << 31,
+            1 << 62,
+            1.5,
+            True,
+            None,
+            "",
+            "w",
+            "input",
+            "float32",
+            [],
+            [value],
+            {},
+            {"size": [], "hint": 0},
+            {"float": "nan"},
+        ]
+    )
 
 
 def test_mutations_are_refused_or_are_legal_plans() -> None:
@@ -413,7 +485,7 @@ def test_many_write_and_remove_at_once(tmp_path: Path, monkeypatch: pytest.Monke
         kept, rng = KnownPlans(str(tmp_path), "code"), random.Random(seed)
         try:
             for k in (rng.randrange(8) for _ in range(25)):
-                if to_data(asked_for(kept, lambda k=k: made[k], graphs[k])) != to_data(made[k]):      # type: ignore[misc]
+                if to_data(asked_for(kept, lambda k=k: made[k], graphs[k])) != to_data(made[k]):  # type: ignore[misc]
                     wrong.append(k)
         except Exception as error:
             wrong.append(error)
@@ -427,7 +499,9 @@ def test_many_write_and_remove_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(f.suffix == ".json" for f in (tmp_path / "plans").iterdir())
 
 
-def test_a_folder_that_can_not_be_written_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_plans: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_can_not_be_written_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_plans: None, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("no folder")
     calls = []
 

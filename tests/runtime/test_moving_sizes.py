@@ -1,4 +1,5 @@
-"""Sizes that change from run to run and leave the dispatches as they are: recordings stay, results are each run's own."""
+"""Sizes that change from run to run and leave the dispatches as they are: recordings stay, results are each run's
+own."""
 
 from __future__ import annotations
 
@@ -15,9 +16,15 @@ from tests.direct import run_program
 
 def program() -> Program:
     """The mean of a row of any length: few workgroups, whose number stays the same."""
-    x, y = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, "n"]), helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1])
-    model = helper.make_model(helper.make_graph([helper.make_node("ReduceMean", ["x"], ["y"], axes=[1])], "g", [x], [y]), ir_version=8,
-                              opset_imports=[helper.make_opsetid("", 17)])
+    x, y = (
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, "n"]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1]),
+    )
+    model = helper.make_model(
+        helper.make_graph([helper.make_node("ReduceMean", ["x"], ["y"], axes=[1])], "g", [x], [y]),
+        ir_version=8,
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
     return Program(from_onnx(model), Config(), Gpu.open(Config()))
 
 

@@ -1,4 +1,5 @@
-"""What a recording made ahead holds for: it is used for the next run with the same buffers and sizes, and never past that."""
+"""What a recording made ahead holds for: it is used for the next run with the same buffers and sizes, and never past
+that."""
 
 from __future__ import annotations
 
@@ -27,17 +28,21 @@ class Trial:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rng, encode = np.random.default_rng(5), recording.encode
         self.w, self.x = rng.standard_normal((16, 16)).astype("f"), rng.standard_normal(KIND.shape).astype("f")
-        model = model_of("(float[4, 16] x) => (float[4, 16] y) { a = MatMul(x, w) b = Softmax(a) y = MatMul(b, w) }", {"w": self.w})
+        model = model_of(
+            "(float[4, 16] x) => (float[4, 16] y) { a = MatMul(x, w) b = Softmax(a) y = MatMul(b, w) }", {"w": self.w}
+        )
         self.gpu = Gpu.open(Config())
         self.program = Program(from_onnx(model), Config(), self.gpu)
         self.prepared, self.filled = next(iter(self.program.compiled.found.values()))
         self.count = 0
-        self.tensors = [Tensor(self.gpu.create(KIND.nbytes, 0x8C), 0, KIND) for _ in range(2)]      # storage, copied to and from
+        # storage, copied to and from
+        self.tensors = [Tensor(self.gpu.create(KIND.nbytes, 0x8C), 0, KIND) for _ in range(2)]
         self.recording = Recording(self.prepared, Ends(self.tensors[:1], self.tensors[1:]))
 
         def counted(*arguments: Any) -> Any:
             self.count += 1
             return encode(*arguments)
+
         monkeypatch.setattr(recording, "encode", counted)
 
     def run(self) -> None:
@@ -73,7 +78,7 @@ def test_other_buffers_of_the_plan_end_it(trial: Trial) -> None:
     assert trial.recording.record_ahead()
     with trial.program.lock:
         trial.prepared.free_slots()
-    trial.gpu.trim()        # a submission that names those before would end the process
+    trial.gpu.trim()  # a submission that names those before would end the process
     trial.run()
     assert trial.count == 3
     with trial.program.lock:

@@ -45,19 +45,34 @@ def never() -> str:
 
 
 def only_file(folder: Path) -> Path:
-    found, = (folder / "shaders").iterdir()
+    (found,) = (folder / "shaders").iterdir()
     return found
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "har_lstm", "encoder"])
 def test_a_known_model_has_nothing_planned_and_composed_in_another_process(name: str, tmp_path: Path) -> None:
-    """Python hashes strings by another seed in each process: what a plan or a text is found by must not follow from that."""
+    """Python hashes strings by another seed in each process: what a plan or a text is found by must not follow from
+    that."""
     (tmp_path / "m.onnx").write_bytes(build(name).SerializeToString())
     counts = []
     for seed in ("1", "2"):
-        command = [sys.executable, "-c", COUNTED, str(tmp_path / "m.onnx"), str(tmp_path / "cache"), str(tmp_path / f"{seed}.npy")]
+        command = [
+            sys.executable,
+            "-c",
+            COUNTED,
+            str(tmp_path / "m.onnx"),
+            str(tmp_path / "cache"),
+            str(tmp_path / f"{seed}.npy"),
+        ]
         done = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, timeout=600, check=False)
+            command,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            timeout=600,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         count, *loaded = done.stdout.splitlines()[-1].split()
         counts.append(int(count))
@@ -94,13 +109,20 @@ def linked(file: Path) -> None:
 
 
 SPOILED: dict[str, Callable[[Path], Any]] = {
-    "empty": lambda f: f.write_bytes(b""), "cut short": lambda f: f.write_bytes(f.read_bytes()[:-3]),
+    "empty": lambda f: f.write_bytes(b""),
+    "cut short": lambda f: f.write_bytes(f.read_bytes()[:-3]),
     "another text below": lambda f: f.write_bytes(f.read_bytes().replace(b"return", b"harm()")),
     "another format": lambda f: f.write_bytes(f.read_bytes().replace(b"ort_gpu_ep 1", b"ort_gpu_ep 0", 1)),
-    "another's": another, "no text": lambda f: f.write_bytes(bytes(range(256)) * 9), "too long": lambda f: os.truncate(f, 1 << 40)}
+    "another's": another,
+    "no text": lambda f: f.write_bytes(bytes(range(256)) * 9),
+    "too long": lambda f: os.truncate(f, 1 << 40),
+}
 POSIX: dict[str, Callable[[Path], Any]] = {
-    "a link": linked, "a FIFO": lambda f: (f.unlink(), os.mkfifo(f)), "writable by all": lambda f: f.chmod(0o666),
-    "a link to nothing": lambda f: (f.unlink(), f.symlink_to("/nonexistent/x"))}
+    "a link": linked,
+    "a FIFO": lambda f: (f.unlink(), os.mkfifo(f)),
+    "writable by all": lambda f: f.chmod(0o666),
+    "a link to nothing": lambda f: (f.unlink(), f.symlink_to("/nonexistent/x")),
+}
 
 
 @pytest.mark.parametrize("how", [*SPOILED, *(POSIX if os.name == "posix" else ())])
@@ -109,7 +131,7 @@ def test_a_file_that_is_not_as_it_was_is_made_anew(how: str, tmp_path: Path) -> 
     file = only_file(tmp_path)
     {**SPOILED, **POSIX}[how](file)
     made = []
-    assert Texts(str(tmp_path), "code").get(SIGNATURE, lambda: made.append(1) or TEXT) == TEXT      # type: ignore[func-returns-value]
+    assert Texts(str(tmp_path), "code").get(SIGNATURE, lambda: made.append(1) or TEXT) == TEXT  # type: ignore[func-returns-value]
     assert made
     assert not file.is_symlink()
     assert Texts(str(tmp_path), "code").get(SIGNATURE, never) == TEXT, "it was replaced"
@@ -168,7 +190,7 @@ def test_many_write_and_remove_at_once(tmp_path: Path, monkeypatch: pytest.Monke
     def work(seed: int) -> None:
         kept, rng = Texts(str(tmp_path), "code"), np.random.default_rng(seed)
         for k in map(int, rng.integers(0, 12, 150)):
-            got = kept.get(k, lambda k=k: f"{k} " * 500)      # type: ignore[misc]
+            got = kept.get(k, lambda k=k: f"{k} " * 500)  # type: ignore[misc]
             if got != f"{k} " * 500:
                 wrong.append((k, got[:50]))
 
@@ -182,9 +204,16 @@ def test_many_write_and_remove_at_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_session_whose_texts_were_spoiled_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, options = build("lenet5").SerializeToString(), {"placement": "gpu", "strict": "1", "cache_dir": str(tmp_path)}
+    model, options = (
+        build("lenet5").SerializeToString(),
+        {"placement": "gpu", "strict": "1", "cache_dir": str(tmp_path)},
+    )
     session = InferenceSession(model, provider_options=options)
-    feeds = {session.get_inputs()[0].name: np.random.default_rng(3).standard_normal(session.get_inputs()[0].shape, np.float32)}
+    feeds = {
+        session.get_inputs()[0].name: np.random.default_rng(3).standard_normal(
+            session.get_inputs()[0].shape, np.float32
+        )
+    }
     want = session.run(None, feeds)[0]
     del session
     monkeypatch.setattr(composer, "_sources", Memo(64))

@@ -30,16 +30,30 @@ class Data:
 def write_mlp(path: Path, batch: int | str = "n") -> Callable[[Any], Any]:
     rng = np.random.default_rng(0)
     first, second = rng.standard_normal((8, 16)).astype("f"), rng.standard_normal((16, 3)).astype("f")
-    nodes = [helper.make_node("MatMul", ["x", "first"], ["a"]), helper.make_node("Relu", ["a"], ["b"]),
-             helper.make_node("MatMul", ["b", "second"], ["y"])]
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("MatMul", ["b", "second"], ["y"]),
+    ]
     write_model(path, nodes, [("x", [batch, 8])], [("y", [batch, 3])], {"first": first, "second": second})
     return lambda x: np.maximum(x @ first, 0) @ second
 
 
-def write_model(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, Any], kind: int = TensorProto.FLOAT) -> None:
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info(n, kind, s) for n, s in inputs],
-                              [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in outputs],
-                              [numpy_helper.from_array(w, n) for n, w in weights.items()])
+def write_model(
+    path: Path,
+    nodes: list[Any],
+    inputs: list[Any],
+    outputs: list[Any],
+    weights: dict[str, Any],
+    kind: int = TensorProto.FLOAT,
+) -> None:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, kind, s) for n, s in inputs],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in outputs],
+        [numpy_helper.from_array(w, n) for n, w in weights.items()],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
 
 
@@ -62,5 +76,7 @@ def check_rows(out: Path, data: Data, refused: int = 0) -> Any:
     assert table.column("id").to_pylist() == list(range(len(data.x)))
     assert table.column("error").null_count == len(data.x) - refused
     if not refused:
-        np.testing.assert_allclose(table.column("y").combine_chunks().flatten().to_numpy().reshape(-1, 3), data.answer, atol=1e-4)
+        np.testing.assert_allclose(
+            table.column("y").combine_chunks().flatten().to_numpy().reshape(-1, 3), data.answer, atol=1e-4
+        )
     return table

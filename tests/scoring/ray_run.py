@@ -42,7 +42,8 @@ def until_killed() -> None:
 
 
 def with_ends(cluster: Cluster, node: Any) -> None:
-    """SIGKILL for the first node's worker, then for the second node; each waits for the other, so that both have batches to lose."""
+    """SIGKILL for the first node's worker, then for the second node; each waits for the other, so that both have
+    batches to lose."""
     real, worker_ended, node_ended = Slot._answered, threading.Event(), threading.Event()
 
     def answered(self: Slot, board: Any, answer: Any) -> None:
@@ -62,7 +63,9 @@ def with_ends(cluster: Cluster, node: Any) -> None:
 
 
 def main(model: str, data: str, out: str, how: str) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "_system_config": HEALTH})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={**NODE, "include_dashboard": False, "_system_config": HEALTH}
+    )
     node = cluster.add_node(**NODE)
     if how == "until-killed":
         until_killed()

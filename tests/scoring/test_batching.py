@@ -23,7 +23,15 @@ class Slot:
     """found: what is measured of it; rates: rows a second alone, and beside others."""
 
     def __init__(self, kind: str, found: Any = None, rates: Any = (0.0, 0.0), is_optional: bool = False) -> None:
-        self.name, self.kind, self.found, self.rates, self.is_optional, self.batch, self.measured = kind, kind, found, rates, is_optional, 1, 0
+        self.name, self.kind, self.found, self.rates, self.is_optional, self.batch, self.measured = (
+            kind,
+            kind,
+            found,
+            rates,
+            is_optional,
+            1,
+            0,
+        )
 
     def measure(self, *_: Any) -> Any:
         self.measured += 1
@@ -40,7 +48,10 @@ def test_the_smallest_batch_that_is_nearly_the_best_and_equal_adapters_once() ->
     assert [(s.batch, s.measured) for s in slots] == [(2, 1), (2, 0), (2, 1)]
 
 
-@pytest.mark.parametrize(("batch", "fixed", "why"), [(7, None, "7, as asked"), ("7", None, "7, as asked"), ("auto", 7, "7: the model fixes it")])
+@pytest.mark.parametrize(
+    ("batch", "fixed", "why"),
+    [(7, None, "7, as asked"), ("7", None, "7, as asked"), ("auto", 7, "7: the model fixes it")],
+)
 def test_what_is_known_is_not_measured(batch: Any, fixed: Any, why: str) -> None:
     slot = Slot("A")
     assert choose([slot], batch, model(fixed), {"A": 9}) == why
@@ -65,7 +76,10 @@ def test_no_more_rows_are_tried_than_a_shard_has_and_memory_takes() -> None:
 
 def test_a_run_that_goes_on_has_the_batch_that_it_was_begun_with() -> None:
     slots = [Slot("A"), Slot("B", [(1, 5.0)])]
-    assert choose(slots, before={"A": 9, "B": 0}) == "A: 9 (as this output was begun with); B: 1 (5 rows/s, the most that was tried)"
+    assert (
+        choose(slots, before={"A": 9, "B": 0})
+        == "A: 9 (as this output was begun with); B: 1 (5 rows/s, the most that was tried)"
+    )
     assert [(s.batch, s.measured) for s in slots] == [(9, 0), (1, 1)]
 
 
@@ -73,13 +87,23 @@ def test_what_no_run_could_do_is_an_error_and_other_failures_are_told() -> None:
     for kind, expected in (("device", AdapterError), ("memory", ScoringError)):
         with pytest.raises(expected, match=r"A: .*gone"):
             choose([Slot("A", Failed(kind, "gone"))])
-    assert choose([Slot("A", Failed("fatal", "the model refused rows"))]) == "A: 64 (not measured: the model refused rows)"
+    assert (
+        choose([Slot("A", Failed("fatal", "the model refused rows"))]) == "A: 64 (not measured: the model refused rows)"
+    )
 
 
-@pytest.mark.parametrize(("gpu", "cpu", "message"), [
-    ((100.0, 95.0), 30.0, ""), ((100.0, 60.0), 44.0, "the CPU has no share: 104 rows/s with it, 100 without"), ((100.0, 100.0), 5.0, ""),
-    ((100.0, 50.0), Failed("fatal", "no"), "the CPU has no share: 50 rows/s with it, 100 without")])
-def test_the_cpu_has_a_share_where_more_is_done_with_it(gpu: Any, cpu: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("gpu", "cpu", "message"),
+    [
+        ((100.0, 95.0), 30.0, ""),
+        ((100.0, 60.0), 44.0, "the CPU has no share: 104 rows/s with it, 100 without"),
+        ((100.0, 100.0), 5.0, ""),
+        ((100.0, 50.0), Failed("fatal", "no"), "the CPU has no share: 50 rows/s with it, 100 without"),
+    ],
+)
+def test_the_cpu_has_a_share_where_more_is_done_with_it(
+    gpu: Any, cpu: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A GPU that is slower beside the CPU, as one that is the CPU is."""
     slots: list[Any] = [Slot("GPU", rates=gpu), Slot("CPU", rates=(cpu, cpu), is_optional=True)]
     rounds, real = list[int](), batching._together

@@ -38,7 +38,7 @@ class Worker:
         assert function is worker.exchange
         if given[0] is not None:
             self._answers.append(self._answer(first(given[0]), given[0].stop - given[0].start))
-            if isinstance(self._answers[-1], WorkerEndError):       # as soon as it has the batch
+            if isinstance(self._answers[-1], WorkerEndError):  # as soon as it has the batch
                 raise self._answers[-1]
         return self._answers.pop(0) if given[0] is None or len(self._answers) == worker.DEPTH else None
 
@@ -100,16 +100,28 @@ def score(answers: list[Callable[[int, int], Any]], fail_fast: bool = False, win
         return made[-1]
 
     def commit(loaded: Loaded) -> None:
-        facts.committed[loaded.shard.number] = sorted((start, stop, dict(errors)) for start, (_, errors, stop) in loaded.pieces.items())
+        facts.committed[loaded.shard.number] = sorted(
+            (start, stop, dict(errors)) for start, (_, errors, stop) in loaded.pieces.items()
+        )
 
     def process(number: int) -> Callable[[], Worker]:
         def start() -> Worker:
             facts.processes += 1
             return Worker(answers[number])
+
         return start
 
-    facts.board = Board(cut([ROWS], SHARD), read, commit, window, (lambda shard, row, text: f"row {shard.first + row}: {text}") if fail_fast else None)
-    facts.slots = [Slot(k, f"adapter {k}", worker.Setup(Model("m", "", (), ()), str(k), {}), process(k)) for k in range(len(answers))]
+    facts.board = Board(
+        cut([ROWS], SHARD),
+        read,
+        commit,
+        window,
+        (lambda shard, row, text: f"row {shard.first + row}: {text}") if fail_fast else None,
+    )
+    facts.slots = [
+        Slot(k, f"adapter {k}", worker.Setup(Model("m", "", (), ()), str(k), {}), process(k))
+        for k in range(len(answers))
+    ]
     for slot in facts.slots:
         slot.batch = 8
         slot.open()
@@ -152,11 +164,13 @@ def test_a_worker_that_ends_once_is_replaced_and_its_batches_done_again() -> Non
 
 
 def test_a_batch_that_ends_every_worker_is_given_up_and_no_other() -> None:
-    facts = score([lambda start, rows: WorkerEndError("signal SIGSEGV") if start <= 40 < start + rows else well(start, rows)])
+    facts = score(
+        [lambda start, rows: WorkerEndError("signal SIGSEGV") if start <= 40 < start + rows else well(start, rows)]
+    )
     errors = each_row_once(facts)
     assert set(errors) == set(range(38, 46))
     assert errors[40] == "signal SIGSEGV, 2 times with nothing else under way than these 8 rows"
-    assert len(facts.slots[0].counts.replaced) == 3      # once with its neighbour, twice alone
+    assert len(facts.slots[0].counts.replaced) == 3  # once with its neighbour, twice alone
 
 
 def test_a_device_that_is_lost_replaces_the_worker() -> None:
@@ -216,18 +230,28 @@ def test_an_adapter_that_is_gone_is_given_up_at_once() -> None:
 
 
 @pytest.mark.parametrize(("fast", "slow"), [(1.0, 1.0), (1.0, 1.7), (1.0, 5.0), (1.0, 20.0)])
-def test_unequal_adapters_do_together_what_they_do_each(fast: float, slow: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unequal_adapters_do_together_what_they_do_each(
+    fast: float, slow: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a clock of its own: within 10 % of the sum of their rates, whatever this machine does meanwhile."""
     clock, rows = Clock(2), 4000
     shards = list(cut([rows], 500))
     held: Any = SimpleNamespace(source=SimpleNamespace(name="0"), release=lambda: None)
-    board = Board(iter(shards), lambda s: Loaded(s, Packed(s.rows, {}, np.arange(s.rows), {}), {}, held), lambda _: None, len(shards), None)
-    slots = [Slot(k, str(k), worker.Setup(Model("m", "", (), ()), "", {}), lambda each=each: TimedWorker(clock, each))
-             for k, each in enumerate((fast, slow))]
+    board = Board(
+        iter(shards),
+        lambda s: Loaded(s, Packed(s.rows, {}, np.arange(s.rows), {}), {}, held),
+        lambda _: None,
+        len(shards),
+        None,
+    )
+    slots = [
+        Slot(k, str(k), worker.Setup(Model("m", "", (), ()), "", {}), lambda each=each: TimedWorker(clock, each))
+        for k, each in enumerate((fast, slow))
+    ]
     real = Board.take
 
     def take(self: Board, batch: int, under_way: int, suspect: bool) -> Any:
-        if not under_way and not self._loaded:      # it waits for the others' last ones
+        if not under_way and not self._loaded:  # it waits for the others' last ones
             clock.leave()
         return real(self, batch, under_way, suspect)
 
@@ -236,7 +260,7 @@ def test_unequal_adapters_do_together_what_they_do_each(fast: float, slow: float
         slot.batch = 8
         slot.open()
     board.start()
-    board._threads[0].join(PATIENCE_S)      # all is read: nobody waits for rows
+    board._threads[0].join(PATIENCE_S)  # all is read: nobody waits for rows
     for thread in drive_all(slots, board):
         thread.join(PATIENCE_S)
     board.join()

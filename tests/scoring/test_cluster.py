@@ -1,4 +1,5 @@
-"""Runs on a cluster as this process sees them, without Ray: a stand-in with its interface. test_scoring_ray.py has a real one."""
+"""Runs on a cluster as this process sees them, without Ray: a stand-in with its interface. test_scoring_ray.py has a
+real one."""
 
 from __future__ import annotations
 
@@ -58,11 +59,20 @@ class Ray(ModuleType):
 
     def __init__(self, *nodes: dict[str, float]) -> None:
         super().__init__("ray")
-        self.exceptions = SimpleNamespace(RayError=RayError, GetTimeoutError=GetTimeoutError, RayTaskError=RayTaskError,
-                                          ActorUnschedulableError=ActorUnschedulableError)
+        self.exceptions = SimpleNamespace(
+            RayError=RayError,
+            GetTimeoutError=GetTimeoutError,
+            RayTaskError=RayTaskError,
+            ActorUnschedulableError=ActorUnschedulableError,
+        )
         self.is_up, self.killed, self.raises, self.is_full = False, 0, list[Exception](), False
-        self._nodes = [{"NodeID": f"n{k}", "NodeManagerAddress": f"10.0.0.{k}", "Resources": has, "Alive": True} for k, has in enumerate(nodes)]
-        self._nodes.append({"NodeID": "dead", "NodeManagerAddress": "10.0.0.99", "Resources": {"CPU": 4}, "Alive": False})
+        self._nodes = [
+            {"NodeID": f"n{k}", "NodeManagerAddress": f"10.0.0.{k}", "Resources": has, "Alive": True}
+            for k, has in enumerate(nodes)
+        ]
+        self._nodes.append(
+            {"NodeID": "dead", "NodeManagerAddress": "10.0.0.99", "Resources": {"CPU": 4}, "Alive": False}
+        )
 
     def init(self, **settings: Any) -> None:
         self.is_up = True
@@ -91,7 +101,10 @@ class Ray(ModuleType):
 
         def call(function: Any, *given: Any) -> Reference:
             return Reference(None if self.raises else made.call(function, *given))
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: SimpleNamespace(call=SimpleNamespace(remote=call))))
+
+        return SimpleNamespace(
+            options=lambda **_: SimpleNamespace(remote=lambda: SimpleNamespace(call=SimpleNamespace(remote=call)))
+        )
 
     def kill(self, actor: Any) -> None:
         self.killed += 1
@@ -106,9 +119,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ray]]:
     def make(*nodes: dict[str, float]) -> Ray:
         ray, strategies = Ray(*nodes), ModuleType("ray.util.scheduling_strategies")
         strategies.NodeAffinitySchedulingStrategy = lambda number, soft: number  # type: ignore[attr-defined]
-        for name, module in (("ray", ray), ("ray.util", ModuleType("ray.util")), ("ray.util.scheduling_strategies", strategies)):
+        for name, module in (
+            ("ray", ray),
+            ("ray.util", ModuleType("ray.util")),
+            ("ray.util.scheduling_strategies", strategies),
+        ):
             monkeypatch.setitem(sys.modules, name, module)
         return ray
+
     with listening:
         yield make
 
@@ -121,7 +139,8 @@ def test_a_run_on_a_cluster(data: Data, tmp_path: Path, stand_in: Callable[..., 
     assert any("no node has a GPU, or the resource 'adapter'" in note for note in report.notes)
     assert (ray.is_up, ray.killed) == (False, 1)
     (tmp_path / "out" / "part-0000003.parquet").unlink()
-    report = score(data.model, data.file, tmp_path / "out", batch=100, key="id", shard_rows=800, adapters="cpu")        # without it, the same
+    # without it, the same
+    report = score(data.model, data.file, tmp_path / "out", batch=100, key="id", shard_rows=800, adapters="cpu")
     check_rows(tmp_path / "out", data)
     assert (report.before, report.scored) == (ROWS - 800, 800)
 
@@ -130,16 +149,30 @@ def test_a_cluster_that_is_there_already_stays(data: Data, tmp_path: Path, stand
     ray = stand_in({"CPU": 2})
     ray.init()
     np.save(tmp_path / "x.npy", data.x[:10])
-    assert score(data.model, tmp_path / "x.npy", tmp_path / "out", adapters="cpu", ray="local").batch.startswith("CPU: ")
+    assert score(data.model, tmp_path / "x.npy", tmp_path / "out", adapters="cpu", ray="local").batch.startswith(
+        "CPU: "
+    )
     assert ray.is_up
 
 
-@pytest.mark.parametrize(("nodes", "wanted", "found"), [
-    ([{"CPU": 8, "GPU": 2}, {"CPU": 8}], ["all"], [("n0", "auto", "num_gpus")] * 2),
-    ([{"CPU": 8, "adapter": 1}, {"CPU": 8, "GPU": 1}], ["all"], [("n0", "auto", "resources"), ("n1", "auto", "num_gpus")]),
-    ([{"CPU": 8}, {}, {"CPU": 1}], ["all"], [("n0", "cpu", "num_cpus"), ("n2", "cpu", "num_cpus")]),
-    ([{"CPU": 8, "GPU": 1}, {"CPU": 1}], ["all", "cpu"], [("n0", "auto", "num_gpus"), ("n0", "cpu", "num_cpus"), ("n1", "cpu", "num_cpus")]),
-    ([{"CPU": 8}, {"CPU": 1}], ["0", "0"], [("n0", "0", "num_cpus")] * 2 + [("n1", "0", "num_cpus")] * 2)])
+@pytest.mark.parametrize(
+    ("nodes", "wanted", "found"),
+    [
+        ([{"CPU": 8, "GPU": 2}, {"CPU": 8}], ["all"], [("n0", "auto", "num_gpus")] * 2),
+        (
+            [{"CPU": 8, "adapter": 1}, {"CPU": 8, "GPU": 1}],
+            ["all"],
+            [("n0", "auto", "resources"), ("n1", "auto", "num_gpus")],
+        ),
+        ([{"CPU": 8}, {}, {"CPU": 1}], ["all"], [("n0", "cpu", "num_cpus"), ("n2", "cpu", "num_cpus")]),
+        (
+            [{"CPU": 8, "GPU": 1}, {"CPU": 1}],
+            ["all", "cpu"],
+            [("n0", "auto", "num_gpus"), ("n0", "cpu", "num_cpus"), ("n1", "cpu", "num_cpus")],
+        ),
+        ([{"CPU": 8}, {"CPU": 1}], ["0", "0"], [("n0", "0", "num_cpus")] * 2 + [("n1", "0", "num_cpus")] * 2),
+    ],
+)
 def test_where_workers_are(nodes: Any, wanted: Any, found: Any, stand_in: Callable[..., Ray]) -> None:
     stand_in(*nodes)
     places = Cluster(MODEL, {}, 1.0, "auto")._places(wanted)
@@ -148,7 +181,10 @@ def test_where_workers_are(nodes: Any, wanted: Any, found: Any, stand_in: Callab
 
 def test_no_node_can_have_a_worker(stand_in: Callable[..., Ray]) -> None:
     stand_in({"memory": 5})
-    with pytest.raises(ScoringError, match=r"no node of the cluster has a CPU for an actor: 10.0.0.0 has neither; start Ray with --num-cpus"):
+    with pytest.raises(
+        ScoringError,
+        match=r"no node of the cluster has a CPU for an actor: 10.0.0.0 has neither; start Ray with --num-cpus",
+    ):
         Cluster(MODEL, {}, 1.0, "auto")._places(["all"])
 
 
@@ -156,25 +192,47 @@ def test_what_an_actor_does_not_do_is_told(stand_in: Callable[..., Ray]) -> None
     ray = stand_in({"CPU": 1})
     actor = Remote("10.0.0.0", {}, Broadcast.__new__(Broadcast), 300.0)
     for raised, expected, message in [
-            (GetTimeoutError(), WorkerEndError, "the actor on 10.0.0.0 did not start within 300 s and was ended: what it needs of that node"),
-            (RayError("The actor died unexpectedly.\nip: 10.0.0.0\nThe actor is dead because its worker process has died. Worker exit"),
-             WorkerEndError, r"the actor on 10.0.0.0 ended \(The actor is dead because its worker process has died"),
-            (ActorUnschedulableError("The actor is not schedulable"), GoneError, "the node 10.0.0.0 is gone"), (RayTaskError(), ValueError, "in the actor")]:
+        (
+            GetTimeoutError(),
+            WorkerEndError,
+            "the actor on 10.0.0.0 did not start within 300 s and was ended: what it needs of that node",
+        ),
+        (
+            RayError(
+                "The actor died unexpectedly.\nip: 10.0.0.0\nThe actor is dead because its worker process has "
+                "died. Worker exit"
+            ),
+            WorkerEndError,
+            r"the actor on 10.0.0.0 ended \(The actor is dead because its worker process has died",
+        ),
+        (ActorUnschedulableError("The actor is not schedulable"), GoneError, "the node 10.0.0.0 is gone"),
+        (RayTaskError(), ValueError, "in the actor"),
+    ]:
         ray.raises = [raised]
         with pytest.raises(expected, match=message):
             actor.call(worker.identify)
-    assert ray.killed == 1      # it may hang only where it did not answer
+    assert ray.killed == 1  # it may hang only where it did not answer
 
 
 def test_the_line_of_a_message_that_tells() -> None:
-    assert reason(RayError("The actor died because of an error raised in its creation task\n  File x\nModuleNotFoundError: No module named 'ort_gpu_ep'")) \
+    assert (
+        reason(
+            RayError(
+                "The actor died because of an error raised in its creation task\n  File x\nModuleNotFoundError: No "
+                "module named 'ort_gpu_ep'"
+            )
+        )
         == "ModuleNotFoundError: No module named 'ort_gpu_ep'"
+    )
     assert reason(RayError("")) == "RayError"
 
 
-def test_an_adapter_that_another_process_still_has_is_asked_for_again(data: Data, stand_in: Callable[..., Ray], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_that_another_process_still_has_is_asked_for_again(
+    data: Data, stand_in: Callable[..., Ray], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def claimed(adapter: str, options: Any) -> Any:
         from ort_gpu_ep import AdapterError
+
         raise AdapterError("all 1 adapters of this machine are claimed")
 
     stand_in({"CPU": 1})
@@ -187,10 +245,18 @@ def test_an_adapter_that_another_process_still_has_is_asked_for_again(data: Data
         assert (failed.kind, "are claimed" in failed.message) == (kind, True)
 
 
-def test_a_model_whose_weights_lie_beside_it_is_whole_on_each_node(tmp_path: Path, stand_in: Callable[..., Ray]) -> None:
+def test_a_model_whose_weights_lie_beside_it_is_whole_on_each_node(
+    tmp_path: Path, stand_in: Callable[..., Ray]
+) -> None:
     stand_in()
     write_mlp(tmp_path / "mlp.onnx")
-    onnx.save(onnx.load(tmp_path / "mlp.onnx"), tmp_path / "apart.onnx", save_as_external_data=True, location="apart.bin", size_threshold=0)
+    onnx.save(
+        onnx.load(tmp_path / "mlp.onnx"),
+        tmp_path / "apart.onnx",
+        save_as_external_data=True,
+        location="apart.bin",
+        size_threshold=0,
+    )
     model = read_model(tmp_path / "apart.onnx")
     assert model.weights == ("apart.bin",)
     actor = Remote("10.0.0.0", {}, Broadcast(model), 300.0)
@@ -206,7 +272,9 @@ def test_a_model_whose_weights_lie_beside_it_is_whole_on_each_node(tmp_path: Pat
 
 
 @pytest.mark.parametrize("location", ["../payload", "/dev/zero", "{folder}/payload", "fifo"])
-def test_names_in_a_model_lead_nowhere(location: str, tmp_path: Path, stand_in: Callable[..., Ray], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_in_a_model_lead_nowhere(
+    location: str, tmp_path: Path, stand_in: Callable[..., Ray], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither here, where the files are read, nor on the other node, where they are written."""
     stand_in()
     (tmp_path / "m").mkdir()
@@ -235,22 +303,28 @@ def test_names_in_a_model_lead_nowhere(location: str, tmp_path: Path, stand_in: 
 
 def test_a_store_without_room(stand_in: Callable[..., Ray]) -> None:
     stand_in().is_full = True
-    with pytest.raises(ScoringError, match=r"Ray's object store takes no more \(the store is full\): start Ray with more"):
+    with pytest.raises(
+        ScoringError, match=r"Ray's object store takes no more \(the store is full\): start Ray with more"
+    ):
         Put({"x": np.zeros(3)})
 
 
-def test_no_ray_and_no_cluster(data: Data, tmp_path: Path, stand_in: Callable[..., Ray], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_ray_and_no_cluster(
+    data: Data, tmp_path: Path, stand_in: Callable[..., Ray], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stand_in({"CPU": 1})
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))         # nobody listens
+        free.bind(("127.0.0.1", 0))  # nobody listens
         address = f"127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(ScoringError, match=rf"no Ray cluster answers at '{address}' .*\. Start one \(ray start --head"):
+        with pytest.raises(
+            ScoringError, match=rf"no Ray cluster answers at '{address}' .*\. Start one \(ray start --head"
+        ):
             score(data.model, data.file, tmp_path / "out", ray=address)
         monkeypatch.delenv("RAY_ADDRESS")
         monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
         with pytest.raises(ScoringError, match=r"no Ray cluster answers at 'auto' \(none was started on this machine"):
             score(data.model, data.file, tmp_path / "out", ray="auto")
-        (tmp_path / "ray").mkdir()      # one that was killed leaves its address
+        (tmp_path / "ray").mkdir()  # one that was killed leaves its address
         (tmp_path / "ray" / "ray_current_cluster").write_text(address)
         with pytest.raises(ScoringError, match=f"no Ray cluster answers at '{address}'"):
             score(data.model, data.file, tmp_path / "out", ray="auto")

@@ -23,11 +23,18 @@ def packed(column: Any, dtype: str = "float32", inner: tuple[int | None, ...] = 
     return pack(model(dtype, inner), {"x": ["c"]}, Rows(count, {"c": column}))
 
 
-@pytest.mark.parametrize(("column", "dtype", "inner"), [
-    (pa.array([[1, 2], [3, 4]]), "float32", (2,)), (pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)), "float32", (2,)),
-    (pa.array([[[1], [2]], [[3], [4]]]), "float32", (2, 1)), (np.array([[1, 2], [3, 4]], "u1"), "float16", (2,)),
-    (pa.array([[1, 2], [3, 4]]), "int8", (1, 2)), (pa.array([[1.0, 2.0], [3.0, 4.0]]), "int32", (None,)),
-    (pa.FixedShapeTensorArray.from_numpy_ndarray(np.array([[[1, 2]], [[3, 4]]], "f")), "float64", (1, 2))])
+@pytest.mark.parametrize(
+    ("column", "dtype", "inner"),
+    [
+        (pa.array([[1, 2], [3, 4]]), "float32", (2,)),
+        (pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)), "float32", (2,)),
+        (pa.array([[[1], [2]], [[3], [4]]]), "float32", (2, 1)),
+        (np.array([[1, 2], [3, 4]], "u1"), "float16", (2,)),
+        (pa.array([[1, 2], [3, 4]]), "int8", (1, 2)),
+        (pa.array([[1.0, 2.0], [3.0, 4.0]]), "int32", (None,)),
+        (pa.FixedShapeTensorArray.from_numpy_ndarray(np.array([[[1, 2]], [[3, 4]]], "f")), "float64", (1, 2)),
+    ],
+)
 def test_columns_of_many_kinds_are_the_same_input(column: Any, dtype: str, inner: Any) -> None:
     found = packed(column, dtype, inner)
     assert not found.errors
@@ -46,8 +53,11 @@ def test_bad_rows_are_told_and_the_others_stay() -> None:
     found = packed(pa.array([[1.0, 2.0], None, [3.0], [4.0, 5.0], [6.0, None]]))
     assert found.kept.tolist() == [0, 3]
     assert found.arrays["x"].tolist() == [[1, 2], [4, 5]]
-    assert found.errors == {1: "column 'c' has no value", 2: "column 'c' has 1 values, expected 2 as the other rows have",
-                            4: "column 'c' has a list with a place without a value"}
+    assert found.errors == {
+        1: "column 'c' has no value",
+        2: "column 'c' has 1 values, expected 2 as the other rows have",
+        4: "column 'c' has a list with a place without a value",
+    }
 
 
 def test_numbers_that_the_type_does_not_have() -> None:
@@ -99,10 +109,18 @@ def test_mapping_by_name_by_pattern_and_the_only_one() -> None:
     assert mapping(model(), ["f1", "f0", "y"], {"x": "f0,y"}, "f") == {"x": ["f0", "y"]}
 
 
-@pytest.mark.parametrize(("there", "given", "message"), [
-    (["a", "b"], {}, r"f.parquet: no column for input x float32\[\?, 2\]; it has a, b. Say which: --columns x=COLUMN"),
-    (["a", "b"], {"x": "c"}, "f.parquet: columns x=c: no column 'c'; it has a, b"),
-    (["a", "b"], {"xx": "a"}, "the model has no input 'xx'; it has x. Did you mean 'x'?")])
+@pytest.mark.parametrize(
+    ("there", "given", "message"),
+    [
+        (
+            ["a", "b"],
+            {},
+            r"f.parquet: no column for input x float32\[\?, 2\]; it has a, b. Say which: --columns x=COLUMN",
+        ),
+        (["a", "b"], {"x": "c"}, "f.parquet: columns x=c: no column 'c'; it has a, b"),
+        (["a", "b"], {"xx": "a"}, "the model has no input 'xx'; it has x. Did you mean 'x'?"),
+    ],
+)
 def test_columns_that_are_missing(there: list[str], given: dict[str, str], message: str) -> None:
     with pytest.raises(ScoringError, match=message):
         mapping(model(), there, given, "f.parquet")

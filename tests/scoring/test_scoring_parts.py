@@ -14,7 +14,11 @@ from ort_gpu_ep import ScoringError
 from ort_gpu_ep.scoring import parts
 from ort_gpu_ep.scoring.parts import Shard, claimed, commit, cut, is_done, merge
 
-MANIFEST: dict[str, Any] = {"model": "abc", "files": [{"path": "/a", "mtime_ns": 1}, {"path": "/b", "mtime_ns": 2}], "columns": {"x": ["x"]}}
+MANIFEST: dict[str, Any] = {
+    "model": "abc",
+    "files": [{"path": "/a", "mtime_ns": 1}, {"path": "/b", "mtime_ns": 2}],
+    "columns": {"x": ["x"]},
+}
 
 
 def table(shard: Shard) -> pa.Table:
@@ -24,11 +28,15 @@ def table(shard: Shard) -> pa.Table:
 def test_shards_cover_each_row_once_and_stay_in_files() -> None:
     shards = list(cut([5, 4, 1], 4))
     assert [(s.number, s.file, s.start, s.stop, s.first) for s in shards] == [
-        (0, 0, 0, 4, 0), (1, 0, 4, 5, 4), (2, 1, 0, 4, 5), (3, 2, 0, 1, 9)]
+        (0, 0, 0, 4, 0),
+        (1, 0, 4, 5, 4),
+        (2, 1, 0, 4, 5),
+        (3, 2, 0, 1, 9),
+    ]
 
 
 def test_a_part_that_is_interrupted_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shard, = cut([3], 4)
+    (shard,) = cut([3], 4)
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -44,7 +52,7 @@ def test_a_part_that_is_interrupted_is_not_there(tmp_path: Path, monkeypatch: py
         assert not list(folder.glob("*.tmp"))
         commit(folder, shard, table(shard))
         assert is_done(folder, shard)
-        (folder / shard.name).write_bytes(b"PAR1")       # damaged afterwards
+        (folder / shard.name).write_bytes(b"PAR1")  # damaged afterwards
         assert not is_done(folder, shard)
 
 
@@ -61,14 +69,22 @@ def test_parts_become_one_file_in_order(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"model": "abd"}, "model was 'abc', is 'abd'"), ({"files": MANIFEST["files"][:1]}, "files: 2 then, 1 now"),
-    ({"files": [MANIFEST["files"][0], {"path": "/b", "mtime_ns": 3}]}, "files /b mtime_ns was 2, is 3"),
-    ({"columns": {"x": ["y"]}}, "columns x 0 was 'x', is 'y'")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "abd"}, "model was 'abc', is 'abd'"),
+        ({"files": MANIFEST["files"][:1]}, "files: 2 then, 1 now"),
+        ({"files": [MANIFEST["files"][0], {"path": "/b", "mtime_ns": 3}]}, "files /b mtime_ns was 2, is 3"),
+        ({"columns": {"x": ["y"]}}, "columns x 0 was 'x', is 'y'"),
+    ],
+)
 def test_another_runs_output_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     with claimed(tmp_path / "out", MANIFEST):
         pass
-    with pytest.raises(ScoringError, match=f"holds the output of another run: {message}. Choose another"), claimed(tmp_path / "out", {**MANIFEST, **change}):
+    with (
+        pytest.raises(ScoringError, match=f"holds the output of another run: {message}. Choose another"),
+        claimed(tmp_path / "out", {**MANIFEST, **change}),
+    ):
         pass
 
 
@@ -81,7 +97,11 @@ def test_somebody_elses_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_runs_at_a_time_are_refused(tmp_path: Path) -> None:
-    with claimed(tmp_path / "out", MANIFEST), pytest.raises(ScoringError, match=r"another process is scoring"), claimed(tmp_path / "out", MANIFEST):
+    with (
+        claimed(tmp_path / "out", MANIFEST),
+        pytest.raises(ScoringError, match=r"another process is scoring"),
+        claimed(tmp_path / "out", MANIFEST),
+    ):
         pass
 
 
@@ -108,7 +128,11 @@ def test_nothing_in_a_folder_of_parts_leads_out_of_it_or_waits(tmp_path: Path) -
         (folder / "out.parquet.tmp").symlink_to(victim)
         merge(folder, tmp_path / "out.parquet", [shard])
     assert parquet.read_table(tmp_path / "out.parquet").num_rows == 3
-    for name, make in ((parts.LOCK, os.mkfifo), (parts.LOCK, lambda path: os.symlink(victim, path)), (parts.MANIFEST, os.mkfifo)):
+    for name, make in (
+        (parts.LOCK, os.mkfifo),
+        (parts.LOCK, lambda path: os.symlink(victim, path)),
+        (parts.MANIFEST, os.mkfifo),
+    ):
         other = tmp_path / f"other {name} {make}"
         other.mkdir()
         make(other / name)

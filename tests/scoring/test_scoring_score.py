@@ -42,7 +42,16 @@ def nothing_is_left() -> Any:
 
 def test_two_workers_on_the_adapter_share_the_rows(data: Data, tmp_path: Path) -> None:
     seen = list[Progress]()
-    report = score(data.model, data.file, tmp_path / "out.parquet", adapters="0,0", batch=64, key="id", shard_rows=700, progress=seen.append)
+    report = score(
+        data.model,
+        data.file,
+        tmp_path / "out.parquet",
+        adapters="0,0",
+        batch=64,
+        key="id",
+        shard_rows=700,
+        progress=seen.append,
+    )
     check_rows(tmp_path / "out.parquet", data)
     assert (report.rows, report.scored, report.refused, report.before) == (ROWS, ROWS, 0, 0)
     assert sum(a["rows"] for a in report.adapters) == ROWS
@@ -54,6 +63,7 @@ def test_two_workers_on_the_adapter_share_the_rows(data: Data, tmp_path: Path) -
 
 def test_runs_in_several_threads(data: Data, tmp_path: Path) -> None:
     """Each is whole; two at one output are refused but for one."""
+
     def run(name: str) -> Any:
         try:
             return score(data.model, data.file, tmp_path / name, adapters="cpu", batch=64, key="id").scored
@@ -102,7 +112,9 @@ def test_a_worker_that_hangs_is_replaced(data: Data, tmp_path: Path, monkeypatch
 
 
 def test_a_device_that_is_lost_is_replaced(data: Data, tmp_path: Path) -> None:
-    report = score(data.model, data.file, tmp_path / "out", adapters="0", batch=1000, key="id", options={"faults": "lost@8"})
+    report = score(
+        data.model, data.file, tmp_path / "out", adapters="0", batch=1000, key="id", options={"faults": "lost@8"}
+    )
     check_rows(tmp_path / "out", data)
     assert report.adapters[0]["replaced"]
     assert all("DeviceLostError" in why for why in report.adapters[0]["replaced"])
@@ -126,8 +138,12 @@ if __name__ == "__main__":
 def test_a_run_that_is_killed_goes_on(data: Data, tmp_path: Path) -> None:
     out, script = tmp_path / "out.parquet", tmp_path / "script.py"
     script.write_text(SCRIPT)
-    process = subprocess.Popen([sys.executable, str(script), str(data.model), str(data.file), str(out)], cwd=ROOT,
-                               env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(data.model), str(data.file), str(out)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+    )
     try:
         folder = parts.folder_of(out)
         until(lambda: len(list(folder.glob("part-*.parquet"))) >= 3 or process.poll() is not None, "three parts")
@@ -136,7 +152,7 @@ def test_a_run_that_is_killed_goes_on(data: Data, tmp_path: Path) -> None:
         process.kill()
         process.wait()
     assert not out.exists()
-    assert psutil.wait_procs(workers, timeout=300)[1] == []      # nobody is left, and nothing
+    assert psutil.wait_procs(workers, timeout=300)[1] == []  # nobody is left, and nothing
     assert segments(process.pid) == set()
     report = score(data.model, data.file, out, adapters="cpu", batch=32, key="id", shard_rows=200)
     check_rows(out, data)
@@ -166,7 +182,9 @@ def test_the_faster_adapter_does_more(data: Data, tmp_path: Path, monkeypatch: p
     assert fast + slow == ROWS
 
 
-def test_whether_the_cpu_has_a_share_is_measured_noted_and_kept_to(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_the_cpu_has_a_share_is_measured_noted_and_kept_to(
+    data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both are this machine's cores here, so which does more is no constant: what is said, done and noted agrees."""
     monkeypatch.setattr("ort_gpu_ep.scoring.batching.ROUND_S", 0.05)
     given = {"adapters": "0,auto", "batch": 50, "key": "id", "shard_rows": 2000}
@@ -175,7 +193,7 @@ def test_whether_the_cpu_has_a_share_is_measured_noted_and_kept_to(data: Data, t
     declined = any(note.startswith("the CPU has no share: ") for note in report.notes)
     assert [a["adapter"] for a in report.adapters] == ["0"] + ["cpu"] * (not declined)
     assert parts.noted(tmp_path / "out")["CPU"] == (0 if declined else 50)
-    for say in (lambda *_: "of no help", None):     # the second time it is not measured
+    for say in (lambda *_: "of no help", None):  # the second time it is not measured
         monkeypatch.setattr("ort_gpu_ep.scoring.batching.declined", say)
         report = score(data.model, data.file, tmp_path / "told", **given)
         assert [a["adapter"] for a in report.adapters] == ["0"]
@@ -184,8 +202,14 @@ def test_whether_the_cpu_has_a_share_is_measured_noted_and_kept_to(data: Data, t
 
 
 def test_rows_that_the_model_refuses_get_an_error(tmp_path: Path) -> None:
-    write_model(tmp_path / "gather.onnx", [helper.make_node("Gather", ["table", "x"], ["y"])], [("x", ["n"])], [("y", ["n", 2])],
-                {"table": np.arange(20, dtype="f").reshape(10, 2)}, TensorProto.INT64)
+    write_model(
+        tmp_path / "gather.onnx",
+        [helper.make_node("Gather", ["table", "x"], ["y"])],
+        [("x", ["n"])],
+        [("y", ["n", 2])],
+        {"table": np.arange(20, dtype="f").reshape(10, 2)},
+        TensorProto.INT64,
+    )
     x = np.arange(1000) % 10
     x[[3, 500, 999]] = 77
     texts = ["" if k == 10 else str(v) for k, v in enumerate(x)]
@@ -200,7 +224,15 @@ def test_rows_that_the_model_refuses_get_an_error(tmp_path: Path) -> None:
     assert table.column("y").to_pylist()[:5] == [[0, 1], [2, 3], [4, 5], None, [8, 9]]
     assert (report.scored, report.refused) == (996, 4)
     with pytest.raises(ScoringError, match=r"x.csv, row (3|10|500|999) \(counted from 0\): "):
-        score(tmp_path / "gather.onnx", tmp_path / "x.csv", tmp_path / "out2", adapters="cpu", key="id", batch=64, fail_fast=True)
+        score(
+            tmp_path / "gather.onnx",
+            tmp_path / "x.csv",
+            tmp_path / "out2",
+            adapters="cpu",
+            key="id",
+            batch=64,
+            fail_fast=True,
+        )
 
 
 def test_a_fixed_batch_is_filled_up_and_a_batch_is_measured(data: Data, tmp_path: Path) -> None:
@@ -249,7 +281,13 @@ def test_what_can_be_known_before_is_said_before(data: Data, tmp_path: Path) -> 
 
 
 def test_an_output_without_rows_is_refused(data: Data, tmp_path: Path) -> None:
-    write_model(tmp_path / "sum.onnx", [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)], [("x", ["n", 8])], [("y", [None, None])], {})
+    write_model(
+        tmp_path / "sum.onnx",
+        [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=1)],
+        [("x", ["n", 8])],
+        [("y", [None, None])],
+        {},
+    )
     np.save(tmp_path / "x.npy", data.x[:10])
     with pytest.raises(ScoringError, match=r"output 'y' has the shape \[1, 1\] for 10 rows"):
         score(tmp_path / "sum.onnx", tmp_path / "x.npy", tmp_path / "out", adapters="cpu", batch=10)

@@ -26,7 +26,7 @@ X = np.arange(2 * COUNT, dtype="f").reshape(COUNT, 2)
 
 
 def opened(path: Path) -> Any:
-    found, = open_sources(path, None)
+    (found,) = open_sources(path, None)
     return found
 
 
@@ -50,9 +50,12 @@ def test_any_rows_can_be_read(kind: str, tmp_path: Path) -> None:
     file = opened(write(tmp_path, kind))
     assert file.rows == COUNT
     name = next(iter(file.kinds))
-    for start, stop in ((0, 300), (300, 900), (2400, 2500), (10, 11), (690, 2200)):      # on, across groups, forth and back
+    # on, across groups, forth and back
+    for start, stop in ((0, 300), (300, 900), (2400, 2500), (10, 11), (690, 2200)):
         column = file.read(start, stop, [name]).columns[name]
-        values = column if isinstance(column, np.ndarray) else column.combine_chunks().flatten().to_numpy().reshape(-1, 2)
+        values = (
+            column if isinstance(column, np.ndarray) else column.combine_chunks().flatten().to_numpy().reshape(-1, 2)
+        )
         np.testing.assert_array_equal(values, X[start:stop])
     file.close()
 
@@ -89,11 +92,19 @@ def test_a_csv_line_with_too_many_values_is_named(tmp_path: Path) -> None:
         opened(path).read(0, 52, ["a"])
 
 
-@pytest.mark.parametrize(("name", "content", "message"), [
-    ("a.parquet", b"", r"a.parquet: the file is empty \(0 bytes\)"), ("a.parquet", b"PAR1nonsense", "not a whole Parquet file"),
-    ("a.arrow", b"ARROW1nonsense", "not a whole Arrow file"), ("a.npy", b"nonsense", "not an array as numpy writes it"),
-    ("a.npz", b"nonsense", "not a whole .npz file"), ("a.csv", b"a,b\n", "a line of names and no rows"),
-    ("a.csv", b"a,a\n1,2\n", "two columns have the same name"), ("a.txt", b"x", "unknown kind of file; expected Parquet")])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.parquet", b"", r"a.parquet: the file is empty \(0 bytes\)"),
+        ("a.parquet", b"PAR1nonsense", "not a whole Parquet file"),
+        ("a.arrow", b"ARROW1nonsense", "not a whole Arrow file"),
+        ("a.npy", b"nonsense", "not an array as numpy writes it"),
+        ("a.npz", b"nonsense", "not a whole .npz file"),
+        ("a.csv", b"a,b\n", "a line of names and no rows"),
+        ("a.csv", b"a,a\n1,2\n", "two columns have the same name"),
+        ("a.txt", b"x", "unknown kind of file; expected Parquet"),
+    ],
+)
 def test_files_that_are_none(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ScoringError, match=message):
@@ -114,7 +125,9 @@ def test_a_file_that_is_cut_short_behind_its_beginning(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     file = opened(path)
     assert len(file.read(0, 100, ["values"]).columns["values"]) == 100
-    with pytest.raises(ScoringError, match=r"rows 2400 to 2499 can't be read .the file was cut short.*what was scored stays"):
+    with pytest.raises(
+        ScoringError, match=r"rows 2400 to 2499 can't be read .the file was cut short.*what was scored stays"
+    ):
         file.read(2400, 2500, ["values"])
     file.close()
 
@@ -123,7 +136,7 @@ def test_a_damaged_row_group_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, "parquet")
     place = parquet.read_metadata(path).row_group(2).column(0).data_page_offset
     content = bytearray(path.read_bytes())
-    content[place:place + 40] = b"\xff" * 40
+    content[place : place + 40] = b"\xff" * 40
     path.write_bytes(content)
     file = opened(path)
     file.read(0, 700, ["x"])
@@ -160,7 +173,7 @@ def pictures(tmp_path: Path) -> Path:
 
 
 def images(folder: Path, how: Preprocessing) -> Any:
-    found, = open_sources(folder, lambda path, paths: Images(path, paths, how))
+    (found,) = open_sources(folder, lambda path, paths: Images(path, paths, how))
     return found
 
 
@@ -182,13 +195,22 @@ def test_the_models_input_says_what_nobody_else_does(pictures: Path, tmp_path: P
     assert images(pictures, how).read(2, 3, ["image"]).columns["image"].tolist() == np.full((1, 5, 7, 1), 102).tolist()
     (tmp_path / "how.json").write_text(json.dumps({"channels": "BGR", "crop": [2, 2]}))
     how = preprocessing(tmp_path / "how.json", Value("x", "float32", (3, None, None)))
-    np.testing.assert_allclose(images(pictures, how).read(0, 1, ["image"]).columns["image"][0, :, 0, 0], [0.2, 0, 1], atol=1e-6)
+    np.testing.assert_allclose(
+        images(pictures, how).read(0, 1, ["image"]).columns["image"][0, :, 0, 0], [0.2, 0, 1], atol=1e-6
+    )
 
 
-@pytest.mark.parametrize(("given", "inner", "message"), [
-    ({"size": 3}, (3, 4, 4), "unknown key 'size'; known: channels, crop"), (None, (3, None, None), r"open; say it: \{\"resize\": \[224, 224\]\}"),
-    ({"mean": [1, 2]}, (3, 4, 4), "mean has 2 numbers, expected 3, one a channel"), (None, (7,), "is no image"),
-    ({"layout": "CHWN"}, (3, 4, 4), "expected NCHW or NHWC"), ("nothing.json", (3, 4, 4), "nothing.json: no JSON file")])
+@pytest.mark.parametrize(
+    ("given", "inner", "message"),
+    [
+        ({"size": 3}, (3, 4, 4), "unknown key 'size'; known: channels, crop"),
+        (None, (3, None, None), r"open; say it: \{\"resize\": \[224, 224\]\}"),
+        ({"mean": [1, 2]}, (3, 4, 4), "mean has 2 numbers, expected 3, one a channel"),
+        (None, (7,), "is no image"),
+        ({"layout": "CHWN"}, (3, 4, 4), "expected NCHW or NHWC"),
+        ("nothing.json", (3, 4, 4), "nothing.json: no JSON file"),
+    ],
+)
 def test_preprocessing_that_does_not_fit(given: Any, inner: Any, message: str) -> None:
     with pytest.raises(ScoringError, match=message):
         preprocessing(given, Value("x", "float32", inner))
@@ -198,11 +220,19 @@ def test_preprocessing_that_does_not_fit(given: Any, inner: Any, message: str) -
 def test_the_report_says_how_images_become_inputs(given: Any, pictures: Path, tmp_path: Path) -> None:
     """A guess that nobody sees is wrong for every network that was trained with a mean."""
     model = tmp_path.with_name(f"{tmp_path.name}.onnx")
-    write_model(model, [helper.make_node("GlobalAveragePool", ["x"], ["y"])], [("x", ["n", 3, 4, 4])], [("y", ["n", 3, 1, 1])], {})
+    write_model(
+        model,
+        [helper.make_node("GlobalAveragePool", ["x"], ["y"])],
+        [("x", ["n", 3, 4, 4])],
+        [("y", ["n", 3, 1, 1])],
+        {},
+    )
     report = score(model, pictures, tmp_path.with_name(f"{tmp_path.name}.parquet"), adapters="cpu", preprocess=given)
     note = next(n for n in report.notes if n.startswith("images are "))
     if given is None:
-        assert note == ("images are resized to 4 x 4, RGB, pixels times 1/255, no mean and no std, NCHW float32 "
-                        "(guessed from the model's input: --preprocess FILE.json says otherwise)")
+        assert note == (
+            "images are resized to 4 x 4, RGB, pixels times 1/255, no mean and no std, NCHW float32 "
+            "(guessed from the model's input: --preprocess FILE.json says otherwise)"
+        )
     else:
         assert note == "images are resized to 4 x 4, RGB, pixels times 1, minus mean [0.5, 0, 0], NCHW float32"

@@ -78,15 +78,20 @@ def assert_close(got: list[Any], want: list[Any]) -> None:
 def mlp(rng: np.random.Generator) -> bytes:
     """softmax(relu(x w + b)), and the sum of the hidden layer's rows."""
     constants = {"w": rng.standard_normal((16, 8)).astype("f"), "b": rng.standard_normal(8).astype("f")}
-    text = ("(float[N, 16] x) => (float[N, 8] y, float[N] z) "
-            "{ h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = Softmax(r) z = ReduceSum<keepdims=0>(r, axes) }")
+    text = (
+        "(float[N, 16] x) => (float[N, 8] y, float[N] z) "
+        "{ h = MatMul(x, w) a = Add(h, b) r = Relu(a) y = Softmax(r) z = ReduceSum<keepdims=0>(r, axes) }"
+    )
     return bytes(model_of(text, {**constants, "axes": np.array([1])}).SerializeToString())
 
 
 @pytest.fixture
 def island() -> bytes:
     """A node that only the CPU has, between two of ours."""
-    text = "(float[2, 4, 4] x) => (float[2, 4, 4] y) <float[2, 4, 4] i> { a = Tanh(x) i = com.microsoft.Inverse(a) e = Exp(i) y = Neg(e) }"
+    text = (
+        "(float[2, 4, 4] x) => (float[2, 4, 4] y) <float[2, 4, 4] i> { a = Tanh(x) i = com.microsoft.Inverse(a) e = "
+        "Exp(i) y = Neg(e) }"
+    )
     return bytes(model_of(text).SerializeToString())
 
 
@@ -102,15 +107,22 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(code))
-        return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, cwd=tmp_path,
-                              env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
+        return subprocess.run(
+            [sys.executable, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        )
 
     return run
 
 
 @pytest.fixture
 def auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Sessions on the adapter that is there, software or not, with a cache of their own; what the adapter takes is guessed, not measured.
+    """Sessions on the adapter that is there, software or not, with a cache of their own; what the adapter takes is
+    guessed, not measured.
 
     They have waited for it: their first run tries the candidates.
     """
@@ -122,6 +134,7 @@ def auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         session = ort.InferenceSession(model, settings, provider_options=given)
         assert session.wait_ready(300.0)
         return session
+
     return opened
 
 

@@ -1,7 +1,9 @@
-"""Models in which the data decide sizes: NonZero, Compress, Unique, NonMaxSuppression, and what is calculated with what they give.
+"""Models in which the data decide sizes: NonZero, Compress, Unique, NonMaxSuppression, and what is calculated with what
+they give.
 
-A value is known for every run while the model grows (onnxruntime's CPU computes it, node by node), so that each node is a legal one in all
-of them. The runs differ in how much is chosen: nothing, one, some, all. `python -m tests.session.fuzz --counts --count 2000` runs many.
+A value is known for every run while the model grows (onnxruntime's CPU computes it, node by node), so that each node is
+a legal one in all of them. The runs differ in how much is chosen: nothing, one, some, all. `python -m
+tests.session.fuzz --counts --count 2000` runs many.
 """
 
 from __future__ import annotations
@@ -40,23 +42,39 @@ class CountModel:
         self.chosen: list[Value] = []
         self.names = 0
         is_open = self.rng.random() < 0.5
-        self.rows = [int(self.rng.integers(2, 30)) for _ in range(RUNS)] if is_open else [int(self.rng.integers(2, 30))] * RUNS
+        self.rows = (
+            [int(self.rng.integers(2, 30)) for _ in range(RUNS)] if is_open else [int(self.rng.integers(2, 30))] * RUNS
+        )
         self.width = int(self.pick((3, 4, 8, 16)))
         shares = [float(self.rng.permutation(SHARES)[0]) for _ in range(RUNS)]
         self.x = self.given([self.rng.standard_normal((n, self.width)).astype("f") for n in self.rows], is_open)
-        self.mask = self.given([self.rng.random(n) < share for n, share in zip(self.rows, shares, strict=True)], is_open)
-        self.grid = self.given([(self.rng.random((3, n)) < share).astype("i8") for n, share in zip(self.rows, shares, strict=True)], is_open)
+        self.mask = self.given(
+            [self.rng.random(n) < share for n, share in zip(self.rows, shares, strict=True)], is_open
+        )
+        self.grid = self.given(
+            [(self.rng.random((3, n)) < share).astype("i8") for n, share in zip(self.rows, shares, strict=True)],
+            is_open,
+        )
         centers = [self.rng.random((n, 4)).astype("f") for n in self.rows]
-        self.boxes = self.given([np.concatenate([c[:, :2], c[:, :2] + 0.05 + c[:, 2:] / 2], 1)[None] for c in centers], is_open)
-        self.scores = self.given([self.rng.random((1, 2, n)).astype("f") * share for n, share in zip(self.rows, shares, strict=True)], is_open)
+        self.boxes = self.given(
+            [np.concatenate([c[:, :2], c[:, :2] + 0.05 + c[:, 2:] / 2], 1)[None] for c in centers], is_open
+        )
+        self.scores = self.given(
+            [self.rng.random((1, 2, n)).astype("f") * share for n, share in zip(self.rows, shares, strict=True)],
+            is_open,
+        )
 
     def pick(self, from_these: Sequence[Any]) -> Any:
         return from_these[int(self.rng.integers(len(from_these)))]
 
     def given(self, arrays: list[Array], is_open: bool) -> Value:
         value = Value(f"i{len(self.inputs)}", tuple(arrays))
-        shape = [d if not is_open or all(a.shape[k] == d for a in arrays) else "N" for k, d in enumerate(arrays[0].shape)]
-        self.declared.append(helper.make_tensor_value_info(value.name, helper.np_dtype_to_tensor_dtype(arrays[0].dtype), shape))
+        shape = [
+            d if not is_open or all(a.shape[k] == d for a in arrays) else "N" for k, d in enumerate(arrays[0].shape)
+        ]
+        self.declared.append(
+            helper.make_tensor_value_info(value.name, helper.np_dtype_to_tensor_dtype(arrays[0].dtype), shape)
+        )
         self.inputs.append(value)
         return value
 
@@ -72,8 +90,12 @@ class CountModel:
         names = [f"v{self.names}_{k}" for k in range(outputs)]
         node = helper.make_node(op, [v.name if v else "" for v in inputs], names, **attributes)
         there = {v.name: v for v in inputs if v is not None}
-        declared = [helper.make_tensor_value_info(v.name, helper.np_dtype_to_tensor_dtype(v.arrays[0].dtype), [None] * v.arrays[0].ndim)
-                    for v in there.values()]
+        declared = [
+            helper.make_tensor_value_info(
+                v.name, helper.np_dtype_to_tensor_dtype(v.arrays[0].dtype), [None] * v.arrays[0].ndim
+            )
+            for v in there.values()
+        ]
         graph = helper.make_graph([node], "g", declared, [helper.make_empty_tensor_value_info(n) for n in names])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
         session = onnxruntime.InferenceSession(model.SerializeToString(), quiet(), providers=["CPUExecutionProvider"])
@@ -92,16 +114,22 @@ class CountModel:
         if kind == "NonZero":
             source = self.pick([self.mask, self.mask, self.grid, self.x, *(v for v in self.chosen if v.arrays[0].ndim)])
             if source.kind == "float32" and source is not self.mask:
-                source, = self.add("Greater", source, self.constant(self.pick((-1.0, 0.3, 1.5)), "float32"))
+                (source,) = self.add("Greater", source, self.constant(self.pick((-1.0, 0.3, 1.5)), "float32"))
             self.chosen += self.add("NonZero", source)
         elif kind == "Compress":
             self.chosen += self.add("Compress", self.x, self.mask, axis=0)
         elif kind == "Unique":
-            source, = self.add("Cast", self.pick((self.grid, self.x)), to=onnx.TensorProto.INT64)
-            self.chosen += self.add("Unique", source, outputs=4, sorted=int(self.rng.integers(2)))[:self.pick((1, 4))]
+            (source,) = self.add("Cast", self.pick((self.grid, self.x)), to=onnx.TensorProto.INT64)
+            self.chosen += self.add("Unique", source, outputs=4, sorted=int(self.rng.integers(2)))[: self.pick((1, 4))]
         else:
-            self.chosen += self.add("NonMaxSuppression", self.boxes, self.scores, self.constant([self.pick((3, 100))]), self.constant([0.5], "float32"),
-                                    self.constant([0.2], "float32"))
+            self.chosen += self.add(
+                "NonMaxSuppression",
+                self.boxes,
+                self.scores,
+                self.constant([self.pick((3, 100))]),
+                self.constant([0.5], "float32"),
+                self.constant([0.2], "float32"),
+            )
 
     # ---- what is done with it
 
@@ -110,8 +138,27 @@ class CountModel:
 
     def grow(self) -> None:
         steps: list[Callable[[Value], list[Value]]] = [
-            self.unary, self.binary, self.rows_of, self.product, self.moved, self.viewed, self.sliced, self.joined, self.reduced, self.shared,
-            self.scattered, self.cast, self.expanded, self.best, self.padded, self.told, self.ranged, self.picked, self.steered, self.cut]
+            self.unary,
+            self.binary,
+            self.rows_of,
+            self.product,
+            self.moved,
+            self.viewed,
+            self.sliced,
+            self.joined,
+            self.reduced,
+            self.shared,
+            self.scattered,
+            self.cast,
+            self.expanded,
+            self.best,
+            self.padded,
+            self.told,
+            self.ranged,
+            self.picked,
+            self.steered,
+            self.cut,
+        ]
         while not self.chosen:
             self.attempt(self.choose)
         for _ in range(int(self.rng.integers(4, 16))):
@@ -134,7 +181,12 @@ class CountModel:
         return self.add(self.pick(BINARY), *((v, other) if self.rng.random() < 0.5 else (other, v)))
 
     def rows_of(self, v: Value) -> list[Value]:
-        return self.add("Gather", self.pick((self.x, v)), self.pick([w for w in self.chosen if w.kind == "int64"]), axis=int(self.rng.integers(2)))
+        return self.add(
+            "Gather",
+            self.pick((self.x, v)),
+            self.pick([w for w in self.chosen if w.kind == "int64"]),
+            axis=int(self.rng.integers(2)),
+        )
 
     def product(self, v: Value) -> list[Value]:
         k, columns = v.arrays[0].shape[-1], int(self.pick((1, 4, 7, 16)))
@@ -143,7 +195,11 @@ class CountModel:
         if v.kind != "float32" or any(a.shape[-1] != k for a in v.arrays):
             return self.add("MatMul", *self.rng.permutation(np.array([v, self.pick(self.chosen)], object)))
         w = self.constant(self.rng.standard_normal((k, columns)), "float32")
-        return self.add("Gemm", v, w, self.constant(self.rng.standard_normal(columns), "float32")) if self.rng.random() < 0.3 else self.add("MatMul", v, w)
+        return (
+            self.add("Gemm", v, w, self.constant(self.rng.standard_normal(columns), "float32"))
+            if self.rng.random() < 0.3
+            else self.add("MatMul", v, w)
+        )
 
     def moved(self, v: Value) -> list[Value]:
         return self.add("Transpose", v, perm=[int(k) for k in self.rng.permutation(v.arrays[0].ndim)])
@@ -153,18 +209,31 @@ class CountModel:
         if kind == "Flatten":
             return self.add(kind, v, axis=int(self.rng.integers(rank + 1)))
         if kind == "Reshape":
-            return self.add(kind, v, self.constant(self.pick(([-1], [-1, 1], [1, -1], [0, -1], [-1, self.width], [-1, 2]))))
+            return self.add(
+                kind, v, self.constant(self.pick(([-1], [-1, 1], [1, -1], [0, -1], [-1, self.width], [-1, 2])))
+            )
         return self.add(kind, v, self.constant([int(self.rng.integers(rank + 1))]))
 
     def sliced(self, v: Value) -> list[Value]:
-        start, end, step = self.pick(((0, 3, 1), (1, 2**31, 1), (0, 2**31, 2), (-3, 2**31, 1), (0, -1, 1), (2**31 - 1, -(2**31), -1)))
-        return self.add("Slice", v, *(self.constant([k]) for k in (start, end, int(self.rng.integers(v.arrays[0].ndim)), step)))
+        start, end, step = self.pick(
+            ((0, 3, 1), (1, 2**31, 1), (0, 2**31, 2), (-3, 2**31, 1), (0, -1, 1), (2**31 - 1, -(2**31), -1))
+        )
+        return self.add(
+            "Slice", v, *(self.constant([k]) for k in (start, end, int(self.rng.integers(v.arrays[0].ndim)), step))
+        )
 
     def joined(self, v: Value) -> list[Value]:
         others = [w for w in self.chosen if w.kind == v.kind and w.arrays[0].ndim == v.arrays[0].ndim]
-        axis, chosen = int(self.rng.integers(v.arrays[0].ndim)), [v, *(self.pick(others) for _ in range(int(self.rng.integers(1, 3))))]
-        if any(np.delete(w.arrays[k].shape, axis).tolist() != np.delete(v.arrays[k].shape, axis).tolist() for w in chosen for k in range(RUNS)):
-            return []       # onnxruntime takes empty parts of any shape, and leaves elements as it finds them in memory
+        axis, chosen = (
+            int(self.rng.integers(v.arrays[0].ndim)),
+            [v, *(self.pick(others) for _ in range(int(self.rng.integers(1, 3))))],
+        )
+        if any(
+            np.delete(w.arrays[k].shape, axis).tolist() != np.delete(v.arrays[k].shape, axis).tolist()
+            for w in chosen
+            for k in range(RUNS)
+        ):
+            return []  # onnxruntime takes empty parts of any shape, and leaves elements as it finds them in memory
         return self.add("Concat", *chosen, axis=axis)
 
     def reduced(self, v: Value) -> list[Value]:
@@ -172,7 +241,11 @@ class CountModel:
         axis, keep = int(self.rng.integers(v.arrays[0].ndim)), int(self.rng.integers(2))
         if op == "ArgMax":
             return self.add(op, v, axis=axis, keepdims=keep)
-        return self.add(op, v, self.constant(axis)) if op == "CumSum" else self.add(op, v, self.constant([axis]), keepdims=keep)
+        return (
+            self.add(op, v, self.constant(axis))
+            if op == "CumSum"
+            else self.add(op, v, self.constant([axis]), keepdims=keep)
+        )
 
     def shared(self, v: Value) -> list[Value]:
         axis = int(self.rng.integers(v.arrays[0].ndim))
@@ -183,71 +256,85 @@ class CountModel:
 
     def scattered(self, v: Value) -> list[Value]:
         """Rows of the places that a NonZero gives, added up in a tensor, as experts' results are."""
-        places, = self.add("NonZero", self.mask)
-        places, = self.add("Squeeze", places, self.constant([0]))
-        rows, = self.add("Gather", self.x, places, axis=0)
-        rows, = self.add("Mul", rows, rows)
-        index, = self.add("Unsqueeze", places, self.constant([1]))
+        (places,) = self.add("NonZero", self.mask)
+        (places,) = self.add("Squeeze", places, self.constant([0]))
+        (rows,) = self.add("Gather", self.x, places, axis=0)
+        (rows,) = self.add("Mul", rows, rows)
+        (index,) = self.add("Unsqueeze", places, self.constant([1]))
         reduction = self.pick(("none", "add", "mul"))
         if self.rng.random() < 0.5:
             return self.add("ScatterND", self.x, index, rows, reduction=reduction)
-        shape, = self.add("Shape", rows)
-        index, = self.add("Expand", index, shape)
+        (shape,) = self.add("Shape", rows)
+        (index,) = self.add("Expand", index, shape)
         return self.add("ScatterElements", self.x, index, rows, axis=0, reduction=reduction)
 
     def cast(self, v: Value) -> list[Value]:
-        return self.add("Cast", v, to=int(self.pick((onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL))))
+        return self.add(
+            "Cast",
+            v,
+            to=int(
+                self.pick(
+                    (onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
+                )
+            ),
+        )
 
     def expanded(self, v: Value) -> list[Value]:
-        shape, = self.add("Shape", self.pick(self.chosen))
+        (shape,) = self.add("Shape", self.pick(self.chosen))
         if self.rng.random() < 0.3:
             return self.add("ConstantOfShape", shape, value=helper.make_tensor("v", 1, [1], [2.5]))
         return self.add("Expand", v, shape)
 
     def best(self, v: Value) -> list[Value]:
-        size, = self.add("Shape", v)
+        (size,) = self.add("Shape", v)
         axis = int(self.rng.integers(v.arrays[0].ndim))
-        size, = self.add("Slice", size, self.constant([axis]), self.constant([axis + 1]))
-        k, = self.add("Min", size, self.constant([self.pick((1, 4))]))
+        (size,) = self.add("Slice", size, self.constant([axis]), self.constant([axis + 1]))
+        (k,) = self.add("Min", size, self.constant([self.pick((1, 4))]))
         return self.add("TopK", v, k, outputs=2, axis=axis)
 
     def padded(self, v: Value) -> list[Value]:
         """To a fixed number of rows, as detectors end."""
-        whole, = self.add("Slice", v, self.constant([0]), self.constant([6]), self.constant([0]))
-        size, = self.add("Shape", whole, start=0, end=1)
-        missing, = self.add("Sub", self.constant([6]), size)
+        (whole,) = self.add("Slice", v, self.constant([0]), self.constant([6]), self.constant([0]))
+        (size,) = self.add("Shape", whole, start=0, end=1)
+        (missing,) = self.add("Sub", self.constant([6]), size)
         rank = v.arrays[0].ndim
-        pads, = self.add("Concat", self.constant([0] * rank), missing, *([self.constant([0] * (rank - 1))] if rank > 1 else []), axis=0)
+        (pads,) = self.add(
+            "Concat",
+            self.constant([0] * rank),
+            missing,
+            *([self.constant([0] * (rank - 1))] if rank > 1 else []),
+            axis=0,
+        )
         return self.add("Pad", whole, pads)
 
     def told(self, v: Value) -> list[Value]:
         """The size itself, calculated with."""
-        size, = self.add(self.pick(("Shape", "Size")), v)
+        (size,) = self.add(self.pick(("Shape", "Size")), v)
         if self.rng.random() < 0.5:
-            size, = self.add(self.pick(("Add", "Mul", "Sub")), size, self.constant(3))
+            (size,) = self.add(self.pick(("Add", "Mul", "Sub")), size, self.constant(3))
         return self.add("Cast", size, to=onnx.TensorProto.FLOAT) if self.rng.random() < 0.3 else [size]
 
     def ranged(self, v: Value) -> list[Value]:
-        size, = self.add("Size", v)
+        (size,) = self.add("Size", v)
         return self.add("Range", self.constant(0), size, self.constant(1))
 
     def picked(self, v: Value) -> list[Value]:
         indices = self.pick([w for w in self.chosen if w.kind == "int64"])
         if self.rng.random() < 0.5:
             return self.add("GatherElements", v, indices, axis=0)
-        places, = self.add("Transpose", indices)
+        (places,) = self.add("Transpose", indices)
         return self.add("GatherND", self.pick((self.x, self.grid, v)), places)
 
     def steered(self, v: Value) -> list[Value]:
         """A decision on the size."""
-        size, = self.add("Size", v)
-        test, = self.add(self.pick(("Greater", "Equal")), size, self.constant(self.pick((0, 1, 5))))
+        (size,) = self.add("Size", v)
+        (test,) = self.add(self.pick(("Greater", "Equal")), size, self.constant(self.pick((0, 1, 5))))
         return self.add("Where", test, self.constant(1.5, "float32"), self.constant(-1.0, "float32"))
 
     def cut(self, v: Value) -> list[Value]:
         axis = int(self.rng.integers(v.arrays[0].ndim))
         if min(a.shape[axis] for a in v.arrays) < 2:
-            return []       # more parts than there are is an error, of which the CPU tells
+            return []  # more parts than there are is an error, of which the CPU tells
         return self.add("Split", v, outputs=2, axis=axis, num_outputs=2)
 
     def model(self) -> FuzzModel:
@@ -262,11 +349,17 @@ class CountModel:
                 live |= set(node.input)
         used = {name for node in nodes for name in node.input}
         graph = helper.make_graph(
-            nodes[::-1], "counts", [d for d in self.declared if d.name in used], [helper.make_empty_tensor_value_info(n) for n in names],
-            [c for c in self.held if c.name in used])
+            nodes[::-1],
+            "counts",
+            [d for d in self.declared if d.name in used],
+            [helper.make_empty_tensor_value_info(n) for n in names],
+            [c for c in self.held if c.name in used],
+        )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
         runs = [{v.name: v.arrays[k] for v in self.inputs if v.name in used} for k in range(RUNS)]
-        return FuzzModel(model.SerializeToString(), [runs[int(k)] for k in self.rng.permutation(RUNS)], "counts", (), "normal")
+        return FuzzModel(
+            model.SerializeToString(), [runs[int(k)] for k in self.rng.permutation(RUNS)], "counts", (), "normal"
+        )
 
 
 def _refusals() -> tuple[type[Exception], ...]:

@@ -1,8 +1,9 @@
-"""What ends workers, devices and programs, again and again, at moments by seed: answers stay right, the GPU comes back, nothing stays behind.
+"""What ends workers, devices and programs, again and again, at moments by seed: answers stay right, the GPU comes back,
+nothing stays behind.
 
-`python -m tests.session.drills --kills 500 --losses 200 --ends 200 --openings 1000` prints a table (`--json`: data); it ends with 1 where
-anything is wrong.
-Times are reported, and nothing depends on them: what never comes true within PATIENCE_S is wrong.
+`python -m tests.session.drills --kills 500 --losses 200 --ends 200 --openings 1000` prints a table (`--json`: data); it
+ends with 1 where anything is wrong. Times are reported, and nothing depends on them: what never comes true within
+PATIENCE_S is wrong.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ def workers() -> list[psutil.Process]:
 
 @dataclass
 class Kills:
-    """Three sessions that share a worker, which is killed: between runs, during them, while one of the sessions is made, while the first one
-    is made, and again while the next worker starts.
+    """Three sessions that share a worker, which is killed: between runs, during them, while one of the sessions is
+    made, while the first one is made, and again while the next worker starts.
 
     took_s: until all sessions were back, of each drill.
     """
@@ -142,7 +143,7 @@ class Kills:
     def _strike(self, how: str) -> bool:
         """Whether there was a worker, which is killed now."""
         for process in workers():
-            with suppress(psutil.NoSuchProcess):        # it has ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                 process.kill()
                 self.kills[how] += 1
                 return True
@@ -180,9 +181,13 @@ class Kills:
         self.sessions.clear()
         gc.collect()
         until(lambda: not workers(), "no worker left")
-        return {"kills": dict(self.kills), "median_s": {how: round(float(np.median(took_s)), 2) for how, took_s in self.took_s.items()},
-                "longest_s": {how: round(max(took_s), 2) for how, took_s in self.took_s.items()},
-                "above_10_s": {how: sum(s > 10 for s in took_s) for how, took_s in self.took_s.items()}, "wrong": self.wrong}
+        return {
+            "kills": dict(self.kills),
+            "median_s": {how: round(float(np.median(took_s)), 2) for how, took_s in self.took_s.items()},
+            "longest_s": {how: round(max(took_s), 2) for how, took_s in self.took_s.items()},
+            "above_10_s": {how: sum(s > 10 for s in took_s) for how, took_s in self.took_s.items()},
+            "wrong": self.wrong,
+        }
 
 
 def kills(count: int, seed: int, folder: Path) -> dict[str, Any]:
@@ -195,7 +200,7 @@ def kills(count: int, seed: int, folder: Path) -> dict[str, Any]:
 def held() -> tuple[int, int, int]:
     """MiB, threads and devices of this process, after what C libraries keep for later was given back."""
     gc.collect()
-    gc.collect()        # what the first one freed was the last reference to a device, which is a cycle
+    gc.collect()  # what the first one freed was the last reference to a device, which is a cycle
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).malloc_trim(0)
     process = psutil.Process()
@@ -212,21 +217,29 @@ def bound_run(session: Any, x: Array) -> Array:
 
 
 WAYS: tuple[Callable[[Any, Array], Array], ...] = (
-    lambda session, x: session.run(None, {"x": x})[0], bound_run,
-    lambda session, x: session.run_with_ort_values(None, {"x": onnxruntime.OrtValue.ortvalue_from_numpy(x)})[0].numpy())
+    lambda session, x: session.run(None, {"x": x})[0],
+    bound_run,
+    lambda session, x: session.run_with_ort_values(None, {"x": onnxruntime.OrtValue.ortvalue_from_numpy(x)})[0].numpy(),
+)
 
 
 AT_MOST_MORE = {"MiB": 16, "threads": 4, "devices": 0}
-"""What may be there at the end that was not after a fifth of the losses: threads that begin when something is first used."""
+"""What may be there at the end that was not after a fifth of the losses: threads that begin when something is first
+used."""
 
 
 def losses(count: int, seed: int, folder: Path) -> dict[str, Any]:
-    """One session loses its device again and again, and has a new one each time. held: at four moments, the first after a fifth of them."""
+    """One session loses its device again and again, and has a new one each time. held: at four moments, the first after
+    a fifth of them."""
     rng = np.random.default_rng(seed)
     at = np.cumsum(rng.integers(2, 6, count))
     model = mlp(seed)
     cpu = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    options = {"placement": "gpu", "faults": ",".join(f"lost@{k}" for k in at) + ";seed=1", "cache_dir": str(folder / "losses")}
+    options = {
+        "placement": "gpu",
+        "faults": ",".join(f"lost@{k}" for k in at) + ";seed=1",
+        "cache_dir": str(folder / "losses"),
+    }
     session = ort_gpu_ep.InferenceSession(model, provider_options=options)
     moments = [count * part // 10 for part in (2, 5, 8, 10)]
     found, wrong = dict[int, tuple[int, int, int]](), 0
@@ -234,16 +247,22 @@ def losses(count: int, seed: int, folder: Path) -> dict[str, Any]:
         x = rng.standard_normal((int(rng.integers(1, 9)), 16)).astype("f")
         way = WAYS[int(rng.integers(len(WAYS)))]
         wrong += not np.allclose(way(session, x), cpu.run(None, {"x": x})[0], rtol=2e-5, atol=2e-5)
-        session.state.gpu.circuit.reset()      # the pause before it is tried again is tests/resilience's
+        session.state.gpu.circuit.reset()  # the pause before it is tried again is tests/resilience's
         until(lambda: not session.state.renewing.locked(), "a new device")
         if renewals in moments and renewals not in found:
             found[renewals] = held()
     found[count] = held()
     first, last = found[moments[0]], found[count]
-    grown = [name for name, more in zip(("MiB", "threads", "devices"), np.subtract(last, first), strict=True)
-             if more > AT_MOST_MORE[name]]
-    return {"losses": count, "held": {str(k): dict(zip(("MiB", "threads", "devices"), h, strict=True)) for k, h in found.items()},
-            "wrong": [f"{wrong} wrong answers"] * bool(wrong) + [f"more {name}: {found}" for name in grown]}
+    grown = [
+        name
+        for name, more in zip(("MiB", "threads", "devices"), np.subtract(last, first), strict=True)
+        if more > AT_MOST_MORE[name]
+    ]
+    return {
+        "losses": count,
+        "held": {str(k): dict(zip(("MiB", "threads", "devices"), h, strict=True)) for k, h in found.items()},
+        "wrong": [f"{wrong} wrong answers"] * bool(wrong) + [f"more {name}: {found}" for name in grown],
+    }
 
 
 # ---- programs that end while the GPU is tried in the background
@@ -284,12 +303,21 @@ NO_ROOM = """
 """Every write to a file fails from now on, as on a full disk."""
 
 ENDS: Mapping[str, tuple[str, tuple[int, ...]]] = {
-    "its last line": ("", (0,)), "exit": ("\n    sys.exit(3)", (3,)), "an exception": ("\n    raise RuntimeError('planted')", (1,)),
-    "os._exit": ("\n    os._exit(4)", (4,)), "kill -9": ("\n    os.kill(os.getpid(), 9)", (-9,)),
-    "Ctrl-C": ("\n    signal.raise_signal(signal.SIGINT); time.sleep(5)", (-2, 1)),    # 1: CPython forgets it where a thread imports then
-    "fork": ("\n    child = os.fork()\n    run()\n    assert session.ready() or child\n    os._exit(0) if child == 0 else "
-             "sys.exit(os.waitpid(child, 0)[1])", (0,)),
-    "a full disk": (NO_ROOM, (0,)), "a driver that crashes": ("\n    for _ in range(300):\n        run()\n        time.sleep(0.005)", (0,))}
+    "its last line": ("", (0,)),
+    "exit": ("\n    sys.exit(3)", (3,)),
+    "an exception": ("\n    raise RuntimeError('planted')", (1,)),
+    "os._exit": ("\n    os._exit(4)", (4,)),
+    "kill -9": ("\n    os.kill(os.getpid(), 9)", (-9,)),
+    # 1: CPython forgets it where a thread imports then
+    "Ctrl-C": ("\n    signal.raise_signal(signal.SIGINT); time.sleep(5)", (-2, 1)),
+    "fork": (
+        "\n    child = os.fork()\n    run()\n    assert session.ready() or child\n    os._exit(0) if child == 0 else "
+        "sys.exit(os.waitpid(child, 0)[1])",
+        (0,),
+    ),
+    "a full disk": (NO_ROOM, (0,)),
+    "a driver that crashes": ("\n    for _ in range(300):\n        run()\n        time.sleep(0.005)", (0,)),
+}
 """What the program does at last, and the exit codes that this may have."""
 
 CRASHES = """
@@ -321,7 +349,8 @@ __attribute__((constructor)) static void at_load(void) {
     if (finds_out(getpid()) || finds_out(getppid())) pthread_create(&thread, NULL, crash, NULL);
 }
 """
-"""A driver that ends the process that finds out, or one of its helpers, a while after it was loaded; not the program, nor its first look."""
+"""A driver that ends the process that finds out, or one of its helpers, a while after it was loaded; not the program,
+nor its first look."""
 
 
 def crashing_driver(folder: Path) -> Path:
@@ -329,8 +358,12 @@ def crashing_driver(folder: Path) -> Path:
     source, made, manifest = folder / "crashes.c", folder / "libcrashes.so", folder / "crashes.json"
     source.write_text(CRASHES)
     for command in build._compilers(None):
-        if not subprocess.run([*command, "-shared", "-fPIC", "-Wl,-z,nodelete", "-o", str(made), str(source)], capture_output=True).returncode:
-            manifest.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": {"library_path": str(made), "api_version": "1.3.0"}}))
+        if not subprocess.run(
+            [*command, "-shared", "-fPIC", "-Wl,-z,nodelete", "-o", str(made), str(source)], capture_output=True
+        ).returncode:
+            manifest.write_text(
+                json.dumps({"file_format_version": "1.0.0", "ICD": {"library_path": str(made), "api_version": "1.3.0"}})
+            )
             return manifest
     raise AssertionError("no C compiler works")
 
@@ -339,7 +372,9 @@ def is_left(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def end_of_a_program(name: str, until_s: float, folder: Path, cache: Path, model: bytes, **variables: str) -> tuple[list[str], float]:
+def end_of_a_program(
+    name: str, until_s: float, folder: Path, cache: Path, model: bytes, **variables: str
+) -> tuple[list[str], float]:
     """What is wrong with a program that ends so, that long after its first run, and how long it took to end."""
     code, codes = ENDS[name]
     temporary, before = folder / "temporary", markers(cache)
@@ -349,9 +384,20 @@ def end_of_a_program(name: str, until_s: float, folder: Path, cache: Path, model
     command = [sys.executable, str(folder / "program.py"), str(folder / "model.onnx"), str(cache), str(until_s)]
     if name == "a driver that crashes":
         paths = os.pathsep.join(map(str, [crashing_driver(folder), *loader_paths.manifests(os.environ)]))
-        variables = {"VK_DRIVER_FILES": paths, "VK_ICD_FILENAMES": paths, "CRASH_AFTER_US": str(int(until_s * 5e5)), **variables}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), **variables}) as program:
+        variables = {
+            "VK_DRIVER_FILES": paths,
+            "VK_ICD_FILENAMES": paths,
+            "CRASH_AFTER_US": str(int(until_s * 5e5)),
+            **variables,
+        }
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), **variables},
+    ) as program:
         assert program.stdout is not None
         pids = json.loads(program.stdout.readline() or "[]")
         start_s = time.monotonic()
@@ -361,12 +407,14 @@ def end_of_a_program(name: str, until_s: float, folder: Path, cache: Path, model
             program.kill()
             said = "it does not end"
         took_s = time.monotonic() - start_s
-    found = [f"exit code {program.returncode}: {said[-600:]}"] if program.returncode not in codes or "Fatal" in said else []
+    found = (
+        [f"exit code {program.returncode}: {said[-600:]}"] if program.returncode not in codes or "Fatal" in said else []
+    )
     if not comes(lambda: not any(map(is_left, pids))):
         found.append(f"processes are left: {[psutil.Process(p).cmdline() for p in pids if is_left(p)]}")
     if not comes(lambda: not any(temporary.glob("ort_gpu_ep*"))):
         found.append(f"files are left: {list(temporary.rglob('*'))}")
-    unclean = name in ("kill -9", "os._exit", "a driver that crashes")       # it may have had the adapter open itself
+    unclean = name in ("kill -9", "os._exit", "a driver that crashes")  # it may have had the adapter open itself
     left = [] if unclean else [marker for marker in markers(cache) if marker not in before]
     return found + [f"{name}: {marker} is left" for marker in left], took_s
 
@@ -385,10 +433,15 @@ def condemned(cache: Path) -> list[str]:
 
 def on_the_gpu(cache: Path, model: bytes) -> list[str]:
     """What keeps a new program from the GPU; it tells that with strict=1."""
-    code = ("import sys, numpy as np, ort_gpu_ep as ort\n"
-            "s = ort.InferenceSession(sys.stdin.buffer.read(), provider_options={'placement': 'gpu', 'strict': '1', 'cache_dir': sys.argv[1]})\n"
-            "s.run(None, {'x': np.ones((2, 16), 'f')}); assert s.explain().count('gpu'), s.explain()")
-    done = subprocess.run([sys.executable, "-c", code, str(cache)], input=model, capture_output=True, cwd=ROOT, timeout=PATIENCE_S * 5)
+    code = (
+        "import sys, numpy as np, ort_gpu_ep as ort\n"
+        "s = ort.InferenceSession(sys.stdin.buffer.read(), provider_options={'placement': 'gpu', 'strict': '1', "
+        "'cache_dir': sys.argv[1]})\n"
+        "s.run(None, {'x': np.ones((2, 16), 'f')}); assert s.explain().count('gpu'), s.explain()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(cache)], input=model, capture_output=True, cwd=ROOT, timeout=PATIENCE_S * 5
+    )
     return [f"not on the GPU afterwards: {done.stderr.decode()[-600:]}"] * bool(done.returncode)
 
 
@@ -410,7 +463,9 @@ def ends(count: int, seed: int, folder: Path) -> dict[str, Any]:
         wrong += [f"end {number} ({name}, {until_s:.2f} s): {what}" for what in found]
         kinds[name] += 1
         longest_s = max(longest_s, took_s)
-    wrong += on_the_gpu(known, model) + [f"{marker} is left by a program that opened the adapter" for marker in markers(known)]
+    wrong += on_the_gpu(known, model) + [
+        f"{marker} is left by a program that opened the adapter" for marker in markers(known)
+    ]
     return {"ends": dict(kinds), "longest_s": round(longest_s, 2), "wrong": wrong}
 
 
@@ -422,17 +477,28 @@ MOST_MORE = {"MiB": 24, "threads": 4, "devices": 0, "files": 0, "processes": 0}
 
 def settled() -> dict[str, int]:
     """What this process holds when nothing works for a session any more."""
-    until(lambda: not any(t.name == "ort_gpu_ep-background" for t in threading.enumerate()), "the background's thread is done")
+    until(
+        lambda: not any(t.name == "ort_gpu_ep-background" for t in threading.enumerate()),
+        "the background's thread is done",
+    )
     until(lambda: not psutil.Process().children(recursive=True), "no process is left")
     mib, threads, devices = held()
     files = psutil.Process().num_handles() if sys.platform == "win32" else psutil.Process().num_fds()
-    return {"MiB": mib, "threads": threads, "devices": devices, "files": files, "processes": len(psutil.Process().children())}
+    return {
+        "MiB": mib,
+        "threads": threads,
+        "devices": devices,
+        "files": files,
+        "processes": len(psutil.Process().children()),
+    }
 
 
 def openings(count: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Sessions of placement=auto, closed at a moment by seed: before, while and after another process finds out, or the GPU is opened.
+    """Sessions of placement=auto, closed at a moment by seed: before, while and after another process finds out, or the
+    GPU is opened.
 
-    A third of them have caches in which all is known, the others begin with none. stages: what each waited for when it was closed.
+    A third of them have caches in which all is known, the others begin with none. stages: what each waited for when it
+    was closed.
     """
     model, x, wrong = mlp(seed), np.ones((5, 16), "f"), 0
     want = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
@@ -446,7 +512,9 @@ def openings(count: int, seed: int, folder: Path) -> dict[str, Any]:
     for number in range(1, count + 1):
         rng = np.random.default_rng([seed, number])
         cache = known if number % 3 == 0 else folder / f"openings-{number}"
-        until_s = time.monotonic() + float(rng.choice([0.0, rng.uniform(0, 0.1), rng.uniform(0, 1.5)], p=[0.2, 0.4, 0.4]))
+        until_s = time.monotonic() + float(
+            rng.choice([0.0, rng.uniform(0, 0.1), rng.uniform(0, 1.5)], p=[0.2, 0.4, 0.4])
+        )
         session = ort_gpu_ep.InferenceSession(model, provider_options={**options, "cache_dir": str(cache)})
         while True:
             wrong += not np.allclose(session.run(None, {"x": x})[0], want, rtol=2e-5, atol=2e-5)
@@ -458,20 +526,32 @@ def openings(count: int, seed: int, folder: Path) -> dict[str, Any]:
         if number in moments:
             print(f"opening {number}", file=sys.stderr, flush=True)
             found[number] = settled()
-    grown = [f"more {name}: {found}" for name, most in MOST_MORE.items() if found[moments[2]][name] - found[moments[0]][name] > most]
-    return {"openings": count, "stages": dict(stages), "held": {str(k): h for k, h in found.items()},
-            "wrong": [f"{wrong} wrong answers"] * bool(wrong) + grown}
+    grown = [
+        f"more {name}: {found}"
+        for name, most in MOST_MORE.items()
+        if found[moments[2]][name] - found[moments[0]][name] > most
+    ]
+    return {
+        "openings": count,
+        "stages": dict(stages),
+        "held": {str(k): h for k, h in found.items()},
+        "wrong": [f"{wrong} wrong answers"] * bool(wrong) + grown,
+    }
 
 
 DRILLS: Mapping[str, Callable[[int, int, Path], dict[str, Any]]] = {
-    "kills": kills, "losses": losses, "ends": ends, "openings": openings}
+    "kills": kills,
+    "losses": losses,
+    "ends": ends,
+    "openings": openings,
+}
 
 
 def show(found: Mapping[str, Mapping[str, Any]]) -> None:
     for name, result in found.items():
         print(name)
         for what, value in result.items():
-            for line in ([f"{k}: {v}" for k, v in value.items()] if isinstance(value, dict) else [str(value)]):
+            for line in [f"{k}: {v}" for k, v in value.items()] if isinstance(value, dict) else [str(value)]:
                 print(f"  {what:12} {line}")
 
 
@@ -483,10 +563,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    logging.getLogger("ort_gpu_ep").setLevel(logging.CRITICAL)      # of what is done on purpose
+    logging.getLogger("ort_gpu_ep").setLevel(logging.CRITICAL)  # of what is done on purpose
     onnxruntime.set_default_logger_severity(4)
     with tempfile.TemporaryDirectory() as folder:
-        found = {name: drill(count, asked.seed, Path(folder)) for name, drill in DRILLS.items() if (count := getattr(asked, name))}
+        found = {
+            name: drill(count, asked.seed, Path(folder))
+            for name, drill in DRILLS.items()
+            if (count := getattr(asked, name))
+        }
     print(json.dumps(found, indent=1)) if asked.json else show(found)
     sys.exit(any(result["wrong"] for result in found.values()))
 

@@ -1,8 +1,10 @@
-"""Runs the models of `fuzz_models` on ONNX Runtime's CPU and with ours, in child processes, and says where ours is different.
+"""Runs the models of `fuzz_models` on ONNX Runtime's CPU and with ours, in child processes, and says where ours is
+different.
 
-`python -m tests.session.fuzz --first 0 --count 5000` (and with `--quantized` those of `quantized_graphs`, with `--sizes` those of
-`size_graphs`, which may leave no run to the CPU; with `--counts` those of `count_graphs`) prints the seed of each defect: a crash, a hang, an error or an answer that ONNX
-Runtime's CPU does not give, beyond rounding and what `fuzz_allowed` lists. `--seed 17` runs one, in this process, and shows its model.
+`python -m tests.session.fuzz --first 0 --count 5000` (and with `--quantized` those of `quantized_graphs`, with
+`--sizes` those of `size_graphs`, which may leave no run to the CPU; with `--counts` those of `count_graphs`) prints the
+seed of each defect: a crash, a hang, an error or an answer that ONNX Runtime's CPU does not give, beyond rounding and
+what `fuzz_allowed` lists. `--seed 17` runs one, in this process, and shows its model.
 """
 
 from __future__ import annotations
@@ -40,13 +42,16 @@ from tests.session.size_graphs import size_model
 
 OPTIONS: tuple[dict[str, str], ...] = ({}, {"fusion": "0"}, {"checked_shaders": "0"}, {"checked_shaders": "1"})
 MEMORY_NBYTES = 6 << 30
-"""What a child may allocate: a model that asks for more gets an exception, in place of the machine's other processes."""
+"""What a child may allocate: a model that asks for more gets an exception, in place of the machine's other
+processes."""
 
 HANG_S, START_S = 120.0, 600.0
-"""Without a line from a child for so long it is taken for hanging; the first one comes when the models are made that all start as."""
+"""Without a line from a child for so long it is taken for hanging; the first one comes when the models are made that
+all start as."""
 
 TIMES_OF_ITS_OWN = 5.0
-"""Of what onnxruntime alone took for a model, ours gets so many times more: onnxruntime reads a model again where it could not make a session."""
+"""Of what onnxruntime alone took for a model, ours gets so many times more: onnxruntime reads a model again where it
+could not make a session."""
 
 ROUNDING = {"float32": 3e-4, "float16": 2e-2, "float64": 3e-4}
 """Of the largest element."""
@@ -56,7 +61,8 @@ STEPS, OFTEN, OF_MEANS = 2, 0.1, 0.7
 of few bytes often lie there."""
 
 UNOPTIMISED = "halves as onnxruntime rounds them without its optimisations"
-"""Of a quantized model: these round means and sums of bytes at other places than its nodes do, and later nodes enlarge what is apart."""
+"""Of a quantized model: these round means and sums of bytes at other places than its nodes do, and later nodes enlarge
+what is apart."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,11 @@ class Answer:
     message: str = ""
 
     def __str__(self) -> str:
-        return f"{self.error}: {self.message}"[:300] if self.error else f"{[(a.dtype.name, a.shape) for a in self.outputs if isinstance(a, np.ndarray)]}"
+        return (
+            f"{self.error}: {self.message}"[:300]
+            if self.error
+            else f"{[(a.dtype.name, a.shape) for a in self.outputs if isinstance(a, np.ndarray)]}"
+        )
 
 
 def answers(model: FuzzModel, make: Any) -> tuple[list[Answer], Any]:
@@ -92,8 +102,8 @@ def _refusal(error: Exception) -> Answer:
 
 def settings() -> Any:
     made = exact_sums(quiet())
-    made.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")        # as ours has it
-    made.intra_op_num_threads = 1       # small models: threads that spin would take the other cores for nothing
+    made.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # as ours has it
+    made.intra_op_num_threads = 1  # small models: threads that spin would take the other cores for nothing
     return made
 
 
@@ -111,7 +121,8 @@ def plain_session(model: bytes) -> Any:
 def defects(model: FuzzModel, want: Sequence[Answer], got: Sequence[Answer]) -> list[str]:
     """Where ours is different: an exception, a shape, an element."""
     if want[0].error and all(g.error for g in got):
-        return []       # refused when it is made, or when it runs: what steers a shape may be needed to see what is wrong
+        # refused when it is made, or when it runs: what steers a shape may be needed to see what is wrong
+        return []
     if len(got) != len(want):
         return [f"{'; '.join(map(str, got))} instead of {'; '.join(map(str, want))}"]
     found = []
@@ -119,7 +130,11 @@ def defects(model: FuzzModel, want: Sequence[Answer], got: Sequence[Answer]) -> 
         if g.error or w.error:
             what = [] if g.error and w.error else [f"{g} instead of {w}"]
         else:
-            what = [p for a, b in zip(g.outputs, w.outputs, strict=True) if (p := different(a, b)) and not (model.step and _steps(model, a, b))]
+            what = [
+                p
+                for a, b in zip(g.outputs, w.outputs, strict=True)
+                if (p := different(a, b)) and not (model.step and _steps(model, a, b))
+            ]
         found += [f"run {number}: {w}" for w in what]
     return found
 
@@ -143,7 +158,12 @@ def different(got: Any, want: Any) -> str:
 
 def _steps(model: FuzzModel, got: Any, want: Any) -> bool:
     """Whether few elements of the same shape differ, and by few steps of a byte."""
-    if not isinstance(want, np.ndarray) or got.shape != want.shape or got.dtype != want.dtype or want.dtype.name not in ("uint8", "int8", "float32"):
+    if (
+        not isinstance(want, np.ndarray)
+        or got.shape != want.shape
+        or got.dtype != want.dtype
+        or want.dtype.name not in ("uint8", "int8", "float32")
+    ):
         return False
     often = OF_MEANS if any("Average" in op or op in ("ReduceMean", "Resize") for op in model.nodes) else OFTEN
     apart = np.abs(got.astype("f8") - want.astype("f8"))
@@ -153,7 +173,10 @@ def _steps(model: FuzzModel, got: Any, want: Any) -> bool:
 
 def _first(wrong: Array, got: Array, want: Array) -> str:
     at = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(wrong)))
-    return f"{np.count_nonzero(wrong)} of {got.size} {want.dtype} differ, {np.atleast_1d(got)[at]} instead of {np.atleast_1d(want)[at]} at {at}"
+    return (
+        f"{np.count_nonzero(wrong)} of {got.size} {want.dtype} differ, {np.atleast_1d(got)[at]} instead of "
+        f"{np.atleast_1d(want)[at]} at {at}"
+    )
 
 
 # ---- a child
@@ -188,14 +211,19 @@ def outcome(seed: int, model: FuzzModel, want: Sequence[Answer]) -> dict[str, An
         found, known = [], [UNOPTIMISED]
     fallbacks = session.stats()["fallbacks"] if session is not None else 0
     if found and not on_gpu and not any(g.error for g in got) and len(got) == len(want):
-        found = []      # all of it is onnxruntime's: it gives some values as it found them in memory
+        found = []  # all of it is onnxruntime's: it gives some values as it found them in memory
     if fallbacks and model.base == "sizes":
         found += [f"run 0: an event: {session.explain().events[:1]}"]
     named = [(d, allowed(model, d)) for d in found]
-    return {"found": [d for d, why in named if not why], "known": known + [why for _, why in named if why], "on_gpu": on_gpu,
-            "unclaimed": not_run(session) if not any(w.error for w in want) else [],
-            "refused": bool(want[0].error) and len(want) == 1, "raised": sum(bool(w.error) for w in want),
-            "fallbacks": fallbacks}
+    return {
+        "found": [d for d, why in named if not why],
+        "known": known + [why for _, why in named if why],
+        "on_gpu": on_gpu,
+        "unclaimed": not_run(session) if not any(w.error for w in want) else [],
+        "refused": bool(want[0].error) and len(want) == 1,
+        "raised": sum(bool(w.error) for w in want),
+        "fallbacks": fallbacks,
+    }
 
 
 def not_run(session: Any) -> list[str]:
@@ -214,8 +242,8 @@ def _say(**what: Any) -> None:
 
 @dataclass
 class Tally:
-    """What a number of models showed. unclaimed: seeds of those that were claimed for the GPU and ran on the CPU, though onnxruntime raises
-    nothing. own: seeds at which onnxruntime itself crashed or hung.
+    """What a number of models showed. unclaimed: seeds of those that were claimed for the GPU and ran on the CPU,
+    though onnxruntime raises nothing. own: seeds at which onnxruntime itself crashed or hung.
     """
 
     models: int = 0
@@ -228,7 +256,12 @@ class Tally:
     def add(self, seed: int, line: dict[str, Any]) -> None:
         self.models += 1
         self.known.update(line["known"])
-        self.counts.update(refused=line["refused"], raised=bool(line["raised"]), on_gpu=bool(line["on_gpu"]), fallbacks=bool(line["fallbacks"]))
+        self.counts.update(
+            refused=line["refused"],
+            raised=bool(line["raised"]),
+            on_gpu=bool(line["on_gpu"]),
+            fallbacks=bool(line["fallbacks"]),
+        )
         if line["unclaimed"]:
             self.unclaimed.append(seed)
             print(f"{seed}: claimed and not run: {line['unclaimed'][0][:300]}", flush=True)
@@ -270,12 +303,19 @@ def run(seeds: Sequence[int], hang_s: float = HANG_S, *more: str) -> Tally:
 
 def _lines(seeds: Sequence[int], hang_s: float, *more: str) -> Iterator[dict[str, Any] | str]:
     """What a child says, and how it ended, if not by itself."""
-    process = subprocess.Popen([sys.executable, "-m", "tests.session.fuzz", *more, "--child", *map(str, seeds)], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONFAULTHANDLER": "1"})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.session.fuzz", *more, "--child", *map(str, seeds)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+    )
     said: queue.Queue[str | None] = queue.Queue()
     errors: list[str] = []
-    readers = [threading.Thread(target=_read, args=(process.stdout, said.put), daemon=True),
-               threading.Thread(target=_read, args=(process.stderr, errors.append), daemon=True)]
+    readers = [
+        threading.Thread(target=_read, args=(process.stdout, said.put), daemon=True),
+        threading.Thread(target=_read, args=(process.stderr, errors.append), daemon=True),
+    ]
     for reader in readers:
         reader.start()
     try:
@@ -294,7 +334,7 @@ def _lines(seeds: Sequence[int], hang_s: float, *more: str) -> Iterator[dict[str
         process.wait()
         for reader, stream in zip(readers, (process.stdout, process.stderr), strict=True):
             reader.join()
-            stream.close()      # type: ignore[union-attr]
+            stream.close()  # type: ignore[union-attr]
     if process.returncode:
         how = signal.Signals(-process.returncode).name if process.returncode < 0 else f"exit code {process.returncode}"
         yield f"crashed: {how}: {''.join(e for e in errors if e)[-1500:]}"
@@ -341,7 +381,15 @@ def main() -> None:
     parser.add_argument("--counts", action="store_true", help="models of count_graphs")
     parser.add_argument("--child", type=int, nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    make = quantized_model if asked.quantized else size_model if asked.sizes else count_model if asked.counts else fuzz_model
+    make = (
+        quantized_model
+        if asked.quantized
+        else size_model
+        if asked.sizes
+        else count_model
+        if asked.counts
+        else fuzz_model
+    )
     more = [f"--{kind}" for kind in ("quantized", "sizes", "counts") if vars(asked)[kind]]
     if asked.child:
         child(asked.child, make)
@@ -350,10 +398,13 @@ def main() -> None:
     else:
         start = time.time()
         tally = run(range(asked.first, asked.first + asked.count), HANG_S, *more)
-        print(f"seeds {asked.first} to {asked.first + asked.count - 1}, onnxruntime {onnxruntime.__version__}, onnx {onnx.__version__}, "
-              f"numpy {np.__version__}: {tally.models} models, {len(tally.wrong)} wrong {tally.wrong}, "
-              f"{len(tally.unclaimed)} claimed and not run {tally.unclaimed}, onnxruntime itself ended at {tally.own}, "
-              f"{time.time() - start:.0f} s")
+        print(
+            f"seeds {asked.first} to {asked.first + asked.count - 1}, onnxruntime {onnxruntime.__version__}, onnx "
+            f"{onnx.__version__}, "
+            f"numpy {np.__version__}: {tally.models} models, {len(tally.wrong)} wrong {tally.wrong}, "
+            f"{len(tally.unclaimed)} claimed and not run {tally.unclaimed}, onnxruntime itself ended at {tally.own}, "
+            f"{time.time() - start:.0f} s"
+        )
         print(dict(tally.counts), *sorted(tally.known.items()), sep="\n")
         sys.exit(bool(tally.wrong or tally.unclaimed))
 

@@ -1,4 +1,5 @@
-"""Where an answer may differ from ONNX Runtime's CPU by more than rounding; docs/drop-in.md tells users the same by the same names."""
+"""Where an answer may differ from ONNX Runtime's CPU by more than rounding; docs/drop-in.md tells users the same by the
+same names."""
 
 from __future__ import annotations
 
@@ -35,17 +36,25 @@ def _read(model: FuzzModel, defect: str, ops: str) -> Iterator[tuple[Any, Array]
     """Nodes of these operators whose first input is the model's, and what it holds in the run of a defect."""
     graph = onnx.load_from_string(model.model).graph
     known = {t.name: numpy_helper.to_array(t) for t in graph.initializer} | _fed(model, defect)
-    yield from ((n, known[n.input[0]]) for n in graph.node if re.fullmatch(ops, n.op_type) and n.input and n.input[0] in known)
+    yield from (
+        (n, known[n.input[0]]) for n in graph.node if re.fullmatch(ops, n.op_type) and n.input and n.input[0] in known
+    )
 
 
 def _more(model: FuzzModel, defect: str) -> bool:
-    return bool(re.search(r"instead of (NotImplemented|Fail.*(layout_ == 0|output_dtype U?INT8 does not match|conv_integer|ScalesValidation|Updating cos_cache))", defect)) or (
-        "instead of RuntimeException" in defect and "not currently supported" in defect)
+    return bool(
+        re.search(
+            r"instead of (NotImplemented|Fail.*(layout_ == 0|output_dtype U?INT8 does not match|conv_integer|ScalesValidation|Updating cos_cache))",
+            defect,
+        )
+    ) or ("instead of RuntimeException" in defect and "not currently supported" in defect)
 
 
 def _order(model: FuzzModel, defect: str) -> bool:
     wanted = r"Reduce(Max|Min)|ArgM(ax|in)|.*MaxPool|TopK|Max|Min|Clip|Hardmax|Relu|LeakyRelu|PRelu|Sign|Resize"
-    return bool(_ELEMENTS.search(defect)) and model.content in ("nan", "infinite", "any", "large") and _has(model, wanted)
+    return (
+        bool(_ELEMENTS.search(defect)) and model.content in ("nan", "infinite", "any", "large") and _has(model, wanted)
+    )
 
 
 def _recurrent(model: FuzzModel, defect: str) -> bool:
@@ -53,9 +62,13 @@ def _recurrent(model: FuzzModel, defect: str) -> bool:
 
 
 def _overflow(model: FuzzModel, defect: str) -> bool:
-    summing = (r".*(MatMul|Gemm|Conv|Pool|Normalization|Softmax|Attention|CrossEntropy|Loss).*|Reduce.*|Einsum|GridSample|DFT|STFT|Resize|CumSum|"
-               r"CumProd|Pow|Mean|Sum|Det|LRN|RotaryEmbedding|Upsample|AffineGrid|Mul|Div|Add|Sub")
-    return bool(_ELEMENTS.search(defect)) and model.content in ("infinite", "large", "any", "nan") and _has(model, summing)
+    summing = (
+        r".*(MatMul|Gemm|Conv|Pool|Normalization|Softmax|Attention|CrossEntropy|Loss).*|Reduce.*|Einsum|GridSample|DFT|STFT|Resize|CumSum|"
+        r"CumProd|Pow|Mean|Sum|Det|LRN|RotaryEmbedding|Upsample|AffineGrid|Mul|Div|Add|Sub"
+    )
+    return (
+        bool(_ELEMENTS.search(defect)) and model.content in ("infinite", "large", "any", "nan") and _has(model, summing)
+    )
 
 
 def _range(model: FuzzModel, defect: str) -> bool:
@@ -64,12 +77,14 @@ def _range(model: FuzzModel, defect: str) -> bool:
     if model.content in _OUTSIDE and _has(model, r"Cast|CastLike|Pow|QuantizeLinear|DynamicQuantizeLinear|Mod"):
         return True
     kind = re.search(r"of \d+ (u?)int(\d+) differ", defect)
-    return kind is not None and any(_outside(values, not kind[1], int(kind[2])) for _, values in _read(model, defect, "Cast|CastLike"))
+    return kind is not None and any(
+        _outside(values, not kind[1], int(kind[2])) for _, values in _read(model, defect, "Cast|CastLike")
+    )
 
 
 def _outside(values: Array, signed: bool, bits: int) -> bool:
     """Whether one of these floats, without its fraction, is not in the range of an integer type."""
-    low, high = (-2.0 ** (bits - 1), 2.0 ** (bits - 1)) if signed else (0.0, 2.0 ** bits)
+    low, high = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1)) if signed else (0.0, 2.0**bits)
     whole = np.trunc(values.astype("f8")) if values.dtype.kind == "f" else np.zeros(0)
     return not ((whole >= low) & (whole < high)).all()
 
@@ -90,24 +105,39 @@ def _tiny(model: FuzzModel, defect: str) -> bool:
 def _compared(model: FuzzModel, defect: str) -> bool:
     """Integers that 32 bits do not hold, compared as int64."""
     fed = (a for a in _fed(model, defect).values() if a.dtype.kind in "iu" and a.size)
-    return " int64 differ" in defect and _has(model, "ReduceM(ax|in)") and any(int(a.max()) >= 2**31 or int(a.min()) < -2**31 for a in fed)
+    return (
+        " int64 differ" in defect
+        and _has(model, "ReduceM(ax|in)")
+        and any(int(a.max()) >= 2**31 or int(a.min()) < -(2**31) for a in fed)
+    )
 
 
 def _empty(model: FuzzModel, defect: str) -> bool:
-    reduced = _has(model, r"Reduce.*|ArgM.*|.*Loss|.*Pool") and ("differ" in defect or re.search(r"\)? instead of \w+\(", defect) is not None)
+    reduced = _has(model, r"Reduce.*|ArgM.*|.*Loss|.*Pool") and (
+        "differ" in defect or re.search(r"\)? instead of \w+\(", defect) is not None
+    )
     refused = re.search(r"instead of (Fail|InvalidArgument|RuntimeException.*empty set)", defect) is not None
-    unset = " float32 differ, 0.0 instead of " in defect and _has(model, "MatMul") and any(a.size == 0 for a in _fed(model, defect).values())
+    unset = (
+        " float32 differ, 0.0 instead of " in defect
+        and _has(model, "MatMul")
+        and any(a.size == 0 for a in _fed(model, defect).values())
+    )
     return _is_empty(model) and (bool(reduced) or refused or unset)
 
 
 def _made_wrong(model: FuzzModel, defect: str) -> bool:
-    """onnxruntime's optimisations give a decoder of bytes with a scale for each row, and no zero point, one zero point for all."""
+    """onnxruntime's optimisations give a decoder of bytes with a scale for each row, and no zero point, one zero point
+    for all."""
     if not re.search(r"instead of Fail: .*running DequantizeLinear node.*PrepareForQDQ", defect):
         return False
     graph = onnx.load_from_string(model.model).graph
     sizes = {t.name: tuple(t.dims) for t in graph.initializer}
-    decoders = [n for n in graph.node if n.op_type == "DequantizeLinear" and len(n.input) == 2 and set(n.input) <= set(sizes)]
-    return any(sizes[n.input[1]] == (sizes[n.input[0]][a.i],) for n in decoders for a in n.attribute if a.name == "axis")
+    decoders = [
+        n for n in graph.node if n.op_type == "DequantizeLinear" and len(n.input) == 2 and set(n.input) <= set(sizes)
+    ]
+    return any(
+        sizes[n.input[1]] == (sizes[n.input[0]][a.i],) for n in decoders for a in n.attribute if a.name == "axis"
+    )
 
 
 def _short_mask(model: FuzzModel, defect: str) -> bool:
@@ -115,7 +145,10 @@ def _short_mask(model: FuzzModel, defect: str) -> bool:
     fed = _fed(model, defect)
     for node in onnx.load_from_string(model.model).graph.node if "instead of Fail: " in defect else ():
         if node.op_type == "Attention" and len(node.input) > 3 and {*node.input[:4]} <= {*fed}:
-            mask, keys = fed[node.input[3]], fed[node.input[1]].shape[-2] + (fed[node.input[4]].shape[-2] if node.input[4:5] else 0)
+            mask, keys = (
+                fed[node.input[3]],
+                fed[node.input[1]].shape[-2] + (fed[node.input[4]].shape[-2] if node.input[4:5] else 0),
+            )
             if mask.ndim < 2 or mask.shape[-1] < keys:
                 return True
     return False
@@ -124,12 +157,21 @@ def _short_mask(model: FuzzModel, defect: str) -> bool:
 def _unseen(model: FuzzModel, defect: str) -> bool:
     """Minus infinity where onnxruntime has the lowest number, and the scores behind the mask are an output."""
     lowest = re.search(r"differ, -inf instead of (-3\.40282\d*e\+38|-655\d\d\.0) ", defect)
-    return lowest is not None and any(n.op_type == "Attention" and n.output[3:4] and any(a.name == "qk_matmul_output_mode" and a.i == 2 for a in n.attribute)
-                                      for n in onnx.load_from_string(model.model).graph.node)
+    return lowest is not None and any(
+        n.op_type == "Attention"
+        and n.output[3:4]
+        and any(a.name == "qk_matmul_output_mode" and a.i == 2 for a in n.attribute)
+        for n in onnx.load_from_string(model.model).graph.node
+    )
 
 
 def _unique(model: FuzzModel, defect: str) -> bool:
-    wanted = any(a.name == "axis" for n in onnx.load_from_string(model.model).graph.node if n.op_type == "Unique" for a in n.attribute)
+    wanted = any(
+        a.name == "axis"
+        for n in onnx.load_from_string(model.model).graph.node
+        if n.op_type == "Unique"
+        for a in n.attribute
+    )
     return wanted and any(np.isnan(a).any() for a in _fed(model, defect).values() if a.dtype.kind == "f")
 
 
@@ -156,7 +198,9 @@ def allowed(model: FuzzModel, defect: str) -> str:
     return next((name for name, fits in DIFFERENCES.items() if fits(model, defect)), "")
 
 
-_TOLD_BY_RUNS = re.compile(r"Resize of \d axes; taken|over no elements has no value|: Dropout in training mode|is not a whole number")
+_TOLD_BY_RUNS = re.compile(
+    r"Resize of \d axes; taken|over no elements has no value|: Dropout in training mode|is not a whole number"
+)
 """Declines of what a claim can't know: values of inputs, and that a size is 0."""
 
 

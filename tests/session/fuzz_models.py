@@ -1,8 +1,9 @@
-"""Models of one to four nodes with whatever a file may hold: a valid small model, and changes to it that nobody had in mind.
+"""Models of one to four nodes with whatever a file may hold: a valid small model, and changes to it that nobody had in
+mind.
 
-A model starts as one of ONNX's node tests or of `random_graphs`, so that most operators and attributes occur. Then nodes are put behind it
-and, by chance, element types, sizes, attributes, names, constants and the inputs' content are changed. Most results are models that
-onnxruntime still runs; what it refuses has to be refused with ours in it, too.
+A model starts as one of ONNX's node tests or of `random_graphs`, so that most operators and attributes occur. Then
+nodes are put behind it and, by chance, element types, sizes, attributes, names, constants and the inputs' content are
+changed. Most results are models that onnxruntime still runs; what it refuses has to be refused with ours in it, too.
 """
 
 from __future__ import annotations
@@ -22,17 +23,45 @@ from tests.session.random_graphs import Array, random_model
 
 SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 16, 17, 33, 64, 65, 130, 300)
 HUGE = (2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1)
-INTEGERS = (0, 1, -1, 2, -2, 3, 4, 7, 8, 100, 2**31 - 1, -2**31, 2**31, 2**63 - 1, -2**63)
+INTEGERS = (0, 1, -1, 2, -2, 3, 4, 7, 8, 100, 2**31 - 1, -(2**31), 2**31, 2**63 - 1, -(2**63))
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-30, 3e38, -3e38, math.inf, -math.inf, math.nan)
-TEXTS = ("", "none", "NOTSET", "linear", "wrap", "reflect", "forward", "mean", "add", "É\n\"%s{}", "x" * 5000)
-NAMES = ("", " ", "fn", "x_at", "}; var y = 0u;", "a/b\\c", "%s%n{0}{}", "\n\t", "\N{GREEK SMALL LETTER ALPHA}\u202e", "../../etc", "main", "0", "n" * 3000)
+TEXTS = ("", "none", "NOTSET", "linear", "wrap", "reflect", "forward", "mean", "add", 'É\n"%s{}', "x" * 5000)
+NAMES = (
+    "",
+    " ",
+    "fn",
+    "x_at",
+    "}; var y = 0u;",
+    "a/b\\c",
+    "%s%n{0}{}",
+    "\n\t",
+    "\N{GREEK SMALL LETTER ALPHA}\u202e",
+    "../../etc",
+    "main",
+    "0",
+    "n" * 3000,
+)
 """An empty name is an input or output that isn't there."""
 
-ELEMENT_TYPES = ("float32", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "uint32", "uint64", "bool")
+ELEMENT_TYPES = (
+    "float32",
+    "float16",
+    "float64",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "uint32",
+    "uint64",
+    "bool",
+)
 MOST_ELEMENTS = 200_000
 MOST_NODES = 4
 
-RANDOM = frozenset(("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"))
+RANDOM = frozenset(
+    ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
+)
 """They give something else each time."""
 
 Content = str
@@ -41,8 +70,8 @@ Content = str
 
 @dataclass(frozen=True)
 class FuzzModel:
-    """runs: the feeds of each run. changes: what was done to the model that it started as. content: of the inputs. step: of a
-    quantized model, what a byte of its float outputs is worth: few elements may differ by few of them.
+    """runs: the feeds of each run. changes: what was done to the model that it started as. content: of the inputs.
+    step: of a quantized model, what a byte of its float outputs is worth: few elements may differ by few of them.
     """
 
     model: bytes
@@ -71,7 +100,11 @@ def node_tests() -> tuple[_Base, ...]:
     for case in conformance.cases():
         nodes = case.model.graph.node
         arrays = case.data_sets[0][0] if case.data_sets else ()
-        if len(nodes) > MOST_NODES or any(n.op_type in RANDOM or n.op_type == "Dropout" for n in nodes) or not _are_numbers(arrays):
+        if (
+            len(nodes) > MOST_NODES
+            or any(n.op_type in RANDOM or n.op_type == "Dropout" for n in nodes)
+            or not _are_numbers(arrays)
+        ):
             continue
         names = [i.name for i in case.model.graph.input]
         found.append(_Base(case.name, case.model, dict(zip(names, map(conformance._array, arrays), strict=False))))
@@ -79,8 +112,11 @@ def node_tests() -> tuple[_Base, ...]:
 
 
 def _are_numbers(arrays: Sequence[Any]) -> bool:
-    converted = [a if isinstance(a, np.ndarray) else None for a in map(conformance._array, arrays) ] if all(
-        isinstance(a, (np.ndarray, onnx.TensorProto, np.generic)) for a in arrays) else [None]
+    converted = (
+        [a if isinstance(a, np.ndarray) else None for a in map(conformance._array, arrays)]
+        if all(isinstance(a, (np.ndarray, onnx.TensorProto, np.generic)) for a in arrays)
+        else [None]
+    )
     return all(a is not None and a.dtype.name in ELEMENT_TYPES and a.size <= MOST_ELEMENTS for a in converted)
 
 
@@ -97,7 +133,9 @@ class Fuzzer:
             self.base, self.model, self.feeds = base.name, onnx.ModelProto(), dict(base.feeds)
             self.model.CopyFrom(base.model)
         else:
-            model, feeds, _ = random_model(int(self.rng.integers(1 << 30)), nodes=int(self.rng.integers(1, MOST_NODES + 1)))
+            model, feeds, _ = random_model(
+                int(self.rng.integers(1 << 30)), nodes=int(self.rng.integers(1, MOST_NODES + 1))
+            )
             self.base, self.model, self.feeds = "random", onnx.load_from_string(model), dict(feeds)
         self.graph = self.model.graph
         self.model.ir_version = min(self.model.ir_version, 10)
@@ -126,7 +164,9 @@ class Fuzzer:
             for i, values in enumerate(more):
                 array = np.array(values) if np.ndim(values) else np.array(values, helper.tensor_dtype_to_np_dtype(kind))
                 self.graph.initializer.append(numpy_helper.from_array(array, f"{name}_{i}"))
-            reads = [output.name] * (2 if op in ("Add", "Mul", "Concat") and not more else 1) + [f"{name}_{i}" for i in range(len(more))]
+            reads = [output.name] * (2 if op in ("Add", "Mul", "Concat") and not more else 1) + [
+                f"{name}_{i}" for i in range(len(more))
+            ]
             self.graph.node.append(helper.make_node(op, reads, [name], name, **attributes))
             self.graph.output.append(helper.make_tensor_value_info(name, attributes.get("to", kind), None))
             self.changes.append(f"+{op}")
@@ -141,17 +181,28 @@ class Fuzzer:
 
     def _special(self, array: Array) -> Array:
         choices: dict[str, tuple[float, ...]] = {
-            "nan": (math.nan,), "infinite": (math.inf, -math.inf), "tiny": (1e-40, -3e-39, 1e-45), "zero": (0.0, -0.0), "large": (3e38, -3e38),
-            "any": FLOATS}
+            "nan": (math.nan,),
+            "infinite": (math.inf, -math.inf),
+            "tiny": (1e-40, -3e-39, 1e-45),
+            "zero": (0.0, -0.0),
+            "large": (3e38, -3e38),
+            "any": FLOATS,
+        }
         if array.dtype.kind == "f":
             some = self.rng.random(array.shape) < self.pick((0.1, 0.5, 1.0))
             with np.errstate(all="ignore"):
                 return np.where(some, self.rng.choice(choices[self.content], array.shape), array).astype(array.dtype)
         if array.dtype.kind in "iu":
             limits = np.iinfo(array.dtype)
-            pool = [i for i in INTEGERS if limits.min <= i <= limits.max] if self.content in ("large", "any", "infinite") else [0, 1, 2, 3]
+            pool = (
+                [i for i in INTEGERS if limits.min <= i <= limits.max]
+                if self.content in ("large", "any", "infinite")
+                else [0, 1, 2, 3]
+            )
             some = self.rng.random(array.shape) < 0.3
-            return np.where(some, np.array([self.pick(pool) for _ in range(array.size)], array.dtype).reshape(array.shape), array).astype(array.dtype)
+            return np.where(
+                some, np.array([self.pick(pool) for _ in range(array.size)], array.dtype).reshape(array.shape), array
+            ).astype(array.dtype)
         return array
 
     def sizes(self) -> None:
@@ -172,7 +223,11 @@ class Fuzzer:
         name = self.pick(list(self.feeds))
         shape = self.feeds[name].shape
         at = int(self.rng.integers(len(shape) + 1))
-        new = (*shape[:at], *(1,) * int(self.rng.integers(1, 10 - min(len(shape), 8))), *shape[at:]) if self.maybe(0.6) else shape[:at] + shape[at + 1:]
+        new = (
+            (*shape[:at], *(1,) * int(self.rng.integers(1, 10 - min(len(shape), 8))), *shape[at:])
+            if self.maybe(0.6)
+            else shape[:at] + shape[at + 1 :]
+        )
         self._resize(name, new)
         self.changes.append(f"{name[:20]!r}: {shape} -> {new}")
 
@@ -185,7 +240,7 @@ class Fuzzer:
         for info in self.graph.input:
             if info.name == name:
                 info.CopyFrom(helper.make_tensor_value_info(name, info.type.tensor_type.elem_type, list(shape)))
-        for output in self.graph.output:       # onnxruntime finds out
+        for output in self.graph.output:  # onnxruntime finds out
             if output.type.HasField("tensor_type"):
                 output.type.tensor_type.ClearField("shape")
 
@@ -223,7 +278,7 @@ class Fuzzer:
         elif attribute.type == AttributeProto.INTS:
             values = list(attribute.ints)
             at = int(self.rng.integers(len(values) + 1))
-            values[at:at + int(self.rng.integers(2))] = [self.pick(INTEGERS)] * int(self.rng.integers(2))
+            values[at : at + int(self.rng.integers(2))] = [self.pick(INTEGERS)] * int(self.rng.integers(2))
             attribute.ints[:] = values
         self.changes.append(f"{node.op_type}.{attribute.name}")
 
@@ -257,7 +312,11 @@ class Fuzzer:
     def names(self) -> None:
         """Values and nodes get hostile names."""
         known = {n for node in self.graph.node for n in (*node.input, *node.output) if n}
-        new = {n: self.pick(NAMES) + (str(k) if self.maybe(0.9) else "") for k, n in enumerate(sorted(known)) if self.maybe(0.7)}
+        new = {
+            n: self.pick(NAMES) + (str(k) if self.maybe(0.9) else "")
+            for k, n in enumerate(sorted(known))
+            if self.maybe(0.7)
+        }
         for node in self.graph.node:
             node.name = self.pick(NAMES)
             for names in (node.input, node.output):
@@ -293,13 +352,33 @@ def resized(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 _BEHIND_FLOATS: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
-    ("Relu", (), {}), ("Neg", (), {}), ("Abs", (), {}), ("Identity", (), {}), ("Sigmoid", (), {}), ("Add", (), {}), ("Add", (0.5,), {}), ("Mul", (2.0,), {}),
-    ("Reshape", ([-1],), {}), ("Transpose", (), {}), ("Concat", (), {"axis": 0}), ("Cast", (), {"to": 1}), ("Unsqueeze", ([0],), {}), ("Flatten", (), {}))
+    ("Relu", (), {}),
+    ("Neg", (), {}),
+    ("Abs", (), {}),
+    ("Identity", (), {}),
+    ("Sigmoid", (), {}),
+    ("Add", (), {}),
+    ("Add", (0.5,), {}),
+    ("Mul", (2.0,), {}),
+    ("Reshape", ([-1],), {}),
+    ("Transpose", (), {}),
+    ("Concat", (), {"axis": 0}),
+    ("Cast", (), {"to": 1}),
+    ("Unsqueeze", ([0],), {}),
+    ("Flatten", (), {}),
+)
 _BEHIND_INTEGERS = tuple(b for b in _BEHIND_FLOATS if b[0] not in ("Relu", "Sigmoid") and b[1] != (0.5,))
 
 _CHANGES: Mapping[Callable[[Fuzzer], None], float] = {
-    Fuzzer.element_type: 0.12, Fuzzer.sizes: 0.3, Fuzzer.rank: 0.1, Fuzzer.attributes: 0.25, Fuzzer.values: 0.3, Fuzzer.huge: 0.06,
-    Fuzzer.constants: 0.25, Fuzzer.more_nodes: 0.4}
+    Fuzzer.element_type: 0.12,
+    Fuzzer.sizes: 0.3,
+    Fuzzer.rank: 0.1,
+    Fuzzer.attributes: 0.25,
+    Fuzzer.values: 0.3,
+    Fuzzer.huge: 0.06,
+    Fuzzer.constants: 0.25,
+    Fuzzer.more_nodes: 0.4,
+}
 """In their order; and how likely each is."""
 
 

@@ -1,5 +1,6 @@
-"""What programs do with onnxruntime's sessions and values, each habit a function of the class of sessions: `python -m tests.session.habits FORM
-FILE` writes what each gives, with the class that a program of that form has. test_habits.py compares the forms.
+"""What programs do with onnxruntime's sessions and values, each habit a function of the class of sessions: `python -m
+tests.session.habits FORM FILE` writes what each gives, with the class that a program of that form has. test_habits.py
+compares the forms.
 """
 
 from __future__ import annotations
@@ -50,27 +51,48 @@ def raised(call: Callable[[], object]) -> str:
 
 
 def value(array: Any) -> Any:
-    return onnxruntime.OrtValue.ortvalue_from_numpy(np.array(array))       # a copy: such a value is written to, and shares its memory
+    # a copy: such a value is written to, and shares its memory
+    return onnxruntime.OrtValue.ortvalue_from_numpy(np.array(array))
 
 
 def made(text: str, **constants: Any) -> bytes:
     return bytes(model_of(text, constants).SerializeToString())
 
 
-MLP = made("(float[N, 4] x) => (float[N, 2] y, float[N] z) { h = MatMul(x, w) y = Tanh(h) z = ReduceSum<keepdims=0>(y, axes) }",
-           w=RNG.standard_normal((4, 2)).astype("f"), axes=np.array([1]))
+MLP = made(
+    "(float[N, 4] x) => (float[N, 2] y, float[N] z) { h = MatMul(x, w) y = Tanh(h) z = "
+    "ReduceSum<keepdims=0>(y, axes) }",
+    w=RNG.standard_normal((4, 2)).astype("f"),
+    axes=np.array([1]),
+)
 TWO = made("(float[N] a, float[N] b) => (float[N] y) { t = Tanh(a) y = Sub(t, b) }")
 
 # ---- feeds, as arrays may be
 
 FEEDS: dict[str, Callable[[], Any]] = {
-    "not_contiguous": lambda: np.repeat(X, 2, axis=1)[:, ::2], "in_fortran_order": lambda: np.asfortranarray(X), "backwards": lambda: X[::-1],
-    "without_rows": lambda: X[:0], "broadcast": lambda: np.broadcast_to(X[:1], (3, 4)), "byte_swapped": lambda: X.astype(">f4"),
-    "a_subclass": lambda: X.view(np.recarray), "a_matrix": lambda: np.matrix(X), "masked": lambda: np.ma.masked_array(X, X > 0),
-    "from_bytes": lambda: np.frombuffer(X.tobytes(), "f").reshape(3, 4), "not_aligned": lambda: np.frombuffer(b"." + X.tobytes(), "f", 12, 1).reshape(3, 4),
-    "a_list": X.tolist, "a_number": lambda: 7.0, "nothing": lambda: None, "a_string": lambda: "x", "doubles": lambda: X.astype("d"),
-    "integers": lambda: X.astype("i8"), "another_rank": lambda: X[0], "another_size": lambda: X[:, :3], "a_scalar": lambda: np.float32(1),
-    "an_ort_value": lambda: value(X), "an_ort_value_of_doubles": lambda: value(X.astype("d"))}
+    "not_contiguous": lambda: np.repeat(X, 2, axis=1)[:, ::2],
+    "in_fortran_order": lambda: np.asfortranarray(X),
+    "backwards": lambda: X[::-1],
+    "without_rows": lambda: X[:0],
+    "broadcast": lambda: np.broadcast_to(X[:1], (3, 4)),
+    "byte_swapped": lambda: X.astype(">f4"),
+    "a_subclass": lambda: X.view(np.recarray),
+    "a_matrix": lambda: np.matrix(X),
+    "masked": lambda: np.ma.masked_array(X, X > 0),
+    "from_bytes": lambda: np.frombuffer(X.tobytes(), "f").reshape(3, 4),
+    "not_aligned": lambda: np.frombuffer(b"." + X.tobytes(), "f", 12, 1).reshape(3, 4),
+    "a_list": X.tolist,
+    "a_number": lambda: 7.0,
+    "nothing": lambda: None,
+    "a_string": lambda: "x",
+    "doubles": lambda: X.astype("d"),
+    "integers": lambda: X.astype("i8"),
+    "another_rank": lambda: X[0],
+    "another_size": lambda: X[:, :3],
+    "a_scalar": lambda: np.float32(1),
+    "an_ort_value": lambda: value(X),
+    "an_ort_value_of_doubles": lambda: value(X.astype("d")),
+}
 
 
 def fed(name: str) -> Habit:
@@ -80,6 +102,7 @@ def fed(name: str) -> Habit:
             return [session.run(None, {"x": x}) for _ in range(4)]
         except Exception as error:
             return type(error).__name__
+
     return run
 
 
@@ -123,15 +146,29 @@ def feeds_in_another_order(kind: Kind) -> Any:
 @habit
 def names_that_are_not_there(kind: Kind) -> Any:
     session = kind(MLP)
-    return [raised(lambda n=names, f=feeds: session.run(n, f)) for names, feeds in (
-        (["no"], {"x": X}), (None, {}), (None, {"x": X, "no": X}), ([""], {"x": X}), (["y", "no"], {"x": X}), ([7], {"x": X}), (None, {7: X}))]
+    return [
+        raised(lambda n=names, f=feeds: session.run(n, f))
+        for names, feeds in (
+            (["no"], {"x": X}),
+            (None, {}),
+            (None, {"x": X, "no": X}),
+            ([""], {"x": X}),
+            (["y", "no"], {"x": X}),
+            ([7], {"x": X}),
+            (None, {7: X}),
+        )
+    ]
 
 
 @habit
 def outputs_by_name(kind: Kind) -> Any:
     session = kind(MLP)
-    return [session.run(names, {"x": X}) for names in (None, [], ["z"], ["z", "y"], ("y",), {"y": 0}, iter(["z"])) for _ in range(3)
-            if isinstance(names, list | tuple | None)]
+    return [
+        session.run(names, {"x": X})
+        for names in (None, [], ["z"], ["z", "y"], ("y",), {"y": 0}, iter(["z"]))
+        for _ in range(3)
+        if isinstance(names, list | tuple | None)
+    ]
 
 
 @habit
@@ -190,7 +227,12 @@ def results_pickled(kind: Kind) -> Any:
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
-    "numpy": lambda v: v.numpy(), "asarray": np.asarray, "dlpack": np.from_dlpack, "array": np.array, "a_copy": lambda v: v.numpy().copy()}
+    "numpy": lambda v: v.numpy(),
+    "asarray": np.asarray,
+    "dlpack": np.from_dlpack,
+    "array": np.array,
+    "a_copy": lambda v: v.numpy().copy(),
+}
 
 
 def viewed(name: str) -> Habit:
@@ -200,6 +242,7 @@ def viewed(name: str) -> Habit:
         del session
         gc.collect()
         return [np.array(k) for k in kept]
+
     return run
 
 
@@ -209,8 +252,19 @@ HABITS.update({f"views_by_{name}": viewed(name) for name in VIEWS})
 @habit
 def values_say_what_they_are(kind: Kind) -> Any:
     got = kind(MLP).run_with_ort_values(["z", "y"], {"x": value(X)})
-    return [(v.shape(), v.data_type(), v.element_type(), v.is_tensor(), v.is_sparse_tensor(), v.is_tensor_sequence(), v.has_value(), v.device_name())
-            for v in got]
+    return [
+        (
+            v.shape(),
+            v.data_type(),
+            v.element_type(),
+            v.is_tensor(),
+            v.is_sparse_tensor(),
+            v.is_tensor_sequence(),
+            v.has_value(),
+            v.device_name(),
+        )
+        for v in got
+    ]
 
 
 @habit
@@ -329,7 +383,10 @@ def outputs_into_arrays_of_another_size(kind: Kind) -> Any:
 
 @habit
 def a_state_in_place(kind: Kind) -> Any:
-    session, state = kind(made("(float[4] x) => (float[4] y) { t = Tanh(x) y = Add(t, o) }", o=np.ones(1, "f"))), value(X[0].copy())
+    session, state = (
+        kind(made("(float[4] x) => (float[4] y) { t = Tanh(x) y = Add(t, o) }", o=np.ones(1, "f"))),
+        value(X[0].copy()),
+    )
     binding, found = session.io_binding(), []
     for _ in range(5):
         binding.bind_ortvalue_input("x", state)
@@ -379,7 +436,11 @@ def bindings_that_lack_something(kind: Kind) -> Any:
     binding = bound(session)
     binding.clear_binding_outputs()
     found.append(raised(lambda: session.run_with_iobinding(binding)))
-    return [*found, raised(lambda: session.io_binding().bind_cpu_input("no", X)), raised(lambda: session.io_binding().bind_output("no"))]
+    return [
+        *found,
+        raised(lambda: session.io_binding().bind_cpu_input("no", X)),
+        raised(lambda: session.io_binding().bind_output("no")),
+    ]
 
 
 @habit
@@ -474,7 +535,9 @@ def models_in_files(kind: Kind) -> Any:
 def weights_in_another_file(kind: Kind) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
-        onnx.save_model(onnx.load_from_string(MLP), path, save_as_external_data=True, location="weights.bin", size_threshold=50)
+        onnx.save_model(
+            onnx.load_from_string(MLP), path, save_as_external_data=True, location="weights.bin", size_threshold=50
+        )
         session = kind(str(path))
         (path.parent / "weights.bin").unlink()
         return [session.run(None, {"x": x}) for x in MORE]
@@ -490,18 +553,39 @@ def weights_that_the_program_gives(kind: Kind) -> Any:
 
 @habit
 def models_that_are_none(kind: Kind) -> Any:
-    return [raised(lambda m=model: kind(m)) for model in (b"", b"no model", "no such file.onnx", Path("no such file.onnx"), 7, None, MLP[:50],
-                                                          onnx.load_from_string(MLP))]
+    return [
+        raised(lambda m=model: kind(m))
+        for model in (
+            b"",
+            b"no model",
+            "no such file.onnx",
+            Path("no such file.onnx"),
+            7,
+            None,
+            MLP[:50],
+            onnx.load_from_string(MLP),
+        )
+    ]
 
 
 @habit
 def names_of_all_kinds(kind: Kind) -> Any:
     graph = helper.make_graph(
-        [helper.make_node("Tanh", ["an input/é:0"], ["h 1"], name="a node\n1"), helper.make_node("Neg", ["h 1"], ["ausgabe; ü"], name="ü")],
-        "a graph", [helper.make_tensor_value_info("an input/é:0", TensorProto.FLOAT, ["N é"])],
-        [helper.make_tensor_value_info("ausgabe; ü", TensorProto.FLOAT, ["N é"])])
-    session = kind(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString())
-    return [session.run(["ausgabe; ü"], {"an input/é:0": X[0]}), [(v.name, v.shape, v.type) for v in (*session.get_inputs(), *session.get_outputs())]]
+        [
+            helper.make_node("Tanh", ["an input/é:0"], ["h 1"], name="a node\n1"),
+            helper.make_node("Neg", ["h 1"], ["ausgabe; ü"], name="ü"),
+        ],
+        "a graph",
+        [helper.make_tensor_value_info("an input/é:0", TensorProto.FLOAT, ["N é"])],
+        [helper.make_tensor_value_info("ausgabe; ü", TensorProto.FLOAT, ["N é"])],
+    )
+    session = kind(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    )
+    return [
+        session.run(["ausgabe; ü"], {"an input/é:0": X[0]}),
+        [(v.name, v.shape, v.type) for v in (*session.get_inputs(), *session.get_outputs())],
+    ]
 
 
 @habit
@@ -531,7 +615,9 @@ def strings_of_a_fixed_width(kind: Kind) -> Any:
 @habit
 def sequences(kind: Kind) -> Any:
     session = kind(SEQUENCE)
-    return [session.run(None, {"x": [X[0] + k, X[1]]}) for k in range(3)] + [raised(lambda: session.run(None, {"x": X[0]}))]
+    return [session.run(None, {"x": [X[0] + k, X[1]]}) for k in range(3)] + [
+        raised(lambda: session.run(None, {"x": X[0]}))
+    ]
 
 
 @habit
@@ -549,20 +635,44 @@ def sparse_outputs(kind: Kind) -> Any:
 @habit
 def numbers_of_every_type(kind: Kind) -> Any:
     found = []
-    for name, dtype in (("float", "f4"), ("double", "f8"), ("float16", "f2"), ("int32", "i4"), ("int64", "i8"), ("int8", "i1")):
-        session = kind(made(f"({name}[N] x) => ({name}[N] y, bool[N] p) {{ y = Neg(x) a = Cast<to = 1>(x) p = Greater(a, z) }}", z=np.zeros(1, "f")))
+    for name, dtype in (
+        ("float", "f4"),
+        ("double", "f8"),
+        ("float16", "f2"),
+        ("int32", "i4"),
+        ("int64", "i8"),
+        ("int8", "i1"),
+    ):
+        session = kind(
+            made(
+                f"({name}[N] x) => ({name}[N] y, bool[N] p) {{ y = Neg(x) a = Cast<to = 1>(x) p = Greater(a, z) }}",
+                z=np.zeros(1, "f"),
+            )
+        )
         found.append([session.run(None, {"x": (X[0] * 5).astype(dtype)}) for _ in range(3)])
     return found
 
 
 @habit
 def branches_and_loops(kind: Kind) -> Any:
-    branch = kind(made("(float[N] x, bool c) => (float[N] y) { y = If (c) <then_branch = t () => (float[N] a) { a = Tanh(x) }, "
-                       "else_branch = e () => (float[N] b) { b = Neg(x) }> }"))
-    loop = kind(made("(int64 n, float[4] x) => (float[4] y) { c = Constant<value_int = 1>() k = Cast<to = 9>(c) y = Loop (n, k, x) "
-                     "<body = b (int64 i, bool g, float[4] s) => (bool h, float[4] t) { h = Identity(g) u = Tanh(s) t = Add(u, s) }> }"))
-    return [[branch.run(None, {"x": X[0], "c": np.array(c)}) for c in (True, False, True)],
-            [loop.run(None, {"n": np.array(n), "x": X[0]}) for n in (3, 0, 5)]]
+    branch = kind(
+        made(
+            "(float[N] x, bool c) => (float[N] y) { y = If (c) <then_branch = t () => (float[N] a) { a = Tanh(x) }, "
+            "else_branch = e () => (float[N] b) { b = Neg(x) }> }"
+        )
+    )
+    loop = kind(
+        made(
+            "(int64 n, float[4] x) => (float[4] y) { c = Constant<value_int = 1>() k = Cast<to = 9>(c) y = "
+            "Loop (n, k, x) "
+            "<body = b (int64 i, bool g, float[4] s) => (bool h, float[4] t) { h = Identity(g) u = Tanh(s) t = "
+            "Add(u, s) }> }"
+        )
+    )
+    return [
+        [branch.run(None, {"x": X[0], "c": np.array(c)}) for c in (True, False, True)],
+        [loop.run(None, {"n": np.array(n), "x": X[0]}) for n in (3, 0, 5)],
+    ]
 
 
 @habit
@@ -574,20 +684,32 @@ def nodes_that_only_the_cpu_has(kind: Kind) -> Any:
 @habit
 def initializers_that_can_be_fed(kind: Kind) -> Any:
     session = kind(overridable())
-    return [[v.name for v in session.get_overridable_initializers()], session.run(None, {"x": X[0]}),
-            session.run(None, {"x": X[0], "s": np.full(1, -2, "f")}), session.run(None, {"x": X[1]})]
+    return [
+        [v.name for v in session.get_overridable_initializers()],
+        session.run(None, {"x": X[0]}),
+        session.run(None, {"x": X[0], "s": np.full(1, -2, "f")}),
+        session.run(None, {"x": X[1]}),
+    ]
 
 
 # ---- options
 
 
 SETTINGS: dict[str, Callable[[Any], None]] = {
-    "no_optimization": lambda s: setattr(s, "graph_optimization_level", onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL),
-    "extended": lambda s: setattr(s, "graph_optimization_level", onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED),
+    "no_optimization": lambda s: setattr(
+        s, "graph_optimization_level", onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    ),
+    "extended": lambda s: setattr(
+        s, "graph_optimization_level", onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    ),
     "parallel": lambda s: setattr(s, "execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL),
     "priority_order": lambda s: setattr(s, "execution_order", onnxruntime.ExecutionOrder.PRIORITY_BASED),
     "threads": lambda s: (setattr(s, "intra_op_num_threads", 1), setattr(s, "inter_op_num_threads", 1)),
-    "no_arena": lambda s: (setattr(s, "enable_cpu_mem_arena", False), setattr(s, "enable_mem_pattern", False), setattr(s, "enable_mem_reuse", False)),
+    "no_arena": lambda s: (
+        setattr(s, "enable_cpu_mem_arena", False),
+        setattr(s, "enable_mem_pattern", False),
+        setattr(s, "enable_mem_reuse", False),
+    ),
     "deterministic": lambda s: setattr(s, "use_deterministic_compute", True),
     "a_dimension": lambda s: s.add_free_dimension_override_by_name("N", 3),
     "a_log_identifier": lambda s: setattr(s, "logid", "mine"),
@@ -596,7 +718,10 @@ SETTINGS: dict[str, Callable[[Any], None]] = {
     "no_prepacking": lambda s: s.add_session_config_entry("session.disable_prepacking", "1"),
     "an_unknown_entry": lambda s: s.add_session_config_entry("nobody.knows", "1"),
     "no_quant_qdq": lambda s: s.add_session_config_entry("session.disable_quant_qdq", "1"),
-    "initializers_from_the_device": lambda s: s.add_session_config_entry("session.use_device_allocator_for_initializers", "1")}
+    "initializers_from_the_device": lambda s: s.add_session_config_entry(
+        "session.use_device_allocator_for_initializers", "1"
+    ),
+}
 
 
 def with_settings(name: str) -> Habit:
@@ -604,7 +729,12 @@ def with_settings(name: str) -> Habit:
         settings = onnxruntime.SessionOptions()
         SETTINGS[name](settings)
         session = kind(MLP, settings)
-        return [[session.run(None, {"x": X}) for _ in range(3)], session.get_inputs()[0].shape, session.get_session_options().logid]
+        return [
+            [session.run(None, {"x": X}) for _ in range(3)],
+            session.get_inputs()[0].shape,
+            session.get_session_options().logid,
+        ]
+
     return run
 
 
@@ -616,7 +746,11 @@ def settings_for_two_sessions(kind: Kind) -> Any:
     settings = onnxruntime.SessionOptions()
     sessions = [kind(MLP, settings), kind(TWO, settings)]
     settings.intra_op_num_threads = 1
-    return [sessions[0].run(None, {"x": X}), sessions[1].run(None, {"a": X[0], "b": X[1]}), sessions[0].get_session_options().intra_op_num_threads]
+    return [
+        sessions[0].run(None, {"x": X}),
+        sessions[1].run(None, {"a": X[0], "b": X[1]}),
+        sessions[0].get_session_options().intra_op_num_threads,
+    ]
 
 
 @habit
@@ -639,19 +773,27 @@ def the_optimised_model_on_disk(kind: Kind) -> Any:
 
 
 RUN_OPTIONS: dict[str, Callable[[Any], None]] = {
-    "terminate": lambda o: setattr(o, "terminate", True), "a_tag": lambda o: setattr(o, "logid", "mine"),
+    "terminate": lambda o: setattr(o, "terminate", True),
+    "a_tag": lambda o: setattr(o, "logid", "mine"),
     "only_to_outputs": lambda o: setattr(o, "only_execute_path_to_fetches", True),
     "shrinking_arenas": lambda o: o.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0"),
     "no_synchronization": lambda o: o.add_run_config_entry("disable_synchronize_execution_providers", "1"),
-    "an_unknown_entry": lambda o: o.add_run_config_entry("nobody.knows", "1")}
+    "an_unknown_entry": lambda o: o.add_run_config_entry("nobody.knows", "1"),
+}
 
 
 def with_run_options(name: str) -> Habit:
     def run(kind: Kind) -> Any:
         session, options = kind(MLP), onnxruntime.RunOptions()
         RUN_OPTIONS[name](options)
-        ways = [lambda: session.run(["y"], {"x": X}, options), lambda: session.run_with_ort_values(["y"], {"x": value(X)}, options)[0].numpy().copy()]
-        return [call() if raised(call) == "nothing" else raised(call) for call in ways for _ in range(2)] + [session.run(["y"], {"x": X})]
+        ways = [
+            lambda: session.run(["y"], {"x": X}, options),
+            lambda: session.run_with_ort_values(["y"], {"x": value(X)}, options)[0].numpy().copy(),
+        ]
+        return [call() if raised(call) == "nothing" else raised(call) for call in ways for _ in range(2)] + [
+            session.run(["y"], {"x": X})
+        ]
+
     return run
 
 
@@ -662,8 +804,14 @@ HABITS.update({f"run_options_{name}": with_run_options(name) for name in RUN_OPT
 def what_a_session_says(kind: Kind) -> Any:
     session = kind(MLP)
     meta = session.get_modelmeta()
-    return [[(v.name, v.shape, v.type) for v in (*session.get_inputs(), *session.get_outputs())], CPU in session.get_providers(),
-            [getattr(meta, n) for n in ("producer_name", "graph_name", "description", "domain", "version", "custom_metadata_map")]]
+    return [
+        [(v.name, v.shape, v.type) for v in (*session.get_inputs(), *session.get_outputs())],
+        CPU in session.get_providers(),
+        [
+            getattr(meta, n)
+            for n in ("producer_name", "graph_name", "description", "domain", "version", "custom_metadata_map")
+        ],
+    ]
 
 
 @habit
@@ -679,14 +827,21 @@ def other_providers_later(kind: Kind) -> Any:
 def sessions_as_keys_and_attributes(kind: Kind) -> Any:
     session = kind(MLP)
     session.mine = 7
-    return [{session: 1}[session], session.mine, isinstance(session, onnxruntime.InferenceSession), raised(lambda: pickle.dumps(session))]
+    return [
+        {session: 1}[session],
+        session.mine,
+        isinstance(session, onnxruntime.InferenceSession),
+        raised(lambda: pickle.dumps(session)),
+    ]
 
 
 @habit
 def custom_operators_that_are_not_there(kind: Kind) -> Any:
     settings = onnxruntime.SessionOptions()
-    return [raised(lambda: settings.register_custom_ops_library("no such library.so")),
-            raised(lambda: kind(made("(float[N] x) => (float[N] y) { y = my.domain.Op(x) }")))]
+    return [
+        raised(lambda: settings.register_custom_ops_library("no such library.so")),
+        raised(lambda: kind(made("(float[N] x) => (float[N] y) { y = my.domain.Op(x) }"))),
+    ]
 
 
 # ---- forms
@@ -711,7 +866,13 @@ def theirs(model: Any, settings: Any = None) -> Any:
     return onnxruntime.InferenceSession(model, settings, providers=[CPU])
 
 
-KINDS: dict[str, Kind] = {"plain": theirs, "executed": theirs, "patched": theirs, "our class": our_class, "by name": by_name}
+KINDS: dict[str, Kind] = {
+    "plain": theirs,
+    "executed": theirs,
+    "patched": theirs,
+    "our class": our_class,
+    "by name": by_name,
+}
 
 
 def main() -> None:

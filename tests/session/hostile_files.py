@@ -1,10 +1,13 @@
-"""Models that mean harm to files: each is opened in every way that this package opens models, in a process whose home is a sandbox.
+"""Models that mean harm to files: each is opened in every way that this package opens models, in a process whose home
+is a sandbox.
 
-`python -m tests.session.hostile_files --count 200 --first 0` prints a table (`--json`: data), and ends with 1 where anything is wrong: a file
-outside of the model's folder is read or changed, one in it is changed, a copy stays in the temporary folder, something waits for ever, or an
-exception is none that is documented, or an answer another one than onnxruntime's.
+`python -m tests.session.hostile_files --count 200 --first 0` prints a table (`--json`: data), and ends with 1 where
+anything is wrong: a file outside of the model's folder is read or changed, one in it is changed, a copy stays in the
+temporary folder, something waits for ever, or an exception is none that is documented, or an answer another one than
+onnxruntime's.
 
-A model names files by paths, links, offsets and lengths of all kinds, for tensors with and without their data in the model; a seed makes one.
+A model names files by paths, links, offsets and lengths of all kinds, for tensors with and without their data in the
+model; a seed makes one.
 """
 
 from __future__ import annotations
@@ -37,8 +40,12 @@ ROOT = Path(__file__).parents[2]
 SIDE = 64
 """Of square weights: large enough to be compressed."""
 
-SESSIONS = {"auto": {"placement": "auto"}, "gpu": {"placement": "gpu"}, "cpu": {"placement": "cpu"},
-            "isolation": {"placement": "gpu", "isolation": "process"}}
+SESSIONS = {
+    "auto": {"placement": "auto"},
+    "gpu": {"placement": "gpu"},
+    "cpu": {"placement": "cpu"},
+    "isolation": {"placement": "gpu", "isolation": "process"},
+}
 WAYS = (*SESSIONS, "explain", "score", "compress", "train", "generate", "exec")
 SILENT_S = 300.0
 """What takes longer waits for ever: on a busy machine the slowest takes some seconds."""
@@ -53,16 +60,83 @@ def paths(folder: Path, base: Path) -> list[str]:
     """Locations. folder: of the model; base: of the sandbox, two levels above."""
     home = base / "home"
     return [
-        "w.bin", "./w.bin", "sub/w.bin", "sub/../w.bin", "in", "hard", "self/self/w.bin", "a b.bin",      # what onnxruntime reads
-        "out", "up/home/.bashrc", f"root{home}/id_rsa", "../../home/.bashrc", "../../home/id_rsa", "sub/../../../home/notes.txt", str(home / "id_rsa"),
-        str(folder / "w.bin"), f"/proc/self/root{home}/notes.txt", f"self/../../../home/{'../' * 30}{home}/notes.txt", "/proc/thread-self/comm",
-        "/proc/self/mem", "/dev/zero", "/dev/stdin", "fifo", "socket", "zero", "sub", "round", "gone", "nothing", "chain59", "huge",
-        "", ".", "..", "/", "//", "~/.bashrc", "$HOME/.bashrc", "w.bin/", "w.bin/..", "w.bin\0x", "w.bin\n", "\x1b]0;owned\x07", "..\\..\\home",
-        "C:\\w.bin", "\\\\host\\share", "file:///etc/passwd", "https://localhost/w", "x" * 300, "sub/" * 2000 + "w.bin", "\udcff", "model.onnx",
-        "*", "?", "*/_ORT_MEM_ADDR_/*", "\u202egnp.exe", "-rf", "0", "1"]
+        # what onnxruntime reads
+        "w.bin",
+        "./w.bin",
+        "sub/w.bin",
+        "sub/../w.bin",
+        "in",
+        "hard",
+        "self/self/w.bin",
+        "a b.bin",
+        "out",
+        "up/home/.bashrc",
+        f"root{home}/id_rsa",
+        "../../home/.bashrc",
+        "../../home/id_rsa",
+        "sub/../../../home/notes.txt",
+        str(home / "id_rsa"),
+        str(folder / "w.bin"),
+        f"/proc/self/root{home}/notes.txt",
+        f"self/../../../home/{'../' * 30}{home}/notes.txt",
+        "/proc/thread-self/comm",
+        "/proc/self/mem",
+        "/dev/zero",
+        "/dev/stdin",
+        "fifo",
+        "socket",
+        "zero",
+        "sub",
+        "round",
+        "gone",
+        "nothing",
+        "chain59",
+        "huge",
+        "",
+        ".",
+        "..",
+        "/",
+        "//",
+        "~/.bashrc",
+        "$HOME/.bashrc",
+        "w.bin/",
+        "w.bin/..",
+        "w.bin\0x",
+        "w.bin\n",
+        "\x1b]0;owned\x07",
+        "..\\..\\home",
+        "C:\\w.bin",
+        "\\\\host\\share",
+        "file:///etc/passwd",
+        "https://localhost/w",
+        "x" * 300,
+        "sub/" * 2000 + "w.bin",
+        "\udcff",
+        "model.onnx",
+        "*",
+        "?",
+        "*/_ORT_MEM_ADDR_/*",
+        "\u202egnp.exe",
+        "-rf",
+        "0",
+        "1",
+    ]
 
 
-NAMES = ["w", "../../home/.bashrc", "/proc/self/mem", "\x1b[31mred", "two\nlines", "n" * 400, "%s%n", "{0}", "[red]x[/red]", "a/b/../c", "\u202ew", "0"]
+NAMES = [
+    "w",
+    "../../home/.bashrc",
+    "/proc/self/mem",
+    "\x1b[31mred",
+    "two\nlines",
+    "n" * 400,
+    "%s%n",
+    "{0}",
+    "[red]x[/red]",
+    "a/b/../c",
+    "\u202ew",
+    "0",
+]
 OFFSETS = ["0", "0", "0", "16", "00", "4096", "16384", "-1", "", "0x10", str(1 << 62), str(1 << 70), "9" * 400]
 LENGTHS = ["exact", "exact", "exact", "absent", "0", "twice", "-4", "1", str(1 << 62), str(1 << 70), "x"]
 SHAPES: list[list[int]] = [[SIDE, SIDE]] * 6 + [[1 << 40], [1 << 62, 4], [0, 3], [-1], [], [SIDE * SIDE]]
@@ -75,7 +149,8 @@ def sandbox(base: Path) -> None:
     for name, mode in (("id_rsa", 0o600), (".bashrc", 0o644), ("notes.txt", 0o644)):
         (base / "home" / name).write_bytes(np.random.default_rng(5).bytes(SIDE * SIDE * 4))
         (base / "home" / name).chmod(mode)
-        os.utime(base / "home" / name, (0, 1))        # who reads it leaves a later time, where the file system keeps that
+        # who reads it leaves a later time, where the file system keeps that
+        os.utime(base / "home" / name, (0, 1))
 
 
 def write_model(base: Path, seed: int) -> Path:
@@ -84,9 +159,20 @@ def write_model(base: Path, seed: int) -> Path:
     folder = base / "models" / str(seed)
     (folder / "sub").mkdir(parents=True)
     for name in ("w.bin", "sub/w.bin", "a b.bin"):
-        (folder / name).write_bytes((np.random.default_rng(seed).normal(size=(2, SIDE, SIDE)) / 8).astype("f").tobytes())
-    for name, target in {"in": "w.bin", "out": "../../home/id_rsa", "up": "../..", "self": ".", "root": "/", "round": "round", "gone": "nowhere",
-                         "zero": "/dev/zero", "chain0": "w.bin"}.items():
+        (folder / name).write_bytes(
+            (np.random.default_rng(seed).normal(size=(2, SIDE, SIDE)) / 8).astype("f").tobytes()
+        )
+    for name, target in {
+        "in": "w.bin",
+        "out": "../../home/id_rsa",
+        "up": "../..",
+        "self": ".",
+        "root": "/",
+        "round": "round",
+        "gone": "nowhere",
+        "zero": "/dev/zero",
+        "chain0": "w.bin",
+    }.items():
         (folder / name).symlink_to(target)
     for number in range(1, 60):
         (folder / f"chain{number}").symlink_to(f"chain{number - 1}")
@@ -110,14 +196,22 @@ def serialized(model: onnx.ModelProto) -> bytes:
 
 
 def say_elsewhere(rng: random.Random, tensor: onnx.TensorProto, folder: Path, base: Path, apart: float) -> None:
-    """Entries that name another place. apart: how likely the content is said to be there; else it stays in the model, too."""
+    """Entries that name another place. apart: how likely the content is said to be there; else it stays in the model,
+    too."""
     nbytes = len(tensor.raw_data)
     length = rng.choice(LENGTHS)
-    tensor.external_data.add(key="location", value=rng.choice(paths(folder, base)[:8] if rng.random() < 0.3 else paths(folder, base)).replace("\udcff", ESCAPE))
+    tensor.external_data.add(
+        key="location",
+        value=rng.choice(paths(folder, base)[:8] if rng.random() < 0.3 else paths(folder, base)).replace(
+            "\udcff", ESCAPE
+        ),
+    )
     if rng.random() < 0.8:
         tensor.external_data.add(key="offset", value=rng.choice(OFFSETS))
     if length != "absent":
-        tensor.external_data.add(key="length", value={"exact": str(nbytes), "twice": str(2 * nbytes)}.get(length, length))
+        tensor.external_data.add(
+            key="length", value={"exact": str(nbytes), "twice": str(2 * nbytes)}.get(length, length)
+        )
     if rng.random() < 0.05:
         tensor.external_data.add(key="basepath", value="/")
     if rng.random() < apart:
@@ -128,34 +222,77 @@ def say_elsewhere(rng: random.Random, tensor: onnx.TensorProto, folder: Path, ba
 
 def products(rng: random.Random, folder: Path, base: Path) -> onnx.ModelProto:
     """Products one after another, whose weights are initializers, constants, or in bodies and functions."""
-    nodes, initializers, functions, last = list[onnx.NodeProto](), list[onnx.TensorProto](), list[onnx.FunctionProto](), "x"
+    nodes, initializers, functions, last = (
+        list[onnx.NodeProto](),
+        list[onnx.TensorProto](),
+        list[onnx.FunctionProto](),
+        "x",
+    )
     for number in range(rng.randint(1, 4)):
-        name, value = f"{rng.choice(NAMES)}{number}", (np.random.default_rng(rng.randrange(1 << 30)).normal(size=(SIDE, SIDE)) / 8).astype("f")
+        name, value = (
+            f"{rng.choice(NAMES)}{number}",
+            (np.random.default_rng(rng.randrange(1 << 30)).normal(size=(SIDE, SIDE)) / 8).astype("f"),
+        )
         tensor = numpy_helper.from_array(value, name)
         say_elsewhere(rng, tensor, folder, base, 0.15)
-        where, result = rng.choice(("initializer", "initializer", "constant", "body", "function")), f"{rng.choice(NAMES)}.y{number}"
+        where, result = (
+            rng.choice(("initializer", "initializer", "constant", "body", "function")),
+            f"{rng.choice(NAMES)}.y{number}",
+        )
         if where == "initializer":
             initializers.append(tensor)
             nodes.append(helper.make_node("MatMul", [last, name], [result], rng.choice(NAMES)))
         elif where == "constant":
-            nodes += [helper.make_node("Constant", [], [name], value=tensor), helper.make_node("MatMul", [last, name], [result])]
+            nodes += [
+                helper.make_node("Constant", [], [name], value=tensor),
+                helper.make_node("MatMul", [last, name], [result]),
+            ]
         elif where == "body":
-            body = helper.make_graph([helper.make_node("MatMul", [last, name], ["z"])], "b", [], [helper.make_tensor_value_info("z", 1, None)], [tensor])
+            body = helper.make_graph(
+                [helper.make_node("MatMul", [last, name], ["z"])],
+                "b",
+                [],
+                [helper.make_tensor_value_info("z", 1, None)],
+                [tensor],
+            )
             initializers.append(numpy_helper.from_array(np.array(True), f"yes{number}"))
             nodes.append(helper.make_node("If", [f"yes{number}"], [result], then_branch=body, else_branch=body))
         else:
-            functions.append(helper.make_function("own", f"F{number}", ["a"], ["r"], [
-                helper.make_node("Constant", [], ["c"], value=tensor), helper.make_node("MatMul", ["a", "c"], ["r"])], [helper.make_opsetid("", 17)]))
+            functions.append(
+                helper.make_function(
+                    "own",
+                    f"F{number}",
+                    ["a"],
+                    ["r"],
+                    [
+                        helper.make_node("Constant", [], ["c"], value=tensor),
+                        helper.make_node("MatMul", ["a", "c"], ["r"]),
+                    ],
+                    [helper.make_opsetid("", 17)],
+                )
+            )
             nodes.append(helper.make_node(f"F{number}", [last], [result], domain="own"))
         last = result
-    if rng.random() < 0.5:      # nobody reads it; onnxruntime does not either
-        tensor = onnx.TensorProto(name="unused", data_type=rng.choice((1, 1, 1, 7, 8, 10, 22, 99)), dims=rng.choice(SHAPES))
+    if rng.random() < 0.5:  # nobody reads it; onnxruntime does not either
+        tensor = onnx.TensorProto(
+            name="unused", data_type=rng.choice((1, 1, 1, 7, 8, 10, 22, 99)), dims=rng.choice(SHAPES)
+        )
         say_elsewhere(rng, tensor, folder, base, 1.0)
         initializers.append(tensor)
     nodes.append(helper.make_node("Identity", [last], ["y"]))
-    graph = helper.make_graph(nodes, rng.choice(NAMES), [helper.make_tensor_value_info("x", 1, ["n", SIDE])],
-                              [helper.make_tensor_value_info("y", 1, ["n", SIDE])], initializers)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("own", 1)], ir_version=9, functions=functions)
+    graph = helper.make_graph(
+        nodes,
+        rng.choice(NAMES),
+        [helper.make_tensor_value_info("x", 1, ["n", SIDE])],
+        [helper.make_tensor_value_info("y", 1, ["n", SIDE])],
+        initializers,
+    )
+    return helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("own", 1)],
+        ir_version=9,
+        functions=functions,
+    )
 
 
 def decoder(rng: random.Random, folder: Path, base: Path) -> onnx.ModelProto:
@@ -173,7 +310,8 @@ def decoder(rng: random.Random, folder: Path, base: Path) -> onnx.ModelProto:
 
 
 def listing(base: Path) -> dict[str, tuple[int, ...]]:
-    """What changes when somebody writes to a file of the sandbox, or makes one; of the user's also when somebody reads it."""
+    """What changes when somebody writes to a file of the sandbox, or makes one; of the user's also when somebody reads
+    it."""
     found = {}
     for top in ("home", "models", "tmp"):
         for parent, folders, files in os.walk(base / top):
@@ -187,8 +325,8 @@ def listing(base: Path) -> dict[str, tuple[int, ...]]:
 
 
 class Watch:
-    """Which files this process opens, by Python's own calls: those of the sandbox that are none of the model's, and the system's that a
-    model names.
+    """Which files this process opens, by Python's own calls: those of the sandbox that are none of the model's, and the
+    system's that a model names.
     """
 
     NAMED = ("/dev/zero", "/proc/self/mem", "/dev/stdin", "/proc/thread-self/comm")
@@ -198,10 +336,23 @@ class Watch:
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in ("open", "os.link", "os.symlink", "os.rename", "os.truncate", "os.remove", "os.chmod") or not isinstance(arguments[0], str | bytes):
+        if event not in (
+            "open",
+            "os.link",
+            "os.symlink",
+            "os.rename",
+            "os.truncate",
+            "os.remove",
+            "os.chmod",
+        ) or not isinstance(arguments[0], str | bytes):
             return
         path = os.path.realpath(os.fsdecode(arguments[0]))
-        mine = path.startswith(self._base + "/") and path[len(self._base) + 1:].split("/")[0] not in ("models", "tmp", "cache", "out")
+        mine = path.startswith(self._base + "/") and path[len(self._base) + 1 :].split("/")[0] not in (
+            "models",
+            "tmp",
+            "cache",
+            "out",
+        )
         if mine or path in self.NAMED or os.fsdecode(arguments[0]) in self.NAMED:
             self.opened.append(f"{event} {os.fsdecode(arguments[0])!r}")
 
@@ -277,13 +428,21 @@ def by_exec(path: str, out: Path) -> str:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    assert "WgpuExecutionProvider" in str(session.__class__.__mro__) or type(session).__module__.startswith("ort_gpu_ep"), type(session)
+    assert "WgpuExecutionProvider" in str(session.__class__.__mro__) or type(session).__module__.startswith(
+        "ort_gpu_ep"
+    ), type(session)
     session.run(None, FEEDS) if [i.name for i in session.get_inputs()] == ["x"] else None
     return "ran"
 
 
 OTHERS: dict[str, Callable[[str, Path], str]] = {
-    "explain": explain, "score": score, "compress": compress, "train": train, "generate": generate, "exec": by_exec}
+    "explain": explain,
+    "score": score,
+    "compress": compress,
+    "train": train,
+    "generate": generate,
+    "exec": by_exec,
+}
 
 
 def wanted(path: str) -> tuple[type[Exception] | None, Any]:
@@ -293,7 +452,7 @@ def wanted(path: str) -> tuple[type[Exception] | None, Any]:
     try:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         return None, session.run(None, FEEDS)[0] if [i.name for i in session.get_inputs()] == ["x"] else None
-    except Exception as error:      # also a UnicodeDecodeError, for a message that quotes a name
+    except Exception as error:  # also a UnicodeDecodeError, for a message that quotes a name
         return type(error), None
 
 
@@ -303,21 +462,44 @@ def tried(way: str, path: str, out: Path, plain: tuple[type[Exception] | None, A
 
     from ort_gpu_ep.errors import GpuEpError
 
-    refusals = (GpuEpError, *(getattr(onnxruntime.capi.onnxruntime_pybind11_state, name) for name in (
-        "Fail", "InvalidGraph", "InvalidArgument", "InvalidProtobuf", "NoSuchFile", "NotImplemented", "RuntimeException")))
+    refusals = (
+        GpuEpError,
+        *(
+            getattr(onnxruntime.capi.onnxruntime_pybind11_state, name)
+            for name in (
+                "Fail",
+                "InvalidGraph",
+                "InvalidArgument",
+                "InvalidProtobuf",
+                "NoSuchFile",
+                "NotImplemented",
+                "RuntimeException",
+            )
+        ),
+    )
     raises, want = plain
     try:
         said = run_session(path, SESSIONS[way], want) if way in SESSIONS else OTHERS[way](path, out)
     except refusals as error:
-        return f"refused: {type(error).__name__}: {error}"[:300], f"onnxruntime opens it: {type(error).__name__}: {error}"[:300] if way in (*SESSIONS, "exec") and raises is None else ""
+        return f"refused: {type(error).__name__}: {error}"[
+            :300
+        ], f"onnxruntime opens it: {type(error).__name__}: {error}"[:300] if way in (
+            *SESSIONS,
+            "exec",
+        ) and raises is None else ""
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
-        return f"refused: {said}"[:300], "" if type(error) is raises and way in (*SESSIONS, "exec", "explain") else said[:300]
+        return f"refused: {said}"[:300], "" if type(error) is raises and way in (
+            *SESSIONS,
+            "exec",
+            "explain",
+        ) else said[:300]
     return said, "" if raises is None or way not in (*SESSIONS, "exec") else "onnxruntime refuses it"
 
 
 def work(base: Path, ways: Sequence[str]) -> None:
-    """For each seed on standard input: opens its model in these ways, and writes a line of JSON before and after each."""
+    """For each seed on standard input: opens its model in these ways, and writes a line of JSON before and after
+    each."""
     import logging
 
     import onnxruntime
@@ -341,8 +523,21 @@ def work(base: Path, ways: Sequence[str]) -> None:
             gc.collect()
             after = listing(base)
             changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-            pipe.write(json.dumps({"seed": seed, "way": way, "said": said, "wrong": [
-                *([wrong] if wrong else []), *(f"changed or read: {name}" for name in changed), *(f"in this process: {o}" for o in watch.opened)]}) + "\n")
+            pipe.write(
+                json.dumps(
+                    {
+                        "seed": seed,
+                        "way": way,
+                        "said": said,
+                        "wrong": [
+                            *([wrong] if wrong else []),
+                            *(f"changed or read: {name}" for name in changed),
+                            *(f"in this process: {o}" for o in watch.opened),
+                        ],
+                    }
+                )
+                + "\n"
+            )
             for entry in out.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
@@ -356,11 +551,25 @@ class Child:
     def __init__(self, base: Path, ways: Sequence[str], in_exec: bool) -> None:
         command = [sys.executable, "-m", "tests.session.hostile_files", "--work", str(base), "--ways", ",".join(ways)]
         before = [sys.executable, "-m", "ort_gpu_ep", "exec", "--"] if in_exec else []
-        environment = {**os.environ, "HOME": str(base / "home"), "TMPDIR": str(base / "tmp"), "ORT_GPU_EP_CACHE_DIR": str(base / "cache"),
-                       "XDG_CACHE_HOME": str(base / "cache"), "PYTHONPATH": str(ROOT), "ORT_GPU_EP_ADAPTER": "software"}
+        environment = {
+            **os.environ,
+            "HOME": str(base / "home"),
+            "TMPDIR": str(base / "tmp"),
+            "ORT_GPU_EP_CACHE_DIR": str(base / "cache"),
+            "XDG_CACHE_HOME": str(base / "cache"),
+            "PYTHONPATH": str(ROOT),
+            "ORT_GPU_EP_ADAPTER": "software",
+        }
         environment.setdefault("MESA_SHADER_CACHE_DIR", str(base / "cache"))
-        self.process = subprocess.Popen([*before, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-                                        env=environment)
+        self.process = subprocess.Popen(
+            [*before, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )
         self.said: queue.Queue[str] = queue.Queue()
         self.errors: list[str] = []
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._read, self._listen)]
@@ -392,7 +601,12 @@ class Child:
                 self.end(at_once=True)
                 return
             if not line:
-                yield {"seed": seed, "way": way, "said": "died", "wrong": [f"exit code {self.process.wait()}: {''.join(self.errors)[-600:]}"]}
+                yield {
+                    "seed": seed,
+                    "way": way,
+                    "said": "died",
+                    "wrong": [f"exit code {self.process.wait()}: {''.join(self.errors)[-600:]}"],
+                }
                 return
             found = json.loads(line)
             way = found["way"]
@@ -420,7 +634,11 @@ def results(first: int, count: int, ways: Sequence[str] = WAYS) -> Iterator[dict
     base = Path(tempfile.mkdtemp(prefix="hostile-"))
     try:
         sandbox(base)
-        groups = [(group, in_exec) for group, in_exec in (([w for w in ways if w != "exec"], False), ([w for w in ways if w == "exec"], True)) if group]
+        groups = [
+            (group, in_exec)
+            for group, in_exec in (([w for w in ways if w != "exec"], False), ([w for w in ways if w == "exec"], True))
+            if group
+        ]
         children = [Child(base, *group) for group in groups]
         for seed in range(first, first + count):
             write_model(base, seed)
@@ -433,7 +651,7 @@ def results(first: int, count: int, ways: Sequence[str] = WAYS) -> Iterator[dict
                     for found in children[place].ask(seed, left):
                         yield found
                         last = found["way"]
-                    left = left[left.index(last) + 1:]
+                    left = left[left.index(last) + 1 :]
             shutil.rmtree(base / "models" / str(seed))
         for child in children:
             child.end()
@@ -461,11 +679,22 @@ def main() -> int:
         if found["wrong"] or given.all:
             print(json.dumps(found), file=sys.stderr, flush=True)
     if given.json:
-        print(json.dumps({"counts": [[*key, n] for key, n in sorted(counts.items())], "wrong": wrong, "seconds": time.monotonic() - start_s}))
+        print(
+            json.dumps(
+                {
+                    "counts": [[*key, n] for key, n in sorted(counts.items())],
+                    "wrong": wrong,
+                    "seconds": time.monotonic() - start_s,
+                }
+            )
+        )
     else:
         for (way, said), n in sorted(counts.items()):
             print(f"{way:10} {said:10} {n:5}")
-        print(f"{given.count} models, {sum(counts.values())} openings, {len(wrong)} wrong, {time.monotonic() - start_s:.0f} s")
+        print(
+            f"{given.count} models, {sum(counts.values())} openings, {len(wrong)} wrong, "
+            f"{time.monotonic() - start_s:.0f} s"
+        )
     return int(bool(wrong))
 
 

@@ -1,7 +1,8 @@
-"""The random models of `random_graphs` with open sizes and run-time steering inputs, run in one session with several sets of both.
+"""The random models of `random_graphs` with open sizes and run-time steering inputs, run in one session with several
+sets of both.
 
-What may vary is found out by asking onnxruntime's CPU: a change that it refuses is taken back. `python -m tests.session.random_graphs
---open --count 500` runs them for long.
+What may vary is found out by asking onnxruntime's CPU: a change that it refuses is taken back. `python -m
+tests.session.random_graphs --open --count 500` runs them for long.
 """
 
 from __future__ import annotations
@@ -26,19 +27,58 @@ from tests.direct import run_program
 from tests.session.random_graphs import Array, Value, quiet, random_model, wrong
 
 STEERING: Mapping[str, tuple[int, ...]] = {
-    "Reshape": (1,), "Expand": (1,), "Tile": (1,), "Slice": (1, 2, 3, 4), "Pad": (1,), "Split": (1,), "Squeeze": (1,), "Unsqueeze": (1,),
-    "TopK": (1,), "CumSum": (1,), "Trilu": (1,), "OneHot": (1,), "Resize": (2, 3), "ReduceSum": (1,), "ReduceMean": (1,), "ReduceMax": (1,),
-    "ReduceMin": (1,), "ReduceL1": (1,), "ReduceL2": (1,), "ReduceSumSquare": (1,), "ReduceLogSumExp": (1,)}
+    "Reshape": (1,),
+    "Expand": (1,),
+    "Tile": (1,),
+    "Slice": (1, 2, 3, 4),
+    "Pad": (1,),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Unsqueeze": (1,),
+    "TopK": (1,),
+    "CumSum": (1,),
+    "Trilu": (1,),
+    "OneHot": (1,),
+    "Resize": (2, 3),
+    "ReduceSum": (1,),
+    "ReduceMean": (1,),
+    "ReduceMax": (1,),
+    "ReduceMin": (1,),
+    "ReduceL1": (1,),
+    "ReduceL2": (1,),
+    "ReduceSumSquare": (1,),
+    "ReduceLogSumExp": (1,),
+}
 """The inputs whose content decides on a shape, or on what a kernel does."""
 
 FIXED = ("ScatterElements", "ScatterND", "LSTM", "GRU", "RNN")
 """Their integers stay constants: indices must not repeat, and lengths not exceed the sequence."""
 
 FLAVOURS: Mapping[str, tuple[int, ...]] = {
-    "other": (2, 3, 4, 6, 8, 9, 16, 17, 33, 64, 65), "one": (1,), "prime": (2, 3, 5, 7, 11, 13, 31, 61, 127), "none": (0,)}
+    "other": (2, 3, 4, 6, 8, 9, 16, 17, 33, 64, 65),
+    "one": (1,),
+    "prime": (2, 3, 5, 7, 11, 13, 31, 61, 127),
+    "none": (0,),
+}
 
-NEVER_EMPTY = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "Resize", "LSTM", "GRU", "RNN",
-                         "MatMulInteger", "InstanceNormalization", "LayerNormalization", "LpNormalization"})
+NEVER_EMPTY = frozenset(
+    {
+        "Conv",
+        "ConvTranspose",
+        "MaxPool",
+        "AveragePool",
+        "GlobalMaxPool",
+        "GlobalAveragePool",
+        "Resize",
+        "LSTM",
+        "GRU",
+        "RNN",
+        "MatMulInteger",
+        "InstanceNormalization",
+        "LayerNormalization",
+        "LpNormalization",
+    }
+)
 """onnxruntime's CPU ends the process (a division by zero), or gives memory as it found it, for some sizes of zero."""
 
 MOST_ELEMENTS, LARGEST = 60_000, 1e4
@@ -70,10 +110,13 @@ class Opener:
         self._shapes_on_host()
         self._scales()
         self._constants_to_inputs()
-        resized = {name for n in self.proto.graph.node if n.op_type == "Resize" for name in n.input}    # ONNX wants to know how many
+        # ONNX wants to know how many
+        resized = {name for n in self.proto.graph.node if n.op_type == "Resize" for name in n.input}
         self.closed = {n for n in sorted(self.steering) if n in resized or self.maybe(0.8)}
         for info in self.proto.graph.input:
-            _declare(info, self.feeds[info.name].shape if info.name in self.closed else [None] * self.feeds[info.name].ndim)
+            _declare(
+                info, self.feeds[info.name].shape if info.name in self.closed else [None] * self.feeds[info.name].ndim
+            )
         self.probe, self.before = _probe(self.proto), _probe(_before(self.proto))
         self.original = dict(self.feeds)
         self.constants = {t.name: numpy_helper.to_array(t) for t in self.proto.graph.initializer}
@@ -104,7 +147,12 @@ class Opener:
         graph, made = self.proto.graph, list[onnx.NodeProto]()
         sizes = [(name, axis, size) for name, array in self.feeds.items() for axis, size in enumerate(array.shape)]
         for node, index, array in self._reads():
-            if index not in STEERING.get(node.op_type, ()) or array.ndim != 1 or array.dtype != np.int64 or not self.maybe(0.4):
+            if (
+                index not in STEERING.get(node.op_type, ())
+                or array.ndim != 1
+                or array.dtype != np.int64
+                or not self.maybe(0.4)
+            ):
                 continue
             parts = []
             for number in array.tolist():
@@ -117,10 +165,14 @@ class Opener:
                 made.append(helper.make_node("Gather", [f"{stem}s", self._constant(np.array([axis]))], [f"{stem}g"]))
                 parts.append(f"{stem}g")
                 if number % size == 0 and number != size:
-                    made.append(helper.make_node("Mul", [f"{stem}g", self._constant(np.array([number // size]))], [f"{stem}m"]))
+                    made.append(
+                        helper.make_node("Mul", [f"{stem}g", self._constant(np.array([number // size]))], [f"{stem}m"])
+                    )
                     parts[-1] = f"{stem}m"
                 elif number != size:
-                    made.append(helper.make_node("Add", [f"{stem}g", self._constant(np.array([number - size]))], [f"{stem}a"]))
+                    made.append(
+                        helper.make_node("Add", [f"{stem}g", self._constant(np.array([number - size]))], [f"{stem}a"])
+                    )
                     parts[-1] = f"{stem}a"
             made.append(helper.make_node("Concat", parts, [f"h{len(made)}c"], axis=0))
             node.input[index] = made[-1].output[0]
@@ -160,7 +212,9 @@ class Opener:
         del graph.initializer[:]
         graph.initializer.extend(kept)
         for name, array in chosen.items():
-            graph.input.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape))
+            graph.input.append(
+                helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            )
             self.feeds[name] = array
 
     # ---- what may vary
@@ -182,15 +236,19 @@ class Opener:
         for node in self.proto.graph.node:
             x = values.get(node.input[0])
             if node.op_type.startswith("Reduce") and x is not None and not x.size and np.any(values[node.input[1]] < 0):
-                return False        # onnxruntime's CPU does not count from the end there
+                return False  # onnxruntime's CPU does not count from the end there
             if node.op_type.startswith("Reduce") and x is not None and x.size and x.dtype.kind == "f":
                 largest = float(np.abs(values[node.output[0]]).max(initial=0))
                 if 0 < largest < 1e-3 * float(np.abs(x).max()):
-                    return False    # what cancels out is noise
+                    return False  # what cancels out is noise
             if node.op_type == "MatMul" and x is not None and x.shape[-1] == 0:
-                return False        # onnxruntime's FusedMatMul leaves memory as it found it
+                return False  # onnxruntime's FusedMatMul leaves memory as it found it
             if node.op_type in ("InstanceNormalization", "LayerNormalization") and x is not None:
-                axis = 2 if node.op_type == "InstanceNormalization" else next(a.i for a in node.attribute if a.name == "axis")
+                axis = (
+                    2
+                    if node.op_type == "InstanceNormalization"
+                    else next(a.i for a in node.attribute if a.name == "axis")
+                )
                 if x.size > 0 and np.prod(x.shape[axis:]) < 3:
                     return False
         return True
@@ -200,7 +258,10 @@ class Opener:
         shapes = {name: list(feeds[name].shape) for name, _ in places}
         for name, axis in places:
             shapes[name][axis] = size
-        made = {name: np.resize(self.rng.permutation(self.original[name].reshape(-1)), shape) for name, shape in shapes.items()}
+        made = {
+            name: np.resize(self.rng.permutation(self.original[name].reshape(-1)), shape)
+            for name, shape in shapes.items()
+        }
         return {**feeds, **made}
 
     def groups(self) -> list[list[Place]]:
@@ -232,7 +293,11 @@ class Opener:
         flat = array.reshape(-1)
         for i in range(flat.size):
             if self.maybe(0.5):
-                changes = (flat[i] + 1, flat[i] - 1, flat[i] + 2, -flat[i], 0, 1, -1, self.pick(flat)) if array.dtype.kind == "i" else (1, 0.5, 2, 1.5, 0.75)
+                changes = (
+                    (flat[i] + 1, flat[i] - 1, flat[i] + 2, -flat[i], 0, 1, -1, self.pick(flat))
+                    if array.dtype.kind == "i"
+                    else (1, 0.5, 2, 1.5, 0.75)
+                )
                 flat[i] = self.pick(changes)
         return {**feeds, name: flat.reshape(array.shape)}
 
@@ -244,7 +309,9 @@ class Opener:
                 continue
             for _ in range(3):
                 sizes = FLAVOURS["one" if flavour == "none" and not self.takes_none else flavour]
-                new = self.steered(feeds, knob) if isinstance(knob, str) else self.resized(feeds, knob, self.pick(sizes))
+                new = (
+                    self.steered(feeds, knob) if isinstance(knob, str) else self.resized(feeds, knob, self.pick(sizes))
+                )
                 if self.accepts(new):
                     feeds = new
                     break
@@ -263,13 +330,20 @@ class Opener:
             _declare(info, [self._shown(p, named) for p in places])
         model = self.proto.SerializeToString()
         cpu = onnxruntime.InferenceSession(model, quiet(), providers=["CPUExecutionProvider"])
-        runs = [feeds for feeds in runs if _runs(cpu, feeds)]       # what onnxruntime fuses takes less than its single nodes
+        # what onnxruntime fuses takes less than its single nodes
+        runs = [feeds for feeds in runs if _runs(cpu, feeds)]
         return OpenModel(model, [*runs, runs[0]], self.outputs)
 
     def _shown(self, place: Place, named: Mapping[Place, str]) -> int | str | None:
         if place[0] in self.closed or (place not in named and self.maybe(0.8)):
             return int(self.feeds[place[0]].shape[place[1]])
-        return None if self.maybe(0.15) else f"{place[0]}_{place[1]}" if place not in named or self.maybe(0.3) else named[place]
+        return (
+            None
+            if self.maybe(0.15)
+            else f"{place[0]}_{place[1]}"
+            if place not in named or self.maybe(0.3)
+            else named[place]
+        )
 
 
 def _before(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -309,7 +383,9 @@ def _probe(proto: onnx.ModelProto) -> Any:
     model = onnx.ModelProto()
     model.CopyFrom(proto)
     shown = {o.name for o in model.graph.output}
-    model.graph.output.extend(onnx.ValueInfoProto(name=n) for node in model.graph.node for n in node.output if n and n not in shown)
+    model.graph.output.extend(
+        onnx.ValueInfoProto(name=n) for node in model.graph.node for n in node.output if n and n not in shown
+    )
     return onnxruntime.InferenceSession(model.SerializeToString(), quiet(), providers=["CPUExecutionProvider"])
 
 
@@ -318,19 +394,23 @@ def open_model(seed: int) -> OpenModel:
 
 
 def open_differences(made: OpenModel, **options: object) -> tuple[list[str], list[str], Any]:
-    """What our session answers otherwise than onnxruntime's CPU over all runs, what was declined in a run, and the session.
+    """What our session answers otherwise than onnxruntime's CPU over all runs, what was declined in a run, and the
+    session.
 
     A node may be declined, nothing else may fail.
     """
     session = ort_gpu_ep.InferenceSession(made.model, quiet(), provider_options={"placement": "gpu", **options})
     found = _wrong_runs(made, lambda feeds: session.run(None, feeds))
     events = [e for e in session.state.events if e.kind in ("error", "fallback", "warning")]
-    found += [f"{e.kind} {e.where}: {e.message[:300]}" for e in events if not e.message.startswith("UnsupportedNodeError")]
+    found += [
+        f"{e.kind} {e.where}: {e.message[:300]}" for e in events if not e.message.startswith("UnsupportedNodeError")
+    ]
     return found, [e.message for e in events if e.kind == "fallback"], session
 
 
 def direct_differences(made: OpenModel) -> tuple[list[str], list[str]] | None:
-    """As `open_differences` for one program of the whole model, whatever would be claimed before sizes are known. None where it can't be."""
+    """As `open_differences` for one program of the whole model, whatever would be claimed before sizes are known. None
+    where it can't be."""
     declined: list[str] = []
     graph = from_onnx(onnx.load_from_string(made.model))
     try:
@@ -344,6 +424,7 @@ def direct_differences(made: OpenModel) -> tuple[list[str], list[str]] | None:
         except UnsupportedNodeError as error:
             declined.append(f"{type(error).__name__}: {error}")
             return None
+
     try:
         if run(made.runs[0]) is None:
             return None
@@ -357,7 +438,9 @@ def _wrong_runs(made: OpenModel, run: Callable[[dict[str, Array]], Sequence[Arra
     cpu = onnxruntime.InferenceSession(made.model, quiet(), providers=["CPUExecutionProvider"])
     found: list[str] = []
     for number, feeds in enumerate(made.runs):
-        shapes = {n: (a.shape, a.tolist()) if a.dtype.kind == "i" and 0 < a.size < 9 else a.shape for n, a in feeds.items()}
+        shapes = {
+            n: (a.shape, a.tolist()) if a.dtype.kind == "i" and 0 < a.size < 9 else a.shape for n, a in feeds.items()
+        }
         want = cpu.run(None, feeds)
         try:
             got = run(feeds)

@@ -1,7 +1,9 @@
-"""Quantized models of one to six nodes, in the forms that quantizers write: QDQ, QLinear*, integer products, packed weights.
+"""Quantized models of one to six nodes, in the forms that quantizers write: QDQ, QLinear*, integer products, packed
+weights.
 
-Each is a family of its own below: with random sizes, types, zero points, scales for all, for each channel or block, and attributes. Activations
-are bytes that fill their range, so that a wrong zero point, order or padding moves most elements by more than a rounding does.
+Each is a family of its own below: with random sizes, types, zero points, scales for all, for each channel or block, and
+attributes. Activations are bytes that fill their range, so that a wrong zero point, order or padding moves most
+elements by more than a rounding does.
 """
 
 from __future__ import annotations
@@ -20,8 +22,14 @@ from tests.session.random_graphs import Array
 MICROSOFT = "com.microsoft"
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 31, 32, 33, 64, 65)
 KINDS: Mapping[str, int] = {
-    "uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "uint4": TensorProto.UINT4, "int4": TensorProto.INT4, "float32": TensorProto.FLOAT,
-    "int32": TensorProto.INT32, "int64": TensorProto.INT64}
+    "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
+    "uint4": TensorProto.UINT4,
+    "int4": TensorProto.INT4,
+    "float32": TensorProto.FLOAT,
+    "int32": TensorProto.INT32,
+    "int64": TensorProto.INT64,
+}
 LIMITS = {"uint8": (0, 255), "int8": (-128, 127), "uint4": (0, 15), "int4": (-8, 7)}
 
 
@@ -40,7 +48,8 @@ class Quantized:
         self.step = 1e-9
         """Of float outputs: what a byte is worth."""
         self.scales: list[str] = []
-        """Of what a product reads, and of its weight: what onnxruntime takes the scale of its bias for, whatever the file says."""
+        """Of what a product reads, and of its weight: what onnxruntime takes the scale of its bias for, whatever the
+        file says."""
 
     def pick(self, items: Sequence[Any]) -> Any:
         return items[int(self.rng.integers(len(items)))]
@@ -59,8 +68,11 @@ class Quantized:
 
     def constant(self, array: Any, kind: str = "") -> str:
         name = self.name()
-        made = numpy_helper.from_array(np.asarray(array), name) if not kind.endswith("int4") else helper.make_tensor(
-            name, KINDS[kind], np.shape(array), np.asarray(array).reshape(-1).tolist())
+        made = (
+            numpy_helper.from_array(np.asarray(array), name)
+            if not kind.endswith("int4")
+            else helper.make_tensor(name, KINDS[kind], np.shape(array), np.asarray(array).reshape(-1).tolist())
+        )
         self.held.append(made)
         self.known[name] = np.asarray(array)
         return name
@@ -90,7 +102,9 @@ class Quantized:
 
     def parameters(self, kind: str, scale: float | None = None) -> tuple[str, str]:
         """Of activations: the names of a scale and a zero point."""
-        return self.constant(self.scale() if scale is None else np.float32(scale)), self.constant(self.zero(kind, (), 0.7))
+        return self.constant(self.scale() if scale is None else np.float32(scale)), self.constant(
+            self.zero(kind, (), 0.7)
+        )
 
     def dequantized(self, x: str, pair: tuple[str, str]) -> str:
         found: str = self.node("DequantizeLinear", [x, *pair])
@@ -102,15 +116,23 @@ class Quantized:
         """Activations between QuantizeLinear and DequantizeLinear, through up to three operators."""
         kind = self.pick(("uint8", "uint8", "int8"))
         image = self.maybe(0.7)
-        shape = [self.pick((1, 2, 3)), self.pick(SIZES), *([self.pick((3, 4, 7, 8, 9)), self.pick((3, 5, 8))] if image else [])]
+        shape = [
+            self.pick((1, 2, 3)),
+            self.pick(SIZES),
+            *([self.pick((3, 4, 7, 8, 9)), self.pick((3, 5, 8))] if image else []),
+        ]
         x, pair = self.input("float32", shape), self.parameters(kind)
         x = self.dequantized(self.quantized(x, *pair), pair)
         for _ in range(int(self.rng.integers(1, 4))):
             self.scales = [pair[0]]
             x, shape, large = self._step(x, shape, image)
             if self.maybe(0.3):
-                x = self.node(*self.pick((("Relu", [x]), ("Clip", [x, self.constant(np.float32(0)), self.constant(np.float32(0.5))]))))
-            if large or self.maybe(0.3):        # what only moves bytes keeps their scale
+                x = self.node(
+                    *self.pick(
+                        (("Relu", [x]), ("Clip", [x, self.constant(np.float32(0)), self.constant(np.float32(0.5))]))
+                    )
+                )
+            if large or self.maybe(0.3):  # what only moves bytes keeps their scale
                 pair = self.parameters(kind, large or None)
             last = self.quantized(x, *pair)
             x = self.dequantized(last, pair)
@@ -124,7 +146,7 @@ class Quantized:
             step = self.pick((self._conv, self._conv, self._conv, self._between, self._between, self._move, self._pool))
         else:
             step = self.pick((self._product, self._product, self._product, self._between, self._move))
-        return step(x, shape)       # type: ignore[no-any-return]
+        return step(x, shape)  # type: ignore[no-any-return]
 
     def weight(self, shape: Sequence[int], axis: int) -> str:
         """A weight with its decoder."""
@@ -150,7 +172,9 @@ class Quantized:
         strides = [self.pick((1, 1, 2)) for _ in kernel]
         pads = [int(self.rng.integers(0, k)) for k in (*kernel, *kernel)]
         return {"kernel_shape": kernel, "strides": strides, "pads": pads}, [
-            (d + b + e - k) // s + 1 for d, k, s, b, e in zip(shape[2:], kernel, strides, pads[:2], pads[2:], strict=True)]
+            (d + b + e - k) // s + 1
+            for d, k, s, b, e in zip(shape[2:], kernel, strides, pads[:2], pads[2:], strict=True)
+        ]
 
     def _conv(self, x: str, shape: list[int]) -> tuple[str, list[int], float]:
         attributes, sizes = self.geometry(shape)
@@ -180,7 +204,11 @@ class Quantized:
         if op == "Self":
             return self.node(self.pick(("Add", "Mul")), [x, x]), shape, 0.02
         if op in ("Add", "Mul", "Sub", "Concat"):
-            other = self.pick((shape, shape, [1, *shape[1:]], [*shape[:1], shape[1], *[1] * (len(shape) - 2)])) if op != "Concat" else shape
+            other = (
+                self.pick((shape, shape, [1, *shape[1:]], [*shape[:1], shape[1], *[1] * (len(shape) - 2)]))
+                if op != "Concat"
+                else shape
+            )
             pair = self.parameters(kind)
             if self.maybe(0.7):
                 second = self.dequantized(self.quantized(self.input("float32", other), *pair), pair)
@@ -201,7 +229,11 @@ class Quantized:
                 perm = self.pick(([0, 1, 3, 2], [0, 2, 3, 1], [0, 3, 1, 2]))
                 return self.node("Transpose", [x], perm=perm), [shape[p] for p in perm], 0.0
             if what == "Reshape":
-                return self.node("Reshape", [x, self.constant(np.array([0, 0, -1]))]), [shape[0], shape[1], shape[2] * shape[3]], 0.0
+                return (
+                    self.node("Reshape", [x, self.constant(np.array([0, 0, -1]))]),
+                    [shape[0], shape[1], shape[2] * shape[3]],
+                    0.0,
+                )
             at = [self.constant(np.array([v])) for v in (0, max(shape[1] // 2, 1), 1)]
             return self.node("Slice", [x, *at]), [shape[0], max(shape[1] // 2, 1), *shape[2:]], 0.0
         if len(shape) == 3:
@@ -214,7 +246,11 @@ class Quantized:
             return self.node(what, [x]), [*shape[:2], 1, 1], 0.004
         if what == "ReduceMean":
             axes = {"axes": [2, 3]} if self.opset < 18 else {}
-            return self.node(what, [x, *([] if axes else [self.constant(np.array([2, 3]))])], keepdims=1, **axes), [*shape[:2], 1, 1], 0.004
+            return (
+                self.node(what, [x, *([] if axes else [self.constant(np.array([2, 3]))])], keepdims=1, **axes),
+                [*shape[:2], 1, 1],
+                0.004,
+            )
         if what == "Resize":
             scales = self.constant(np.array([1, 1, 2, 2], "f"))
             mode = self.pick(("nearest", "linear"))
@@ -226,7 +262,11 @@ class Quantized:
 
     def qlinear_conv(self) -> None:
         kind = self.pick(("uint8", "int8"))
-        shape = [self.pick((1, 2)), self.pick(SIZES), *(self.pick((3, 5, 8, 9)) for _ in range(self.pick((1, 2, 2, 2))))]
+        shape = [
+            self.pick((1, 2)),
+            self.pick(SIZES),
+            *(self.pick((3, 5, 8, 9)) for _ in range(self.pick((1, 2, 2, 2)))),
+        ]
         group = self.pick([g for g in (1, 1, 2, shape[1]) if shape[1] % g == 0])
         filters = group * self.pick((1, 3, 4, 8))
         weights = self.pick(("int8", "int8", "uint8")) if kind == "uint8" else "int8"
@@ -238,8 +278,14 @@ class Quantized:
         wide = [filters] if self.maybe() else []
         dims = (filters, shape[1] // group, *kernel)
         zero = np.zeros(wide, "i1") if weights == "int8" else np.full(wide, self.zero(weights), "u1")
-        inputs = [self.input(kind, shape), *self.parameters(kind), self.constant(self.codes(weights, dims)), self.constant(self.scale(wide)),
-                  self.constant(zero), *self.parameters(kind, 0.01 * math.sqrt(math.prod(dims[1:])))]
+        inputs = [
+            self.input(kind, shape),
+            *self.parameters(kind),
+            self.constant(self.codes(weights, dims)),
+            self.constant(self.scale(wide)),
+            self.constant(zero),
+            *self.parameters(kind, 0.01 * math.sqrt(math.prod(dims[1:]))),
+        ]
         if self.maybe():
             inputs.append(self.constant(self.rng.integers(-20000, 20000, filters).astype("i4")))
         self.outputs.append(self.node("QLinearConv", inputs, group=group, **attributes))
@@ -253,8 +299,14 @@ class Quantized:
         w_shape = [*(batch if self.maybe(0.3) and not wide else []), k, n]
         w = self.constant(self.codes(weights, w_shape)) if self.maybe(0.7) else self.input(weights, w_shape)
         zero = np.full(wide, 0 if weights == "int8" else int(self.zero(weights)), weights)
-        inputs = [self.input(kind, [*batch, m, k]), *self.parameters(kind), w, self.constant(self.scale(wide)), self.constant(zero),
-                  *self.parameters(kind, 0.01 * math.sqrt(k))]
+        inputs = [
+            self.input(kind, [*batch, m, k]),
+            *self.parameters(kind),
+            w,
+            self.constant(self.scale(wide)),
+            self.constant(zero),
+            *self.parameters(kind, 0.01 * math.sqrt(k)),
+        ]
         self.outputs.append(self.node("QLinearMatMul", inputs))
 
     def matmul_integer(self) -> None:
@@ -277,7 +329,10 @@ class Quantized:
         dims = (group * self.pick((1, 3, 4)), shape[1] // group, *attributes["kernel_shape"])
         inputs = [self.input("uint8", shape), self.constant(self.codes("uint8", dims))]
         if self.maybe(0.7):
-            inputs += [self.constant(self.zero("uint8")), *([self.constant(self.zero("uint8"))] if self.maybe() else [])]
+            inputs += [
+                self.constant(self.zero("uint8")),
+                *([self.constant(self.zero("uint8"))] if self.maybe() else []),
+            ]
         self.outputs.append(self.node("ConvInteger", inputs, group=group, **attributes))
 
     def dynamic(self) -> None:
@@ -302,21 +357,35 @@ class Quantized:
         m, k, n = (self.pick(SIZES) for _ in range(3))
         kind = self.pick(("uint8", "int8"))
         w, wide = self.constant(self.codes(kind, [k, n])), [n] if self.maybe(0.3) else []
-        w_scale, w_zero = self.constant(self.scale(wide)), self.constant(np.zeros(wide, kind) if kind == "int8" else self.zero(kind, wide))
+        w_scale, w_zero = (
+            self.constant(self.scale(wide)),
+            self.constant(np.zeros(wide, kind) if kind == "int8" else self.zero(kind, wide)),
+        )
         bias = [self.constant(self.rng.normal(size=n).astype("f"))] if self.maybe() else []
         if self.maybe():
             inputs = [self.input("float32", [m, k]), w, w_scale, w_zero, *bias]
             self.outputs.append(self.node("DynamicQuantizeMatMul", inputs, MICROSOFT))
         else:
-            inputs = [self.input("uint8", [m, k]), w, self.constant(self.scale()), w_scale, self.constant(self.zero("uint8")), w_zero, *bias]
+            inputs = [
+                self.input("uint8", [m, k]),
+                w,
+                self.constant(self.scale()),
+                w_scale,
+                self.constant(self.zero("uint8")),
+                w_zero,
+                *bias,
+            ]
             self.outputs.append(self.node("MatMulIntegerToFloat", inputs, MICROSOFT))
 
     def nbits(self) -> None:
         bits, block = self.pick((2, 4, 4, 4, 8)), self.pick((16, 32, 64, 128))
         k, n = self.pick((*SIZES, 48, 100, 130, 257)), self.pick(SIZES)
         blocks = -(-k // block)
-        inputs = [self.input("float32", [*self.pick(([], [2])), self.pick((1, 1, 2, 4, 5, 9)), k]),
-                  self.constant(self.rng.integers(0, 256, (n, blocks, block * bits // 8)).astype("u1")), self.constant(self.scale([n, blocks]))]
+        inputs = [
+            self.input("float32", [*self.pick(([], [2])), self.pick((1, 1, 2, 4, 5, 9)), k]),
+            self.constant(self.rng.integers(0, 256, (n, blocks, block * bits // 8)).astype("u1")),
+            self.constant(self.scale([n, blocks])),
+        ]
         inputs[2] = inputs[2] if self.maybe() else self.constant(self.scale([n * blocks]))
         zeros = self.pick(("", "codes", "floats" if bits < 8 else "codes"))
         if zeros == "codes":
@@ -342,7 +411,9 @@ class Quantized:
             zero_shape = [rows, -(-blocks * bits // 8) if kind == "uint8" else blocks]
             inputs.append(self.constant(self.codes(kind, zero_shape), kind))
         attributes = {"bits": bits} if kind == "uint8" else {}
-        y = self.node("GatherBlockQuantized", inputs, MICROSOFT, gather_axis=0, quantize_axis=1, block_size=block, **attributes)
+        y = self.node(
+            "GatherBlockQuantized", inputs, MICROSOFT, gather_axis=0, quantize_axis=1, block_size=block, **attributes
+        )
         x = self.input("float32", [*indices, k])
         self.outputs.append(self.node("Add", [x, y]))
 
@@ -353,7 +424,12 @@ class Quantized:
         kind, k, n = self.pick(kinds), self.pick((*SIZES, 96, 128)), self.pick(SIZES)
         spatial = [self.pick((1, 3)), self.pick((1, 2, 3))]
         turned = self.maybe()
-        shape = {"Gemm": [n, k] if turned else [k, n], "Conv": [n, k, *spatial], "ConvTranspose": [k, n, *spatial], "Gather": [k, n]}.get(op, [k, n])
+        shape = {
+            "Gemm": [n, k] if turned else [k, n],
+            "Conv": [n, k, *spatial],
+            "ConvTranspose": [k, n, *spatial],
+            "Gather": [k, n],
+        }.get(op, [k, n])
         axis, block = int(self.rng.integers(len(shape))), self.pick((0, 0, 16, 32)) if self.opset >= 21 else 0
         if block and shape[axis] % block == 0:
             scales = [d // block if i == axis else d for i, d in enumerate(shape)]
@@ -367,9 +443,20 @@ class Quantized:
         self.scales = [self.constant(np.float32(1e-4))]
         rows = self.pick((1, 1, 2, 4, 5, 20))
         if op == "Gemm":
-            y = self.node("Gemm", [self.input("float32", [rows, k]), w, *self.bias(n)], transB=int(turned), alpha=self.pick((1.0, 0.5)), beta=self.pick((1.0, 2.0)))
+            y = self.node(
+                "Gemm",
+                [self.input("float32", [rows, k]), w, *self.bias(n)],
+                transB=int(turned),
+                alpha=self.pick((1.0, 0.5)),
+                beta=self.pick((1.0, 2.0)),
+            )
         elif op in ("Conv", "ConvTranspose"):
-            y = self.node(op, [self.input("float32", [self.pick((1, 2)), k, 5, 6]), w], strides=[self.pick((1, 2)), 1], pads=[0, 0, 0, 0])
+            y = self.node(
+                op,
+                [self.input("float32", [self.pick((1, 2)), k, 5, 6]), w],
+                strides=[self.pick((1, 2)), 1],
+                pads=[0, 0, 0, 0],
+            )
         elif op == "Gather":
             y = self.node("Gather", [w, self.input("int64", [rows])], axis=0)
         elif op == "Einsum":
@@ -384,16 +471,33 @@ class Quantized:
         kind = self.pick(("uint8", "int8"))
         shape = [self.pick((1, 2)), self.pick(SIZES), self.pick((3, 4, 7)), self.pick((1, 4, 5))]
         x, result = self.input(kind, shape), self.parameters(kind, 0.02)
-        op = self.pick(("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearSigmoid", "QLinearLeakyRelu"))
+        op = self.pick(
+            (
+                "QLinearAdd",
+                "QLinearMul",
+                "QLinearConcat",
+                "QLinearAveragePool",
+                "QLinearGlobalAveragePool",
+                "QLinearSigmoid",
+                "QLinearLeakyRelu",
+            )
+        )
         if op in ("QLinearAdd", "QLinearMul"):
             other = self.pick((shape, [1, *shape[1:]], [1, shape[1], 1, 1], shape[1:], []))
             second = self.input(kind, other) if self.maybe() else self.constant(self.codes(kind, other))
             y = self.node(op, [x, *self.parameters(kind), second, *self.parameters(kind), *result], MICROSOFT)
         elif op == "QLinearConcat":
-            y = self.node(op, [*result, x, *self.parameters(kind), self.input(kind, shape), *self.parameters(kind)], MICROSOFT, axis=self.pick((1, -1, 2)))
+            y = self.node(
+                op,
+                [*result, x, *self.parameters(kind), self.input(kind, shape), *self.parameters(kind)],
+                MICROSOFT,
+                axis=self.pick((1, -1, 2)),
+            )
         elif op == "QLinearAveragePool":
             attributes, _ = self.geometry(shape)
-            y = self.node(op, [x, *self.parameters(kind), *result], MICROSOFT, count_include_pad=int(self.maybe()), **attributes)
+            y = self.node(
+                op, [x, *self.parameters(kind), *result], MICROSOFT, count_include_pad=int(self.maybe()), **attributes
+            )
         else:
             attributes = {"channels_last": 0} if "Pool" in op else {"alpha": 0.1} if "Leaky" in op else {}
             y = self.node(op, [x, *self.parameters(kind), *result], MICROSOFT, **attributes)
@@ -420,22 +524,41 @@ class Quantized:
             if kind == "int64":
                 made[name] = np.zeros(shape, "i8")
             else:
-                made[name] = self.rng.uniform(-1.2, 1.2, shape).astype("f") if kind == "float32" else self.codes(kind, shape)
+                made[name] = (
+                    self.rng.uniform(-1.2, 1.2, shape).astype("f") if kind == "float32" else self.codes(kind, shape)
+                )
         return made
 
     def model(self, opened: str) -> bytes:
         """opened: an input whose first size is left open."""
         infos = []
         for name, (kind, shape) in self.inputs.items():
-            infos.append(helper.make_tensor_value_info(name, KINDS[kind], ["n", *shape[1:]] if name == opened and shape else shape))
-        graph = helper.make_graph(self.nodes, "quantized", infos, [helper.make_empty_tensor_value_info(o) for o in self.outputs], self.held)
+            infos.append(
+                helper.make_tensor_value_info(
+                    name, KINDS[kind], ["n", *shape[1:]] if name == opened and shape else shape
+                )
+            )
+        graph = helper.make_graph(
+            self.nodes, "quantized", infos, [helper.make_empty_tensor_value_info(o) for o in self.outputs], self.held
+        )
         opsets = [helper.make_opsetid("", self.opset), helper.make_opsetid(MICROSOFT, 1)]
         return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString())
 
 
 FAMILIES: Mapping[Callable[[Quantized], None], float] = {
-    Quantized.qdq: 8, Quantized.qlinear_conv: 3, Quantized.qlinear_matmul: 2, Quantized.matmul_integer: 2, Quantized.conv_integer: 1, Quantized.dynamic: 2,
-    Quantized.contrib_product: 1, Quantized.nbits: 4, Quantized.gather_blocks: 2, Quantized.packed_weight: 5, Quantized.contrib_elementwise: 3, Quantized.alone: 1}
+    Quantized.qdq: 8,
+    Quantized.qlinear_conv: 3,
+    Quantized.qlinear_matmul: 2,
+    Quantized.matmul_integer: 2,
+    Quantized.conv_integer: 1,
+    Quantized.dynamic: 2,
+    Quantized.contrib_product: 1,
+    Quantized.nbits: 4,
+    Quantized.gather_blocks: 2,
+    Quantized.packed_weight: 5,
+    Quantized.contrib_elementwise: 3,
+    Quantized.alone: 1,
+}
 """And how often each, beside the others."""
 
 
@@ -451,4 +574,6 @@ def quantized_model(seed: int) -> FuzzModel:
     runs = [made.feeds(shapes) for _ in range(2)]
     if opened:
         runs.append(made.feeds({only: [made.pick((1, 2, 3, 5)), *shapes[only][1:]]}))
-    return FuzzModel(made.model(opened), runs, family.__name__, (f"open {opened}",) if opened else (), "normal", made.step)
+    return FuzzModel(
+        made.model(opened), runs, family.__name__, (f"open {opened}",) if opened else (), "normal", made.step
+    )

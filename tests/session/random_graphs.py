@@ -1,7 +1,8 @@
-"""Random models of many operators, element types and shapes. `python -m tests.session.random_graphs --count 500` runs them for long.
+"""Random models of many operators, element types and shapes. `python -m tests.session.random_graphs --count 500` runs
+them for long.
 
-A value is exact where every way to compute it gives the same bits: rounding, comparing and indexing only read such ones, so that a
-difference in the last place of something else can't turn into another number.
+A value is exact where every way to compute it gives the same bits: rounding, comparing and indexing only read such
+ones, so that a difference in the last place of something else can't turn into another number.
 """
 
 from __future__ import annotations
@@ -97,7 +98,10 @@ class Maker:
     # ---- the graph
 
     def input(self) -> None:
-        name, dtype = f"x{len(self.inputs)}", self.pick(("float32",) * 6 + ("float16", "int64", "int32", "bool", "uint8", "int8"))
+        name, dtype = (
+            f"x{len(self.inputs)}",
+            self.pick(("float32",) * 6 + ("float16", "int64", "int32", "bool", "uint8", "int8")),
+        )
         shape = self.dims(self.int(1, 4))
         while math.prod(shape) > 20_000:
             shape = shape[1:]
@@ -134,10 +138,16 @@ class Maker:
         fitting = [v for v in self.values if v.dtype == value.dtype and _broadcast(v.shape, value.shape) is not None]
         if fitting and self.maybe(0.6):
             return self.pick(fitting)  # type: ignore[no-any-return]
-        shape = tuple(d if self.maybe(0.6) else 1 for d in value.shape)[self.int(0, value.rank):]
+        shape = tuple(d if self.maybe(0.6) else 1 for d in value.shape)[self.int(0, value.rank) :]
         if self.maybe(0.15):
             shape = (self.int(2, 3), *(1,) * (value.rank - len(shape)), *shape) if value.rank < 5 else shape
-        return Value(self.constant(self.array(shape, value.dtype)), value.dtype, shape, True, 200.0 if value.dtype == "uint8" else 4.0)
+        return Value(
+            self.constant(self.array(shape, value.dtype)),
+            value.dtype,
+            shape,
+            True,
+            200.0 if value.dtype == "uint8" else 4.0,
+        )
 
 
 def _broadcast(*shapes: Shape) -> Shape | None:
@@ -154,8 +164,31 @@ Step = Callable[[Maker], bool]
 
 
 def unary(m: Maker) -> bool:
-    op = m.pick(("Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softsign", "Softplus", "Erf", "Sin", "Cos", "Atan", "HardSigmoid", "HardSwish",
-                 "Elu", "LeakyRelu", "Selu", "Gelu", "Mish", "Identity", "ThresholdedRelu", "Celu"))
+    op = m.pick(
+        (
+            "Relu",
+            "Sigmoid",
+            "Tanh",
+            "Neg",
+            "Abs",
+            "Softsign",
+            "Softplus",
+            "Erf",
+            "Sin",
+            "Cos",
+            "Atan",
+            "HardSigmoid",
+            "HardSwish",
+            "Elu",
+            "LeakyRelu",
+            "Selu",
+            "Gelu",
+            "Mish",
+            "Identity",
+            "ThresholdedRelu",
+            "Celu",
+        )
+    )
     x = m.one(lambda v: v.is_float and v.bound < 1e3 and not (v.dtype == "float16" and op == "Celu"))
     if x is None:
         return False
@@ -201,15 +234,27 @@ def binary(m: Maker) -> bool:
     if op == "Div":
         if not x.is_float:
             return False
-        divisor = Value(m.constant((m.rng.integers(1, 9, y.shape[-1:] if y.shape else ()) * m.pick((-1, 1)) / 2).astype(x.dtype)), x.dtype, y.shape[-1:], True, 4.0)
+        divisor = Value(
+            m.constant((m.rng.integers(1, 9, y.shape[-1:] if y.shape else ()) * m.pick((-1, 1)) / 2).astype(x.dtype)),
+            x.dtype,
+            y.shape[-1:],
+            True,
+            4.0,
+        )
         y = divisor
     shape = _broadcast(x.shape, y.shape)
     if shape is None or (op == "PRelu" and shape != x.shape):
         return False
     first, second = (x, y) if m.maybe() or op in ("PRelu", "Div") else (y, x)
-    bound = {"Mul": x.bound * y.bound, "PRelu": x.bound * max(y.bound, 1), "Div": 2 * x.bound}.get(op, x.bound + y.bound)
+    bound = {"Mul": x.bound * y.bound, "PRelu": x.bound * max(y.bound, 1), "Div": 2 * x.bound}.get(
+        op, x.bound + y.bound
+    )
     # the sum of exact values is a multiple of 1/8 below 2^11: exact in float16 too; not so products of products
-    exact = x.exact and y.exact and (not x.is_float or op in ("Min", "Max") or (op in ("Add", "Sub") and x.bound + y.bound < 100))
+    exact = (
+        x.exact
+        and y.exact
+        and (not x.is_float or op in ("Min", "Max") or (op in ("Add", "Sub") and x.bound + y.bound < 100))
+    )
     m.add(op, [first.name, second.name], [m.new(x.dtype, shape, exact, bound)])
     return True
 
@@ -222,7 +267,11 @@ def compare(m: Maker) -> bool:
     shape = _broadcast(x.shape, y.shape)
     if shape is None:
         return False
-    m.add(m.pick(("Less", "Greater", "Equal", "LessOrEqual", "GreaterOrEqual")), [x.name, y.name], [m.new("bool", shape, True, 1)])
+    m.add(
+        m.pick(("Less", "Greater", "Equal", "LessOrEqual", "GreaterOrEqual")),
+        [x.name, y.name],
+        [m.new("bool", shape, True, 1)],
+    )
     return True
 
 
@@ -243,14 +292,20 @@ def logic(m: Maker) -> bool:
 
 def where(m: Maker) -> bool:
     c = m.one(lambda v: v.dtype == "bool")
-    x = m.one(lambda v: v.dtype in (*FLOATS, *INTS, "uint8") and c is not None and _broadcast(v.shape, c.shape) is not None)
+    x = m.one(
+        lambda v: v.dtype in (*FLOATS, *INTS, "uint8") and c is not None and _broadcast(v.shape, c.shape) is not None
+    )
     if c is None or x is None:
         return False
     y = m.partner(x)
     shape = _broadcast(c.shape, x.shape, y.shape) if y is not None else None
     if y is None or shape is None:
         return False
-    m.add("Where", [c.name, *((x.name, y.name) if m.maybe() else (y.name, x.name))], [m.new(x.dtype, shape, x.exact and y.exact, max(x.bound, y.bound))])
+    m.add(
+        "Where",
+        [c.name, *((x.name, y.name) if m.maybe() else (y.name, x.name))],
+        [m.new(x.dtype, shape, x.exact and y.exact, max(x.bound, y.bound))],
+    )
     return True
 
 
@@ -260,7 +315,9 @@ def cast(m: Maker) -> bool:
         return False
     to = m.pick(("float32", "float16", "int32", "int64", "bool", "float32"))
     exact = x.bound < 200
-    m.add("Cast", [x.name], [m.new(to, x.shape, exact, max(x.bound, 1))], to=helper.np_dtype_to_tensor_dtype(np.dtype(to)))
+    m.add(
+        "Cast", [x.name], [m.new(to, x.shape, exact, max(x.bound, 1))], to=helper.np_dtype_to_tensor_dtype(np.dtype(to))
+    )
     return True
 
 
@@ -269,7 +326,11 @@ def matmul(m: Maker) -> bool:
     if x is None:
         return False
     k, n = x.shape[-1], m.pick((1, 3, 4, 8, 17, 32))
-    batch = tuple(d if m.maybe() else 1 for d in x.shape[:-2])[m.int(0, max(x.rank - 2, 0)):] if x.rank > 2 and m.maybe() else ()
+    batch = (
+        tuple(d if m.maybe() else 1 for d in x.shape[:-2])[m.int(0, max(x.rank - 2, 0)) :]
+        if x.rank > 2 and m.maybe()
+        else ()
+    )
     scale = 1 / max(x.bound * math.sqrt(k), 1)
     w = m.constant((m.array((*batch, k, n), "float32") * np.float32(scale)).astype("f"))
     m.add("MatMul", [x.name, w], [m.new("float32", (*x.shape[:-1], n), False, 4 * k)])
@@ -284,7 +345,15 @@ def gemm(m: Maker) -> bool:
     k, rows = (x.shape[0], x.shape[1]) if ta else (x.shape[1], x.shape[0])
     w = m.constant((m.array((n, k) if tb else (k, n), "float32") / np.float32(max(x.bound, 1))).astype("f"))
     extra = [m.constant(m.array(m.pick(((n,), (1, n), (rows, 1), (), (rows, n))), "float32"))] if m.maybe(0.7) else []
-    m.add("Gemm", [x.name, w, *extra], [m.new("float32", (rows, n), False, 16 * k + 8)], transA=ta, transB=tb, alpha=m.pick((1.0, 0.5)), beta=m.pick((1.0, -2.0)))
+    m.add(
+        "Gemm",
+        [x.name, w, *extra],
+        [m.new("float32", (rows, n), False, 16 * k + 8)],
+        transA=ta,
+        transB=tb,
+        alpha=m.pick((1.0, 0.5)),
+        beta=m.pick((1.0, -2.0)),
+    )
     return True
 
 
@@ -301,9 +370,19 @@ def conv(m: Maker) -> bool:
     w = m.constant((m.array((out, x.shape[1] // groups, *kernel), "float32") / np.float32(max(x.bound, 1))).astype("f"))
     bias = [m.constant(m.array((out,), "float32"))] if m.maybe() else []
     half = len(kernel)
-    spatial = [(s + pads[i] + pads[half + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1 for i, s in enumerate(x.shape[2:])]
-    m.add("Conv", [x.name, w, *bias], [m.new("float32", (x.shape[0], out, *spatial), False, 16.0 * x.shape[1] * math.prod(kernel) + 4)],
-          group=groups, strides=strides, pads=pads, dilations=dilations)
+    spatial = [
+        (s + pads[i] + pads[half + i] - dilations[i] * (kernel[i] - 1) - 1) // strides[i] + 1
+        for i, s in enumerate(x.shape[2:])
+    ]
+    m.add(
+        "Conv",
+        [x.name, w, *bias],
+        [m.new("float32", (x.shape[0], out, *spatial), False, 16.0 * x.shape[1] * math.prod(kernel) + 4)],
+        group=groups,
+        strides=strides,
+        pads=pads,
+        dilations=dilations,
+    )
     return True
 
 
@@ -312,7 +391,11 @@ def pool(m: Maker) -> bool:
     if x is None:
         return False
     if m.maybe(0.2):
-        m.add(m.pick(("GlobalAveragePool", "GlobalMaxPool")), [x.name], [m.new(x.dtype, (*x.shape[:2], *(1,) * (x.rank - 2)), False, x.bound)])
+        m.add(
+            m.pick(("GlobalAveragePool", "GlobalMaxPool")),
+            [x.name],
+            [m.new(x.dtype, (*x.shape[:2], *(1,) * (x.rank - 2)), False, x.bound)],
+        )
         return True
     kernel = [m.int(1, min(3, d)) for d in x.shape[2:]]
     strides, pads = [m.int(1, 2) for _ in kernel], [m.int(0, k - 1) for k in (*kernel, *kernel)]
@@ -320,7 +403,15 @@ def pool(m: Maker) -> bool:
     spatial = [(s + pads[i] + pads[half + i] - kernel[i]) // strides[i] + 1 for i, s in enumerate(x.shape[2:])]
     op = m.pick(("MaxPool", "AveragePool"))
     more = {"count_include_pad": m.int(0, 1)} if op == "AveragePool" else {}
-    m.add(op, [x.name], [m.new(x.dtype, (*x.shape[:2], *spatial), x.exact and op == "MaxPool", x.bound)], kernel_shape=kernel, strides=strides, pads=pads, **more)
+    m.add(
+        op,
+        [x.name],
+        [m.new(x.dtype, (*x.shape[:2], *spatial), x.exact and op == "MaxPool", x.bound)],
+        kernel_shape=kernel,
+        strides=strides,
+        pads=pads,
+        **more,
+    )
     return True
 
 
@@ -329,7 +420,12 @@ def softmax(m: Maker) -> bool:
     if x is None:
         return False
     op = m.pick(("Softmax", "Softmax", "LogSoftmax"))
-    m.add(op, [x.name], [m.new(x.dtype, x.shape, False, 1.0 if op == "Softmax" else 2 * x.bound + 8)], axis=m.int(-x.rank, x.rank - 1))
+    m.add(
+        op,
+        [x.name],
+        [m.new(x.dtype, x.shape, False, 1.0 if op == "Softmax" else 2 * x.bound + 8)],
+        axis=m.int(-x.rank, x.rank - 1),
+    )
     return True
 
 
@@ -337,13 +433,36 @@ def reduce(m: Maker) -> bool:
     x = m.one(lambda v: v.dtype in ("float32", *INTS) and v.rank >= 1 and v.bound < 1e3)
     if x is None:
         return False
-    ops = ("ReduceSum", "ReduceMax", "ReduceMin") if not x.is_float else ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp")
+    ops = (
+        ("ReduceSum", "ReduceMax", "ReduceMin")
+        if not x.is_float
+        else (
+            "ReduceSum",
+            "ReduceMean",
+            "ReduceMax",
+            "ReduceMin",
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceSumSquare",
+            "ReduceLogSumExp",
+        )
+    )
     op, keep = m.pick(ops), m.int(0, 1)
     axes = sorted(m.rng.choice(x.rank, m.int(1, x.rank), replace=False).tolist())
     shape = [1 if i in axes else d for i, d in enumerate(x.shape) if keep or i not in axes]
     count = math.prod(x.shape[a] for a in axes)
-    bound = {"ReduceSum": x.bound * count, "ReduceL1": x.bound * count, "ReduceSumSquare": x.bound**2 * count, "ReduceL2": x.bound * count}.get(op, x.bound + 12)
-    m.add(op, [x.name, m.ints(*(a - x.rank if m.maybe(0.3) else a for a in axes))], [m.new(x.dtype, shape, x.exact and (not x.is_float or op in ("ReduceMax", "ReduceMin")), bound)], keepdims=keep)
+    bound = {
+        "ReduceSum": x.bound * count,
+        "ReduceL1": x.bound * count,
+        "ReduceSumSquare": x.bound**2 * count,
+        "ReduceL2": x.bound * count,
+    }.get(op, x.bound + 12)
+    m.add(
+        op,
+        [x.name, m.ints(*(a - x.rank if m.maybe(0.3) else a for a in axes))],
+        [m.new(x.dtype, shape, x.exact and (not x.is_float or op in ("ReduceMax", "ReduceMin")), bound)],
+        keepdims=keep,
+    )
     return True
 
 
@@ -353,7 +472,14 @@ def arg(m: Maker) -> bool:
         return False
     axis, keep = m.int(0, x.rank - 1), m.int(0, 1)
     shape = [1 if i == axis else d for i, d in enumerate(x.shape) if keep or i != axis]
-    m.add(m.pick(("ArgMax", "ArgMin")), [x.name], [m.new("int64", shape, True, x.shape[axis])], axis=axis, keepdims=keep, select_last_index=m.int(0, 1))
+    m.add(
+        m.pick(("ArgMax", "ArgMin")),
+        [x.name],
+        [m.new("int64", shape, True, x.shape[axis])],
+        axis=axis,
+        keepdims=keep,
+        select_last_index=m.int(0, 1),
+    )
     return True
 
 
@@ -361,7 +487,22 @@ def movement(m: Maker) -> bool:
     x = m.one(lambda v: v.rank >= 1)
     if x is None:
         return False
-    kind = m.pick(("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile", "Slice", "Pad", "Split", "Concat", "Gather"))
+    kind = m.pick(
+        (
+            "Transpose",
+            "Reshape",
+            "Flatten",
+            "Squeeze",
+            "Unsqueeze",
+            "Expand",
+            "Tile",
+            "Slice",
+            "Pad",
+            "Split",
+            "Concat",
+            "Gather",
+        )
+    )
     like = lambda shape: m.new(x.dtype, shape, x.exact, x.bound)  # noqa: E731
     axis = m.int(0, x.rank - 1)
     size = x.shape[axis]
@@ -399,29 +540,68 @@ def movement(m: Maker) -> bool:
     elif kind == "Slice":
         step = m.pick((1, 1, 2, -1))
         start, end = (m.int(0, size - 1), size) if step > 0 else (size - 1, -size - 1)
-        m.add(kind, [x.name, m.ints(start), m.ints(end), m.ints(axis), m.ints(step)],
-              [like([*x.shape[:axis], len(range(size)[start::step] if step > 0 else range(size)), *x.shape[axis + 1:]])])
+        m.add(
+            kind,
+            [x.name, m.ints(start), m.ints(end), m.ints(axis), m.ints(step)],
+            [like([*x.shape[:axis], len(range(size)[start::step] if step > 0 else range(size)), *x.shape[axis + 1 :]])],
+        )
     elif kind == "Pad":
         mode = m.pick(("constant", "reflect", "edge"))
         pads = [m.int(0, 2) if mode != "reflect" else m.int(0, min(2, d - 1)) for d in (*x.shape, *x.shape)]
-        if x.dtype not in ("float32", *INTS) or math.prod(d + pads[i] + pads[i + x.rank] for i, d in enumerate(x.shape)) > 50_000:
+        if (
+            x.dtype not in ("float32", *INTS)
+            or math.prod(d + pads[i] + pads[i + x.rank] for i, d in enumerate(x.shape)) > 50_000
+        ):
             return False
         extra = [m.constant(np.array(m.int(-2, 2), x.dtype))] if mode == "constant" and m.maybe() else []
-        m.add(kind, [x.name, m.ints(*pads), *extra], [like([d + pads[i] + pads[i + x.rank] for i, d in enumerate(x.shape)])], mode=mode)
+        m.add(
+            kind,
+            [x.name, m.ints(*pads), *extra],
+            [like([d + pads[i] + pads[i + x.rank] for i, d in enumerate(x.shape)])],
+            mode=mode,
+        )
     elif kind == "Split":
         if size < 2:
             return False
         at = m.int(1, size - 1)
-        m.add(kind, [x.name, m.ints(at, size - at)], [like([*x.shape[:axis], n, *x.shape[axis + 1:]]) for n in (at, size - at)], axis=axis)
+        m.add(
+            kind,
+            [x.name, m.ints(at, size - at)],
+            [like([*x.shape[:axis], n, *x.shape[axis + 1 :]]) for n in (at, size - at)],
+            axis=axis,
+        )
     elif kind == "Concat":
-        fitting = [v for v in m.values if v.dtype == x.dtype and v.rank == x.rank and all(a == b for i, (a, b) in enumerate(zip(v.shape, x.shape, strict=True)) if i != axis)]
+        fitting = [
+            v
+            for v in m.values
+            if v.dtype == x.dtype
+            and v.rank == x.rank
+            and all(a == b for i, (a, b) in enumerate(zip(v.shape, x.shape, strict=True)) if i != axis)
+        ]
         parts = [m.pick(fitting) for _ in range(m.int(1, 3))]
-        m.add(kind, [p.name for p in parts], [m.new(x.dtype, [*x.shape[:axis], sum(p.shape[axis] for p in parts), *x.shape[axis + 1:]], all(p.exact for p in parts), max(p.bound for p in parts))], axis=axis)
+        m.add(
+            kind,
+            [p.name for p in parts],
+            [
+                m.new(
+                    x.dtype,
+                    [*x.shape[:axis], sum(p.shape[axis] for p in parts), *x.shape[axis + 1 :]],
+                    all(p.exact for p in parts),
+                    max(p.bound for p in parts),
+                )
+            ],
+            axis=axis,
+        )
     else:
         where = m.rng.integers(-size, size, m.dims(m.int(0, 2)))
         if x.size // size * where.size > 50_000:
             return False
-        m.add(kind, [x.name, m.constant(where.astype(m.pick(INTS)))], [like([*x.shape[:axis], *where.shape, *x.shape[axis + 1:]])], axis=axis)
+        m.add(
+            kind,
+            [x.name, m.constant(where.astype(m.pick(INTS)))],
+            [like([*x.shape[:axis], *where.shape, *x.shape[axis + 1 :]])],
+            axis=axis,
+        )
     return True
 
 
@@ -434,23 +614,43 @@ def norm(m: Maker) -> bool:
     if op == "LayerNormalization":
         axis = m.int(1, x.rank - 1)
         shape = x.shape[axis:]
-        reads = [x.name, m.constant(positive_array(shape)), *([m.constant(m.array(shape, "float32"))] if m.maybe() else [])]
+        reads = [
+            x.name,
+            m.constant(positive_array(shape)),
+            *([m.constant(m.array(shape, "float32"))] if m.maybe() else []),
+        ]
         if math.prod(shape) < 3:
-            return False      # two numbers that are all but equal: their difference is all noise
-        m.add(op, reads, [m.new("float32", x.shape, False, 2 * math.sqrt(math.prod(shape)) + 4)], axis=axis, epsilon=0.1)
+            return False  # two numbers that are all but equal: their difference is all noise
+        m.add(
+            op, reads, [m.new("float32", x.shape, False, 2 * math.sqrt(math.prod(shape)) + 4)], axis=axis, epsilon=0.1
+        )
     elif op == "LpNormalization":
         if not x.exact:
-            return False      # a vector of numbers near zero: noise by noise
+            return False  # a vector of numbers near zero: noise by noise
         m.add(op, [x.name], [m.new("float32", x.shape, False, 1.0)], axis=m.int(0, x.rank - 1), p=m.int(1, 2))
     elif op == "InstanceNormalization":
         if x.rank < 3 or math.prod(x.shape[2:]) < 3:
             return False
         c = x.shape[1]
-        m.add(op, [x.name, m.constant(positive_array(c)), m.constant(m.array((c,), "float32"))], [m.new("float32", x.shape, False, 2 * math.sqrt(math.prod(x.shape[2:])) + 4)], epsilon=0.1)
+        m.add(
+            op,
+            [x.name, m.constant(positive_array(c)), m.constant(m.array((c,), "float32"))],
+            [m.new("float32", x.shape, False, 2 * math.sqrt(math.prod(x.shape[2:])) + 4)],
+            epsilon=0.1,
+        )
     else:
         c = x.shape[1]
-        m.add(op, [x.name, *(m.constant(a) for a in (positive_array(c), m.array((c,), "float32"), m.array((c,), "float32"), positive_array(c)))],
-              [m.new("float32", x.shape, False, 4 * x.bound + 20)])
+        m.add(
+            op,
+            [
+                x.name,
+                *(
+                    m.constant(a)
+                    for a in (positive_array(c), m.array((c,), "float32"), m.array((c,), "float32"), positive_array(c))
+                ),
+            ],
+            [m.new("float32", x.shape, False, 4 * x.bound + 20)],
+        )
     return True
 
 
@@ -467,16 +667,29 @@ def indexing(m: Maker) -> bool:
     elif kind == "TopK":
         k = m.int(1, size)
         shape = tuple(k if i == axis else d for i, d in enumerate(x.shape))
-        m.add(kind, [x.name, m.ints(k)], [like(shape), m.new("int64", shape, True, size)], axis=axis, largest=m.int(0, 1))
+        m.add(
+            kind, [x.name, m.ints(k)], [like(shape), m.new("int64", shape, True, size)], axis=axis, largest=m.int(0, 1)
+        )
     elif kind == "CumSum":
         if x.bound * size > 1e3:
             return False
-        m.add(kind, [x.name, m.constant(np.array(axis, np.int64))], [m.new(x.dtype, x.shape, not x.is_float, x.bound * size)], exclusive=m.int(0, 1), reverse=m.int(0, 1))
+        m.add(
+            kind,
+            [x.name, m.constant(np.array(axis, np.int64))],
+            [m.new(x.dtype, x.shape, not x.is_float, x.bound * size)],
+            exclusive=m.int(0, 1),
+            reverse=m.int(0, 1),
+        )
     elif kind == "ScatterElements":
         count = m.int(1, size)
         shape = tuple(count if i == axis else d for i, d in enumerate(x.shape))
         where = np.argsort(m.rng.random(x.shape), axis)[tuple(slice(0, s) for s in shape)]
-        m.add(kind, [x.name, m.constant(where.astype(np.int64)), m.constant(m.array(shape, x.dtype))], [like(x.shape)], axis=axis)
+        m.add(
+            kind,
+            [x.name, m.constant(where.astype(np.int64)), m.constant(m.array(shape, x.dtype))],
+            [like(x.shape)],
+            axis=axis,
+        )
     elif kind == "Trilu":
         if x.rank < 2:
             return False
@@ -485,7 +698,11 @@ def indexing(m: Maker) -> bool:
         if x.dtype != "int64" or x.bound > 100 or x.size > 2000:
             return False
         depth = m.int(1, 5)
-        m.add(kind, [x.name, m.constant(np.array(depth, np.int64)), m.constant(np.array([0, 1], "f"))], [m.new("float32", (*x.shape, depth), True, 1)])
+        m.add(
+            kind,
+            [x.name, m.constant(np.array(depth, np.int64)), m.constant(np.array([0, 1], "f"))],
+            [m.new("float32", (*x.shape, depth), True, 1)],
+        )
     return True
 
 
@@ -494,12 +711,28 @@ def resize(m: Maker) -> bool:
     if x is None:
         return False
     if m.maybe(0.3) and x.shape[1] % 4 == 0:
-        m.add("DepthToSpace", [x.name], [m.new(x.dtype, (x.shape[0], x.shape[1] // 4, 2 * x.shape[2], 2 * x.shape[3]), x.exact, x.bound)], blocksize=2, mode=m.pick(("DCR", "CRD")))
+        m.add(
+            "DepthToSpace",
+            [x.name],
+            [m.new(x.dtype, (x.shape[0], x.shape[1] // 4, 2 * x.shape[2], 2 * x.shape[3]), x.exact, x.bound)],
+            blocksize=2,
+            mode=m.pick(("DCR", "CRD")),
+        )
         return True
     sizes = (*x.shape[:2], m.int(1, 2 * x.shape[2]), m.int(1, 2 * x.shape[3]))
     mode = m.pick(("nearest", "linear"))
-    how = {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"} if mode == "nearest" else {"coordinate_transformation_mode": m.pick(("half_pixel", "align_corners", "asymmetric"))}
-    m.add("Resize", [x.name, "", "", m.ints(*sizes)], [m.new(x.dtype, sizes, x.exact and mode == "nearest", x.bound)], mode=mode, **how)
+    how = (
+        {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+        if mode == "nearest"
+        else {"coordinate_transformation_mode": m.pick(("half_pixel", "align_corners", "asymmetric"))}
+    )
+    m.add(
+        "Resize",
+        [x.name, "", "", m.ints(*sizes)],
+        [m.new(x.dtype, sizes, x.exact and mode == "nearest", x.bound)],
+        mode=mode,
+        **how,
+    )
     return True
 
 
@@ -528,7 +761,9 @@ def clip(m: Maker) -> bool:
 def product(m: Maker) -> bool:
     """MatMul of two values."""
     x = m.one(lambda v: v.dtype == "float32" and v.rank >= 2 and v.bound < 40)
-    y = m.one(lambda v: x is not None and v.dtype == "float32" and v.rank >= 2 and v.bound < 40 and v.shape[-2] == x.shape[-1])
+    y = m.one(
+        lambda v: x is not None and v.dtype == "float32" and v.rank >= 2 and v.bound < 40 and v.shape[-2] == x.shape[-1]
+    )
     if x is None:
         return False
     if y is None:
@@ -538,7 +773,11 @@ def product(m: Maker) -> bool:
     batch = _broadcast(x.shape[:-2], y.shape[:-2])
     if batch is None or math.prod(batch) * x.shape[-2] * y.shape[-1] > 100_000:
         return False
-    m.add("MatMul", [x.name, y.name], [m.new("float32", (*batch, x.shape[-2], y.shape[-1]), False, x.bound * y.bound * x.shape[-1])])
+    m.add(
+        "MatMul",
+        [x.name, y.name],
+        [m.new("float32", (*batch, x.shape[-2], y.shape[-1]), False, x.bound * y.bound * x.shape[-1])],
+    )
     return True
 
 
@@ -554,9 +793,18 @@ def transposed(m: Maker) -> bool:
     extra = [m.int(0, s - 1) for s in strides]
     w = m.constant((m.array((x.shape[1], each, *kernel), "float32") / np.float32(max(x.bound, 1))).astype("f"))
     bias = [m.constant(m.array((each * groups,), "float32"))] if m.maybe() else []
-    spatial = [(d - 1) * strides[i] + extra[i] + kernel[i] - pads[i] - pads[half + i] for i, d in enumerate(x.shape[2:])]
-    m.add("ConvTranspose", [x.name, w, *bias], [m.new("float32", (x.shape[0], each * groups, *spatial), False, 16.0 * x.shape[1] * math.prod(kernel) + 4)],
-          group=groups, strides=strides, pads=pads, output_padding=extra)
+    spatial = [
+        (d - 1) * strides[i] + extra[i] + kernel[i] - pads[i] - pads[half + i] for i, d in enumerate(x.shape[2:])
+    ]
+    m.add(
+        "ConvTranspose",
+        [x.name, w, *bias],
+        [m.new("float32", (x.shape[0], each * groups, *spatial), False, 16.0 * x.shape[1] * math.prod(kernel) + 4)],
+        group=groups,
+        strides=strides,
+        pads=pads,
+        output_padding=extra,
+    )
     return True
 
 
@@ -564,18 +812,28 @@ def recurrent(m: Maker) -> bool:
     x = m.one(lambda v: v.dtype == "float32" and v.rank == 3 and v.bound < 100)
     if x is None:
         return False
-    op, hidden, direction = m.pick(("LSTM", "GRU", "RNN")), m.pick((1, 3, 8, 20)), m.pick(("forward", "reverse", "bidirectional"))
+    op, hidden, direction = (
+        m.pick(("LSTM", "GRU", "RNN")),
+        m.pick((1, 3, 8, 20)),
+        m.pick(("forward", "reverse", "bidirectional")),
+    )
     gates, ways = {"LSTM": 4, "GRU": 3, "RNN": 1}[op], 2 if direction == "bidirectional" else 1
     steps, batch, features = x.shape
     scale = np.float32(1 / (8 * max(x.bound, 1) * features))
-    reads = [x.name, m.constant(m.array((ways, gates * hidden, features), "float32") * scale),
-             m.constant(m.array((ways, gates * hidden, hidden), "float32") / np.float32(16 * hidden))]
+    reads = [
+        x.name,
+        m.constant(m.array((ways, gates * hidden, features), "float32") * scale),
+        m.constant(m.array((ways, gates * hidden, hidden), "float32") / np.float32(16 * hidden)),
+    ]
     if m.maybe():
         reads.append(m.constant(m.array((ways, 2 * gates * hidden), "float32")))
         if m.maybe(0.3):
             reads.append(m.constant(m.rng.integers(1, steps + 1, batch).astype(np.int32)))
     more = {"linear_before_reset": m.int(0, 1)} if op == "GRU" else {}
-    made = [m.new("float32", (steps, ways, batch, hidden), False, 1.0), *(m.new("float32", (ways, batch, hidden), False, b) for b in (1.0, steps)[: 2 if op == "LSTM" else 1])]
+    made = [
+        m.new("float32", (steps, ways, batch, hidden), False, 1.0),
+        *(m.new("float32", (ways, batch, hidden), False, b) for b in (1.0, steps)[: 2 if op == "LSTM" else 1]),
+    ]
     m.add(op, reads, made, hidden_size=hidden, direction=direction, **more)
     return True
 
@@ -590,7 +848,12 @@ def einsum(m: Maker) -> bool:
     k = m.pick((1, 3, 9))
     w = m.constant((m.array((size[letters[-1]], k), "float32") / np.float32(max(x.bound, 1))).astype("f"))
     shape = (*(size[c] for c in kept), k)
-    m.add("Einsum", [x.name, w], [m.new("float32", shape, False, 4.0 * x.size)], equation=f"{letters},{letters[-1]}z->{kept}z")
+    m.add(
+        "Einsum",
+        [x.name, w],
+        [m.new("float32", shape, False, 4.0 * x.size)],
+        equation=f"{letters},{letters[-1]}z->{kept}z",
+    )
     return True
 
 
@@ -608,7 +871,11 @@ def scatter(m: Maker) -> bool:
     flat = m.rng.choice(math.prod(x.shape[:depth]), min(3, math.prod(x.shape[:depth])), replace=False)
     where = np.stack(np.unravel_index(flat, x.shape[:depth]), -1)
     update = m.constant(m.array((len(flat), *x.shape[depth:]), x.dtype))
-    m.add("ScatterND", [x.name, m.constant(where.astype(np.int64)), update], [m.new(x.dtype, x.shape, x.exact, max(x.bound, 4.0))])
+    m.add(
+        "ScatterND",
+        [x.name, m.constant(where.astype(np.int64)), update],
+        [m.new(x.dtype, x.shape, x.exact, max(x.bound, 4.0))],
+    )
     return True
 
 
@@ -634,13 +901,43 @@ def island(m: Maker) -> bool:
     return True
 
 
-STEPS: dict[Step, int] = {unary: 4, positive: 2, rounding: 1, binary: 6, compare: 1, logic: 1, where: 1, cast: 1, matmul: 3, gemm: 2, conv: 4, pool: 2,
-                          softmax: 2, reduce: 3, arg: 1, movement: 6, norm: 2, indexing: 2, resize: 1, quantize: 1, clip: 1,
-                          product: 2, transposed: 1, recurrent: 2, einsum: 1, scatter: 1, quantized: 2, island: 2}
+STEPS: dict[Step, int] = {
+    unary: 4,
+    positive: 2,
+    rounding: 1,
+    binary: 6,
+    compare: 1,
+    logic: 1,
+    where: 1,
+    cast: 1,
+    matmul: 3,
+    gemm: 2,
+    conv: 4,
+    pool: 2,
+    softmax: 2,
+    reduce: 3,
+    arg: 1,
+    movement: 6,
+    norm: 2,
+    indexing: 2,
+    resize: 1,
+    quantize: 1,
+    clip: 1,
+    product: 2,
+    transposed: 1,
+    recurrent: 2,
+    einsum: 1,
+    scatter: 1,
+    quantized: 2,
+    island: 2,
+}
 
 
-def random_model(seed: int, dynamic: bool = False, nodes: int | None = None) -> tuple[bytes, dict[str, Array], dict[str, Value]]:
-    """A model, inputs for it, and its outputs. dynamic: some sizes of the inputs are names. nodes: some more come of the last step."""
+def random_model(
+    seed: int, dynamic: bool = False, nodes: int | None = None
+) -> tuple[bytes, dict[str, Array], dict[str, Value]]:
+    """A model, inputs for it, and its outputs. dynamic: some sizes of the inputs are names. nodes: some more come of
+    the last step."""
     m = Maker(seed, dynamic)
     steps, weights = list(STEPS), np.array(list(STEPS.values()), float)
     wanted = m.int(2, 14) if nodes is None else nodes
@@ -650,10 +947,19 @@ def random_model(seed: int, dynamic: bool = False, nodes: int | None = None) -> 
     made = {v.name: v for v in m.values if not v.name.startswith("x")}
     outputs = {name: v for name, v in made.items() if name not in read or m.maybe(0.1)}
     outputs = outputs or {m.values[-1].name: m.values[-1]}
-    graph = helper.make_graph(m.nodes, f"random_{seed}", m.inputs,
-                              [helper.make_tensor_value_info(v.name, helper.np_dtype_to_tensor_dtype(np.dtype(v.dtype)), None) for v in outputs.values()],
-                              [numpy_helper.from_array(a, n) for n, a in m.constants.items()])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)], ir_version=10)
+    graph = helper.make_graph(
+        m.nodes,
+        f"random_{seed}",
+        m.inputs,
+        [
+            helper.make_tensor_value_info(v.name, helper.np_dtype_to_tensor_dtype(np.dtype(v.dtype)), None)
+            for v in outputs.values()
+        ],
+        [numpy_helper.from_array(a, n) for n, a in m.constants.items()],
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)], ir_version=10
+    )
     return bytes(model.SerializeToString()), m.feeds, outputs
 
 
@@ -662,7 +968,11 @@ def wrong(got: Array, want: Array, value: Value) -> str:
     if got.shape != want.shape or got.dtype != want.dtype:
         return f"{got.dtype}{got.shape} instead of {want.dtype}{want.shape}"
     if value.exact:
-        return "" if np.array_equal(got, want, equal_nan=value.is_float) else f"{np.count_nonzero(got != want)} of {got.size} differ, expected equal"
+        return (
+            ""
+            if np.array_equal(got, want, equal_nan=value.is_float)
+            else f"{np.count_nonzero(got != want)} of {got.size} differ, expected equal"
+        )
     if not np.array_equal(np.isfinite(got), np.isfinite(want)):
         return "NaN or infinity in other places"
     finite = np.isfinite(want)
@@ -677,13 +987,15 @@ def quiet() -> Any:
     return settings
 
 
-def differences(model: bytes, feeds: dict[str, Array], outputs: dict[str, Value], **options: object) -> tuple[list[str], Any]:
+def differences(
+    model: bytes, feeds: dict[str, Array], outputs: dict[str, Value], **options: object
+) -> tuple[list[str], Any]:
     """What our session answers otherwise than onnxruntime's CPU, and the session."""
     cpu = onnxruntime.InferenceSession(model, quiet(), providers=["CPUExecutionProvider"])
     want = cpu.run(None, feeds)
     session = ort_gpu_ep.InferenceSession(model, quiet(), provider_options={"placement": "gpu", **options})
     found: list[str] = []
-    for number in range(2):     # the second run was recorded ahead
+    for number in range(2):  # the second run was recorded ahead
         for name, g, w in zip(outputs, session.run(None, feeds), want, strict=True):
             what = wrong(g, w, outputs[name])
             if what:
@@ -706,8 +1018,11 @@ class _Tally:
         self.refused.update(re.sub(r"\d+", "#", message[:160]) for message in declined)
         nodes = onnx.load_from_string(model).graph.node
         self.direct += session is None
-        self.ops.update(((n.op_type, "direct") for n in nodes) if session is None else
-                        ((n.op, n.device) for r in session.explain().reports for n in r.nodes))
+        self.ops.update(
+            ((n.op_type, "direct") for n in nodes)
+            if session is None
+            else ((n.op, n.device) for r in session.explain().reports for n in r.nodes)
+        )
         if found:
             self.wrong += 1
             print(f"{seed}: {[n.op_type for n in nodes]}: {found}", flush=True)
@@ -732,7 +1047,9 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--option", action="append", default=[], help="a provider option, as isolation=process")
-    parser.add_argument("--open", action="store_true", help="with sizes and steering inputs that differ from run to run: open_graphs.py")
+    parser.add_argument(
+        "--open", action="store_true", help="with sizes and steering inputs that differ from run to run: open_graphs.py"
+    )
     asked = parser.parse_args()
     start, tally = time.time(), _Tally()
     for seed in range(asked.first, asked.first + asked.count):
@@ -741,7 +1058,10 @@ def main() -> None:
         except Exception as error:
             tally.refused[f"{type(error).__name__}: {str(error)[:160]}"] += 1
             print(f"{seed}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-    print(f"{asked.count} models ({tally.direct} as one program), {tally.wrong} wrong, {sum(tally.refused.values())} refused, {time.time() - start:.0f} s")
+    print(
+        f"{asked.count} models ({tally.direct} as one program), {tally.wrong} wrong, {sum(tally.refused.values())} "
+        f"refused, {time.time() - start:.0f} s"
+    )
     print(sorted(tally.ops.items()))
     print(*tally.refused.most_common(), sep="\n")
     sys.exit(bool(tally.wrong))

@@ -1,8 +1,9 @@
-"""Sessions in situations that one run does not show, against ONNX Runtime's CPU: the same model with other sizes again and again, by several
-threads, by IO binding whose inputs change in place, with results that are kept, with forms forced, limits, precision; training in odd batches.
+"""Sessions in situations that one run does not show, against ONNX Runtime's CPU: the same model with other sizes again
+and again, by several threads, by IO binding whose inputs change in place, with results that are kept, with forms
+forced, limits, precision; training in odd batches.
 
-`python -m tests.session.situations --first 0 --count 500` prints each seed at which an answer differs, and how many runs the GPU had;
-`--seconds 60` ends then. A seed makes the same situation each time.
+`python -m tests.session.situations --first 0 --count 500` prints each seed at which an answer differs, and how many
+runs the GPU had; `--seconds 60` ends then. A seed makes the same situation each time.
 """
 
 from __future__ import annotations
@@ -35,8 +36,14 @@ SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 33, 64, 65)
 THREADS = 3
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "fusion": ("1", "1", "0"), "checked_shaders": ("auto", "1", "0"), "specialize": ("auto", "off"),
-    "unit_plans": ("background", "wait"), "join_runs": ("auto", "1", "0"), "winograd": ("1", "0"), "memory_limit_mb": ("0", "0", "1")}
+    "fusion": ("1", "1", "0"),
+    "checked_shaders": ("auto", "1", "0"),
+    "specialize": ("auto", "off"),
+    "unit_plans": ("background", "wait"),
+    "join_runs": ("auto", "1", "0"),
+    "winograd": ("1", "0"),
+    "memory_limit_mb": ("0", "0", "1"),
+}
 
 HALVES = 3e-2
 """With precision=f16: of the largest element."""
@@ -66,33 +73,46 @@ def _pruned(rng: Any, *shape: int) -> Array:
 FAMILIES: Mapping[str, Family] = {
     "dense": Family(
         "(float[N, M, 24] x) => (float[N, M, 16] y, float[N, M] z) "
-        "{ h = MatMul(x, w) g = Add(h, b) a = Relu(g) c = MatMul(a, v) y = Softmax<axis = -1>(c) z = ReduceMean<keepdims = 0>(c, axis) }",
+        "{ h = MatMul(x, w) g = Add(h, b) a = Relu(g) c = MatMul(a, v) y = Softmax<axis = -1>(c) z = "
+        "ReduceMean<keepdims = 0>(c, axis) }",
         lambda r: {"w": _normal(r, 24, 40), "b": _normal(r, 40), "v": _normal(r, 40, 16), "axis": np.array([-1])},
-        lambda r, n, m: {"x": _normal(r, n, m, 24)}),
+        lambda r, n, m: {"x": _normal(r, n, m, 24)},
+    ),
     "pruned": Family(
         "(float[N, 256] x) => (float[N, 128] y) { h = MatMul(x, w) a = Tanh(h) y = MatMul(a, v) }",
-        lambda r: {"w": _pruned(r, 256, 384), "v": _pruned(r, 384, 128)}, lambda r, n, m: {"x": _normal(r, n, 256)}),
+        lambda r: {"w": _pruned(r, 256, 384), "v": _pruned(r, 384, 128)},
+        lambda r, n, m: {"x": _normal(r, n, 256)},
+    ),
     "images": Family(
-        "(float[N, 4, H, 24] x) => (float[N, 8, P, 12] y, float[N, 8] z) { h = Conv<pads = [1, 1, 1, 1]>(x, w, b) a = Relu(h) "
-        "d = Conv<pads = [1, 1, 1, 1], group = 8>(a, u) e = Add(d, a) y = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(e) "
+        "(float[N, 4, H, 24] x) => (float[N, 8, P, 12] y, float[N, 8] z) { h = Conv<pads = [1, 1, 1, 1]>(x, w, b) "
+        "a = Relu(h) "
+        "d = Conv<pads = [1, 1, 1, 1], group = 8>(a, u) e = Add(d, a) y = MaxPool<kernel_shape = [2, 2], strides "
+        "= [2, 2]>(e) "
         "p = GlobalAveragePool(e) z = Flatten(p) }",
         lambda r: {"w": _normal(r, 8, 4, 3, 3), "b": _normal(r, 8), "u": _normal(r, 8, 1, 3, 3)},
-        lambda r, n, m: {"x": _normal(r, min(n, 5), 4, m + 1, 24)}),
+        lambda r, n, m: {"x": _normal(r, min(n, 5), 4, m + 1, 24)},
+    ),
     "branches": Family(
         "(float[N, 12] x, bool more) => (float[N, 12] y) { h = MatMul(x, w) g = If (more) "
         "<then_branch = then () => (float[N, 12] t) { s = Sigmoid(h) t = Mul(s, h) }, "
         "else_branch = other () => (float[N, 12] e) { e = Neg(h) }> y = Add(g, x) }",
-        lambda r: {"w": _normal(r, 12, 12)}, lambda r, n, m: {"x": _normal(r, n, 12), "more": np.array(m % 2 == 0)}),
+        lambda r: {"w": _normal(r, 12, 12)},
+        lambda r, n, m: {"x": _normal(r, n, 12), "more": np.array(m % 2 == 0)},
+    ),
     "recurrent": Family(
-        "(float[T, N, 6] x) => (float[T, N, 8] y) { h, l, c = LSTM<hidden_size = 8>(x, w, r) s = Squeeze(h, axis) y = Tanh(s) }",
+        "(float[T, N, 6] x) => (float[T, N, 8] y) { h, l, c = LSTM<hidden_size = 8>(x, w, r) s = Squeeze(h, axis) "
+        "y = Tanh(s) }",
         lambda r: {"w": _normal(r, 1, 32, 6), "r": _normal(r, 1, 32, 8), "axis": np.array([1])},
-        lambda r, n, m: {"x": _normal(r, min(m, 17), min(n, 5), 6)}),
+        lambda r, n, m: {"x": _normal(r, min(m, 17), min(n, 5), 6)},
+    ),
     "tokens": Family(
-        "(int64[B, T] ids, float[B, T, 8] x) => (float[B, T, 8] y, int64[B] best) { e = Gather(table, ids) h = Add(e, x) "
+        "(int64[B, T] ids, float[B, T, 8] x) => (float[B, T, 8] y, int64[B] best) { e = Gather(table, ids) h "
+        "= Add(e, x) "
         "k = Transpose<perm = [0, 2, 1]>(h) s = MatMul(h, k) p = Softmax(s) y = MatMul(p, h) "
         "t = ReduceSum<keepdims = 0>(y, axes) best = ArgMax<axis = 1, keepdims = 0>(t) }",
         lambda r: {"table": _normal(r, 50, 8), "axes": np.array([2])},
-        lambda r, n, m: {"ids": r.integers(-50, 50, (min(n, 7), m)), "x": _normal(r, min(n, 7), m, 8)}),
+        lambda r, n, m: {"ids": r.integers(-50, 50, (min(n, 7), m)), "x": _normal(r, min(n, 7), m, 8)},
+    ),
 }
 
 
@@ -114,13 +134,20 @@ class Situation:
         self.cpu = onnxruntime.InferenceSession(self.model, quiet(), providers=["CPUExecutionProvider"])
         self.session = ort_gpu_ep.InferenceSession(self.model, quiet(), provider_options=self.options)
         sizes = self.rng.choice(SIZES, (6, 2))
-        self.cases = [(feeds, self.cpu.run(None, feeds)) for n, m in sizes for feeds in [self.family.feeds(self.rng, int(n), int(m))]]
+        self.cases = [
+            (feeds, self.cpu.run(None, feeds))
+            for n, m in sizes
+            for feeds in [self.family.feeds(self.rng, int(n), int(m))]
+        ]
         self.found: list[str] = []
 
     def check(self, how: str, got: list[Any], want: list[Array]) -> None:
         for g, w in zip(got, want, strict=True):
             if "precision" in self.options:
-                wrong = w.dtype.kind == "f" and (g.shape != w.shape or float(np.abs(g - w).max(initial=0)) > HALVES * max(np.abs(w).max(initial=0), 1))
+                wrong = w.dtype.kind == "f" and (
+                    g.shape != w.shape
+                    or float(np.abs(g - w).max(initial=0)) > HALVES * max(np.abs(w).max(initial=0), 1)
+                )
                 what = f"beyond {HALVES}" if wrong else ""
             else:
                 what = different(g, w)
@@ -138,7 +165,9 @@ class Situation:
         """Several threads, each with sizes of its own."""
         orders = self.rng.integers(len(self.cases), size=(THREADS, RUNS // 2))
         with ThreadPoolExecutor(THREADS) as pool:
-            for order, results in zip(orders, pool.map(lambda o: [self.session.run(None, self.cases[k][0]) for k in o], orders), strict=True):
+            for order, results in zip(
+                orders, pool.map(lambda o: [self.session.run(None, self.cases[k][0]) for k in o], orders), strict=True
+            ):
                 for k, got in zip(order, results, strict=True):
                     self.check("threads", got, self.cases[k][1])
 
@@ -164,7 +193,9 @@ class Situation:
         kept = []
         for k in self.rng.integers(len(self.cases), size=RUNS // 3):
             feeds = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in self.cases[k][0].items()}
-            kept.append(([np.asarray(v.numpy()) for v in self.session.run_with_ort_values(None, feeds)], self.cases[k][1]))
+            kept.append(
+                ([np.asarray(v.numpy()) for v in self.session.run_with_ort_values(None, feeds)], self.cases[k][1])
+            )
         for got, want in kept:
             self.check("values", got, want)
 
@@ -187,13 +218,21 @@ def training(seed: int, counts: Counter[str]) -> list[str]:
     batches = [rng.permutation(len(x))[:batch] for _ in range(6)]
     sides: list[tuple[list[float], dict[str, Array]]] = []
     for options in ({"placement": "cpu"}, {"placement": "gpu", "health": "off"}):
-        trainer = Trainer(references.mlp(seed=seed % 7), loss="cross_entropy", optimizer=make(), options=options, seed=seed)
+        trainer = Trainer(
+            references.mlp(seed=seed % 7), loss="cross_entropy", optimizer=make(), options=options, seed=seed
+        )
         losses = [float(trainer.step(x[b], y[b])) for b in batches]
         trainer.fit(x, y, batch=batch, epochs=2)
         sides.append((losses, trainer.parameters()))
     counts.update(runs=trainer.steps)
-    found = [f"training: losses {sides[1][0]} instead of {sides[0][0]}"] if not np.allclose(*[s[0] for s in sides], rtol=1e-3, atol=1e-5) else []
-    return found + [f"training: {name}: {what}" for name, w in sides[0][1].items() if (what := different(sides[1][1][name], w))]
+    found = (
+        [f"training: losses {sides[1][0]} instead of {sides[0][0]}"]
+        if not np.allclose(*[s[0] for s in sides], rtol=1e-3, atol=1e-5)
+        else []
+    )
+    return found + [
+        f"training: {name}: {what}" for name, w in sides[0][1].items() if (what := different(sides[1][1][name], w))
+    ]
 
 
 def situation(seed: int, counts: Counter[str]) -> list[str]:
@@ -209,7 +248,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    logging.getLogger("ort_gpu_ep").setLevel(logging.CRITICAL)      # of what limits do on purpose
+    logging.getLogger("ort_gpu_ep").setLevel(logging.CRITICAL)  # of what limits do on purpose
     counts: Counter[str] = Counter()
     wrong = []
     end = time.monotonic() + asked.seconds
@@ -221,7 +260,10 @@ def main() -> None:
         if found:
             wrong.append(seed)
             print(f"{seed}: {len(found)} differ: {'; '.join(dict.fromkeys(found))[:600]}", flush=True)
-    print(f"{counts['situations']} situations, {counts['runs']} runs on the GPU side, {counts['fallbacks']} left to the CPU, wrong: {wrong}")
+    print(
+        f"{counts['situations']} situations, {counts['runs']} runs on the GPU side, {counts['fallbacks']} left to "
+        f"the CPU, wrong: {wrong}"
+    )
     sys.exit(bool(wrong))
 
 

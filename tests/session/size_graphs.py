@@ -1,8 +1,10 @@
-"""Models that calculate with sizes: chains of shape arithmetic over open sizes and integers of a run, whose results steer what data becomes.
+"""Models that calculate with sizes: chains of shape arithmetic over open sizes and integers of a run, whose results
+steer what data becomes.
 
-A value is known for every run while the model grows (onnxruntime's CPU computes it, node by node), so that each node is a legal one: no
-division by 0, no float beyond an integer's range, no negative size. Results are outputs themselves, steer a Reshape, Expand, Slice, Pad,
-Resize, Range, Tile, TopK and others, or are calculated with data. `python -m tests.session.fuzz --sizes --count 5000` runs many.
+A value is known for every run while the model grows (onnxruntime's CPU computes it, node by node), so that each node is
+a legal one: no division by 0, no float beyond an integer's range, no negative size. Results are outputs themselves,
+steer a Reshape, Expand, Slice, Pad, Resize, Range, Tile, TopK and others, or are calculated with data. `python -m
+tests.session.fuzz --sizes --count 5000` runs many.
 """
 
 from __future__ import annotations
@@ -103,7 +105,9 @@ class SizeModel:
         largest = self.pick((5, 5, 5, 40, 2**31 - 1))
         shape = (count,) if count else ()
         kept = self.rng.integers(-largest if self.maybe(0.4) else 1, largest + 1, shape)
-        arrays = [np.asarray(kept if self.maybe(0.3) else self.rng.integers(1, largest + 1, shape), kind) for _ in range(RUNS)]
+        arrays = [
+            np.asarray(kept if self.maybe(0.3) else self.rng.integers(1, largest + 1, shape), kind) for _ in range(RUNS)
+        ]
         return self.feed(arrays, shape)
 
     def floats(self) -> Value:
@@ -125,8 +129,11 @@ class SizeModel:
 
     # ---- nodes
 
-    def node(self, op: str, *inputs: Value | None, outputs: int = 1, keep: bool = True, **attributes: Any) -> Value | None:
-        """The node's first output; None, and no node, where onnxruntime refuses it in a run. keep: it may be calculated with."""
+    def node(
+        self, op: str, *inputs: Value | None, outputs: int = 1, keep: bool = True, **attributes: Any
+    ) -> Value | None:
+        """The node's first output; None, and no node, where onnxruntime refuses it in a run. keep: it may be calculated
+        with."""
         found = self.computed(op, inputs, outputs, attributes)
         if found is None:
             return None
@@ -137,16 +144,28 @@ class SizeModel:
             self.numbers += [v for v in values if v.is_fixed and v.arrays[0].size <= MOST and v.arrays[0].size]
         return values[0]
 
-    def computed(self, op: str, inputs: Sequence[Value | None], outputs: int, attributes: Mapping[str, Any]) -> list[tuple[Array, ...]] | None:
+    def computed(
+        self, op: str, inputs: Sequence[Value | None], outputs: int, attributes: Mapping[str, Any]
+    ) -> list[tuple[Array, ...]] | None:
         names = [f"i{k}" if i else "" for k, i in enumerate(inputs)]
         node = helper.make_node(op, names, [f"o{k}" for k in range(outputs)], **attributes)
-        declared = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(i.arrays[0].dtype), [None] * i.arrays[0].ndim)
-                    for n, i in zip(names, inputs, strict=True) if i]
+        declared = [
+            helper.make_tensor_value_info(
+                n, helper.np_dtype_to_tensor_dtype(i.arrays[0].dtype), [None] * i.arrays[0].ndim
+            )
+            for n, i in zip(names, inputs, strict=True)
+            if i
+        ]
         graph = helper.make_graph([node], "g", declared, [onnx.ValueInfoProto(name=f"o{k}") for k in range(outputs)])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
         try:
-            session = onnxruntime.InferenceSession(model.SerializeToString(), quiet(), providers=["CPUExecutionProvider"])
-            runs = [session.run(None, {n: i.arrays[r] for n, i in zip(names, inputs, strict=True) if i}) for r in range(RUNS)]
+            session = onnxruntime.InferenceSession(
+                model.SerializeToString(), quiet(), providers=["CPUExecutionProvider"]
+            )
+            runs = [
+                session.run(None, {n: i.arrays[r] for n, i in zip(names, inputs, strict=True) if i})
+                for r in range(RUNS)
+            ]
         except Exception:
             return None
         return [tuple(np.asarray(run[k]) for run in runs) for k in range(outputs)]
@@ -207,7 +226,22 @@ class SizeModel:
         if len(v.shape) == 2 and self.maybe():
             self.node("Transpose", v, perm=[1, 0])
         elif len(v.shape) == 1:
-            size, op = v.shape[0], self.pick(("Tile", "Expand", "Split", "Pad", "GatherElements", "ScatterElements", "ScatterND", "Compress", "GatherND"))
+            size, op = (
+                v.shape[0],
+                self.pick(
+                    (
+                        "Tile",
+                        "Expand",
+                        "Split",
+                        "Pad",
+                        "GatherElements",
+                        "ScatterElements",
+                        "ScatterND",
+                        "Compress",
+                        "GatherND",
+                    )
+                ),
+            )
             places = self.rng.permutation(size)[: max(1, size // 2)]
             if op == "Tile":
                 self.node("Tile", v, self.constant([2]))
@@ -216,7 +250,12 @@ class SizeModel:
             elif op == "Split" and size % 2 == 0:
                 self.node("Split", v, outputs=2, axis=0, **({"num_outputs": 2} if self.opset >= 18 else {}))
             elif op == "Pad" and v.kind != "bool":
-                self.node("Pad", v, self.constant(self.pick(([1, 0], [0, 2], [1, 1]))), *([self.number(v.kind)] if self.maybe() else []))
+                self.node(
+                    "Pad",
+                    v,
+                    self.constant(self.pick(([1, 0], [0, 2], [1, 1]))),
+                    *([self.number(v.kind)] if self.maybe() else []),
+                )
             elif op == "GatherElements":
                 self.node(op, v, self.constant(places))
             elif op == "ScatterElements":
@@ -233,14 +272,22 @@ class SizeModel:
     def cast(self) -> None:
         v = self.pick(self.numbers)
         kind = self.pick((*INTEGERS, *INTEGERS, *FLOAT_KINDS, "bool"))
-        if v.kind in FLOATS and kind in INTEGERS and not v.all(lambda a: np.isfinite(a) & (np.abs(a) < (2**31 - 200 if kind == "int32" else 2**62))):
+        if (
+            v.kind in FLOATS
+            and kind in INTEGERS
+            and not v.all(lambda a: np.isfinite(a) & (np.abs(a) < (2**31 - 200 if kind == "int32" else 2**62)))
+        ):
             return
         self.node("Cast", v, to=helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
 
     def partner(self, v: Value) -> Value:
         """What is calculated with it: a value of its type, or a constant."""
         other = self.of_kind(v.kind) if self.maybe(0.6) else None
-        if other is not None and len(other.shape) <= 1 and (other.shape in ((), (1,)) or v.shape in ((), (1,)) or other.shape[-1] == v.shape[-1]):
+        if (
+            other is not None
+            and len(other.shape) <= 1
+            and (other.shape in ((), (1,)) or v.shape in ((), (1,)) or other.shape[-1] == v.shape[-1])
+        ):
             return other
         return self.number(v.kind, self.pick(((), v.shape, (1,))))
 
@@ -250,23 +297,34 @@ class SizeModel:
             return
         other, op = self.partner(v), self.pick(("Add", "Sub", "Mul", "Mul", "Div", "Div", "Mod", "Pow"))
         if op in ("Div", "Mod") and v.kind in INTEGERS and not other.all(lambda a: (a != 0) & (a != -1)):
-            return      # by 0, or of the least integer by -1: that ends the process
+            return  # by 0, or of the least integer by -1: that ends the process
         if op == "Pow":
             other = self.number(v.kind if self.maybe(0.7) else "int64")
-            if v.kind in FLOATS and not (other.all(lambda a: np.isin(a, (1, 2))) and v.all(lambda a: np.abs(a.astype("f8")) < 2000)):
-                return      # a rounding of a power on the GPU, in the last place, must not become another integer
-            if v.kind in INTEGERS and not (other.all(lambda a: (a >= 0) & (a < 4)) and v.all(lambda a: np.abs(a.astype("i8")) < 500)):
+            if v.kind in FLOATS and not (
+                other.all(lambda a: np.isin(a, (1, 2))) and v.all(lambda a: np.abs(a.astype("f8")) < 2000)
+            ):
+                return  # a rounding of a power on the GPU, in the last place, must not become another integer
+            if v.kind in INTEGERS and not (
+                other.all(lambda a: (a >= 0) & (a < 4)) and v.all(lambda a: np.abs(a.astype("i8")) < 500)
+            ):
                 return
         if v.kind == "float16" and op in ("Div", "Pow"):
             return
-        self.node(op, *((v, other) if self.maybe(0.7) or op in ("Pow", "Div", "Mod") else (other, v)),
-                  **({"fmod": 1} if op == "Mod" and (v.kind in FLOATS or self.maybe(0.3)) else {}))
+        self.node(
+            op,
+            *((v, other) if self.maybe(0.7) or op in ("Pow", "Div", "Mod") else (other, v)),
+            **({"fmod": 1} if op == "Mod" and (v.kind in FLOATS or self.maybe(0.3)) else {}),
+        )
 
     def extremes(self) -> None:
         v = self.of_kind(*INTEGERS, *FLOATS)
         if v is not None and self.maybe(0.6):
-            self.node(self.pick(("Max", "Min")), v, self.partner(v), *([self.number(v.kind)] if self.maybe(0.3) else []))
-        elif v is not None and v.all(lambda a: np.isfinite(a.astype("f8"))):     # onnxruntime's Clip without a bound makes infinity a number
+            self.node(
+                self.pick(("Max", "Min")), v, self.partner(v), *([self.number(v.kind)] if self.maybe(0.3) else [])
+            )
+        elif v is not None and v.all(
+            lambda a: np.isfinite(a.astype("f8"))
+        ):  # onnxruntime's Clip without a bound makes infinity a number
             low, high = sorted(self.rng.choice((0, 1, 2, 5, 8, 20), 2, replace=False))
             ends = [self.constant(end, v.kind) if self.maybe(0.8) else None for end in (low, high)]
             self.node("Clip", v, *ends)
@@ -275,8 +333,11 @@ class SizeModel:
         v = self.of_kind(*INTEGERS, *FLOATS)
         if v is None:
             return
-        op = self.pick(("Neg", "Abs", "Sign", "Identity") if v.kind in INTEGERS else
-                       ("Neg", "Abs", "Sign", "Floor", "Floor", "Ceil", "Round", "Sqrt", "Reciprocal", "IsNaN", "IsInf"))
+        op = self.pick(
+            ("Neg", "Abs", "Sign", "Identity")
+            if v.kind in INTEGERS
+            else ("Neg", "Abs", "Sign", "Floor", "Floor", "Ceil", "Round", "Sqrt", "Reciprocal", "IsNaN", "IsInf")
+        )
         if v.kind == "float16" and op in ("Sqrt", "Reciprocal", "IsInf", "IsNaN"):
             return
         self.node(op, v)
@@ -307,7 +368,7 @@ class SizeModel:
             return
         op, keep = self.pick(("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceMean")), int(self.maybe(0.3))
         if v.kind in INTEGERS and not v.all(lambda a: np.prod(np.abs(a.astype("f8")) + 1) < 2**31):
-            return      # onnxruntime saturates, kernels wrap around
+            return  # onnxruntime saturates, kernels wrap around
         axis = self.pick(range(-len(v.shape), len(v.shape)))
         if not self.maybe(0.7):
             self.node(op, v, keepdims=keep)
@@ -344,12 +405,42 @@ class SizeModel:
 
     def vector(self, count: int, low: int, high: int) -> Value | None:
         parts = [self.scalar(low, high) for _ in range(count)]
-        return None if any(p is None for p in parts) else self.node("Concat", *parts, axis=0, keep=False) if count > 1 else parts[0]
+        return (
+            None
+            if any(p is None for p in parts)
+            else self.node("Concat", *parts, axis=0, keep=False)
+            if count > 1
+            else parts[0]
+        )
 
     def steered(self) -> Value | None:
         """A node on data that a value of shape arithmetic steers."""
-        kind = self.pick(("ConstantOfShape", "Expand", "Slice", "Pad", "Resize", "Range", "Tile", "TopK", "Reshape", "Clip", "Mul", "Pow", "Trilu", "OneHot",
-                          "CumSum", "Gather", "Where", "Range", "Add", "Mod", "Split", "Dropout"))
+        kind = self.pick(
+            (
+                "ConstantOfShape",
+                "Expand",
+                "Slice",
+                "Pad",
+                "Resize",
+                "Range",
+                "Tile",
+                "TopK",
+                "Reshape",
+                "Clip",
+                "Mul",
+                "Pow",
+                "Trilu",
+                "OneHot",
+                "CumSum",
+                "Gather",
+                "Where",
+                "Range",
+                "Add",
+                "Mod",
+                "Split",
+                "Dropout",
+            )
+        )
         if kind in ("Clip", "Mul", "Pow", "Add"):
             v = self.of_kind("float32", "float32", "int64")
             v = v and self.node("Reshape", v, self.constant([-1]), keep=False)
@@ -357,12 +448,24 @@ class SizeModel:
             if v is None or not v.all(lambda a: np.isfinite(a) & (np.abs(a) < 1e4)):
                 return None
             if kind == "Pow":
-                return self.node("Pow", self.constant([0.5, 1.0, 1.25], "float32"), v, keep=False) if v.all(lambda a: np.abs(a) < 30) else None
+                return (
+                    self.node("Pow", self.constant([0.5, 1.0, 1.25], "float32"), v, keep=False)
+                    if v.all(lambda a: np.abs(a) < 30)
+                    else None
+                )
             v = v if v.kind == "float32" else self.node("Cast", v, to=onnx.TensorProto.FLOAT, keep=False)
-            return v and (self.node(kind, self.x, v, keep=False) if kind != "Clip" else self.node("Clip", self.x, None, v, keep=False))
+            return v and (
+                self.node(kind, self.x, v, keep=False)
+                if kind != "Clip"
+                else self.node("Clip", self.x, None, v, keep=False)
+            )
         if kind in ("ConstantOfShape", "Tile", "Expand"):
             v = self.vector({"ConstantOfShape": int(self.rng.integers(1, 4)), "Tile": 3, "Expand": 4}[kind], 1, 3)
-            data = {"ConstantOfShape": (), "Tile": (self.x,), "Expand": (self.constant(np.ones((1, 1, 1)), "float32"),)}[kind]
+            data = {
+                "ConstantOfShape": (),
+                "Tile": (self.x,),
+                "Expand": (self.constant(np.ones((1, 1, 1)), "float32"),),
+            }[kind]
             return v and self.node(kind, *data, v, keep=False)
         if kind == "Pad":
             v, value = self.vector(6, 0, 3), self.of_kind("float32")
@@ -374,22 +477,38 @@ class SizeModel:
             ends = self.constant([1, 2])
             v = v and self.node("Concat", ends, v, axis=0, keep=False)
             if v is None or self.maybe():
-                return v and self.node("Resize", self.image, None, None, v, keep=False, mode=self.pick(("nearest", "linear")))
+                return v and self.node(
+                    "Resize", self.image, None, None, v, keep=False, mode=self.pick(("nearest", "linear"))
+                )
             had = self.node("Cast", self.node("Shape", self.image, keep=False), to=onnx.TensorProto.FLOAT, keep=False)
             wanted = self.node("Cast", v, to=onnx.TensorProto.FLOAT, keep=False)
             scales = self.node("Div", wanted, had, keep=False)
-            return scales and self.node("Resize", self.image, None, scales, keep=False, mode=self.pick(("nearest", "linear")))
+            return scales and self.node(
+                "Resize", self.image, None, scales, keep=False, mode=self.pick(("nearest", "linear"))
+            )
         if kind == "Range":
             limit, start = self.scalar(0, 9), self.pick((self.constant(0), self.constant(2)))
             limit = limit and self.node("Squeeze", limit, keep=False)
             return limit and self.node("Range", start, limit, self.constant(self.pick((1, 2))), keep=False)
         if kind == "Slice":
             start, end = self.scalar(0, 4), self.scalar(-1, 8)
-            return start and end and self.node("Slice", self.x, start, end, self.constant([self.pick((1, 2, -1))]), keep=False)
+            return (
+                start
+                and end
+                and self.node("Slice", self.x, start, end, self.constant([self.pick((1, 2, -1))]), keep=False)
+            )
         if kind == "Reshape":
             v = self.vector(2, 1, 5)
             filled = v and self.node("ConstantOfShape", v, keep=False)
-            turned = v and self.node("Slice", v, self.constant([-1]), self.constant([-9]), self.constant([0]), self.constant([-1]), keep=False)
+            turned = v and self.node(
+                "Slice",
+                v,
+                self.constant([-1]),
+                self.constant([-9]),
+                self.constant([0]),
+                self.constant([-1]),
+                keep=False,
+            )
             return turned and self.node("Reshape", filled, turned, keep=False)
         v = self.scalar(0, 2 if kind in ("CumSum", "Gather") else 1)
         if v is None:
@@ -398,37 +517,84 @@ class SizeModel:
             if kind == "TopK":
                 return self.node("TopK", self.x, v, outputs=2, keep=False)
             if kind == "Split":
-                rest = self.node("Sub", self.node("Shape", self.constant(np.zeros(5), "float32"), keep=False), v, keep=False)
+                rest = self.node(
+                    "Sub", self.node("Shape", self.constant(np.zeros(5), "float32"), keep=False), v, keep=False
+                )
                 sizes = rest and self.node("Concat", v, rest, axis=0, keep=False)
-                return sizes and self.node("Split", self.node("Tile", self.x, self.constant([1, 5, 1]), keep=False) if self.maybe(0.1) else
-                                           self.constant(np.arange(5), "float32"), sizes, outputs=2, keep=False, axis=0)
+                return sizes and self.node(
+                    "Split",
+                    self.node("Tile", self.x, self.constant([1, 5, 1]), keep=False)
+                    if self.maybe(0.1)
+                    else self.constant(np.arange(5), "float32"),
+                    sizes,
+                    outputs=2,
+                    keep=False,
+                    axis=0,
+                )
             if kind == "OneHot":
                 depth = self.node("Add", v, self.constant([2]), keep=False)
-                return depth and self.node("OneHot", self.constant([0, 1, 1]), depth, self.constant([0, 1], "float32"), keep=False)
+                return depth and self.node(
+                    "OneHot", self.constant([0, 1, 1]), depth, self.constant([0, 1], "float32"), keep=False
+                )
             one = self.node("Squeeze", v, keep=False)
-            return one and (self.node("CumSum", self.x, one, keep=False) if kind == "CumSum" else
-                            self.node("Gather", self.constant(np.arange(3), "float32"), v, keep=False))
+            return one and (
+                self.node("CumSum", self.x, one, keep=False)
+                if kind == "CumSum"
+                else self.node("Gather", self.constant(np.arange(3), "float32"), v, keep=False)
+            )
         if kind == "Trilu":
             k = self.opset >= 14 and self.node("Squeeze", v, keep=False)
             return (k and self.node("Trilu", self.x, k, keep=False)) or None
         if kind == "Where":
             wanted = self.of_kind("bool")
-            return (wanted and wanted.arrays[0].size == 1 and self.node(
-                "Where", wanted, self.x, self.constant(2.0, "float32"), keep=False)) or None
+            return (
+                wanted
+                and wanted.arrays[0].size == 1
+                and self.node("Where", wanted, self.x, self.constant(2.0, "float32"), keep=False)
+            ) or None
         if kind == "Mod":
-            return self.node("Mod", self.constant(np.arange(12)), self.node("Add", v, self.constant([2]), keep=False), keep=False)
+            return self.node(
+                "Mod", self.constant(np.arange(12)), self.node("Add", v, self.constant([2]), keep=False), keep=False
+            )
         return None
 
     def grow(self) -> None:
         while not self.numbers:
             self.shape()
-        kinds = (self.shape, self.size, self.gather, self.gather, self.sliced, self.concat, self.concat, self.reranked, self.moved, self.cast, self.cast,
-                 self.cast, *[self.arithmetic] * 8, self.extremes, self.extremes, self.unary, self.unary, self.compared, self.compared, self.logic,
-                 self.chosen, self.chosen, self.reduced, self.reduced, self.cumulated, self.mask)
+        kinds = (
+            self.shape,
+            self.size,
+            self.gather,
+            self.gather,
+            self.sliced,
+            self.concat,
+            self.concat,
+            self.reranked,
+            self.moved,
+            self.cast,
+            self.cast,
+            self.cast,
+            *[self.arithmetic] * 8,
+            self.extremes,
+            self.extremes,
+            self.unary,
+            self.unary,
+            self.compared,
+            self.compared,
+            self.logic,
+            self.chosen,
+            self.chosen,
+            self.reduced,
+            self.reduced,
+            self.cumulated,
+            self.mask,
+        )
         for _ in range(int(self.rng.integers(8, 22))):
             self.pick(kinds)()
         read = {name for node in self.nodes for name in node.input}
-        loose = [v for v in self.numbers if v.name not in read and not any(v.name == info.name for info in self.declared)]
+        loose = [
+            v for v in self.numbers if v.name not in read and not any(v.name == info.name for info in self.declared)
+        ]
         for _ in range(int(self.rng.integers(1, 4))):
             made = self.steered()
             if made:
@@ -442,7 +608,7 @@ class SizeModel:
         """Elements of x, plus or minus those that the value says, or chosen by them."""
         flat = self.node("Reshape", v, self.constant([-1]), keep=False)
         column = flat and self.node("Unsqueeze", flat, self.constant([1]), keep=False)
-        row = self.node("Slice", self.x, *(self.constant([n]) for n in (0, 1, 0)), keep=False)      # [1, n, m]
+        row = self.node("Slice", self.x, *(self.constant([n]) for n in (0, 1, 0)), keep=False)  # [1, n, m]
         if column is None or row is None:
             return None
         if v.kind == "bool":
@@ -480,4 +646,3 @@ def size_model(seed: int) -> FuzzModel:
     made = SizeModel(seed)
     made.grow()
     return made.model()
-

@@ -34,13 +34,19 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Mapping[str, Any]]]:
-    """Makes every race, and every run, take these seconds; gives the list of races. The CPU is never too fast to be raced."""
+    """Makes every race, and every run, take these seconds; gives the list of races. The CPU is never too fast to be
+    raced."""
+
     def told(**seconds: float) -> list[Mapping[str, Any]]:
         races: list[Mapping[str, Any]] = []
         clock, answer = Clock(monkeypatch, runner, chooser, tick_s=1e-6), runner.Runner._answer
 
         def race(
-            runs: Mapping[str, Callable[[], object]], budget_s: float, wake_s: float, predicted_s: Mapping[str, float], told_s: float
+            runs: Mapping[str, Callable[[], object]],
+            budget_s: float,
+            wake_s: float,
+            predicted_s: Mapping[str, float],
+            told_s: float,
         ) -> dict[str, float]:
             races.append({name: run() for name, run in runs.items()})
             return {name: seconds[name] for name in runs}
@@ -48,30 +54,38 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Mapping[str, An
         def answered(self: runner.Runner, candidate: Any, *arguments: Any) -> Any:
             clock.rest(seconds.get(candidate.name, 0.0))
             return answer(self, candidate, *arguments)
+
         monkeypatch.setattr(proof, "race", race)
         monkeypatch.setattr(runner.Runner, "_answer", answered)
         monkeypatch.setattr(chooser, "_timed", on_a_cpu(seconds.get("cpu", 1e-6)))
         monkeypatch.setattr(chooser, "FLOOR", 0.0)
         return races
+
     return told
 
 
 def on_a_cpu(seconds: float) -> Callable[[Any, Any], float]:
     """A run on the CPU before the race, which takes so long."""
+
     def timed(candidate: Any, feeds: Any) -> float:
         candidate.session.run(None, feeds)
         return seconds
+
     return timed
 
 
-def test_it_is_measured(auto: Open, slow_on_one_thread: tuple[bytes, Any, dict[str, Array]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The race is a real one, whoever wins it on a machine that may be busy: the next run takes the winner, or what is as quick."""
+def test_it_is_measured(
+    auto: Open, slow_on_one_thread: tuple[bytes, Any, dict[str, Array]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The race is a real one, whoever wins it on a machine that may be busy: the next run takes the winner, or what is
+    as quick."""
     model, settings, feeds = slow_on_one_thread
     races, race = list[Mapping[str, float]](), proof.race
 
     def raced(*given: Any, **named: Any) -> dict[str, float]:
         races.append(race(*given, **named))
         return dict(races[-1])
+
     monkeypatch.setattr(proof, "race", raced)
     session, want = auto(model, settings), on_the_cpu(model, feeds)
     assert_close(session.run(None, feeds), want)
@@ -87,7 +101,8 @@ def test_it_is_measured(auto: Open, slow_on_one_thread: tuple[bytes, Any, dict[s
 
 
 def test_what_the_cpu_does_before_the_gpu_could_answer_is_not_raced(
-        auto: Open, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    auto: Open, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chooser, "_timed", on_a_cpu(0.9 * chooser.FLOOR * GUESSED.run_s))
     session = auto(mlp)
     assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
@@ -99,10 +114,17 @@ def test_what_the_cpu_does_before_the_gpu_could_answer_is_not_raced(
 
 @pytest.mark.parametrize(("gpu_s", "clear"), [(1.0, True), (1.5, False), (5.0, False)])
 def test_a_gpu_that_has_every_node_and_is_plainly_faster_needs_no_profiles(
-        gpu_s: float, clear: bool, auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_s: float,
+    clear: bool,
+    auto: Open,
+    timed: Callable[..., Any],
+    mlp: bytes,
+    x: Array,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Those of the CPU's nodes and of the GPU's kernels are for a cut. No candidate is raced twice."""
     races, asked, profiled = timed(cpu=2.0, gpu=gpu_s), list[bool](), list[bool]()
-    monkeypatch.setattr(proof, "node_profile", lambda *given: profiled.append(True) or proof.NodeProfile({}, {}))    # type: ignore[func-returns-value]
+    monkeypatch.setattr(proof, "node_profile", lambda *given: profiled.append(True) or proof.NodeProfile({}, {}))  # type: ignore[func-returns-value]
     session, want = auto(mlp), on_the_cpu(mlp, {"x": x})
     made = session.runner.chooser
     made.prover.software = False
@@ -115,15 +137,18 @@ def test_a_gpu_that_has_every_node_and_is_plainly_faster_needs_no_profiles(
     assert session.explain().count("gpu" if gpu_s < 2.0 else "cpu") == NODES
 
 
-def test_a_session_made_for_a_comparison_goes_after_it(auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
-    """Where all sizes are fixed, none will be compared again: the CPU's copy of the weights would stay for a minute of runs."""
+def test_a_session_made_for_a_comparison_goes_after_it(
+    auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array
+) -> None:
+    """Where all sizes are fixed, none will be compared again: the CPU's copy of the weights would stay for a minute of
+    runs."""
     timed(cpu=2.0, gpu=1.0)
     model = with_rows(mlp, len(x))
     session, want = auto(model), on_the_cpu(model, {"x": x})
     session.run(None, {"x": x})
     chooser = session.runner.chooser
     assert chooser.agreed == {"gpu"}
-    chooser.agreed.clear()          # as where it was not raced, for want of time
+    chooser.agreed.clear()  # as where it was not raced, for want of time
     for entry in chooser.learner.entries.values():
         entry.seen.clear()
     assert_close(session.run(None, {"x": x}), want)
@@ -132,9 +157,12 @@ def test_a_session_made_for_a_comparison_goes_after_it(auto: Open, timed: Callab
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-@pytest.mark.parametrize(("seconds", "candidate"), [({"cpu": 2.0, "gpu": 1.0}, "gpu"), ({"cpu": 1.0, "gpu": 2.0}, "cpu")])
+@pytest.mark.parametrize(
+    ("seconds", "candidate"), [({"cpu": 2.0, "gpu": 1.0}, "gpu"), ({"cpu": 1.0, "gpu": 2.0}, "cpu")]
+)
 def test_the_fastest_stays_and_the_others_go_unless_other_sizes_may_want_them(
-        seconds: dict[str, float], candidate: str, fixed: bool, auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
+    seconds: dict[str, float], candidate: str, fixed: bool, auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array
+) -> None:
     races = timed(**seconds)
     model = with_rows(mlp, len(x)) if fixed else mlp
     session, want = auto(model), on_the_cpu(model, {"x": x})
@@ -149,16 +177,21 @@ def test_the_fastest_stays_and_the_others_go_unless_other_sizes_may_want_them(
     assert session.stats()["runs_by_candidate"] == {candidate: 2}
     assert session.explain().count(candidate) == NODES
     text = str(session.explain())
-    assert f"placement for {'every run' if fixed else 'x[5, 16]'}: {candidate}, measured: the fastest of those that were run" in text
+    assert (
+        f"placement for {'every run' if fixed else 'x[5, 16]'}: {candidate}, measured: the fastest of those "
+        f"that were run" in text
+    )
     assert f"{NODES} of {NODES} nodes measured on the CPU" in text
     assert "predicted" in text
     assert len(races) == 1
-    session.runner._tidy(runner.time.perf_counter() + 2 * KEEP_S)        # nobody has used the other one for long
+    session.runner._tidy(runner.time.perf_counter() + 2 * KEEP_S)  # nobody has used the other one for long
     assert [c.name for c in session.runner.candidates.made] == [candidate]
     assert_close(session.run(None, {"x": x}), want)
 
 
-def test_a_later_session_begins_with_what_was_decided(auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:
+def test_a_later_session_begins_with_what_was_decided(
+    auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array
+) -> None:
     races = timed(cpu=2.0, gpu=1.0)
     auto(mlp).run(None, {"x": x})
     later = auto(mlp)
@@ -170,7 +203,9 @@ def test_a_later_session_begins_with_what_was_decided(auto: Open, timed: Callabl
     assert auto(mlp, checked_shaders=0).get_providers() == [CPU]
 
 
-def test_new_sizes_are_predicted_and_cost_no_race(auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.random.Generator) -> None:
+def test_new_sizes_are_predicted_and_cost_no_race(
+    auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.random.Generator
+) -> None:
     races = timed(cpu=2.0, gpu=1.0)
     session = auto(mlp)
     for rows in (4, 7, 4, 7, 2, 9, 9, 9):
@@ -190,7 +225,8 @@ def test_new_sizes_are_predicted_and_cost_no_race(auto: Open, timed: Callable[..
 
 
 def test_the_first_run_of_a_new_size_is_compared_with_the_cpu(
-        auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.random.Generator, caplog: pytest.LogCaptureFixture) -> None:
+    auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
     timed(cpu=1e-3, gpu=1e-6)
     session = auto(mlp, faults="corrupt@5")
     first, x = (rng.standard_normal((rows, 16)).astype("f") for rows in (4, 7))
@@ -206,13 +242,15 @@ def test_the_first_run_of_a_new_size_is_compared_with_the_cpu(
 
 @pytest.mark.parametrize("fixed", [True, False])
 def test_an_error_in_get_capability_is_no_measure_of_the_gpu(
-        fixed: bool, auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed: bool, auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """onnxruntime swallows it and gives all nodes to the CPU."""
     mlp = with_rows(mlp, len(x)) if fixed else mlp
     from ort_gpu_ep.plugin import provider
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("planted")
+
     races = timed(cpu=2.0, gpu=1.0)
     monkeypatch.setattr(provider, "partition", fail)
     session = auto(mlp)
@@ -229,12 +267,14 @@ def test_an_error_in_get_capability_is_no_measure_of_the_gpu(
 
 
 def test_runs_that_the_cpu_answers_are_no_measure_of_the_gpu(
-        auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ort_gpu_ep.runtime.program import Program
     from ort_gpu_ep.runtime.runs import Steady
 
     def fail(*_: object) -> None:
         raise DeviceError("the driver said no")
+
     timed(cpu=0.02, gpu=0.01)
     session = auto(mlp)
     session.run(None, {"x": x})
@@ -244,12 +284,19 @@ def test_runs_that_the_cpu_answers_are_no_measure_of_the_gpu(
     for _ in range(5):
         assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
     assert [row for row in session.runner.chooser.learner.dump() if row[0] == "gpu"] == measured
-    assert session.stats()["runs_by_candidate"] == {"gpu": 2, "cpu": 4}       # one failed, and it is left out for a second
+    # one failed, and it is left out for a second
+    assert session.stats()["runs_by_candidate"] == {"gpu": 2, "cpu": 4}
     assert any("the driver said no" in event for event in session.explain().events)
 
 
 def test_shapes_without_end_are_forgotten_again(
-        auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    auto: Open,
+    timed: Callable[..., Any],
+    mlp: bytes,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     monkeypatch.setattr(learner, "MAX_SIZES", 3)
     timed(cpu=1.0, gpu=2.0)
     (tmp_path / "load").write_text("0")
@@ -273,8 +320,9 @@ def test_without_a_budget_it_goes_by_prediction(auto: Open, timed: Callable[...,
 
 def test_a_cut_is_a_candidate(auto: Open, timed: Callable[..., Any], rng: np.random.Generator) -> None:
     """A node that only the CPU has, in the middle, and one that is dear to move."""
-    text = ("(float[256, 256] x, float[4000000] z) => (float[256, 256] y, float[4000000] e) "
-            "{ y = MatMul(x, w) e = Neg(z) }")
+    text = (
+        "(float[256, 256] x, float[4000000] z) => (float[256, 256] y, float[4000000] e) { y = MatMul(x, w) e = Neg(z) }"
+    )
     model = model_of(text, {"w": rng.standard_normal((256, 256)).astype("f")}).SerializeToString()
     feeds = {"x": rng.standard_normal((256, 256)).astype("f"), "z": rng.standard_normal(4000000).astype("f")}
     races = timed(cpu=3.0, gpu=2.0, cut=1.0)
@@ -285,7 +333,9 @@ def test_a_cut_is_a_candidate(auto: Open, timed: Callable[..., Any], rng: np.ran
     def learned(*args: Any) -> None:
         real(*args)
         from dataclasses import replace
+
         runner.candidates.costs = replace(runner.candidates.costs, cpu_s={(0, "MatMul"): 1.0, (1, "Neg"): 1e-4})
+
     runner.chooser.prover._learn = learned
     got = session.run(None, feeds)
     for g, w in zip(got, on_the_cpu(model, feeds), strict=True):
@@ -294,7 +344,7 @@ def test_a_cut_is_a_candidate(auto: Open, timed: Callable[..., Any], rng: np.ran
     assert [c.name for c in runner.candidates.made] == ["cut"]
     assert {(n.op, n.device) for n in session.explain().reports[-1].nodes} == {("MatMul", "gpu"), ("Neg", "cpu")}
     assert [p.candidate for p in session.explain().reports[-1].predictions] == ["cut", "gpu", "cpu"]
-    later = auto(model)             # makes the same cut of what was stored, at once
+    later = auto(model)  # makes the same cut of what was stored, at once
     assert len(later.get_providers()) == 2
     got = later.run(None, feeds)
     for g, w in zip(got, on_the_cpu(model, feeds), strict=True):
@@ -307,11 +357,18 @@ def test_a_cut_is_a_candidate(auto: Open, timed: Callable[..., Any], rng: np.ran
 
 
 def test_a_candidate_that_fails_is_out(
-        auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    auto: Open,
+    timed: Callable[..., Any],
+    mlp: bytes,
+    x: Array,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     from ort_gpu_ep.runtime.program import Program
 
     def fail(*_: object) -> None:
         raise DeviceError("the driver said no")
+
     races = timed(cpu=2.0, gpu=1.0)
     monkeypatch.setattr(Program, "run", fail)
     session = auto(mlp)
@@ -326,7 +383,8 @@ def test_a_candidate_that_fails_is_out(
 
 
 def test_a_candidate_that_is_wrong_is_out(
-        auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, caplog: pytest.LogCaptureFixture) -> None:
+    auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, caplog: pytest.LogCaptureFixture
+) -> None:
     """The race compares the first run of each candidate with the CPU's, without `verify`."""
     races = timed(cpu=2.0, gpu=1.0)
     session = auto(mlp, faults="corrupt@1")
@@ -338,7 +396,7 @@ def test_a_candidate_that_is_wrong_is_out(
     assert "the candidate 'gpu' is left out, it fails: WrongResultError: output 'z': 1 of" in caplog.text
     assert "Float64 agrees with the CPU" in caplog.text
     assert "left alone" not in caplog.text, "one model's wrong result takes the GPU from no other"
-    (_, decision), = session.explain().decisions
+    ((_, decision),) = session.explain().decisions
     assert decision.source == "partial"
     assert "gpu: WrongResultError: output 'z': 1 of" in decision.why
     with pytest.raises(WrongResultError, match="1 of"):
@@ -354,12 +412,14 @@ def test_a_model_that_is_random_is_not_judged(auto: Open, timed: Callable[..., A
 
 
 def test_a_decided_gpu_that_fails_is_answered_by_the_cpu(
-        auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ort_gpu_ep.runtime.program import Program
     from ort_gpu_ep.runtime.runs import Steady
 
     def fail(*_: object) -> None:
         raise DeviceError("the driver said no")
+
     timed(cpu=2.0, gpu=1.0)
     session, strict, want = auto(mlp), auto(mlp, strict=1), on_the_cpu(mlp, {"x": x})
     session.run(None, {"x": x})
@@ -386,6 +446,7 @@ def test_threads(auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.rand
                 assert_close(session.run(None, {"x": x}), want)
         except BaseException as error:
             problems.append(error)
+
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for t in threads:
         t.start()
@@ -395,7 +456,9 @@ def test_threads(auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.rand
     assert sum(session.stats()["runs_by_candidate"].values()) == len(inputs)
 
 
-@pytest.mark.skipif(not hasattr(onnxruntime.InferenceSession, "create_ortvalue_from_shape_and_type"), reason="since onnxruntime 1.30")
+@pytest.mark.skipif(
+    not hasattr(onnxruntime.InferenceSession, "create_ortvalue_from_shape_and_type"), reason="since onnxruntime 1.30"
+)
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_a_value_of_the_session_goes_into_all_its_runs(auto: Open, device: str, mlp: bytes, x: Array) -> None:
     """onnxruntime takes a value in the session alone that made it, and with placement=auto there are several."""
@@ -407,7 +470,10 @@ def test_a_value_of_the_session_goes_into_all_its_runs(auto: Open, device: str, 
         binding.bind_ortvalue_input("x", value)
         binding.bind_output("y")
         binding.bind_output("z")
-        for got in (session.run(None, {"x": value}), [v.numpy() for v in session.run_with_ort_values(None, {"x": value})]):
+        for got in (
+            session.run(None, {"x": value}),
+            [v.numpy() for v in session.run_with_ort_values(None, {"x": value})],
+        ):
             assert_close(got, [y, z])
         session.run_with_iobinding(binding)
         assert_close(binding.copy_outputs_to_cpu(), [y, z])
@@ -428,7 +494,9 @@ def test_io_binding_keeps_what_it_was_bound_to(auto: Open, timed: Callable[..., 
     assert_close(binding.copy_outputs_to_cpu(), want)
 
 
-@pytest.mark.parametrize("feeds", [{"nonsense": np.ones((5, 16), "f")}, {}, {"x": np.ones((5, 17), "f")}, {"x": np.ones((5, 16))}])
+@pytest.mark.parametrize(
+    "feeds", [{"nonsense": np.ones((5, 16), "f")}, {}, {"x": np.ones((5, 17), "f")}, {"x": np.ones((5, 16))}]
+)
 def test_wrong_inputs_decide_nothing(feeds: dict[str, Array], auto: Open, mlp: bytes, x: Array) -> None:
     with pytest.raises(Exception, match=r"\w") as want:
         onnxruntime.InferenceSession(mlp, providers=[CPU]).run(None, feeds)
@@ -462,10 +530,12 @@ def test_runs_of_any_session_keep_the_gpu_awake(mlp: bytes, x: Array) -> None:
     session.run(None, {"x": x})
     assert begin_s < session.state.gpu.uses.last_s < time.perf_counter()
     assert gpu_session(mlp).state.gpu.uses is session.state.gpu.uses
-    assert not session.state.gpu.uses.sleeps       # a software adapter
+    assert not session.state.gpu.uses.sleeps  # a software adapter
 
 
-def test_many_sizes_are_shown_in_few_lines(auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.random.Generator) -> None:
+def test_many_sizes_are_shown_in_few_lines(
+    auto: Open, timed: Callable[..., Any], mlp: bytes, rng: np.random.Generator
+) -> None:
     timed(cpu=1e-6, gpu=2.0)
     session = auto(mlp)
     for rows in (40, *range(3, 33)):
@@ -479,8 +549,16 @@ def test_many_sizes_are_shown_in_few_lines(auto: Open, timed: Callable[..., Any]
 @pytest.mark.parametrize("method", ["int8", "int4", "codebook5"])
 @pytest.mark.parametrize(("cpu_ms", "gpu_ms"), [(4.0, 2.0), (2.0, 4.0), (2.0, 2.3)])
 def test_a_compressed_file_is_on_the_better_side(
-        cpu_ms: float, gpu_ms: float, method: str, auto: Open, timed: Callable[..., Any], rng: np.random.Generator, tmp_path: Path) -> None:
-    """The runs behind the first keep to the law of the better side, of which only the told times say which it is; sizes met later, too."""
+    cpu_ms: float,
+    gpu_ms: float,
+    method: str,
+    auto: Open,
+    timed: Callable[..., Any],
+    rng: np.random.Generator,
+    tmp_path: Path,
+) -> None:
+    """The runs behind the first keep to the law of the better side, of which only the told times say which it is; sizes
+    met later, too."""
     text = "(float[N, 64] x) => (float[N, 32] y) { h = MatMul(x, w) r = Relu(h) y = MatMul(r, v) }"
     held = {"w": rng.standard_normal((64, 96)).astype("f") / 8, "v": rng.standard_normal((96, 32)).astype("f") / 8}
     dense, packed = tmp_path / "dense.onnx", tmp_path / "packed.onnx"
@@ -498,7 +576,9 @@ def test_a_compressed_file_is_on_the_better_side(
             assert_close(session.run(None, feeds), want)
         ran = {name: count - before.get(name, 0) for name, count in session.stats()["runs_by_candidate"].items()}
         assert sum(ran.values()) == 40
-        assert sum(count * took_s[name] for name, count in ran.items()) <= 40 * (LAW * min(took_s.values()) + LAW_S), ran
+        assert sum(count * took_s[name] for name, count in ran.items()) <= 40 * (LAW * min(took_s.values()) + LAW_S), (
+            ran
+        )
     better = min(took_s, key=took_s.__getitem__)
     assert {decision.candidate for _, decision in session.explain().decisions} == {better}
     assert ("weights read packed" in str(session.explain())) == (better == "gpu")

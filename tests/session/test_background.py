@@ -1,4 +1,5 @@
-"""placement=auto: the CPU answers at once; what is faster is found out beside the runs, and nothing of that gets in their way."""
+"""placement=auto: the CPU answers at once; what is faster is found out beside the runs, and nothing of that gets in
+their way."""
 
 from __future__ import annotations
 
@@ -54,6 +55,7 @@ def begin(cache: Path) -> Callable[..., Any]:
     def begun(model: Any, settings: Any = None, **options: object) -> Any:
         given = {"adapter": "0", "cache_dir": str(cache), "load": "off", **options}
         return ort.InferenceSession(model, settings, provider_options=given)
+
     return begun
 
 
@@ -87,8 +89,11 @@ def until(condition: Callable[[], bool], seconds: float = LONG_S) -> bool:
     return condition()
 
 
-def test_the_cpu_answers_until_the_gpu_has_won(begin: Any, slow_on_one_thread: tuple[bytes, Any, dict[str, Array]]) -> None:
-    """Right results all the way, whoever wins on a machine that may be busy; a second session knows it from the first."""
+def test_the_cpu_answers_until_the_gpu_has_won(
+    begin: Any, slow_on_one_thread: tuple[bytes, Any, dict[str, Array]]
+) -> None:
+    """Right results all the way, whoever wins on a machine that may be busy; a second session knows it from the
+    first."""
     model, settings, feeds = slow_on_one_thread
     want = on_the_cpu(model, feeds)
     session = begin(model, settings)
@@ -107,7 +112,8 @@ def test_the_cpu_answers_until_the_gpu_has_won(begin: Any, slow_on_one_thread: t
     assert sum(answered.values()) == runs + 1
     ((shapes, decision),) = session.explain().decisions
     assert shapes == "every run"
-    assert decision.source in ("cached", "predicted")       # the latter for runs with pauses, as a busy machine makes them
+    # the latter for runs with pauses, as a busy machine makes them
+    assert decision.source in ("cached", "predicted")
     learnt = session.runner._decisions.found
     assert {name for name, kind, *_ in learnt.rows if kind == BUSY} == {"cpu", "gpu"}
     assert session.stays_on_cpu == ""
@@ -121,14 +127,18 @@ def test_the_cpu_answers_until_the_gpu_has_won(begin: Any, slow_on_one_thread: t
 def gpu_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process finds out by itself, and the GPU is plainly faster."""
     monkeypatch.setattr(starting, "is_decided", lambda *given: True)
-    monkeypatch.setattr("ort_gpu_ep.placement.proof.race", lambda runs, *given, **named: {n: 2.0 if n == "cpu" else 1e-6 for n in runs})
+    monkeypatch.setattr(
+        "ort_gpu_ep.placement.proof.race", lambda runs, *given, **named: {n: 2.0 if n == "cpu" else 1e-6 for n in runs}
+    )
     monkeypatch.setattr("ort_gpu_ep.placement.chooser.FLOOR", 0.0)
     monkeypatch.setattr("ort_gpu_ep.placement.chooser._timed", lambda candidate, feeds: 2.0)
 
 
 def test_a_decided_gpu_takes_over_between_two_runs(
-        begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch, endless: list[helper.Worker], gpu_wins: None) -> None:
-    """In a program with threads; none of them sees a wrong answer or an error. What was decided for the model needs no other process."""
+    begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch, endless: list[helper.Worker], gpu_wins: None
+) -> None:
+    """In a program with threads; none of them sees a wrong answer or an error. What was decided for the model needs no
+    other process."""
     from ort_gpu_ep.placement.runner import Runner
 
     session, want, wrong = begin(mlp), on_the_cpu(mlp, {"x": x}), list[BaseException]()
@@ -164,7 +174,8 @@ def test_a_decided_gpu_takes_over_between_two_runs(
 
 
 def test_nobody_holds_the_session_that_answered_first(begin: Any, mlp: bytes, x: Array, gpu_wins: None) -> None:
-    """Its weights would lie in memory as long as the session that has moved to the GPU. A run that was about to begin on it is answered."""
+    """Its weights would lie in memory as long as the session that has moved to the GPU. A run that was about to begin
+    on it is answered."""
     session, want = begin(with_rows(mlp, len(x))), on_the_cpu(mlp, {"x": x})
     start, first = session._start, weakref.ref(private.behind(session))
     assert_close(session.run(None, {"x": x}), want)
@@ -187,8 +198,10 @@ def test_nobody_holds_a_session_whose_providers_were_changed(begin: Any, mlp: by
 
 
 def test_a_gpu_that_is_wrong_never_takes_over(
-        begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Decided earlier, and wrong now: a run beside those of the session is compared with the CPU before any of them goes there."""
+    begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Decided earlier, and wrong now: a run beside those of the session is compared with the CPU before any of them
+    goes there."""
     from ort_gpu_ep.placement.decisions import Learnt
     from ort_gpu_ep.placement.estimate import Size
     from ort_gpu_ep.placement.runner import Decisions
@@ -214,8 +227,12 @@ def test_a_gpu_that_is_wrong_never_takes_over(
 
 def test_wrong_options_raise_at_once(begin: Any, mlp: bytes, tmp_path: Path) -> None:
     (tmp_path / "quirks.json").write_text("{")
-    for options, error in (({"adaptr": "0"}, ConfigError), ({"verify": "x"}, ConfigError), ({"adapter": "no such GPU"}, AdapterError),
-                           ({"quirks": str(tmp_path / "quirks.json")}, ConfigError)):
+    for options, error in (
+        ({"adaptr": "0"}, ConfigError),
+        ({"verify": "x"}, ConfigError),
+        ({"adapter": "no such GPU"}, AdapterError),
+        ({"quirks": str(tmp_path / "quirks.json")}, ConfigError),
+    ):
         with pytest.raises(error):
             begin(mlp, **options)
 
@@ -260,13 +277,18 @@ def test_cores_are_left_to_the_search(begin: Any, mlp: bytes, x: Array, cores: i
     assert (made, settings.intra_op_num_threads) == ([cores - cores // SHARE], 0)
     want = session.run(None, {"x": x})[0]
     session.wait_ready()
-    assert session.explain().decisions[-1][1].candidate == "cpu"      # an empty run takes lavapipe longer
+    assert session.explain().decisions[-1][1].candidate == "cpu"  # an empty run takes lavapipe longer
     assert made[-1] == 0
     assert_close(session.run(None, {"x": x})[0], want)
 
 
 def test_cores_are_left_where_no_gpu_is_found(
-    begin: Any, mlp: bytes, x: Array, cores: int, made: list[int], monkeypatch: pytest.MonkeyPatch,
+    begin: Any,
+    mlp: bytes,
+    x: Array,
+    cores: int,
+    made: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(starting, "is_decided", lambda *given: True)
     monkeypatch.setattr(starting, "look_for_gpu", lambda *given: (True, None, ""))
@@ -275,25 +297,30 @@ def test_cores_are_left_where_no_gpu_is_found(
     session.run(None, {"x": x})
     session.wait_ready()
     assert made == [cores - cores // SHARE, 0]
-    assert until(lambda: before() is None)      # two copies of the weights otherwise
+    assert until(lambda: before() is None)  # two copies of the weights otherwise
     assert_close(start.run(None, {"x": x}, None), on_the_cpu(mlp, {"x": x}))
     assert_close(session.run(None, {"x": x})[0], on_the_cpu(mlp, {"x": x})[0])
 
 
-def test_what_opening_took_is_given_back_before_more_is_taken(begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_opening_took_is_given_back_before_more_is_taken(
+    begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The most memory at once is less by that."""
     given, looked = list[int](), list[list[int]]()
     monkeypatch.setattr(starting, "is_decided", lambda *given: True)
     monkeypatch.setattr(starting, "give_back", given.append)
-    monkeypatch.setattr(starting, "look_for_gpu", lambda *arguments: looked.append(list(given)) or (True, None, ""))    # type: ignore[func-returns-value]
+    monkeypatch.setattr(starting, "look_for_gpu", lambda *arguments: looked.append(list(given)) or (True, None, ""))  # type: ignore[func-returns-value]
     session = begin(mlp)
     session.run(None, {"x": x})
     session.wait_ready()
     assert looked == [[len(mlp)]]
 
 
-def test_sessions_of_the_same_settings_on_two_threads(begin: Any, mlp: bytes, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second is opened while the first one has changed them: it must not take that for what the program asked for."""
+def test_sessions_of_the_same_settings_on_two_threads(
+    begin: Any, mlp: bytes, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is opened while the first one has changed them: it must not take that for what the program asked
+    for."""
     settings, init, sessions, making = onnxruntime.SessionOptions(), OrtSession.__init__, list[Any](), threading.Event()
 
     def slow(self: Any, *given: Any, **named: Any) -> None:
@@ -312,8 +339,14 @@ def test_sessions_of_the_same_settings_on_two_threads(begin: Any, mlp: bytes, co
     assert settings.intra_op_num_threads == 0
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("intra_op_num_threads", 3), ("use_per_session_threads", False), ("execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("intra_op_num_threads", 3),
+        ("use_per_session_threads", False),
+        ("execution_mode", onnxruntime.ExecutionMode.ORT_PARALLEL),
+    ],
+)
 def test_threads_that_a_program_asks_for_stay(cores: int, name: str, value: Any) -> None:
     settings = onnxruntime.SessionOptions()
     assert threads_beside_search(settings) == threads_beside_search(None) == cores - cores // SHARE
@@ -322,7 +355,9 @@ def test_threads_that_a_program_asks_for_stay(cores: int, name: str, value: Any)
 
 
 @pytest.mark.parametrize(("physical", "logical"), [(4, 4), (16, 32)])
-def test_no_core_is_left_where_that_costs_much_or_there_is_room(physical: int, logical: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_core_is_left_where_that_costs_much_or_there_is_room(
+    physical: int, logical: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _has_cores(monkeypatch, physical, logical)
     assert threads_beside_search(None) == 0
     settings = onnxruntime.SessionOptions()
@@ -419,9 +454,16 @@ def test_what_another_process_can_not_have(begin: Any, mlp: bytes, x: Array, mon
 
 def test_inputs_of_every_type(begin: Any) -> None:
     """What is no number can't be carried to another process; numbers of any width can."""
-    text = "(float16[N, 2] h, bool[N] b, string[N] s) => (float16[N, 2] y, bool[N] n, string[N] t) { y = Neg(h) n = Not(b) t = Identity(s) }"
+    text = (
+        "(float16[N, 2] h, bool[N] b, string[N] s) => (float16[N, 2] y, bool[N] n, string[N] t) { y = Neg(h) n = "
+        "Not(b) t = Identity(s) }"
+    )
     model = model_of(text).SerializeToString()
-    given = {"h": np.ones((3, 2), np.float16), "b": np.array([True, False, True]), "s": np.array(["a", "b", "c"], object)}
+    given = {
+        "h": np.ones((3, 2), np.float16),
+        "b": np.array([True, False, True]),
+        "s": np.array(["a", "b", "c"], object),
+    }
     session = begin(model)
     start = session._start
     session.run(None, given)
@@ -429,7 +471,11 @@ def test_inputs_of_every_type(begin: Any) -> None:
     assert start._job({n: v for n, v in given.items() if n != "s"}) is not None
     assert session.wait_ready(LONG_S)
     assert session.stays_on_cpu == ""
-    narrow = begin(model_of("(float16[N, 2] h, bool[N] b) => (float16[N, 2] y, bool[N] n) { y = Neg(h) n = Not(b) }").SerializeToString())
+    narrow = begin(
+        model_of(
+            "(float16[N, 2] h, bool[N] b) => (float16[N, 2] y, bool[N] n) { y = Neg(h) n = Not(b) }"
+        ).SerializeToString()
+    )
     for rows in (0, 2):
         narrow.run(None, {"h": np.ones((rows, 2), np.float16), "b": np.ones(rows, bool)})
     assert narrow.wait_ready(LONG_S)
@@ -448,10 +494,12 @@ def test_with_a_worker_process(begin: Any, mlp: bytes, x: Array) -> None:
 
 # ---- the ends of processes
 
+
 def test_both_threads_load_modules(mlp: bytes, tmp_path: Path) -> None:
     """The program asks what makes plans while the other thread loads its device: neither meets half a module."""
     (tmp_path / "model.onnx").write_bytes(mlp)
-    (tmp_path / "program.py").write_text(textwrap.dedent("""
+    (tmp_path / "program.py").write_text(
+        textwrap.dedent("""
         import sys, time
         import numpy as np
         import ort_gpu_ep as ort
@@ -463,10 +511,24 @@ def test_both_threads_load_modules(mlp: bytes, tmp_path: Path) -> None:
         other = ort.InferenceSession(sys.argv[1], provider_options={**options, "placement": "gpu"})
         other.run(None, {"x": np.ones((5, 16), "f")})
         print(session.explain().reports is not None, other.explain().count("gpu"), session.wait_ready(300.0), repr(session.stays_on_cpu))
-        """))
+        """)
+    )
     for pause_s in (0.0, 0.02, 0.05, 0.1, 0.2):
-        command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "model.onnx"), str(tmp_path / "cache"), str(pause_s)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        command = [
+            sys.executable,
+            str(tmp_path / "program.py"),
+            str(tmp_path / "model.onnx"),
+            str(tmp_path / "cache"),
+            str(pause_s),
+        ]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=LONG_S,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
         assert (done.returncode, done.stdout) == (0, f"True {NODES} True ''\n"), done.stderr
 
 
@@ -485,15 +547,24 @@ def priority_here() -> str:
 
 
 def test_the_process_that_finds_out_has_nobody_to_tell(mlp: bytes, x: Array, tmp_path: Path) -> None:
-    """Its next line meets a closed pipe before its input ends: it goes, and its folder with it. What else runs in this terminal keeps its
-    priority: without a session of its own the process has this one's autogroup.
+    """Its next line meets a closed pipe before its input ends: it goes, and its folder with it. What else runs in this
+    terminal keeps its priority: without a session of its own the process has this one's autogroup.
     """
     folder, priority = tmp_path / "scout", priority_here()
     options = {o.name: str(int(o.default) if isinstance(o.default, bool) else o.default) for o in OPTIONS}
     options |= {"adapter": "0", "cache_dir": str(tmp_path / "cache"), "load": "off"}
-    job = {"options": options, "settings": {}, "feeds": [["x", x.dtype.str, x.shape]], "model": "", "nbytes": len(mlp), "folder": str(folder)}
+    job = {
+        "options": options,
+        "settings": {},
+        "feeds": [["x", x.dtype.str, x.shape]],
+        "model": "",
+        "nbytes": len(mlp),
+        "folder": str(folder),
+    }
     command = [sys.executable, "-m", "ort_gpu_ep.session.scout"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as scout:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as scout:
         assert scout.stdin is not None
         assert scout.stdout is not None
         assert scout.stderr is not None
@@ -507,7 +578,8 @@ def test_the_process_that_finds_out_has_nobody_to_tell(mlp: bytes, x: Array, tmp
 
 
 def test_the_process_that_finds_out_ends_whatever_a_step_of_its_end_raises(tmp_path: Path) -> None:
-    """A thread that failed there kept the other one waiting, which held the lock of that cache: nobody found out anything any more."""
+    """A thread that failed there kept the other one waiting, which held the lock of that cache: nobody found out
+    anything any more."""
     (tmp_path / "folder").mkdir()
     code = f"""
 import sys, tempfile, threading, types
@@ -525,9 +597,12 @@ scout._end()
     assert not (tmp_path / "folder").exists()
 
 
-@pytest.mark.parametrize(("how", "said"), [(signal.SIGKILL, "was ended"), (signal.SIGSEGV, "ended with signal SIGSEGV")])
+@pytest.mark.parametrize(
+    ("how", "said"), [(signal.SIGKILL, "was ended"), (signal.SIGSEGV, "ended with signal SIGSEGV")]
+)
 def test_a_process_that_finds_out_and_dies(
-        how: int, said: str, begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    how: int, said: str, begin: Any, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A driver that crashes takes that process along; the CPU's answers go on, and a kill is no driver's fault."""
     started = list[helper.Worker]()
     real = helper.Worker.line

@@ -1,4 +1,5 @@
-"""Sizes that nobody planned for: none, too many, contradicting ones. An error that says so or the CPU, at once, and the session goes on."""
+"""Sizes that nobody planned for: none, too many, contradicting ones. An error that says so or the CPU, at once, and the
+session goes on."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def chain(**more: Any) -> bytes:
 
 
 def expanded() -> bytes:
-    return make_model([node("Expand", "x s", "e"), node("ReduceSum", "e", "y")], [info("x", [1]), info("s", [1], INT64)], ["y"])
+    return make_model(
+        [node("Expand", "x s", "e"), node("ReduceSum", "e", "y")], [info("x", [1]), info("s", [1], INT64)], ["y"]
+    )
 
 
 ZERO = {
@@ -64,14 +67,23 @@ ZERO = {
 
 @pytest.mark.parametrize("name", ZERO)
 def test_a_size_may_be_zero(name: str) -> None:
-    constants = {"W": WEIGHT, "first": np.array([0]), "five": np.array([5]), "axis": np.array(0), "halves": np.array([-1, 4]),
-                 "pads": np.array([1, 1, 1, 1]), "twice": np.array([2, 2])}
+    constants = {
+        "W": WEIGHT,
+        "first": np.array([0]),
+        "five": np.array([5]),
+        "axis": np.array(0),
+        "halves": np.array([-1, 4]),
+        "pads": np.array([1, 1, 1, 1]),
+        "twice": np.array([2, 2]),
+    }
     model = make_model(ZERO[name], [info("x", ["N", 8])], ["y"], constants)
     session, cpu = opened(model, strict="1"), on_cpu(model)
     assert session.explain().count("cpu") == 0
     for rows in (3, 0, 1, 5, 0, 7):
         given = {"x": floats(rows, 8)}
-        np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-5, atol=1e-5, err_msg=f"{rows} rows")
+        np.testing.assert_allclose(
+            session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-5, atol=1e-5, err_msg=f"{rows} rows"
+        )
 
 
 def test_a_size_may_be_larger_than_32_bits_of_nothing() -> None:
@@ -112,8 +124,13 @@ def test_no_shape_has_a_negative_size() -> None:
 
 @pytest.mark.parametrize("op", ["Add", "Concat"])
 def test_one_name_for_two_sizes(op: str) -> None:
-    """The model says N twice, the run brings two numbers: what onnxruntime's CPU makes of it, an error or a broadcast."""
-    nodes = [node("Add", "a b", "s"), node("Softmax", "s", "y")] if op == "Add" else [node("Concat", "a b", "s", axis=1), node("Relu", "s", "y")]
+    """The model says N twice, the run brings two numbers: what onnxruntime's CPU makes of it, an error or a
+    broadcast."""
+    nodes = (
+        [node("Add", "a b", "s"), node("Softmax", "s", "y")]
+        if op == "Add"
+        else [node("Concat", "a b", "s", axis=1), node("Relu", "s", "y")]
+    )
     model = make_model(nodes, [info("a", ["N", 4]), info("b", ["N", 4])], ["y"])
     session, cpu = opened(model), on_cpu(model)
     for one, other in ((3, 3), (3, 5), (1, 5), (5, 1), (5, 5), (3, 5), (7, 7)):
@@ -131,15 +148,20 @@ def test_more_shapes_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     session, cpu = opened(chain()), on_cpu(chain())
     gpu = session.state.gpu
     gpu.trim()
-    monkeypatch.setattr(gpu, "memory_limit_nbytes", gpu.stats.allocated_nbytes + (8 << 20))     # other sessions hold some
+    # other sessions hold some
+    monkeypatch.setattr(gpu, "memory_limit_nbytes", gpu.stats.allocated_nbytes + (8 << 20))
     for rows in (10, 1000, 20_000, 200_000, 10, 20_001, 400_000, 60_000, 11, 20_000):
         gpu.circuit.reset()
         fallbacks, given = session.stats()["fallbacks"], {"x": floats(rows, 8)}
-        np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-5, atol=1e-5, err_msg=f"{rows} rows")
+        np.testing.assert_allclose(
+            session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-5, atol=1e-5, err_msg=f"{rows} rows"
+        )
         assert rows > 40_000 or session.stats()["fallbacks"] == fallbacks, f"{rows} rows fit"
         assert gpu.stats.allocated_nbytes <= gpu.memory_limit_nbytes
     assert session.stats()["fallbacks"] >= 2
-    assert all("OutOfDeviceMemoryError" in str(event) or "MemoryLimitError" in str(event) for event in session.explain().events)
+    assert all(
+        "OutOfDeviceMemoryError" in str(event) or "MemoryLimitError" in str(event) for event in session.explain().events
+    )
 
 
 def test_parameters_that_did_not_arrive_are_not_believed_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +178,9 @@ def test_parameters_that_did_not_arrive_are_not_believed_to_be_there(monkeypatch
     monkeypatch.setattr(Gpu, "upload", failed)
     for rows in (4, 4, *range(5, 2 * MAX_REGIONS), 4, 3):
         given = {"x": floats(rows, 8)}
-        np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-5, atol=1e-5, err_msg=f"{rows} rows")
+        np.testing.assert_allclose(
+            session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-5, atol=1e-5, err_msg=f"{rows} rows"
+        )
     assert session.stats()["fallbacks"] == 1
     assert len({shape.region for shape in prepared._shapes.values()}) == len(prepared._shapes) <= MAX_REGIONS
 
@@ -167,7 +191,7 @@ OPEN = {"Relu": {}, "Transpose": {"perm": [7, 6, 5, 4, 3, 2, 1, 0]}, "ReduceSum"
 @pytest.mark.parametrize("op", OPEN)
 def test_rank_8_with_all_sizes_open(op: str) -> None:
     model = make_model([node(op, "x", "y", **OPEN[op])], [info("x", list("abcdefgh"))], ["y"])
-    opened(chain())     # what the first session of a process takes is not this one's
+    opened(chain())  # what the first session of a process takes is not this one's
     before = psutil.Process().memory_info().rss
     session = opened(model)
     assert psutil.Process().memory_info().rss - before < 64 << 20
@@ -175,7 +199,9 @@ def test_rank_8_with_all_sizes_open(op: str) -> None:
     np.testing.assert_allclose(session.run(None, given)[0], on_cpu(model).run(None, given)[0], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("op", ["Relu", "Transpose", "ReduceSum", "Softmax", "MatMul", "Concat", "GlobalAveragePool", "Conv"])
+@pytest.mark.parametrize(
+    "op", ["Relu", "Transpose", "ReduceSum", "Softmax", "MatMul", "Concat", "GlobalAveragePool", "Conv"]
+)
 def test_huge_sizes_that_the_model_fixes(op: str) -> None:
     attributes = {"Concat": {"axis": 1}, "Transpose": {"perm": [3, 2, 1, 0]}}.get(op, {})
     weight = {"w": np.ones((1, 65536, 1, 1), "f")} if op == "Conv" else {}
@@ -208,20 +234,26 @@ def refusals(model: bytes, runs: list[dict[str, np.ndarray]]) -> tuple[list[str]
 
 def test_channels_that_a_folded_normalization_has_no_parameters_for() -> None:
     parameters = {name: np.abs(floats(1)) + 1 for name in ("scale", "bias", "mean", "var")}
-    model = make_model([node("BatchNormalization", "x scale bias mean var", "y")], [info("x", ["N", "C", 3])], ["y"], parameters)
+    model = make_model(
+        [node("BatchNormalization", "x scale bias mean var", "y")], [info("x", ["N", "C", 3])], ["y"], parameters
+    )
     ours, theirs = refusals(model, [{"x": floats(2, channels, 3)} for channels in (1, 33, 1, 2)])
     assert ours == theirs == ["nothing", "InvalidArgument", "nothing", "InvalidArgument"]
 
 
 def test_one_hot_values_that_are_not_two() -> None:
-    model = make_model([node("OneHot", "i depth v", "y")], [info("i", ["N"], INT64), info("v", ["V"])], ["y"], {"depth": np.array(5)})
+    model = make_model(
+        [node("OneHot", "i depth v", "y")], [info("i", ["N"], INT64), info("v", ["V"])], ["y"], {"depth": np.array(5)}
+    )
     ours, theirs = refusals(model, [{"i": np.array([1, 0, 4]), "v": floats(size)} for size in (2, 5, 16, 2)])
     assert ours == theirs == ["nothing", "InvalidArgument", "InvalidArgument", "nothing"]
 
 
 def test_a_training_mode_that_is_neither_0_nor_1() -> None:
     inputs = [info("x", [2, 3, 4]), *(info(name, [3]) for name in ("scale", "bias", "mean", "var"))]
-    model = make_model([node("BatchNormalization", "x scale bias mean var", "y m v", training_mode=8)], inputs, ["y", "m", "v"])
+    model = make_model(
+        [node("BatchNormalization", "x scale bias mean var", "y m v", training_mode=8)], inputs, ["y", "m", "v"]
+    )
     feeds = {"x": floats(2, 3, 4), **{name: np.abs(floats(3)) + 1 for name in ("scale", "bias", "mean", "var")}}
     assert refusals(model, [feeds]) == (["nothing"], ["nothing"])
 
@@ -230,5 +262,7 @@ def test_keys_of_another_width_than_queries() -> None:
     inputs = [info("q", ["B", 3, 4, "D"]), info("k", ["B", 3, "K", "E"]), info("v", ["B", 3, "K", "D"])]
     model = make_model([node("Attention", "q k v", "y", softcap=2.0)], inputs, ["y"], opset=23)
     sizes = ((8, 8), (1, 4), (8, 4), (1, 1))
-    ours, theirs = refusals(model, [{"q": floats(2, 3, 4, d), "k": floats(2, 3, 6, e), "v": floats(2, 3, 6, d)} for d, e in sizes])
+    ours, theirs = refusals(
+        model, [{"q": floats(2, 3, 4, d), "k": floats(2, 3, 6, e), "v": floats(2, 3, 6, d)} for d, e in sizes]
+    )
     assert ours == theirs == ["nothing", "Fail", "Fail", "nothing"]

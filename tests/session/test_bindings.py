@@ -1,4 +1,5 @@
-"""Bound inputs in host memory that change in place: each run reads them anew, wherever it happens, as the CPU provider does."""
+"""Bound inputs in host memory that change in place: each run reads them anew, wherever it happens, as the CPU provider
+does."""
 
 from __future__ import annotations
 
@@ -24,8 +25,12 @@ from tests.unit.graphs import model_of
 Array = np.ndarray[Any, Any]
 CPU = "CPUExecutionProvider"
 KINDS: dict[str, dict[str, object]] = {
-    "auto": {}, "gpu": {"placement": "gpu"}, "cpu": {"placement": "cpu"}, "process": {"placement": "gpu", "isolation": "process"},
-    "patched": {"placement": "gpu"}}
+    "auto": {},
+    "gpu": {"placement": "gpu"},
+    "cpu": {"placement": "cpu"},
+    "process": {"placement": "gpu", "isolation": "process"},
+    "patched": {"placement": "gpu"},
+}
 
 
 @pytest.fixture(params=KINDS)
@@ -50,7 +55,9 @@ def by_pointer(binding: Any, x: Array) -> Callable[[Array], object]:
 
 
 def by_number(binding: Any, x: Array) -> Callable[[Array], object]:
-    binding.bind_input(name="x", device_type="cpu", device_id=0, element_type=1, shape=list(x.shape), buffer_ptr=x.ctypes.data)
+    binding.bind_input(
+        name="x", device_type="cpu", device_id=0, element_type=1, shape=list(x.shape), buffer_ptr=x.ctypes.data
+    )
     return lambda new: np.copyto(x, new)
 
 
@@ -87,18 +94,25 @@ def test_what_is_bound_is_read_in_each_run(opened: Any, mlp: bytes, rng: np.rand
             change = way(binding, x.copy())
             binding.bind_output("y")
             for k in range(4):
-                if k != 1:      # the first one comes after binding and before any run
+                if k != 1:  # the first one comes after binding and before any run
                     x = rng.standard_normal((5, 16)).astype("f")
                     change(x)
                 if k == 2:
                     binding.synchronize_inputs()
                 session.run_with_iobinding(binding)
-                np.testing.assert_allclose(binding.copy_outputs_to_cpu()[0], on_the_cpu(mlp, {"x": x}, ["y"])[0], rtol=2e-5, atol=2e-5,
-                                           err_msg=f"{way.__name__}, run {k}")
+                np.testing.assert_allclose(
+                    binding.copy_outputs_to_cpu()[0],
+                    on_the_cpu(mlp, {"x": x}, ["y"])[0],
+                    rtol=2e-5,
+                    atol=2e-5,
+                    err_msg=f"{way.__name__}, run {k}",
+                )
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_bound_is_read_in_runs_that_are_alike(rng: np.random.Generator, way: Callable[[Any, Array], Callable[[Array], object]]) -> None:
+def test_what_is_bound_is_read_in_runs_that_are_alike(
+    rng: np.random.Generator, way: Callable[[Any, Array], Callable[[Array], object]]
+) -> None:
     """They go by what the run before bound, from some run on."""
     model = bytes(model_of("(float[N, 16] x) => (float[N, 16] y) { a = Tanh(x) y = Add(a, x) }").SerializeToString())
     session, gone = gpu_session(model), list[bool]()
@@ -117,11 +131,15 @@ def test_what_is_bound_is_read_in_runs_that_are_alike(rng: np.random.Generator, 
             change(x)
             session.run_with_iobinding(binding)
             np.testing.assert_allclose(binding.copy_outputs_to_cpu()[0], np.tanh(x) + x, rtol=2e-5, atol=2e-5)
-    assert sum(gone) >= 3 or way in (by_pointer, by_number)      # of those onnxruntime does the run
+    assert sum(gone) >= 3 or way in (by_pointer, by_number)  # of those onnxruntime does the run
 
 
 def test_state_that_a_run_writes_is_read_by_the_next(opened: Any) -> None:
-    model = bytes(model_of("(float[4] x) => (float[4] y) { t = Tanh(x) y = Add(t, o) }", {"o": np.ones(1, "f")}).SerializeToString())
+    model = bytes(
+        model_of(
+            "(float[4] x) => (float[4] y) { t = Tanh(x) y = Add(t, o) }", {"o": np.ones(1, "f")}
+        ).SerializeToString()
+    )
     session, want = opened(model), np.arange(4, dtype="f")
     state = onnxruntime.OrtValue.ortvalue_from_numpy(want.copy())
     binding = session.io_binding()
@@ -137,9 +155,14 @@ def test_what_can_not_be_bound_is_refused_at_once(opened: Any, mlp: bytes) -> No
     x, answers = np.ones((5, 16), "f"), []
     for session in (opened(mlp), ort.InferenceSession(mlp, providers=[CPU])):
         found = []
-        for bind in (lambda b: b.bind_cpu_input("no", x), lambda b: b.bind_ortvalue_input("no", onnxruntime.OrtValue.ortvalue_from_numpy(x)),
-                     lambda b: b.bind_input("x", "cpu", 0, "no type", x.shape, x.ctypes.data), lambda b: b.bind_cpu_input("x", "text"),
-                     lambda b: b.bind_cpu_input("x", x.astype("d")), lambda b: b.bind_cpu_input("x", x[:, ::2])):
+        for bind in (
+            lambda b: b.bind_cpu_input("no", x),
+            lambda b: b.bind_ortvalue_input("no", onnxruntime.OrtValue.ortvalue_from_numpy(x)),
+            lambda b: b.bind_input("x", "cpu", 0, "no type", x.shape, x.ctypes.data),
+            lambda b: b.bind_cpu_input("x", "text"),
+            lambda b: b.bind_cpu_input("x", x.astype("d")),
+            lambda b: b.bind_cpu_input("x", x[:, ::2]),
+        ):
             binding = session.io_binding()
             binding.bind_output("y")
             for step in (lambda b=binding, how=bind: how(b), lambda b=binding, s=session: s.run_with_iobinding(b)):
@@ -168,14 +191,18 @@ def without_session(self: Any, session: Any, init: Any = OrtBinding.__init__) ->
 
 
 @pytest.mark.parametrize("strings", [onnx.TensorProto.STRING, np.dtype("U1"), "S1", object])
-def test_memory_without_strings_is_not_bound_as_strings(strings: Any, mlp: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_without_strings_is_not_bound_as_strings(
+    strings: Any, mlp: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(OrtBinding, "bind_input", lambda *_: pytest.fail("onnxruntime before 1.30 writes to it"))
     memory = np.zeros(4, np.uint8)
     with pytest.raises(RuntimeError, match="Only binding non-string Tensors"):
         gpu_session(mlp).io_binding().bind_input("x", "cpu", 0, strings, [1], memory.ctypes.data)
 
 
-def test_an_input_that_is_bound_for_one_run_crosses_once(auto: Callable[..., Any], mlp: bytes, rng: np.random.Generator) -> None:
+def test_an_input_that_is_bound_for_one_run_crosses_once(
+    auto: Callable[..., Any], mlp: bytes, rng: np.random.Generator
+) -> None:
     session, x = auto(mlp, placement="gpu"), rng.standard_normal((5, 16)).astype("f")
     before = COPIES.host_to_device
     for k in range(1, 4):
@@ -186,14 +213,18 @@ def test_an_input_that_is_bound_for_one_run_crosses_once(auto: Callable[..., Any
         assert COPIES.host_to_device - before == k
 
 
-def test_an_input_bound_elsewhere_afterwards_is_forgotten(auto: Callable[..., Any], mlp: bytes, rng: np.random.Generator) -> None:
+def test_an_input_bound_elsewhere_afterwards_is_forgotten(
+    auto: Callable[..., Any], mlp: bytes, rng: np.random.Generator
+) -> None:
     session, (x, y) = auto(mlp, placement="gpu"), rng.standard_normal((2, 5, 16)).astype("f")
     binding = session.io_binding()
     binding.bind_output("y")
     binding.bind_cpu_input("x", x)
     binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(y, "gpu"))
     session.run_with_iobinding(binding)
-    np.testing.assert_allclose(binding.copy_outputs_to_cpu()[0], on_the_cpu(mlp, {"x": y}, ["y"])[0], rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(
+        binding.copy_outputs_to_cpu()[0], on_the_cpu(mlp, {"x": y}, ["y"])[0], rtol=2e-5, atol=2e-5
+    )
     binding.bind_cpu_input("x", x)
     binding.clear_binding_inputs()
     with pytest.raises(RuntimeError):
@@ -213,9 +244,13 @@ def calls_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_bound_runs_go_past_onnxruntime(
-    auto: Callable[..., Any], mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
+    auto: Callable[..., Any],
+    mlp: bytes,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Arrays of other sizes, values on the device, outputs on either side, each bound anew or not: the answers of the CPU."""
+    """Arrays of other sizes, values on the device, outputs on either side, each bound anew or not: the answers of the
+    CPU."""
     session, made = auto(mlp, placement="gpu"), calls_of_onnxruntime(monkeypatch)
     binding, kept = session.io_binding(), []
     for k, rows in enumerate((5, 5, 5, 5, 3, 3, 7, 5)):
@@ -228,7 +263,11 @@ def test_bound_runs_go_past_onnxruntime(
         session.run_with_iobinding(binding)
         (value,), (want,) = binding.get_outputs(), on_the_cpu(mlp, {"x": x}, ["y"])
         kept.append((value.numpy(), want))
-        for found in (value.numpy(), binding.copy_outputs_to_cpu()[0], binding.get_outputs_as_ortvaluevector()[0].numpy()):
+        for found in (
+            value.numpy(),
+            binding.copy_outputs_to_cpu()[0],
+            binding.get_outputs_as_ortvaluevector()[0].numpy(),
+        ):
             np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5)
         assert len(made) == min(k + 1, 2)
     y = onnxruntime.OrtValue.ortvalue_from_shape_and_type((5, kept[0][1].shape[1]), np.float32, "gpu")
@@ -239,12 +278,15 @@ def test_bound_runs_go_past_onnxruntime(
         np.testing.assert_allclose(y.numpy(), on_the_cpu(mlp, {"x": x}, ["y"])[0], rtol=2e-5, atol=2e-5)
     assert len(made) == 2
     del binding, value
-    for found, want in kept:        # what was given stays as it was
+    for found, want in kept:  # what was given stays as it was
         np.testing.assert_allclose(found, want, rtol=2e-5, atol=2e-5)
 
 
 def test_what_does_not_fit_is_left_to_onnxruntime(
-    auto: Callable[..., Any], mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
+    auto: Callable[..., Any],
+    mlp: bytes,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session, x = auto(mlp, placement="gpu"), rng.standard_normal((5, 16)).astype("f")
     binding = session.io_binding()
@@ -255,11 +297,19 @@ def test_what_does_not_fit_is_left_to_onnxruntime(
     made = calls_of_onnxruntime(monkeypatch)
     good = binding.copy_outputs_to_cpu()[0]
     wrong = onnxruntime.OrtValue.ortvalue_from_shape_and_type((4, good.shape[1]), np.float32, "gpu")
-    of_other_types = [onnxruntime.OrtValue.ortvalue_from_shape_and_type(good.shape, kind, device)
-                      for kind in (np.float64, np.float16, np.int32) for device in ("cpu", "gpu")]      # 2 bytes are too few, too
-    for spoil in (lambda: binding.bind_cpu_input("x", x[:, :8].copy()), lambda: binding.bind_ortvalue_output("y", wrong),
-                  *(lambda v=value: binding.bind_ortvalue_output("y", v) for value in of_other_types),
-                  binding.clear_binding_inputs, binding.clear_binding_outputs):
+    of_other_types = [
+        onnxruntime.OrtValue.ortvalue_from_shape_and_type(good.shape, kind, device)
+        # 2 bytes are too few, too
+        for kind in (np.float64, np.float16, np.int32)
+        for device in ("cpu", "gpu")
+    ]
+    for spoil in (
+        lambda: binding.bind_cpu_input("x", x[:, :8].copy()),
+        lambda: binding.bind_ortvalue_output("y", wrong),
+        *(lambda v=value: binding.bind_ortvalue_output("y", v) for value in of_other_types),
+        binding.clear_binding_inputs,
+        binding.clear_binding_outputs,
+    ):
         before = len(made)
         spoil()
         with pytest.raises(Exception, match=r"x|y|dimension|shape|[Oo]utput|type"):
@@ -272,13 +322,19 @@ def test_what_does_not_fit_is_left_to_onnxruntime(
 
 
 def test_a_state_on_the_device_whatever_happens_between_runs(
-    auto: Callable[..., Any], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
+    auto: Callable[..., Any],
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Runs by what is bound already, between others: new arrays and sizes, a state that is written, moved or shared by other means."""
+    """Runs by what is bound already, between others: new arrays and sizes, a state that is written, moved or shared by
+    other means."""
     w = rng.standard_normal((8, 6)).astype("f")
-    model = model_of("""(float[N, 8] x, float[1, 8] state) => (float[N, 6] y, float[1, 8] next)
+    model = model_of(
+        """(float[N, 8] x, float[1, 8] state) => (float[N, 6] y, float[1, 8] next)
         { p = MatMul(x, w) s = ReduceSum <keepdims=1> (state) y = Add(p, s) t = ReduceMean <axes=[0]> (x) next = Add(state, t) }""",
-                     {"w": w}, opset=17).SerializeToString()
+        {"w": w},
+        opset=17,
+    ).SerializeToString()
     session, writer = auto(model, placement="gpu"), auto(model, placement="gpu")
     quick, bound = list[bool](), BoundRun._by_recording
     monkeypatch.setattr(BoundRun, "_by_recording", lambda *arguments: quick.append(bound(*arguments)) or quick[-1])
@@ -294,7 +350,7 @@ def test_a_state_on_the_device_whatever_happens_between_runs(
             unrelated = [onnxruntime.OrtValue.ortvalue_from_numpy(x, "gpu")]
         elif what == 2:
             values[at] = onnxruntime.OrtValue.ortvalue_from_numpy(state, "gpu")
-        elif what in (3, 7):        # 7: where it was read, which moves it
+        elif what in (3, 7):  # 7: where it was read, which moves it
             other, to = writer.io_binding(), at if what == 7 else 1 - at
             other.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(x, "gpu"))
             other.bind_ortvalue_input("state", values[at])
@@ -314,7 +370,7 @@ def test_a_state_on_the_device_whatever_happens_between_runs(
         session.run_with_iobinding(binding)
         np.testing.assert_allclose(binding.get_outputs()[1].numpy(), x @ w + state.sum(), rtol=1e-4, atol=1e-4)
         state, at = state + x.mean(axis=0, keepdims=True), at if what == 6 else 1 - at
-        if turn > 60:       # the same two for a while, then one way only
+        if turn > 60:  # the same two for a while, then one way only
             at, state = 0, np.array(values[0].numpy())
     np.testing.assert_allclose(values[at].numpy(), state, rtol=1e-4, atol=1e-4)
     for value, content in spare:

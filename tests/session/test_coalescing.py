@@ -1,4 +1,5 @@
-"""Runs of several threads submitted together: the same answers, fewer submissions, and what goes wrong in one stays with it."""
+"""Runs of several threads submitted together: the same answers, fewer submissions, and what goes wrong in one stays
+with it."""
 
 from __future__ import annotations
 
@@ -36,8 +37,12 @@ THREADS, RUNS = 8, 6
 def branches(rng: np.random.Generator) -> bytes:
     """Branches whose ends are joined, a value that is read late, an output that is read on."""
     constants = {n: rng.standard_normal((16, 16)).astype("f") for n in ("u", "v", "w")}
-    text = ("(float[4, 16] x) => (float[4, 48] y, float[4, 16] e) { a = MatMul(x, u) b = MatMul(x, v) t = Tanh(a) c = Relu(b) "
-            "s = Softmax(t) e = MatMul(s, w) j = Concat<axis=1>(e, c, t) k = ReduceMean<keepdims=1>(j, axes) y = Sub(j, k) }")
+    text = (
+        "(float[4, 16] x) => (float[4, 48] y, float[4, 16] e) { a = MatMul(x, u) b = MatMul(x, v) t = Tanh(a) "
+        "c = Relu(b) "
+        "s = Softmax(t) e = MatMul(s, w) j = Concat<axis=1>(e, c, t) k = ReduceMean<keepdims=1>(j, axes) y "
+        "= Sub(j, k) }"
+    )
     return bytes(model_of(text, {**constants, "axes": np.array([1])}).SerializeToString())
 
 
@@ -96,7 +101,9 @@ def first_ones_meet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("all_join")
-def test_answers_are_the_cpus_in_fewer_submissions(branches: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_the_cpus_in_fewer_submissions(
+    branches: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     xs = [{"x": rng.standard_normal((4, 16)).astype("f")} for _ in range(THREADS)]
     wants = [on_the_cpu(branches, x) for x in xs]
     session, steady = joined(branches, xs[0])
@@ -148,12 +155,15 @@ def test_after_a_fault_each_run_is_answered_by_the_cpu(kind: str, branches: byte
     assert session.stats()["fallbacks"] >= 1
 
 
-def test_memory_is_flat_and_given_back(branches: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_flat_and_given_back(
+    branches: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = {"x": rng.standard_normal((4, 16)).astype("f")}
     session, steady = joined(branches, x)
     gpu, objects = session.state.gpu, []
     with monkeypatch.context() as patch:
-        patch.setattr(joined_runs, "CONTENDED", 1)      # all join: how many go by themselves at a time is chance, and so is what those keep
+        # all join: how many go by themselves at a time is chance, and so is what those keep
+        patch.setattr(joined_runs, "CONTENDED", 1)
         for _ in range(3):
             together(lambda k: [session.run(None, x) for _ in range(RUNS)])
             objects.append((gpu.stats.allocated_nbytes, gpu.stats.pooled_nbytes))
@@ -167,7 +177,8 @@ def test_memory_is_flat_and_given_back(branches: bytes, rng: np.random.Generator
 
 
 def calls_of(run: Callable[[], Any]) -> Counter[str]:
-    """Functions of this package that a call runs in this thread, and functions of wgpu-native, but for what a wait takes."""
+    """Functions of this package that a call runs in this thread, and functions of wgpu-native, but for what a wait
+    takes."""
     made = Counter[str]()
 
     def note(frame: Any, event: str, argument: Any) -> None:
@@ -177,7 +188,7 @@ def calls_of(run: Callable[[], Any]) -> Counter[str]:
         elif event == "c_call" and str(getattr(argument, "__name__", "")).startswith("wgpu"):
             made[argument.__name__] += 1
 
-    gc.collect()        # what it would free meanwhile is not the call's
+    gc.collect()  # what it would free meanwhile is not the call's
     gc.disable()
     sys.setprofile(note)
     try:
@@ -186,7 +197,7 @@ def calls_of(run: Callable[[], Any]) -> Counter[str]:
         sys.setprofile(None)
         gc.enable()
     for waits in ("finished", "status", "ends_in_time", "hang_timeout_s", "current", "wgpuDevicePoll"):
-        made.pop(waits, None)       # as often as it takes
+        made.pop(waits, None)  # as often as it takes
     return made
 
 
@@ -206,8 +217,9 @@ def test_a_run_alone_makes_the_same_calls(branches: bytes, rng: np.random.Genera
     assert fewest_calls_of(lambda: session.run(None, x)) == want + Counter(("run", "_alone", "forget", "forget"))
 
     def first() -> None:
-        steady.contention = None        # nobody else has been there yet
+        steady.contention = None  # nobody else has been there yet
         session.run(None, x)
+
     assert fewest_calls_of(first) == want
 
 
@@ -217,7 +229,7 @@ def test_a_closed_plan_lets_nobody_wait(branches: bytes, rng: np.random.Generato
     running = steady.contention.coalescer
     runs = runs_of(running, joined_runs.MAX_RUNS)
     found = list[Any]()
-    waiting = threading.Thread(target=lambda: found.append(running.join()))    # all runs are taken
+    waiting = threading.Thread(target=lambda: found.append(running.join()))  # all runs are taken
     waiting.start()
     steady.close()
     waiting.join(300)
@@ -283,7 +295,7 @@ def test_a_group_departs_when_all_on_board_are_ready() -> None:
     running = joined_runs.Coalescer(told.submit, cars)
     assert submit(running, runs_of(running, 3)) == [1, 1, 1]
     assert told.submitted == [3]
-    assert submit(running, runs_of(running, 3)) == [2, 2, 2]       # as many as half of those who ride
+    assert submit(running, runs_of(running, 3)) == [2, 2, 2]  # as many as half of those who ride
     assert told.submitted == [3, 3]
     assert running.under_way == joined_runs.MAX_GROUPS
 
@@ -344,7 +356,9 @@ class Clock:
 
 
 @pytest.mark.parametrize(("factor", "stays"), [(0.7, True), (1.2, False)])
-def test_the_faster_way_stays(factor: float, stays: bool, branches: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_faster_way_stays(
+    factor: float, stays: bool, branches: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = {"x": rng.standard_normal((4, 16)).astype("f")}
     session = gpu_session(branches)
     for _ in range(WARM):
@@ -378,8 +392,16 @@ def test_values_apart_are_written_once(branches: bytes, rng: np.random.Generator
     x = {"x": rng.standard_normal((4, 16)).astype("f")}
     session, steady = joined(branches, x)
     plan = steady.contention.coalescer.free[0].runs[0].prepared.template.plan
-    writers = Counter(t.place for s in plan.steps if isinstance(s, Dispatch) for t in s.tensors if t.written and t.place.kind is Kind.SLOT)
-    parts = {t.place for s in plan.steps if isinstance(s, Dispatch) for t in s.tensors if t.written and t.whole is not None}
+    writers = Counter(
+        t.place
+        for s in plan.steps
+        if isinstance(s, Dispatch)
+        for t in s.tensors
+        if t.written and t.place.kind is Kind.SLOT
+    )
+    parts = {
+        t.place for s in plan.steps if isinstance(s, Dispatch) for t in s.tensors if t.written and t.whole is not None
+    }
     assert all(count == 1 or place in parts for place, count in writers.items())
     written = set[Any]()
     for step, waits in zip(plan.steps, unsettled(plan.steps), strict=True):

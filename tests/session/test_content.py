@@ -1,4 +1,5 @@
-"""Small inputs whose content decides on a shape: read when a run begins, part of what a plan is made for, no reason to compile anew."""
+"""Small inputs whose content decides on a shape: read when a run begins, part of what a plan is made for, no reason to
+compile anew."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ rng = np.random.default_rng(3)
 
 
 def sliced() -> bytes:
-    nodes = [node("Relu", "x", "r"), node("Slice", "r from to along", "s"), node("Reshape", "s shape", "f"), node("Exp", "f", "y")]
+    nodes = [
+        node("Relu", "x", "r"),
+        node("Slice", "r from to along", "s"),
+        node("Reshape", "s shape", "f"),
+        node("Exp", "f", "y"),
+    ]
     inputs = [info("x", ["N", 8]), info("from", [1], INT64), info("to", [1], INT64), info("shape", [2], INT64)]
     return make_model(nodes, inputs, ["y"], {"along": np.array([0])})
 
@@ -29,12 +35,20 @@ def opened(model: bytes, **options: str) -> Any:
 
 
 def feeds(rows: int, start: int, end: int, columns: int) -> dict[str, np.ndarray]:
-    return {"x": rng.standard_normal((rows, 8)).astype("f"), "from": np.array([start]), "to": np.array([end]), "shape": np.array([-1, columns])}
+    return {
+        "x": rng.standard_normal((rows, 8)).astype("f"),
+        "from": np.array([start]),
+        "to": np.array([end]),
+        "shape": np.array([-1, columns]),
+    }
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_other_contents_need_no_other_plan(isolation: str) -> None:
-    session, cpu = opened(sliced(), isolation=isolation), onnxruntime.InferenceSession(sliced(), providers=["CPUExecutionProvider"])
+    session, cpu = (
+        opened(sliced(), isolation=isolation),
+        onnxruntime.InferenceSession(sliced(), providers=["CPUExecutionProvider"]),
+    )
     assert session.explain().count("cpu") == 0
     for given in [feeds(9, 1, 5, 4), feeds(9, 2, 8, 2), feeds(40, 7, 39, 16), feeds(9, 1, 5, 4)]:
         np.testing.assert_allclose(session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-6)
@@ -70,8 +84,12 @@ def test_what_can_not_be_done_is_said() -> None:
 
 
 def test_scales_are_floats() -> None:
-    model = make_model([node("Resize", "x none scales", "y", mode="linear")], [info("x", [1, 1, "H", "W"]), info("scales", [4])], ["y"],
-                       {"none": np.zeros(0, "f")})
+    model = make_model(
+        [node("Resize", "x none scales", "y", mode="linear")],
+        [info("x", [1, 1, "H", "W"]), info("scales", [4])],
+        ["y"],
+        {"none": np.zeros(0, "f")},
+    )
     session, cpu = opened(model), onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     for height, scale in [(5, 2.0), (7, 2.0), (5, 1.6)]:
         given = {"x": rng.standard_normal((1, 1, height, 6)).astype("f"), "scales": np.array([1, 1, scale, 2], "f")}
@@ -84,11 +102,24 @@ def ranges(start: float, limit: float, delta: float) -> dict[str, np.ndarray]:
 
 
 def test_ranges_of_floats() -> None:
-    """As long as onnxruntime's, which adds the steps up one by one; the last values of long ones are therefore compared with exact ones."""
-    model = make_model([node("Range", "start limit delta", "r"), node("Neg", "r", "y")], [info(n, []) for n in ("start", "limit", "delta")], ["y"])
+    """As long as onnxruntime's, which adds the steps up one by one; the last values of long ones are therefore compared
+    with exact ones."""
+    model = make_model(
+        [node("Range", "start limit delta", "r"), node("Neg", "r", "y")],
+        [info(n, []) for n in ("start", "limit", "delta")],
+        ["y"],
+    )
     session, cpu = opened(model), onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     drawn = [tuple(rng.uniform(-9, 9, 3)) for _ in range(20)]
-    for start, limit, delta in [*drawn, (0, 1, 0.1), (0, -1, -0.1), (1, 1, 2), (2, 1, 1), (0.1, 0.9, 0.1), (-3, 70_001, 1)]:
+    for start, limit, delta in [
+        *drawn,
+        (0, 1, 0.1),
+        (0, -1, -0.1),
+        (1, 1, 2),
+        (2, 1, 1),
+        (0.1, 0.9, 0.1),
+        (-3, 70_001, 1),
+    ]:
         given = ranges(start, limit, delta)
         (got,), (wanted,) = session.run(None, given), cpu.run(None, given)
         assert got.shape == wanted.shape
@@ -98,16 +129,32 @@ def test_ranges_of_floats() -> None:
 
 @pytest.mark.parametrize("given", [(0, 1, 0), (0, np.inf, 1), (0, np.nan, 1), (np.nan, 1, 1)])
 def test_ranges_without_an_end_are_declined(given: tuple[float, float, float]) -> None:
-    model = make_model([node("Range", "start limit delta", "r"), node("Neg", "r", "y")], [info(n, []) for n in ("start", "limit", "delta")], ["y"])
+    model = make_model(
+        [node("Range", "start limit delta", "r"), node("Neg", "r", "y")],
+        [info(n, []) for n in ("start", "limit", "delta")],
+        ["y"],
+    )
     with pytest.raises(Exception, match="Range from"):
         opened(model).run(None, ranges(*given))
 
 
 def counted() -> bytes:
     """As many rows as the data says."""
-    nodes = [node("Relu", "x", "r"), node("ReduceMax", "r", "m", keepdims=0), node("Cast", "m", "c", to=INT64), node("Reshape", "c one", "k"),
-             node("Slice", "r from k along", "s"), node("Exp", "s", "y")]
-    return make_model(nodes, [info("x", ["N", 8])], ["y"], {"from": np.array([0]), "along": np.array([0]), "one": np.array([1])}, opset=13)
+    nodes = [
+        node("Relu", "x", "r"),
+        node("ReduceMax", "r", "m", keepdims=0),
+        node("Cast", "m", "c", to=INT64),
+        node("Reshape", "c one", "k"),
+        node("Slice", "r from k along", "s"),
+        node("Exp", "s", "y"),
+    ]
+    return make_model(
+        nodes,
+        [info("x", ["N", 8])],
+        ["y"],
+        {"from": np.array([0]), "along": np.array([0]), "one": np.array([1])},
+        opset=13,
+    )
 
 
 def test_what_the_gpu_computed_is_read_in_between() -> None:
@@ -129,8 +176,12 @@ def test_what_the_gpu_computed_is_read_in_between() -> None:
 
 
 def test_data_that_needs_ever_new_plans_goes_to_the_cpu() -> None:
-    model = make_model([node("Resize", "x none scales", "y", mode="linear")], [info("x", [1, 1, 5, 6]), info("scales", [4])], ["y"],
-                       {"none": np.zeros(0, "f")})
+    model = make_model(
+        [node("Resize", "x none scales", "y", mode="linear")],
+        [info("x", [1, 1, 5, 6]), info("scales", [4])],
+        ["y"],
+        {"none": np.zeros(0, "f")},
+    )
     session = ort_gpu_ep.InferenceSession(model, provider_options={"placement": "gpu"})
     cpu = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     for k in range(40):

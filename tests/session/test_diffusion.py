@@ -1,4 +1,5 @@
-"""A U-Net as it is optimised for CUDA: ONNX Runtime's CPU has no kernel for half of its ops, so without ours it does not open."""
+"""A U-Net as it is optimised for CUDA: ONNX Runtime's CPU has no kernel for half of its ops, so without ours it does
+not open."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from tests.unet import Network, feeds
 
 
 def on_cpu(model: Any, given: Any) -> Any:
-    return onnxruntime.InferenceSession(model.SerializeToString(), quiet(), providers=["CPUExecutionProvider"]).run(None, given)[0]
+    return onnxruntime.InferenceSession(model.SerializeToString(), quiet(), providers=["CPUExecutionProvider"]).run(
+        None, given
+    )[0]
 
 
 @pytest.mark.parametrize("placement", ["gpu", "auto"])
@@ -23,7 +26,9 @@ def test_a_unet_for_cuda_opens_and_is_right(dtype: str, tolerance: float, placem
     model = Network(True, dtype).model()
     with pytest.raises(Exception, match=r"NhwcConv|GroupNorm|BiasSplitGelu|BiasAdd"):
         on_cpu(model, {})
-    session = ort_gpu_ep.InferenceSession(model.SerializeToString(), quiet(), provider_options={"placement": placement, "strict": "1"})
+    session = ort_gpu_ep.InferenceSession(
+        model.SerializeToString(), quiet(), provider_options={"placement": placement, "strict": "1"}
+    )
     report = session.explain()
     assert (report.count("cpu"), [len(r.partitions) for r in report.reports]) == (0, [1])
     for batch in (1, 3):

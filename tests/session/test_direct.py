@@ -52,7 +52,11 @@ def steady_runs(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def feeds_of(rng: np.random.Generator, n: int = 3) -> dict[str, Any]:
-    return {"x": rng.standard_normal((3, n)).astype("f"), "i": rng.integers(-9, 9, (3, n)), "b": rng.integers(0, 2, (3, n)).astype(bool)}
+    return {
+        "x": rng.standard_normal((3, n)).astype("f"),
+        "i": rng.integers(-9, 9, (3, n)),
+        "b": rng.integers(0, 2, (3, n)).astype(bool),
+    }
 
 
 def test_answers_are_onnxruntimes(many: bytes, rng: np.random.Generator, steady_runs: Counter[str]) -> None:
@@ -64,7 +68,9 @@ def test_answers_are_onnxruntimes(many: bytes, rng: np.random.Generator, steady_
 
 
 @pytest.mark.parametrize("names", [None, [], ["y"], ["c", "y"], ["s", "j", "c", "y"]])
-def test_outputs_by_name(many: bytes, names: list[str] | None, rng: np.random.Generator, steady_runs: Counter[str]) -> None:
+def test_outputs_by_name(
+    many: bytes, names: list[str] | None, rng: np.random.Generator, steady_runs: Counter[str]
+) -> None:
     session, feeds = gpu_session(many), feeds_of(rng)
     for _ in range(WARM):
         assert_close(session.run(names, feeds), on_the_cpu(many, feeds, names))
@@ -77,18 +83,24 @@ def test_what_only_onnxruntime_takes(many: bytes, rng: np.random.Generator, stea
         want = session.run(None, feeds)
     before = steady_runs["done"]
     given: list[dict[str, Any]] = [
-        {**feeds, "x": np.asfortranarray(feeds["x"])}, {**feeds, "x": onnxruntime.OrtValue.ortvalue_from_numpy(feeds["x"])},
-        {**feeds, "i": feeds["i"].tolist()}]
+        {**feeds, "x": np.asfortranarray(feeds["x"])},
+        {**feeds, "x": onnxruntime.OrtValue.ortvalue_from_numpy(feeds["x"])},
+        {**feeds, "i": feeds["i"].tolist()},
+    ]
     for other in given:
         assert_close(session.run(None, other), want)
     assert_close(session.run(None, feeds, onnxruntime.RunOptions()), want)
     assert_close(session.run(["y", "y"], feeds), [want[0], want[0]])
     plain = onnxruntime.InferenceSession(many, providers=["CPUExecutionProvider"])
     wrong: list[tuple[Any, dict[str, Any]]] = [
-        (None, {**feeds, "x": feeds["x"].astype("d")}), (None, {**feeds, "x": feeds["x"][:2]}), (["nothing"], feeds),
-        (None, {"x": feeds["x"]}), (None, {**feeds, "z": feeds["x"]})]
+        (None, {**feeds, "x": feeds["x"].astype("d")}),
+        (None, {**feeds, "x": feeds["x"][:2]}),
+        (["nothing"], feeds),
+        (None, {"x": feeds["x"]}),
+        (None, {**feeds, "z": feeds["x"]}),
+    ]
     for names, bad in wrong:
-        with pytest.raises(Exception) as theirs:    # noqa: PT011  whatever onnxruntime raises
+        with pytest.raises(Exception) as theirs:  # noqa: PT011  whatever onnxruntime raises
             plain.run(names, bad)
         for _ in range(WARM):
             with pytest.raises(type(theirs.value)):
@@ -119,9 +131,17 @@ def test_one_submit_and_nothing_made_anew(mlp: bytes, x: np.ndarray[Any, Any], m
     for _ in range(WARM):
         session.run(None, {"x": x})
     stats, made = session.state.gpu.stats, Counter[str]()
-    for kind in ("create_buffer", "create_bind_group", "create_bind_group_layout", "create_compute_pipeline", "create_command_encoder"):
+    for kind in (
+        "create_buffer",
+        "create_bind_group",
+        "create_bind_group_layout",
+        "create_compute_pipeline",
+        "create_command_encoder",
+    ):
         method = getattr(objects.Device, kind)
-        monkeypatch.setattr(objects.Device, kind, lambda *a, kind=kind, method=method: (made.update([kind]), method(*a))[1])
+        monkeypatch.setattr(
+            objects.Device, kind, lambda *a, kind=kind, method=method: (made.update([kind]), method(*a))[1]
+        )
     before = stats.submits, stats.uploads, stats.downloads
     for _ in range(3):
         session.run(None, {"x": x})
@@ -129,7 +149,9 @@ def test_one_submit_and_nothing_made_anew(mlp: bytes, x: np.ndarray[Any, Any], m
     assert made == {"create_command_encoder": 3}, "each records the next one, with its readback"
 
 
-def test_a_recording_of_buffers_that_are_gone_is_not_used(mlp: bytes, rng: np.random.Generator, steady_runs: Counter[str]) -> None:
+def test_a_recording_of_buffers_that_are_gone_is_not_used(
+    mlp: bytes, rng: np.random.Generator, steady_runs: Counter[str]
+) -> None:
     session = gpu_session(mlp)
     gpu = session.state.gpu
     small, large = (rng.standard_normal((n, 16)).astype("f") for n in (3, 3000))
@@ -139,7 +161,7 @@ def test_a_recording_of_buffers_that_are_gone_is_not_used(mlp: bytes, rng: np.ra
     version = prepared.version
     assert_close(session.run(None, {"x": large}), on_the_cpu(mlp, {"x": large}))
     assert prepared.version > version, "its intermediate values have other buffers now"
-    gpu.trim()          # a submission that names those before would end the process
+    gpu.trim()  # a submission that names those before would end the process
     before = steady_runs["done"]
     for _ in range(2):
         assert_close(session.run(None, {"x": small}), on_the_cpu(mlp, {"x": small}))
@@ -152,8 +174,12 @@ def test_counts_are_those_of_other_runs(many: bytes, rng: np.random.Generator) -
         before = session.stats()
         session.run(None, feeds)
         after = session.stats()
-        seen.append(({k: after[k] - before[k] for k in after if k not in ("last_run", "weights", "weights_nbytes")},
-                     {k: sorted(v) for k, v in after["last_run"].items()}))
+        seen.append(
+            (
+                {k: after[k] - before[k] for k in after if k not in ("last_run", "weights", "weights_nbytes")},
+                {k: sorted(v) for k, v in after["last_run"].items()},
+            )
+        )
     assert all(one == seen[0] for one in seen), seen
 
 
@@ -178,14 +204,16 @@ def test_threads_have_buffers_of_their_own(mlp: bytes, rng: np.random.Generator,
     assert steady_runs["done"] > 100
 
 
-def test_runs_of_two_threads_are_under_way_together(mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_two_threads_are_under_way_together(
+    mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = gpu_session(mlp)
     for _ in range(WARM):
         want = session.run(None, {"x": x})
     both, wait = threading.Barrier(2), native.wait
 
     def meet(*arguments: Any) -> None:
-        both.wait(PATIENCE_S)       # breaks where one run waits for the other's end
+        both.wait(PATIENCE_S)  # breaks where one run waits for the other's end
         wait(*arguments)
 
     monkeypatch.setattr(native, "wait", meet)
@@ -211,7 +239,10 @@ def test_a_fault_is_answered_by_the_cpu(kind: str, error: type[Exception], mlp: 
 def test_a_corrupt_value_comes_in_the_run_it_was_asked_for(mlp: bytes, x: np.ndarray[Any, Any]) -> None:
     """Also where the runs before would have been steady ones."""
     session, want = gpu_session(mlp, faults=f"corrupt@{WARM + 2};seed=14"), on_the_cpu(mlp, {"x": x})
-    right = [all(np.allclose(g, w, 1e-3, 1e-3) for g, w in zip(session.run(None, {"x": x}), want, strict=True)) for _ in range(WARM + 4)]
+    right = [
+        all(np.allclose(g, w, 1e-3, 1e-3) for g, w in zip(session.run(None, {"x": x}), want, strict=True))
+        for _ in range(WARM + 4)
+    ]
     assert right == [number != WARM + 1 for number in range(WARM + 4)]
 
 
@@ -267,7 +298,9 @@ def test_a_forked_child_leaves_the_gpu_alone(python: Callable[..., Any]) -> None
     assert done.returncode == 0, (done.stdout, done.stderr)
 
 
-def test_a_profile_is_of_onnxruntimes_runs(mlp: bytes, x: np.ndarray[Any, Any], tmp_path: Any, steady_runs: Counter[str]) -> None:
+def test_a_profile_is_of_onnxruntimes_runs(
+    mlp: bytes, x: np.ndarray[Any, Any], tmp_path: Any, steady_runs: Counter[str]
+) -> None:
     settings = onnxruntime.SessionOptions()
     settings.enable_profiling, settings.profile_file_prefix = True, str(tmp_path / "profile")
     session = gpu_session(mlp, settings)

@@ -1,4 +1,5 @@
-"""Integers divided by zero, and the smallest by -1: ONNX Runtime's own error where it raises, a defined answer where it dies."""
+"""Integers divided by zero, and the smallest by -1: ONNX Runtime's own error where it raises, a defined answer where it
+dies."""
 
 from __future__ import annotations
 
@@ -27,7 +28,11 @@ def quiet() -> Any:
 def divided(op: str, dtype: str, head: str = "", tail: str = "y = Identity(q)", **constants: Any) -> bytes:
     """x op z, with nodes before and behind it."""
     inputs = f"{dtype}[N] x" + ("" if "z" in constants else f", {dtype}[M] z")
-    return bytes(model_of(f"({inputs}) => ({dtype}[N] y) {{ {head} q = {op}({'a' if head else 'x'}, z) {tail} }}", constants).SerializeToString())
+    return bytes(
+        model_of(
+            f"({inputs}) => ({dtype}[N] y) {{ {head} q = {op}({'a' if head else 'x'}, z) {tail} }}", constants
+        ).SerializeToString()
+    )
 
 
 def feeds(dtype: str, *divisors: int) -> dict[str, Any]:
@@ -54,7 +59,9 @@ def test_zero_raises_what_onnxruntime_raises(op: str, dtype: str) -> None:
             assert message(got.value) == message(want.value)
         for _ in range(RUNS_BEFORE + 1):
             for good in ((2, 3, 1, 5, 3), (3,)):
-                np.testing.assert_array_equal(session.run(None, feeds(dtype, *good))[0], on_the_cpu(model, feeds(dtype, *good))[0])
+                np.testing.assert_array_equal(
+                    session.run(None, feeds(dtype, *good))[0], on_the_cpu(model, feeds(dtype, *good))[0]
+                )
     assert session.stats()["fallbacks"] == 6
 
 
@@ -72,19 +79,29 @@ def test_with_strict_it_is_an_exception_that_names_the_node() -> None:
     np.testing.assert_array_equal(session.run(None, feeds("int64", 2))[0], [1, 0, 1, 0, 1])
 
 
-@pytest.mark.parametrize(("op", "dtype", "z", "looked_at"), [
-    ("Div", "int32", [3], ()), ("Mod", "int64", [-2], ()), ("Div", "float", [0], ()), ("Div", "int32", None, ("Div->y",))])
-def test_nothing_is_looked_at_where_no_divisor_can_be_zero(op: str, dtype: str, z: list[int] | None, looked_at: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("op", "dtype", "z", "looked_at"),
+    [
+        ("Div", "int32", [3], ()),
+        ("Mod", "int64", [-2], ()),
+        ("Div", "float", [0], ()),
+        ("Div", "int32", None, ("Div->y",)),
+    ],
+)
+def test_nothing_is_looked_at_where_no_divisor_can_be_zero(
+    op: str, dtype: str, z: list[int] | None, looked_at: tuple[str, ...]
+) -> None:
     numpy = "float32" if dtype == "float" else dtype
     session = gpu_session(divided(op, dtype, **({} if z is None else {"z": np.array(z, numpy)})), quiet())
     session.run(None, {name: array for name, array in feeds(numpy, 1).items() if z is None or name == "x"})
-    plan, = session.state.partitions[0].program.plans
+    (plan,) = session.state.partitions[0].program.plans
     assert plan.reporting == looked_at
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
 def test_the_smallest_number_by_minus_one(dtype: str) -> None:
-    """It stays what it is, and leaves nothing: two's complement. ONNX Runtime's CPU can't be asked, it ends the process (SIGFPE)."""
+    """It stays what it is, and leaves nothing: two's complement. ONNX Runtime's CPU can't be asked, it ends the process
+    (SIGFPE)."""
     least = np.iinfo(dtype).min
     given = {"x": np.array([least, least, 7, -7], dtype), "z": np.array([-1], dtype)}
     for op, want in (("Div", [least, least, -7, 7]), ("Mod", [0, 0, 0, 0]), ("Mod<fmod=1>", [0, 0, 0, 0])):

@@ -1,4 +1,5 @@
-"""A sample of the drills: `python -m tests.session.drills --kills 500 --losses 200 --ends 200 --openings 1000` does more.
+"""A sample of the drills: `python -m tests.session.drills --kills 500 --losses 200 --ends 200 --openings 1000` does
+more.
 
 The ends are in test_background.py.
 """
@@ -18,7 +19,20 @@ from tests.session.drills import ROOT, kills, losses
 
 @pytest.mark.timeout(1800)
 def test_workers_are_killed_and_devices_lost() -> None:
-    command = [sys.executable, "-m", "tests.session.drills", "--kills", "6", "--losses", "15", "--openings", "12", "--seed", "3", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.session.drills",
+        "--kills",
+        "6",
+        "--losses",
+        "15",
+        "--openings",
+        "12",
+        "--seed",
+        "3",
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=1700)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     found = json.loads(done.stdout)

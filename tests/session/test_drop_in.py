@@ -46,15 +46,19 @@ def test_where_a_model_comes_from(how: str, mlp: bytes, x: Array, tmp_path: Path
 
 def test_external_data(mlp: bytes, x: Array, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    onnx.save_model(onnx.load_from_string(mlp), path, save_as_external_data=True, location="weights.bin", size_threshold=100)
+    onnx.save_model(
+        onnx.load_from_string(mlp), path, save_as_external_data=True, location="weights.bin", size_threshold=100
+    )
     assert (tmp_path / "weights.bin").stat().st_size >= 16 * 8 * 4
     session = gpu_session(str(path))
     assert session.explain().count("gpu") == NODES
     assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
 
 
-@pytest.mark.parametrize("providers", [
-    [ort.EP_NAME, CPU], [(ort.EP_NAME, {"placement": "gpu"}), CPU], [(ort.EP_NAME, {"placement": "gpu"}), (CPU, {})]])
+@pytest.mark.parametrize(
+    "providers",
+    [[ort.EP_NAME, CPU], [(ort.EP_NAME, {"placement": "gpu"}), CPU], [(ort.EP_NAME, {"placement": "gpu"}), (CPU, {})]],
+)
 def test_providers(providers: list[Any], mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORT_GPU_EP_PLACEMENT", "gpu")
     session = ort.InferenceSession(mlp, providers=providers)
@@ -132,9 +136,17 @@ def test_ort_values(mlp: bytes, x: Array) -> None:
     assert_close([g.numpy() for g in got], on_the_cpu(mlp, {"x": x}, ["y"]))
 
 
-@pytest.mark.parametrize("feeds", [
-    {"nonsense": np.ones((5, 16), "f")}, {}, {"x": np.ones((5, 17), "f")}, {"x": np.ones(16, "f")}, {"x": np.ones((5, 16))},
-], ids=["name", "nothing", "shape", "rank", "dtype"])
+@pytest.mark.parametrize(
+    "feeds",
+    [
+        {"nonsense": np.ones((5, 16), "f")},
+        {},
+        {"x": np.ones((5, 17), "f")},
+        {"x": np.ones(16, "f")},
+        {"x": np.ones((5, 16))},
+    ],
+    ids=["name", "nothing", "shape", "rank", "dtype"],
+)
 def test_wrong_inputs_raise_what_onnxruntime_raises(feeds: dict[str, Array], mlp: bytes, x: Array) -> None:
     plain = onnxruntime.InferenceSession(mlp, providers=[CPU])
     with pytest.raises(Exception, match=r"\w") as want:
@@ -173,9 +185,14 @@ def test_a_model_that_onnxruntime_rejects(mlp: bytes) -> None:
         gpu_session(model.SerializeToString())
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"placment": "gpu"}, "did you mean 'placement'"), ({"placement": "tpu"}, "expected one of auto, gpu, cpu"),
-    ({"memory_limit_mb": "lots"}, "whole number")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"placment": "gpu"}, "did you mean 'placement'"),
+        ({"placement": "tpu"}, "expected one of auto, gpu, cpu"),
+        ({"memory_limit_mb": "lots"}, "whole number"),
+    ],
+)
 def test_wrong_options(options: dict[str, str], message: str, mlp: bytes) -> None:
     with pytest.raises(ConfigError, match=message):
         ort.InferenceSession(mlp, provider_options=options)

@@ -1,4 +1,5 @@
-"""Encoders as onnxruntime's optimiser of transformers leaves them: one partition, with the results of the model that it was given."""
+"""Encoders as onnxruntime's optimiser of transformers leaves them: one partition, with the results of the model that it
+was given."""
 
 from __future__ import annotations
 
@@ -20,15 +21,23 @@ SHAPES = ((2, 9), (1, 32), (3, 2))
 
 @pytest.mark.parametrize("attention", ["", "Attention", "MultiHeadAttention"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 3e-6), ("float16", 4e-3)])
-def test_an_optimised_encoder_is_one_partition_and_right(attention: str, dtype: str, tolerance: float, tmp_path: Path) -> None:
+def test_an_optimised_encoder_is_one_partition_and_right(
+    attention: str, dtype: str, tolerance: float, tmp_path: Path
+) -> None:
     plain = Encoder().model()
     model = plain
     if attention or dtype == "float16":
         model = optimised(plain, str(tmp_path / "encoder.onnx"), dtype == "float16", attention == "MultiHeadAttention")
         ops = Counter(n.op_type for n in model.graph.node)
-        assert (ops[attention or "Attention"], ops["SkipLayerNormalization"], ops["EmbedLayerNormalization"]) == (2, 4, 1)
+        assert (ops[attention or "Attention"], ops["SkipLayerNormalization"], ops["EmbedLayerNormalization"]) == (
+            2,
+            4,
+            1,
+        )
         assert ops["BiasGelu"] == 2
-    session = ort_gpu_ep.InferenceSession(model.SerializeToString(), quiet(), provider_options={"placement": "gpu", "strict": "1"})
+    session = ort_gpu_ep.InferenceSession(
+        model.SerializeToString(), quiet(), provider_options={"placement": "gpu", "strict": "1"}
+    )
     report = session.explain()
     assert (report.count("cpu"), [len(r.partitions) for r in report.reports]) == (0, [1])
     cpu = onnxruntime.InferenceSession(plain.SerializeToString(), quiet(), providers=["CPUExecutionProvider"])
@@ -45,15 +54,21 @@ def test_neither_the_optimiser_nor_float16_adds_a_dispatch(tmp_path: Path) -> No
     for attention in ("Attention", "MultiHeadAttention"):
         for half in (False, True):
             path = str(tmp_path / "encoder.onnx")
-            models[f"{attention}, float{16 if half else 32}"] = optimised(plain, path, half, attention == "MultiHeadAttention")
+            models[f"{attention}, float{16 if half else 32}"] = optimised(
+                plain, path, half, attention == "MultiHeadAttention"
+            )
     taken = dict[str, int]()
     for name, model in models.items():
-        session = ort_gpu_ep.InferenceSession(model.SerializeToString(), quiet(), provider_options={"placement": "gpu", "strict": "1"})
+        session = ort_gpu_ep.InferenceSession(
+            model.SerializeToString(), quiet(), provider_options={"placement": "gpu", "strict": "1"}
+        )
         session.run(None, feeds(2, 9))
         report = session.explain()
         assert ([len(r.partitions) for r in report.reports], report.count("cpu")) == ([1], 0), name
         (taken[name],) = (m.dispatches for m in report.memory)
-    assert max(taken["float16"], taken["Attention, float32"], taken["MultiHeadAttention, float32"]) <= taken["float32"], taken
+    assert (
+        max(taken["float16"], taken["Attention, float32"], taken["MultiHeadAttention, float32"]) <= taken["float32"]
+    ), taken
     for attention in ("Attention", "MultiHeadAttention"):
         assert taken[f"{attention}, float16"] <= taken[f"{attention}, float32"], taken
 
@@ -69,11 +84,16 @@ MASKED = """<ir_version: 8, opset_import: ["": 18]> g (float16[1, S, 32] x) => (
 
 
 def test_a_node_that_is_fused_for_one_size_alone_stays_on_the_gpu() -> None:
-    """In float16 the steps behind a Softmax go into its kernel where four elements are stored at once: not for any length."""
+    """In float16 the steps behind a Softmax go into its kernel where four elements are stored at once: not for any
+    length."""
     model = onnx.parser.parse_model(MASKED).SerializeToString()
     session = ort_gpu_ep.InferenceSession(model, quiet(), provider_options={"placement": "gpu", "strict": "1"})
     report = session.explain()
-    assert (report.count("cpu"), [len(r.partitions) for r in report.reports], [len(r.nodes) for r in report.reports]) == (0, [1], [17])
+    assert (
+        report.count("cpu"),
+        [len(r.partitions) for r in report.reports],
+        [len(r.nodes) for r in report.reports],
+    ) == (0, [1], [17])
     cpu = onnxruntime.InferenceSession(model, quiet(), providers=["CPUExecutionProvider"])
     for length in (7, 64, 12):
         x = np.random.default_rng(length).standard_normal((1, length, 32)).astype(np.float16)

@@ -1,4 +1,5 @@
-"""What forbids our provider means the CPU, with a word about why: an exception with strict=1 only, whatever earlier sessions have decided."""
+"""What forbids our provider means the CPU, with a word about why: an exception with strict=1 only, whatever earlier
+sessions have decided."""
 
 from __future__ import annotations
 
@@ -38,11 +39,21 @@ def forbidding(entry: str, folder: Path) -> Any:
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("options", [{}, {"placement": "gpu"}, {"placement": "gpu", "isolation": "process"}], ids=str)
 def test_entries_of_the_session_options(
-    entry: str, options: dict[str, object], auto: Callable[..., Any], mlp: bytes, x: Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
+    entry: str,
+    options: dict[str, object],
+    auto: Callable[..., Any],
+    mlp: bytes,
+    x: Array,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     gpu = Learnt("gpu", ())
-    monkeypatch.setattr(Decisions, "__init__", lambda self, *a: self.__dict__.update(found=gpu, _path=tmp_path / "none"))    # a kept decision
+    # a kept decision
+    monkeypatch.setattr(
+        Decisions, "__init__", lambda self, *a: self.__dict__.update(found=gpu, _path=tmp_path / "none")
+    )
     if not options:
         assert auto(mlp).get_providers()[0] == ort.EP_NAME
     with caplog.at_level(logging.WARNING, "ort_gpu_ep"):
@@ -74,7 +85,12 @@ def test_who_forbids_both_sides_is_told(mlp: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["ours", "patched"])
 def test_an_onnxruntime_that_finds_no_plugin_by_name(
-    form: str, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str],
+    form: str,
+    mlp: bytes,
+    x: Array,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(onnxruntime, "__version__", "1.24.4")
     with ort.patch({"placement": "gpu"}, say=False), warnings.catch_warnings():
@@ -105,7 +121,11 @@ def broken_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("form", ["ours", "patched"])
 def test_another_provider_that_fails_does_not_take_ours_along(
-    form: str, broken_tensorrt: None, mlp: bytes, x: Array, caplog: pytest.LogCaptureFixture,
+    form: str,
+    broken_tensorrt: None,
+    mlp: bytes,
+    x: Array,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     names = ["TensorrtExecutionProvider", CPU]
     if form == "ours":

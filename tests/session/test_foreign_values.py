@@ -82,12 +82,15 @@ print(json.dumps([found, refused]))
 """
 
 
-def test_what_a_session_can_not_take_is_refused_as_by_onnxruntime(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_what_a_session_can_not_take_is_refused_as_by_onnxruntime(
+    python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
     done = python(PROGRAM)
     assert done.returncode == 0, done.stderr[-2000:]
     found, refused = json.loads(done.stdout.splitlines()[-1])
     for case, (got, want) in found.items():
-        if isinstance(want, str):       # a sentence: both refuse it, of the same type where the session looks at the value
+        # a sentence: both refuse it, of the same type where the session looks at the value
+        if isinstance(want, str):
             assert isinstance(got, str), case
             assert got.split(":")[0] == want.split(":")[0], (case, got, want)
         else:

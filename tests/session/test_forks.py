@@ -46,7 +46,9 @@ assert session.wait_ready(PATIENCE_S)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_can_import_what_a_thread_of_its_parent_was_importing(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_child_can_import_what_a_thread_of_its_parent_was_importing(
+    python: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
     done = python(PROGRAM)
     assert done.returncode == 0, done.stderr
     assert "Exception ignored" not in done.stderr

@@ -1,4 +1,5 @@
-"""However a program comes by our class, and wherever its nodes run: what it asks of a session is answered as by onnxruntime's own."""
+"""However a program comes by our class, and wherever its nodes run: what it asks of a session is answered as by
+onnxruntime's own."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ from tests.unit.graphs import model_of
 CPU = "CPUExecutionProvider"
 RNG = np.random.default_rng(11)
 X = RNG.standard_normal((3, 4)).astype("f")
-PLACEMENTS = {"gpu": {"placement": "gpu"}, "auto": {"placement": "auto"}, "chosen": {"placement": "auto", "adapter": "software"}}
+PLACEMENTS = {
+    "gpu": {"placement": "gpu"},
+    "auto": {"placement": "auto"},
+    "chosen": {"placement": "auto", "adapter": "software"},
+}
 Case = Callable[[Any], list[Any]]
 
 
@@ -33,12 +38,18 @@ def model(text: str, constants: dict[str, Any] | None = None, **meta: str) -> by
     return bytes(made.SerializeToString())
 
 
-MLP = model("(float[N, 4] x) => (float[N, 2] y, float[N] z) { h = MatMul(x, w) y = Relu(h) z = ReduceSum<keepdims=0>(y, axes) }",
-            {"w": RNG.standard_normal((4, 2)).astype("f"), "axes": np.array([1])}, author="me")
+MLP = model(
+    "(float[N, 4] x) => (float[N, 2] y, float[N] z) { h = MatMul(x, w) y = Relu(h) z = "
+    "ReduceSum<keepdims=0>(y, axes) }",
+    {"w": RNG.standard_normal((4, 2)).astype("f"), "axes": np.array([1])},
+    author="me",
+)
 CUT = model("(float[2, 4, 4] x) => (float[2, 4, 4] y) { a = Tanh(x) i = com.microsoft.Inverse(a) y = Neg(i) }")
 STRINGS = model("(string[N] x, float[N] v) => (string[N] y, float[N] w) { y = Identity(x) w = Neg(v) }")
-SEQUENCE = model("(seq(float[N]) x) => (float[N] y, seq(float[N]) z) { i = Constant<value_int=1>() a = SequenceAt(x, i) y = Neg(a) "
-                 "z = SequenceConstruct(y, a) }")
+SEQUENCE = model(
+    "(seq(float[N]) x) => (float[N] y, seq(float[N]) z) { i = Constant<value_int=1>() a = SequenceAt(x, i) y = Neg(a) "
+    "z = SequenceConstruct(y, a) }"
+)
 
 
 def overridable() -> bytes:
@@ -50,11 +61,20 @@ def overridable() -> bytes:
 
 def maps() -> bytes:
     """Dictionaries of strings come out, behind nodes that the GPU has."""
-    nodes = [helper.make_node("Neg", ["x"], ["n"]), helper.make_node("ZipMap", ["n"], ["y"], domain="ai.onnx.ml", classlabels_strings=["a", "b"])]
-    y = helper.make_value_info("y", helper.make_sequence_type_proto(
-        helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, []))))
+    nodes = [
+        helper.make_node("Neg", ["x"], ["n"]),
+        helper.make_node("ZipMap", ["n"], ["y"], domain="ai.onnx.ml", classlabels_strings=["a", "b"]),
+    ]
+    y = helper.make_value_info(
+        "y",
+        helper.make_sequence_type_proto(
+            helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+        ),
+    )
     graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 2])], [y])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)], ir_version=10)
+    made = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.ml", 3)], ir_version=10
+    )
     return bytes(made.SerializeToString())
 
 
@@ -69,29 +89,71 @@ def outcome(call: Callable[[], Any]) -> Any:
 def runs(kind: Any) -> list[Any]:
     session = kind(MLP)
     asked = [session.run(names, {"x": X}) for names in (None, [], ["z"], ["z", "y"], ("y",))]
-    wrong = [outcome(lambda n=names, f=feeds: session.run(n, f)) for names, feeds in [
-        (["no"], {"x": X}), (None, {}), (None, {"x": X, "no": X}), (None, {"x": X[:, :3]}), (None, {"x": X.astype("d")}), (None, {"x": 7}),
-        (None, {"x": None}), (None, {"x": X.tolist()})]]
-    return [asked, wrong, session.run(None, {"x": np.asfortranarray(X)}), session.run(None, {"x": X[::-1]}), session.run(None, {"x": X[:0]})]
+    wrong = [
+        outcome(lambda n=names, f=feeds: session.run(n, f))
+        for names, feeds in [
+            (["no"], {"x": X}),
+            (None, {}),
+            (None, {"x": X, "no": X}),
+            (None, {"x": X[:, :3]}),
+            (None, {"x": X.astype("d")}),
+            (None, {"x": 7}),
+            (None, {"x": None}),
+            (None, {"x": X.tolist()}),
+        ]
+    ]
+    return [
+        asked,
+        wrong,
+        session.run(None, {"x": np.asfortranarray(X)}),
+        session.run(None, {"x": X[::-1]}),
+        session.run(None, {"x": X[:0]}),
+    ]
 
 
 def arguments(kind: Any) -> list[Any]:
-    good = [kind(path_or_bytes=MLP, sess_options=onnxruntime.SessionOptions(), providers=[CPU]), kind(MLP, None), kind(MLP, disabled_optimizers=["x"]),
-            kind(MLP, enable_fallback=False)]
-    wrong = [outcome(lambda g=given: kind(*g)) for given in [
-        (7,), (None,), ("no such file.onnx",), (b"no model",), (Path("no such file.onnx"),), (bytearray(MLP),), (MLP, 7)]]
+    good = [
+        kind(path_or_bytes=MLP, sess_options=onnxruntime.SessionOptions(), providers=[CPU]),
+        kind(MLP, None),
+        kind(MLP, disabled_optimizers=["x"]),
+        kind(MLP, enable_fallback=False),
+    ]
+    wrong = [
+        outcome(lambda g=given: kind(*g))
+        for given in [
+            (7,),
+            (None,),
+            ("no such file.onnx",),
+            (b"no model",),
+            (Path("no such file.onnx"),),
+            (bytearray(MLP),),
+            (MLP, 7),
+        ]
+    ]
     return [[s.run(None, {"x": X}) for s in good], wrong]
 
 
 def asked(kind: Any) -> list[Any]:
     session = kind(MLP)
     meta = session.get_modelmeta()
-    values = [(v.name, v.shape, v.type) for v in (*session.get_inputs(), *session.get_outputs(), *session.get_overridable_initializers())]
+    values = [
+        (v.name, v.shape, v.type)
+        for v in (*session.get_inputs(), *session.get_outputs(), *session.get_overridable_initializers())
+    ]
     session.disable_fallback()
     session.enable_fallback()
-    return [values, [getattr(meta, n) for n in ("producer_name", "graph_name", "description", "domain", "version", "custom_metadata_map")],
-            session.get_session_options().intra_op_num_threads, CPU in session.get_providers(), CPU in session.get_provider_options(),
-            type(session.get_tuning_results()), session.get_profiling_start_time_ns() >= 0]
+    return [
+        values,
+        [
+            getattr(meta, n)
+            for n in ("producer_name", "graph_name", "description", "domain", "version", "custom_metadata_map")
+        ],
+        session.get_session_options().intra_op_num_threads,
+        CPU in session.get_providers(),
+        CPU in session.get_provider_options(),
+        type(session.get_tuning_results()),
+        session.get_profiling_start_time_ns() >= 0,
+    ]
 
 
 def options(kind: Any) -> list[Any]:
@@ -104,9 +166,14 @@ def options(kind: Any) -> list[Any]:
     settings.add_session_config_entry("session.use_env_allocators", "0")
     session = kind(MLP, settings)
     kept = session.get_session_options()
-    return [session.get_inputs()[0].shape, session.run(None, {"x": X}), outcome(lambda: session.run(None, {"x": X[:2]})),
-            kept.intra_op_num_threads, kept.get_session_config_entry("session.use_env_allocators"),
-            outcome(lambda: settings.register_custom_ops_library("no such library.so"))[0]]
+    return [
+        session.get_inputs()[0].shape,
+        session.run(None, {"x": X}),
+        outcome(lambda: session.run(None, {"x": X[:2]})),
+        kept.intra_op_num_threads,
+        kept.get_session_config_entry("session.use_env_allocators"),
+        outcome(lambda: settings.register_custom_ops_library("no such library.so"))[0],
+    ]
 
 
 def initializers(kind: Any) -> list[Any]:
@@ -114,13 +181,22 @@ def initializers(kind: Any) -> list[Any]:
     settings = onnxruntime.SessionOptions()
     given = onnxruntime.OrtValue.ortvalue_from_numpy(np.ones((4, 2), "f"))
     settings.add_initializer("w", given)
-    return [[v.name for v in session.get_overridable_initializers()], session.run(None, {"x": X[0]}),
-            session.run(None, {"x": X[0], "s": np.full(1, -2, "f")}), session.run(None, {"x": X[1]}), kind(MLP, settings).run(None, {"x": X})]
+    return [
+        [v.name for v in session.get_overridable_initializers()],
+        session.run(None, {"x": X[0]}),
+        session.run(None, {"x": X[0], "s": np.full(1, -2, "f")}),
+        session.run(None, {"x": X[1]}),
+        kind(MLP, settings).run(None, {"x": X}),
+    ]
 
 
 def run_options(kind: Any) -> list[Any]:
     session, found = kind(MLP), []
-    for change in ({"terminate": True}, {"terminate": False, "logid": "mine", "log_severity_level": 4}, {"only_execute_path_to_fetches": True}):
+    for change in (
+        {"terminate": True},
+        {"terminate": False, "logid": "mine", "log_severity_level": 4},
+        {"only_execute_path_to_fetches": True},
+    ):
         settings = onnxruntime.RunOptions()
         for name, value in change.items():
             setattr(settings, name, value)
@@ -132,8 +208,13 @@ def run_options(kind: Any) -> list[Any]:
 def other_types(kind: Any) -> list[Any]:
     words, numbers = np.array(["a", "", "ü"], object), np.arange(3, dtype="f")
     sequence = kind(SEQUENCE).run(None, {"x": [numbers, numbers + 1]})
-    return [kind(STRINGS).run(None, {"x": words, "v": numbers}), sequence, type(sequence[1]), kind(maps()).run(None, {"x": X[:, :2]}),
-            outcome(lambda: kind(SEQUENCE).run(None, {"x": numbers}))]
+    return [
+        kind(STRINGS).run(None, {"x": words, "v": numbers}),
+        sequence,
+        type(sequence[1]),
+        kind(maps()).run(None, {"x": X[:, :2]}),
+        outcome(lambda: kind(SEQUENCE).run(None, {"x": numbers})),
+    ]
 
 
 def values(kind: Any) -> list[Any]:
@@ -142,9 +223,17 @@ def values(kind: Any) -> list[Any]:
     vector = C.OrtValueVector()
     fetches = C.OrtValueVector()
     vector.push_back(value._ortvalue)
-    session.run_with_ortvaluevector(onnxruntime.RunOptions(), ["x"], vector, ["y"], fetches, [C.OrtDevice(C.OrtDevice.cpu(), 0, 0)])
-    return [[g.numpy() for g in got], [g.is_tensor() for g in got], [g.data_type() for g in got], [v.numpy() for v in fetches],
-            session.run(["y"], {"x": value}), outcome(lambda: session.run_with_ort_values(["no"], {"x": value}))]
+    session.run_with_ortvaluevector(
+        onnxruntime.RunOptions(), ["x"], vector, ["y"], fetches, [C.OrtDevice(C.OrtDevice.cpu(), 0, 0)]
+    )
+    return [
+        [g.numpy() for g in got],
+        [g.is_tensor() for g in got],
+        [g.data_type() for g in got],
+        [v.numpy() for v in fetches],
+        session.run(["y"], {"x": value}),
+        outcome(lambda: session.run_with_ort_values(["no"], {"x": value})),
+    ]
 
 
 def bindings(kind: Any) -> list[Any]:
@@ -188,8 +277,22 @@ def in_the_background(kind: Any) -> list[Any]:
     return found
 
 
-CASES: dict[str, Case] = {case.__name__: case for case in (
-    runs, arguments, asked, options, initializers, run_options, other_types, values, bindings, partitions, in_the_background)}
+CASES: dict[str, Case] = {
+    case.__name__: case
+    for case in (
+        runs,
+        arguments,
+        asked,
+        options,
+        initializers,
+        run_options,
+        other_types,
+        values,
+        bindings,
+        partitions,
+        in_the_background,
+    )
+}
 
 
 class Subclass(ort.InferenceSession):

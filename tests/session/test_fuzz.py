@@ -1,4 +1,5 @@
-"""Fuzzed models end as on ONNX Runtime's CPU: no crash, no hang, no other answer. `python -m tests.session.fuzz --count 5000` runs more."""
+"""Fuzzed models end as on ONNX Runtime's CPU: no crash, no hang, no other answer. `python -m tests.session.fuzz --count
+5000` runs more."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ SITUATIONS = 12
 @pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.nightly)], ids=str)
 def test_fuzzed_models_end_as_on_the_cpu(seeds: range) -> None:
     """A tenth of a second of CPU time each, and ten seconds to make the models they start as."""
-    tally = run(seeds, START_S)       # however busy the machine is
+    tally = run(seeds, START_S)  # however busy the machine is
     assert not tally.wrong
     assert not tally.unclaimed, "what the claim counts for the GPU runs there"
     assert tally.models == len(seeds)
@@ -97,7 +98,18 @@ def test_what_is_claimed_and_answered_by_the_cpu_is_seen() -> None:
     session.state.record("fallback", "p", "UnsupportedNodeError: RANK: Resize->Y: Resize of 4 axes; taken: at most 3")
     assert not_run(session) == ["UnsupportedNodeError: LIMIT: binds 68 buffers"]
     tally = Tally()
-    tally.add(7, {"found": [], "known": [], "on_gpu": 1, "refused": False, "raised": 0, "fallbacks": 1, "unclaimed": not_run(session)})
+    tally.add(
+        7,
+        {
+            "found": [],
+            "known": [],
+            "on_gpu": 1,
+            "refused": False,
+            "raised": 0,
+            "fallbacks": 1,
+            "unclaimed": not_run(session),
+        },
+    )
     assert tally.unclaimed == [7]
 
 
@@ -114,8 +126,11 @@ def test_few_steps_of_a_byte_are_no_defect() -> None:
     assert defects(plain, [Answer([want])], [Answer([want + np.eye(1, 100, dtype="u1")[0]])])
 
 
-def test_what_nodes_say_is_right_where_onnxruntimes_optimisations_round_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of this model's means lie between two bytes. Only whole answers of onnxruntime count: a wrong byte is a defect."""
+def test_what_nodes_say_is_right_where_onnxruntimes_optimisations_round_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of this model's means lie between two bytes. Only whole answers of onnxruntime count: a wrong byte is a
+    defect."""
     seed = 940097
     model = quantized_model(seed)
     want = answers(model, cpu_session)[0]
@@ -123,7 +138,9 @@ def test_what_nodes_say_is_right_where_onnxruntimes_optimisations_round_elsewher
     end = outcome(seed, model, want)
     assert (end["found"], end["known"]) == ([], [UNOPTIMISED])
     whole = ort_gpu_ep.InferenceSession.run
-    monkeypatch.setattr(ort_gpu_ep.InferenceSession, "run", lambda *args: [np.where(a == a.max(), a - 4, a) for a in whole(*args)])
+    monkeypatch.setattr(
+        ort_gpu_ep.InferenceSession, "run", lambda *args: [np.where(a == a.max(), a - 4, a) for a in whole(*args)]
+    )
     assert outcome(seed, model, want)["found"]
 
 
@@ -133,33 +150,59 @@ def test_a_model_that_takes_onnxruntime_long_may_take_ours_long() -> None:
 
 
 def test_values_decide_what_is_allowed() -> None:
-    """Of normal content: infinity in another input, a number that the type holds, elements that are not the same are no excuse."""
+    """Of normal content: infinity in another input, a number that the type holds, elements that are not the same are no
+    excuse."""
     cast = make_model([node("Cast", "x", "y", to=3)], [info("x", [3])], [info("y", [3], 3)])
     wrong = "1 of 3 int8 differ, 127 instead of 0 at (0,)"
-    runs = [{"x": np.array(values, "f")} for values in ([1, -128.9, 127.5], [1, 2, np.inf], [1, 2, 128], [1, 2, np.nan])]
+    runs = [
+        {"x": np.array(values, "f")} for values in ([1, -128.9, 127.5], [1, 2, np.inf], [1, 2, 128], [1, 2, np.nan])
+    ]
     models = FuzzModel(cast, runs, "", (), "normal")
-    assert [allowed(models, f"run {n}: {wrong}") for n in range(4)] == ["", *["floats beyond the range of an integer"] * 3]
+    assert [allowed(models, f"run {n}: {wrong}") for n in range(4)] == [
+        "",
+        *["floats beyond the range of an integer"] * 3,
+    ]
     assert not allowed(models, "run 1: Fail: no instead of [('int8', (3,))]")
 
     mean = make_model([node("MeanVarianceNormalization", "x", "y")], [info("x", [2, 2, 1, 1])], ["y"])
     runs = [{"x": np.array(values, "f").reshape(2, 2, 1, 1)} for values in ([1, 2, 3, 4], [1, 2, 1, 4], [1, 1, 2, 2])]
     models = FuzzModel(mean, runs, "", (), "normal")
     wrong = "1 of 4 float32 differ, 0.0 instead of nan at (0, 0, 0, 0)"
-    assert [allowed(models, f"run {n}: {wrong}") for n in range(3)] == ["", "equal elements in MeanVarianceNormalization", ""]
+    assert [allowed(models, f"run {n}: {wrong}") for n in range(3)] == [
+        "",
+        "equal elements in MeanVarianceNormalization",
+        "",
+    ]
 
     least = make_model([node("ReduceMin", "x", "y")], [info("x", [4], 12)], [info("y", [1], 12)])
-    models = FuzzModel(least, [{"x": np.array([0, 1, 2, last], np.uint32)} for last in (2**31 - 1, 2**31)], "", (), "normal")
+    models = FuzzModel(
+        least, [{"x": np.array([0, 1, 2, last], np.uint32)} for last in (2**31 - 1, 2**31)], "", (), "normal"
+    )
     wrong = "1 of 1 int64 differ, 0 instead of 2 at (0,)"
     assert [allowed(models, f"run {n}: {wrong}") for n in range(2)] == ["", "large int64 in ReduceMax and ReduceMin"]
 
     for mode, known in ((2, "scores of keys that are not seen in Attention"), (1, "")):
-        scores = FuzzModel(make_model([node("Attention", "q k v", "y p n s", qk_matmul_output_mode=mode)], ["q", "k", "v"], ["y", "s"]), [{}], "", (), "normal")
-        assert allowed(scores, f"run 0: 84 of 432 float32 differ, -inf instead of {np.finfo('f4').min} at (0, 0, 0, 13)") == known
+        scores = FuzzModel(
+            make_model(
+                [node("Attention", "q k v", "y p n s", qk_matmul_output_mode=mode)], ["q", "k", "v"], ["y", "s"]
+            ),
+            [{}],
+            "",
+            (),
+            "normal",
+        )
+        assert (
+            allowed(scores, f"run 0: 84 of 432 float32 differ, -inf instead of {np.finfo('f4').min} at (0, 0, 0, 13)")
+            == known
+        )
         assert not allowed(scores, "run 0: 84 of 432 float32 differ, -inf instead of -1.0 at (0, 0, 0, 13)")
 
     product = make_model([node("MatMul", "x", "y")], [info("x", [2, None])], ["y"])
     models = FuzzModel(product, [{"x": np.ones((2, size), "f")} for size in (1, 0)], "", (), "normal")
-    assert [allowed(models, f"run {n}: 4 of 8 float32 differ, 0.0 instead of 1.25 at (1, 0)") for n in range(2)] == ["", "tensors without elements"]
+    assert [allowed(models, f"run {n}: 4 of 8 float32 differ, 0.0 instead of 1.25 at (1, 0)") for n in range(2)] == [
+        "",
+        "tensors without elements",
+    ]
     assert not allowed(models, "run 1: 4 of 8 float32 differ, 1.25 instead of 0.0 at (1, 0)")
 
 
@@ -168,7 +211,10 @@ def test_what_onnxruntime_does_not_survive_is_its_own(capsys: pytest.CaptureFixt
     tally.ended(7, "onnxruntime", "hangs: no line for 120 s")
     tally.ended(8, "ours", "crashed: SIGSEGV: ")
     assert (tally.models, tally.own, tally.wrong) == (2, [7], [8])
-    assert capsys.readouterr().out.splitlines() == ["7: onnxruntime itself hangs: no line for 120 s", "8: crashed: SIGSEGV: "]
+    assert capsys.readouterr().out.splitlines() == [
+        "7: onnxruntime itself hangs: no line for 120 s",
+        "8: crashed: SIGSEGV: ",
+    ]
 
 
 def test_users_are_told_of_each_difference() -> None:
@@ -179,9 +225,16 @@ def test_users_are_told_of_each_difference() -> None:
 @pytest.mark.timeout(1200)
 def test_situations_end_as_on_the_cpu() -> None:
     """Some: `python -m tests.session.situations --first 1000 --seconds 3600` takes more."""
-    done = subprocess.run([sys.executable, "-m", "tests.session.situations", "--count", str(SITUATIONS)], capture_output=True, text=True, timeout=1100)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.session.situations", "--count", str(SITUATIONS)],
+        capture_output=True,
+        text=True,
+        timeout=1100,
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    found = re.search(r"^(\d+) situations, (\d+) runs on the GPU side, (\d+) left to the CPU, wrong: \[\]$", done.stdout, re.M)
+    found = re.search(
+        r"^(\d+) situations, (\d+) runs on the GPU side, (\d+) left to the CPU, wrong: \[\]$", done.stdout, re.M
+    )
     assert found is not None, done.stdout
     situations, runs, left = map(int, found.groups())
     assert situations == SITUATIONS
@@ -190,5 +243,7 @@ def test_situations_end_as_on_the_cpu() -> None:
 
 def test_situations_see_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ort_gpu_ep.InferenceSession.run
-    monkeypatch.setattr(ort_gpu_ep.InferenceSession, "run", lambda *args: [a + (a.dtype.kind == "f") for a in whole(*args)])
+    monkeypatch.setattr(
+        ort_gpu_ep.InferenceSession, "run", lambda *args: [a + (a.dtype.kind == "f") for a in whole(*args)]
+    )
     assert any("again: " in text for text in situation(0, Counter()))

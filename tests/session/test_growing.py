@@ -1,4 +1,5 @@
-"""State that grows by a row a run, or a turn: what the CPU gives, nothing compiled after the third, no more memory than the state takes."""
+"""State that grows by a row a run, or a turn: what the CPU gives, nothing compiled after the third, no more memory than
+the state takes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ STEPS = int(os.environ.get("TEST_STEPS", "40"))
 """Of the decoder; 200 take half a minute on two cores."""
 
 TOLERANCE = 3e-5
-"""Largest difference of a logit, whose standard deviation is 1.5. Measured over 200 steps of caches of each side's own: 5e-6."""
+"""Largest difference of a logit, whose standard deviation is 1.5. Measured over 200 steps of caches of each side's own:
+5e-6."""
 
 
 def on_cpu(model: Any) -> Any:
@@ -50,7 +52,8 @@ def test_a_decoder_compiles_nothing_after_its_third_step() -> None:
 
 
 def test_a_decoders_cache_stays_where_it_is() -> None:
-    """A step brings a token and takes logits away; in use is what the weights and two caches take, and a plan's buffers."""
+    """A step brings a token and takes logits away; in use is what the weights and two caches take, and a plan's
+    buffers."""
     session = on_gpu(models.build("decoder"))
     steps, gpu = Steps(session, "gpu"), session.state.gpu
     for token in range(COMPILING_STEPS):
@@ -60,7 +63,8 @@ def test_a_decoders_cache_stays_where_it_is() -> None:
     for token in range(STEPS):
         steps.step(token)
         last = session.stats()["last_run"]
-        assert [last[k] for k in ("host_to_device", "device_to_host", "device_to_device")] == [[8], [512 * 4], []]     # the token is read in each run
+        # the token is read in each run
+        assert [last[k] for k in ("host_to_device", "device_to_host", "device_to_device")] == [[8], [512 * 4], []]
     cache_nbytes = sum(value.numpy().nbytes for value in steps.past.values())
     assert gpu.stats.allocated_nbytes - gpu.stats.pooled_nbytes - before < 3 * cache_nbytes
 
@@ -100,7 +104,7 @@ def test_only_what_comes_again_is_recorded_ahead(monkeypatch: pytest.MonkeyPatch
     for runs in (1, 3):
         fixed.run(None, feeds)
         assert len(recorded) == runs, "from the second run on one more, while the host waits"
-    for _ in range(2):      # from the third run on past onnxruntime, with buffers and recordings of their own
+    for _ in range(2):  # from the third run on past onnxruntime, with buffers and recordings of their own
         fixed.run(None, feeds)
     before = len(recorded)
     fixed.run(None, feeds)

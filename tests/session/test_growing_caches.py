@@ -1,4 +1,5 @@
-"""Attention whose cache grows with each run, with masks over all tokens so far: claimed by the names of its sizes, planned once or twice."""
+"""Attention whose cache grows with each run, with masks over all tokens so far: claimed by the names of its sizes,
+planned once or twice."""
 
 from __future__ import annotations
 
@@ -18,16 +19,44 @@ FLOAT, INT32 = TensorProto.FLOAT, TensorProto.INT32
 Sizes = list[Any]
 
 FORMS: dict[str, tuple[dict[str, tuple[int, Sizes]], str, dict[str, Any]]] = {
-    "MultiHeadAttention": ({
-        "q": (FLOAT, ["B", "S", N * H]), "k": (FLOAT, ["B", "S", N * H]), "v": (FLOAT, ["B", "S", N * H]), "c": (FLOAT, [3 * N * H]),
-        "m": (INT32, ["B", "past + S"]), "": (FLOAT, []), "p": (FLOAT, ["B", N, "past", H]), "r": (FLOAT, ["B", N, "past", H])},
-        "com.microsoft", {"num_heads": N, "unidirectional": 1}),
-    "Attention": ({
-        "x": (FLOAT, ["B", "S", N * H]), "w": (FLOAT, [N * H, 3 * N * H]), "c": (FLOAT, [3 * N * H]), "m": (INT32, ["B", "total_length"]),
-        "p": (FLOAT, [2, "B", N, "past", H])}, "com.microsoft", {"num_heads": N, "unidirectional": 1}),
-    "Attention of ONNX": ({
-        "q": (FLOAT, ["B", N, "S", H]), "k": (FLOAT, ["B", 2, "S", H]), "v": (FLOAT, ["B", 2, "S", H]), "": (FLOAT, []),
-        "p": (FLOAT, ["B", 2, "past", H]), "r": (FLOAT, ["B", 2, "past", H])}, "", {"is_causal": 1})}
+    "MultiHeadAttention": (
+        {
+            "q": (FLOAT, ["B", "S", N * H]),
+            "k": (FLOAT, ["B", "S", N * H]),
+            "v": (FLOAT, ["B", "S", N * H]),
+            "c": (FLOAT, [3 * N * H]),
+            "m": (INT32, ["B", "past + S"]),
+            "": (FLOAT, []),
+            "p": (FLOAT, ["B", N, "past", H]),
+            "r": (FLOAT, ["B", N, "past", H]),
+        },
+        "com.microsoft",
+        {"num_heads": N, "unidirectional": 1},
+    ),
+    "Attention": (
+        {
+            "x": (FLOAT, ["B", "S", N * H]),
+            "w": (FLOAT, [N * H, 3 * N * H]),
+            "c": (FLOAT, [3 * N * H]),
+            "m": (INT32, ["B", "total_length"]),
+            "p": (FLOAT, [2, "B", N, "past", H]),
+        },
+        "com.microsoft",
+        {"num_heads": N, "unidirectional": 1},
+    ),
+    "Attention of ONNX": (
+        {
+            "q": (FLOAT, ["B", N, "S", H]),
+            "k": (FLOAT, ["B", 2, "S", H]),
+            "v": (FLOAT, ["B", 2, "S", H]),
+            "": (FLOAT, []),
+            "p": (FLOAT, ["B", 2, "past", H]),
+            "r": (FLOAT, ["B", 2, "past", H]),
+        },
+        "",
+        {"is_causal": 1},
+    ),
+}
 HELD = ("c", "w")
 
 
@@ -37,7 +66,9 @@ def model(form: str) -> onnx.ModelProto:
     outputs = ["y", "n"] if "w" in inputs else ["y", "n", "o"]
     node = helper.make_node(form.split()[0], list(inputs), outputs, domain=domain, **attributes)
     given = [helper.make_tensor_value_info(n, *t) for n, t in inputs.items() if n and n not in HELD]
-    held = [numpy_helper.from_array((rng.standard_normal(inputs[n][1]) / 8).astype("f"), n) for n in HELD if n in inputs]
+    held = [
+        numpy_helper.from_array((rng.standard_normal(inputs[n][1]) / 8).astype("f"), n) for n in HELD if n in inputs
+    ]
     graph = helper.make_graph([node], "g", given, [helper.make_empty_tensor_value_info(n) for n in outputs], held)
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)

@@ -1,4 +1,5 @@
-"""Habits of programs (habits.py), each in every way that a program comes by a session: what they give is what onnxruntime alone gives."""
+"""Habits of programs (habits.py), each in every way that a program comes by a session: what they give is what
+onnxruntime alone gives."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ DIFFER: dict[tuple[str, str], str] = {
     ("by name", "a_bound_array_changes_in_place"): "it copies an input in host memory\nonce, when it is bound",
     ("by name", "the_optimised_model_on_disk"): "`optimized_model_filepath` raises",
     ("patched", "other_providers_later"): "`set_providers` does not take this provider away",
-    ("executed", "other_providers_later"): "`set_providers` does not take this provider away"}
+    ("executed", "other_providers_later"): "`set_providers` does not take this provider away",
+}
 """(form, habit): what docs/drop-in.md says of it."""
 
 
@@ -33,7 +35,11 @@ def answers(form: str, folder: Path) -> dict[str, Any]:
     if kind == "executed":
         command = [sys.executable, "-m", "ort_gpu_ep.cli", "exec", "--", *command]
     options = {"placement": FORMS.get(form, "gpu"), "adapter": "0", "cache_dir": str(folder / "cache"), "load": "off"}
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **{f"ORT_GPU_EP_{name.upper()}": text for name, text in options.items()}}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        **{f"ORT_GPU_EP_{name.upper()}": text for name, text in options.items()},
+    }
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=800, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = pickle.loads(path.read_bytes())
@@ -56,7 +62,8 @@ def differing(got: dict[str, Any], want: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("form", [pytest.param(f, marks=pytest.mark.nightly if f == "patched" else []) for f in FORMS])     # `executed` is, too
+# `executed` is, too
+@pytest.mark.parametrize("form", [pytest.param(f, marks=pytest.mark.nightly if f == "patched" else []) for f in FORMS])
 def test_habits_give_what_onnxruntime_gives(form: str, plain: dict[str, Any], tmp_path: Path) -> None:
     allowed = {habit for where, habit in DIFFER if where == form}
     found = differing(answers(form, tmp_path), plain)

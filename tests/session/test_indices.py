@@ -1,4 +1,5 @@
-"""Indices out of range that a run brings: ONNX Runtime's own error, whichever way the run went, and the next run is right."""
+"""Indices out of range that a run brings: ONNX Runtime's own error, whichever way the run went, and the next run is
+right."""
 
 from __future__ import annotations
 
@@ -27,8 +28,12 @@ Feeds = dict[str, np.ndarray]
 X = np.arange(15, dtype="f").reshape(5, 3)
 UPDATES = {"ScatterND": np.ones((2, 3), "f"), "ScatterElements": np.ones((2, 3), "f")}
 GOOD: dict[str, Any] = {
-    "Gather": [0, 4, -5], "GatherElements": [[0, 4, -5], [1, 2, 3]], "GatherND": [[0, 2], [-5, -3]],
-    "ScatterND": [[4], [-5]], "ScatterElements": [[0, 4, -5], [1, 2, 3]]}
+    "Gather": [0, 4, -5],
+    "GatherElements": [[0, 4, -5], [1, 2, 3]],
+    "GatherND": [[0, 2], [-5, -3]],
+    "ScatterND": [[4], [-5]],
+    "ScatterElements": [[0, 4, -5], [1, 2, 3]],
+}
 BAD = {name: np.where(np.array(good) == np.max(good), 5, good) for name, good in GOOD.items()}
 
 
@@ -41,7 +46,10 @@ def quiet() -> Any:
 def model(op: str, *behind: Any, **constants: Any) -> bytes:
     """The op along axis 0, with nodes behind it; its indices are an input unless they are given."""
     attributes = {} if op.endswith("ND") else {"axis": 0}
-    inputs = [info("x", [5, 3]), *([] if "i" in constants else [info("i", ["N", *np.array(GOOD[op]).shape[1:]], INT64)])]
+    inputs = [
+        info("x", [5, 3]),
+        *([] if "i" in constants else [info("i", ["N", *np.array(GOOD[op]).shape[1:]], INT64)]),
+    ]
     inputs += [info("u", ["M", 3])] if op in UPDATES else []
     nodes = [node(op, "x i u" if op in UPDATES else "x i", "g", **attributes), *(behind or (node("Neg", "g", "y"),))]
     return make_model(nodes, inputs, ["y"], {**constants})
@@ -80,7 +88,9 @@ def test_a_run_raises_what_onnxruntime_raises(op: str, options: dict[str, str]) 
             assert type(got) is type(want)
             assert str(got).partition("Status Message: ")[2] == str(want).partition("Status Message: ")[2]
         for _ in range(RUNS_BEFORE + 1):
-            np.testing.assert_array_equal(session.run(None, feeds(op, GOOD[op]))[0], cpu.run(None, feeds(op, GOOD[op]))[0])
+            np.testing.assert_array_equal(
+                session.run(None, feeds(op, GOOD[op]))[0], cpu.run(None, feeds(op, GOOD[op]))[0]
+            )
     assert session.stats()["fallbacks"] == 6
 
 
@@ -107,7 +117,12 @@ def test_with_strict_it_is_an_exception_that_names_the_node() -> None:
 @pytest.mark.parametrize("runs_before", [RUNS_BEFORE + 2, 1], ids=["past onnxruntime", "through onnxruntime"])
 def test_a_bad_run_beside_it_is_not_a_good_runs_fault(runs_before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The good one is submitted behind the bad one, before that has read what it noted: in the same word."""
-    session, wait, submitted, both = opened(model("Gather"), strict="1"), native.wait, list[threading.Event](), threading.Barrier(2)
+    session, wait, submitted, both = (
+        opened(model("Gather"), strict="1"),
+        native.wait,
+        list[threading.Event](),
+        threading.Barrier(2),
+    )
     for _ in range(runs_before):
         session.run(None, feeds("Gather", [4]))
 
@@ -161,7 +176,11 @@ def test_what_stays_on_the_device_is_judged_by_its_own_run(runs_before: int) -> 
 def test_a_state_on_the_device_remembers_a_bad_run(bad_at: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through any number of runs; the words of those known to be good are not carried along."""
     monkeypatch.setattr(compute, "_MAX_WORDS", 4)
-    made = make_model([node("Gather", "x i", "g", axis=0), node("Add", "g s", "y")], [info("x", [5, 3]), info("i", [1], INT64), info("s", [1, 3])], ["y"])
+    made = make_model(
+        [node("Gather", "x i", "g", axis=0), node("Add", "g s", "y")],
+        [info("x", [5, 3]), info("i", [1], INT64), info("s", [1, 3])],
+        ["y"],
+    )
     session, words = opened(made, strict="1"), list[int]()
     check = index_check.check
     monkeypatch.setattr(index_check, "check", lambda some, values: (words.append(len(some)), check(some, values))[1])
@@ -182,18 +201,25 @@ def test_a_state_on_the_device_remembers_a_bad_run(bad_at: int | None, monkeypat
         np.testing.assert_array_equal(state.numpy(), 20 * X[1:2])
         assert words == [5, 5, 5, 5, 0]
     else:
-        with pytest.raises(Exception, match="out of range in Gather->g"):       # noqa: PT012  whichever step reads it
+        with pytest.raises(Exception, match="out of range in Gather->g"):  # noqa: PT012  whichever step reads it
             for at in range(20):
                 state = step(at)
 
 
 def test_what_stays_on_the_device_says_so_when_it_is_read() -> None:
     """By a copy to the host behind a node of the CPU's, and of a value that is bound on the device."""
-    made = model("Gather", node("Neg", "g", "n"), node("CDist", "n n", "q", domain="com.microsoft", metric="sqeuclidean"), node("Neg", "q", "y"))
+    made = model(
+        "Gather",
+        node("Neg", "g", "n"),
+        node("CDist", "n n", "q", domain="com.microsoft", metric="sqeuclidean"),
+        node("Neg", "q", "y"),
+    )
     session = opened(made)
     assert {n.device for r in session.explain().reports for n in r.nodes} == {"gpu", "cpu"}
     assert isinstance(raised(session, feeds("Gather", [5])), InvalidArgument)
-    np.testing.assert_allclose(session.run(None, feeds("Gather", [1]))[0], on_the_cpu(made).run(None, feeds("Gather", [1]))[0], rtol=1e-5)
+    np.testing.assert_allclose(
+        session.run(None, feeds("Gather", [1]))[0], on_the_cpu(made).run(None, feeds("Gather", [1]))[0], rtol=1e-5
+    )
 
     session = opened(model("Gather"))
     binding = bound(session, feeds("Gather", [5]))
@@ -202,10 +228,15 @@ def test_what_stays_on_the_device_says_so_when_it_is_read() -> None:
 
 
 def test_a_position_behind_the_caches() -> None:
-    made = make_model([node("RotaryEmbedding", "x c s i", "y")], [info("x", [1, 2, 3, 4]), info("i", [1, 3], INT64)], ["y"],
-                      {"c": np.ones((5, 2), "f"), "s": np.zeros((5, 2), "f")}, opset=23)
+    made = make_model(
+        [node("RotaryEmbedding", "x c s i", "y")],
+        [info("x", [1, 2, 3, 4]), info("i", [1, 3], INT64)],
+        ["y"],
+        {"c": np.ones((5, 2), "f"), "s": np.zeros((5, 2), "f")},
+        opset=23,
+    )
     session, cpu, x = opened(made), on_the_cpu(made), np.ones((1, 2, 3, 4), "f")
-    for bad in (5, -1, 2**31 - 1, 2**32, -2**40, 2**63 - 1):
+    for bad in (5, -1, 2**31 - 1, 2**32, -(2**40), 2**63 - 1):
         given = {"x": x, "i": np.array([[0, 1, bad]])}
         assert str(raised(session, given)).partition("Status")[2] == str(raised(cpu, given)).partition("Status")[2]
     np.testing.assert_array_equal(session.run(None, {"x": x, "i": np.array([[0, 1, 4]])})[0], x)
@@ -216,7 +247,7 @@ def test_nothing_is_looked_at_where_the_indices_are_known() -> None:
     def reporting(**constants: Any) -> tuple[str, ...]:
         session = opened(model("Gather", **constants))
         session.run(None, {n: a for n, a in feeds("Gather", [1]).items() if n not in constants})
-        plan, = session.state.partitions[0].program.plans
+        (plan,) = session.state.partitions[0].program.plans
         return tuple(plan.reporting)
 
     assert reporting() == ("Gather->g",)
@@ -226,23 +257,40 @@ def test_nothing_is_looked_at_where_the_indices_are_known() -> None:
 
 def test_known_indices_out_of_range_raise_too() -> None:
     made = model("Gather", i=np.array([1, 5]))
-    assert str(raised(opened(made), {"x": X})).partition("Status")[2] == str(raised(on_the_cpu(made), {"x": X})).partition("Status")[2]
+    assert (
+        str(raised(opened(made), {"x": X})).partition("Status")[2]
+        == str(raised(on_the_cpu(made), {"x": X})).partition("Status")[2]
+    )
 
 
-LENGTHS: dict[str, tuple[type, int]] = {"LSTM": (np.int32, 4), "GRU": (np.int32, 3), "RNN": (np.int32, 1), "ReverseSequence": (np.int64, 0)}
+LENGTHS: dict[str, tuple[type, int]] = {
+    "LSTM": (np.int32, 4),
+    "GRU": (np.int32, 3),
+    "RNN": (np.int32, 1),
+    "ReverseSequence": (np.int64, 0),
+}
 
 
 def of_lengths(op: str, **given: Any) -> bytes:
     """Two sequences of three steps."""
     kind, gates = LENGTHS[op]
     if gates:
-        rng, layer = np.random.default_rng(3), {"hidden_size": 4, "linear_before_reset": 1} if op == "GRU" else {"hidden_size": 4}
-        given |= {"w": rng.normal(size=(1, 4 * gates, 3)).astype("f"), "r": rng.normal(size=(1, 4 * gates, 4)).astype("f")}
+        rng, layer = (
+            np.random.default_rng(3),
+            {"hidden_size": 4, "linear_before_reset": 1} if op == "GRU" else {"hidden_size": 4},
+        )
+        given |= {
+            "w": rng.normal(size=(1, 4 * gates, 3)).astype("f"),
+            "r": rng.normal(size=(1, 4 * gates, 4)).astype("f"),
+        }
         sequences = node(op, "x w r", "g", **layer)
         sequences.input.extend(["", "lengths"])
     else:
         sequences = node(op, "x lengths", "g")
-    inputs = [info("x", [3, 2, 3]), *([] if "lengths" in given else [info("lengths", [2], 6 if kind is np.int32 else INT64)])]
+    inputs = [
+        info("x", [3, 2, 3]),
+        *([] if "lengths" in given else [info("lengths", [2], 6 if kind is np.int32 else INT64)]),
+    ]
     return make_model([sequences, node("Neg", "g", "y")], inputs, ["y"], given)
 
 

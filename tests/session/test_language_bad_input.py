@@ -1,4 +1,5 @@
-"""What a decoder can't be asked for is an error, as on ONNX Runtime's CPU, and what runs behind it is right; nothing grows with the tokens."""
+"""What a decoder can't be asked for is an error, as on ONNX Runtime's CPU, and what runs behind it is right; nothing
+grows with the tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import pytest
 
 from models.language import language_model
 from ort_gpu_ep.generation import Generator
-from tests.session.test_language_models import PROMPT, bound_step, bound_step_with, generated, prompt_of, session, shared_caches
+from tests.session.test_language_models import (
+    PROMPT,
+    bound_step,
+    bound_step_with,
+    generated,
+    prompt_of,
+    session,
+    shared_caches,
+)
 
 ROWS = 24
 
@@ -35,7 +44,11 @@ def with_angles(count: int) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("made", [lambda: with_heads(5), lambda: with_heads(3), lambda: with_angles(24)], ids=["5 heads", "3 heads", "24 angles"])
+@pytest.mark.parametrize(
+    "made",
+    [lambda: with_heads(5), lambda: with_heads(3), lambda: with_angles(24)],
+    ids=["5 heads", "3 heads", "24 angles"],
+)
 def test_sizes_that_do_not_fit(made: Any) -> None:
     """Where ONNX Runtime's CPU raises, so does a session of ours. A head has 32 elements: 16 angles."""
     for placement in ("plain", "gpu"):
@@ -44,7 +57,8 @@ def test_sizes_that_do_not_fit(made: Any) -> None:
 
 
 def test_lengths_out_of_range_leave_the_session_as_it_is() -> None:
-    """The caches that such a run was to change are refused from then on, also where nothing was written: other ones are right."""
+    """The caches that such a run was to change are refused from then on, also where nothing was written: other ones are
+    right."""
     ours, plain = session(language_model(layers=1), "gpu"), session(language_model(layers=1), "plain")
     wanted, _ = generated(plain, prompt_of(3))
     caches, tokens = shared_caches(ours, ROWS), prompt_of(3)[None]
@@ -79,13 +93,16 @@ def test_caches_of_another_session() -> None:
 
 def test_caches_on_the_host_are_no_error() -> None:
     ours = session(language_model(layers=1), "gpu")
-    caches = {n: onnxruntime.OrtValue.ortvalue_from_numpy(np.array(v.numpy())) for n, v in shared_caches(ours, ROWS).items()}
+    caches = {
+        n: onnxruntime.OrtValue.ortvalue_from_numpy(np.array(v.numpy())) for n, v in shared_caches(ours, ROWS).items()
+    }
     wanted, _ = generated(session(language_model(layers=1), "plain"), prompt_of(5))
     assert bound_step(ours, caches, prompt_of(5)[None], PROMPT)[0, -1].argmax() == wanted[0]
 
 
 def test_nothing_is_compiled_for_prompts_of_any_length() -> None:
-    """Nor planned: 15 lengths behind those that have forms of their own, and 495 tokens, whose rows of a cache would be 250 KiB."""
+    """Nor planned: 15 lengths behind those that have forms of their own, and 495 tokens, whose rows of a cache would be
+    250 KiB."""
     made = Generator(language_model(layers=1), max_length=200, provider_options={"strict": 1})
     for count in (1, 2, 3, 4, 5, 40):
         list(made.generate(np.arange(count), max_new_tokens=3))

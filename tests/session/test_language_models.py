@@ -23,7 +23,9 @@ def session(model: Any, placement: str) -> Any:
     options.log_severity_level = 4
     if placement == "plain":
         return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return InferenceSession(model.SerializeToString(), options, provider_options={"placement": placement, "strict": "1"})
+    return InferenceSession(
+        model.SerializeToString(), options, provider_options={"placement": placement, "strict": "1"}
+    )
 
 
 def empty_caches(opened: Any, rows: int, head: int = 0) -> dict[str, np.ndarray]:
@@ -32,7 +34,8 @@ def empty_caches(opened: Any, rows: int, head: int = 0) -> dict[str, np.ndarray]
 
 
 def generated(opened: Any, prompt: np.ndarray, rows: int = 0, head: int = 0) -> tuple[list[int], list[np.ndarray]]:
-    """Greedy tokens and their logits, by `run`. rows: of a cache that does not grow; 0: it grows. head: where the model leaves it open."""
+    """Greedy tokens and their logits, by `run`. rows: of a cache that does not grow; 0: it grows. head: where the model
+    leaves it open."""
     caches, tokens, total, found, logits = empty_caches(opened, rows, head), prompt[None], len(prompt), [], []
     for _ in range(STEPS):
         feeds = {"input_ids": tokens, "attention_mask": np.ones((1, total), np.int64), **caches}
@@ -84,14 +87,17 @@ def test_normalized_queries_and_keys() -> None:
 
 
 def test_float16_is_one_partition_near_float32() -> None:
-    half, full = (session(language_model(dtype=d), "gpu") for d in ("float16", "float32"))      # type: ignore[arg-type]
+    half, full = (session(language_model(dtype=d), "gpu") for d in ("float16", "float32"))  # type: ignore[arg-type]
     assert len(half.state.partitions) == 1
     (_, logits), (_, wanted) = (generated(s, prompt_of(3)) for s in (half, full))
     assert np.abs(logits[0] - wanted[0]).max() < 0.02 * np.abs(wanted[0]).max()
 
 
 def shared_caches(opened: Any, rows: int) -> dict[str, Any]:
-    return {name: onnxruntime.OrtValue.ortvalue_from_numpy(cache, "gpu") for name, cache in empty_caches(opened, rows).items()}
+    return {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(cache, "gpu")
+        for name, cache in empty_caches(opened, rows).items()
+    }
 
 
 def bound_step(opened: Any, caches: dict[str, Any], tokens: np.ndarray, total: int) -> np.ndarray:
@@ -144,7 +150,7 @@ def test_the_numbers_of_the_next_step_are_found_ahead(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Program, "_prepared", prepared)
     for k in range(8):
         bound_step(ours, caches, np.array([[k]]), PROMPT + 1 + k)
-    assert asked[0]                     # of the first step behind the prompt nobody could know
+    assert asked[0]  # of the first step behind the prompt nobody could know
     assert not any(asked[3:])
     assert len(asked) >= 7
 
@@ -165,16 +171,17 @@ def test_a_shared_cache_is_changed_in_place() -> None:
         memory.release([storage])
         changed = np.flatnonzero((old != new).any(axis=(0, 1, 3)))
         assert changed.tolist() == [PROMPT]
-    with pytest.raises(Exception, match=r"out of range|seqlens_k"):     # 41 tokens in 40 rows
+    with pytest.raises(Exception, match=r"out of range|seqlens_k"):  # 41 tokens in 40 rows
         bound_step_with(ours, caches, tokens[:, :1], np.ones((1, 40), np.int64) + np.eye(1, 40, dtype=np.int64))
     for storage, new in zip(storages, after, strict=True):
-        left = np.empty_like(new)       # past the note of the failed run, which reading the value raises
+        left = np.empty_like(new)  # past the note of the failed run, which reading the value raises
         partition.program.gpu.download_all([((storage.buffer, 0, left.nbytes), left.ctypes.data)], ())
         np.testing.assert_array_equal(left, new)
 
 
 def test_caches_that_move_are_found_again() -> None:
-    """A run knows where the values of the runs before were: others may have come to the same addresses meanwhile, and threads have their own."""
+    """A run knows where the values of the runs before were: others may have come to the same addresses meanwhile, and
+    threads have their own."""
     model = language_model(layers=1)
     ours, plain = session(model, "gpu"), session(model, "plain")
     inputs = ours.get_inputs()[2:]
@@ -193,7 +200,7 @@ def test_caches_that_move_are_found_again() -> None:
 
     def runs(first: int) -> None:
         for seed in (first, first + 2, first + 4, first):
-            given = feeds(seed, "gpu")      # those before are freed: these get their places
+            given = feeds(seed, "gpu")  # those before are freed: these get their places
             for _ in range(4):
                 np.testing.assert_allclose(logits(ours, given), wanted[seed], rtol=1e-4, atol=1e-4)
 

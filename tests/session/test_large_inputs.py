@@ -1,4 +1,5 @@
-"""Large inputs, which are filled in place into mapped memory: the right bytes, one submission, no wait, and nothing left after a failure.
+"""Large inputs, which are filled in place into mapped memory: the right bytes, one submission, no wait, and nothing
+left after a failure.
 
 A software adapter writes them by the queue: these tests have all inputs go the other way.
 """
@@ -32,7 +33,7 @@ from tests.session.test_coalescing import all_join, branches, joined, picks, ste
 from tests.session.test_direct import WARM, feeds_of, many, steady_runs
 from tests.unit.graphs import model_of
 
-__all__ = ["all_join", "branches", "many", "picks", "steady_runs"]      # fixtures
+__all__ = ["all_join", "branches", "many", "picks", "steady_runs"]  # fixtures
 
 pytestmark = pytest.mark.usefixtures("long_pauses", "brief_hangs")
 
@@ -84,23 +85,38 @@ def native_calls(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> 
 
 @pytest.mark.parametrize("n", [1, 3, 40_001])
 def test_answers_are_onnxruntimes(
-    n: int, many: bytes, rng: np.random.Generator, steady_runs: Counter[str], monkeypatch: pytest.MonkeyPatch,
+    n: int,
+    many: bytes,
+    rng: np.random.Generator,
+    steady_runs: Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """float32, int64 and bool: of n = 1 none fills a cache line, of odd n the bools end within a word."""
     session = warm(many, feeds_of(rng, n))
     idle_of(session).large._threads = 3
     for _ in range(4):
         feeds = feeds_of(rng, n)
-        calls = native_calls(monkeypatch, lambda feeds=feeds: assert_close(session.run(None, feeds), on_the_cpu(many, feeds)))
-        assert (calls["wgpuQueueWriteBuffer"], calls["wgpuBufferMapAsync"], calls["wgpuQueueSubmitForIndex"]) == (0, 2, 1)
+        calls = native_calls(
+            monkeypatch, lambda feeds=feeds: assert_close(session.run(None, feeds), on_the_cpu(many, feeds))
+        )
+        assert (calls["wgpuQueueWriteBuffer"], calls["wgpuBufferMapAsync"], calls["wgpuQueueSubmitForIndex"]) == (
+            0,
+            2,
+            1,
+        )
     assert steady_runs["done"] == WARM - RUNS_BEFORE + 4
 
 
-def test_results_that_several_threads_copy(many: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on hardware, from 1 MiB a thread on; both ways out of the device: a run's own buffer, and through onnxruntime before."""
+def test_results_that_several_threads_copy(
+    many: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on hardware, from 1 MiB a thread on; both ways out of the device: a run's own buffer, and through onnxruntime
+    before."""
     moved = list[str]()
     by_threads = copying._Work.take_part
-    monkeypatch.setattr(copying._Work, "take_part", lambda work: (moved.append(threading.current_thread().name), by_threads(work))[1])
+    monkeypatch.setattr(
+        copying._Work, "take_part", lambda work: (moved.append(threading.current_thread().name), by_threads(work))[1]
+    )
     monkeypatch.setattr(copying, "READ_NBYTES_A_THREAD", 8 << 10)
     for module in (ends, gpu_module):
         monkeypatch.setattr(module, "read_threads", lambda nbytes, software: copying.read_threads(nbytes, False))
@@ -126,10 +142,12 @@ def test_what_is_beyond_an_input_is_zero(many: bytes, rng: np.random.Generator) 
 
 
 def test_one_array_twice_one_of_odd_address_and_one_that_is_read_only(rng: np.random.Generator) -> None:
-    model = model_of("(float[N] a, float[N] b) => (float[N] y) { s = Sub(a, b) t = Tanh(a) y = Add(s, t) }").SerializeToString()
+    model = model_of(
+        "(float[N] a, float[N] b) => (float[N] y) { s = Sub(a, b) t = Tanh(a) y = Add(s, t) }"
+    ).SerializeToString()
     x = rng.standard_normal(30_001).astype("f")
     raw = np.zeros(x.nbytes + 4, "u1")
-    odd = raw[1:1 + x.nbytes].view("f")
+    odd = raw[1 : 1 + x.nbytes].view("f")
     odd[:] = x
     fixed = x.copy()
     fixed.flags.writeable = False
@@ -149,43 +167,69 @@ def test_values_on_the_device_go_the_other_way(mlp: bytes, x: np.ndarray[Any, An
     assert steady_runs["done"] == before
 
 
-def test_one_submission_nothing_made_anew_and_no_wait(mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_submission_nothing_made_anew_and_no_wait(
+    mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = warm(mlp, {"x": x})
     stats, made, found, write = session.state.gpu.stats, Counter[str](), list[int](), native.map_write
     for kind in ("create_buffer", "create_bind_group", "create_command_encoder"):
         method = getattr(objects.Device, kind)
-        monkeypatch.setattr(objects.Device, kind, lambda *a, kind=kind, method=method: (made.update([kind]), method(*a))[1])
-    monkeypatch.setattr(native, "map_write", lambda *a: (found.append(a[3] in a[0].device.expected and a[3].status), write(*a))[1])
+        monkeypatch.setattr(
+            objects.Device, kind, lambda *a, kind=kind, method=method: (made.update([kind]), method(*a))[1]
+        )
+    monkeypatch.setattr(
+        native, "map_write", lambda *a: (found.append(a[3] in a[0].device.expected and a[3].status), write(*a))[1]
+    )
     before = stats.submits, stats.uploads, stats.uploaded_nbytes
     for k in range(3):
         assert_close(session.run(None, {"x": x + k}), on_the_cpu(mlp, {"x": x + k}))
-    assert (stats.submits, stats.uploads, stats.uploaded_nbytes) == (before[0] + 3, before[1] + 3, before[2] + 3 * x.nbytes)
+    assert (stats.submits, stats.uploads, stats.uploaded_nbytes) == (
+        before[0] + 3,
+        before[1] + 3,
+        before[2] + 3 * x.nbytes,
+    )
     assert made == {"create_command_encoder": 3}, "each records the next one"
     assert found == [native.lib.WGPUMapAsyncStatus_Success] * 3, "mapped since the run before was over"
 
 
-def test_small_inputs_make_the_calls_that_they_made(mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_inputs_make_the_calls_that_they_made(
+    mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     session = gpu_session(mlp)
     for _ in range(WARM):
         session.run(None, {"x": x})
     assert idle_of(session).large is None
     assert native_calls(monkeypatch, lambda: session.run(None, {"x": x})) == {
-        "wgpuQueueWriteBuffer": 1, "wgpuQueueSubmitForIndex": 1, "wgpuBufferMapAsync": 1, "wgpuBufferGetConstMappedRange": 1,
-        "wgpuBufferUnmap": 1, "wgpuDeviceCreateCommandEncoder": 1, "wgpuCommandEncoderBeginComputePass": 1,
-        "wgpuComputePassEncoderEnd": 1, "wgpuCommandEncoderCopyBufferToBuffer": 2, "wgpuCommandEncoderFinish": 1}
+        "wgpuQueueWriteBuffer": 1,
+        "wgpuQueueSubmitForIndex": 1,
+        "wgpuBufferMapAsync": 1,
+        "wgpuBufferGetConstMappedRange": 1,
+        "wgpuBufferUnmap": 1,
+        "wgpuDeviceCreateCommandEncoder": 1,
+        "wgpuCommandEncoderBeginComputePass": 1,
+        "wgpuComputePassEncoderEnd": 1,
+        "wgpuCommandEncoderCopyBufferToBuffer": 2,
+        "wgpuCommandEncoderFinish": 1,
+    }
 
 
 def test_which_inputs_are_large(monkeypatch: pytest.MonkeyPatch, mlp: bytes) -> None:
     monkeypatch.undo()
     info = gpu_session(mlp).state.gpu.info
-    for kind, nbytes, want in (("discrete", staging.LARGE_NBYTES, staging.LARGE_NBYTES), ("integrated", 1 << 30, 1 << 30),
-                               ("discrete", staging.LARGE_NBYTES - 64, 0), ("software", 1 << 30, 0)):
+    for kind, nbytes, want in (
+        ("discrete", staging.LARGE_NBYTES, staging.LARGE_NBYTES),
+        ("integrated", 1 << 30, 1 << 30),
+        ("discrete", staging.LARGE_NBYTES - 64, 0),
+        ("software", 1 << 30, 0),
+    ):
         gpu: Any = SimpleNamespace(info=replace(info, type=kind))
         assert staging.large_nbytes(gpu, nbytes) == want, (kind, nbytes)
 
 
-def test_the_memory_counts_and_is_given_back(mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_counts_and_is_given_back(
+    mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = warm(mlp, {"x": x})
     gpu, found = session.state.gpu, steady_of(session)
     own = idle_of(session)
@@ -235,7 +279,9 @@ def test_a_run_that_was_not_submitted_leaves_the_next_one_right(mlp: bytes, x: n
     assert idle_of(session) is own
 
 
-def test_a_copy_that_fails_leaves_the_next_run_right(mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_fails_leaves_the_next_run_right(
+    mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also one that is interrupted: what it had is not used again."""
     session, want = warm(mlp, {"x": x}), on_the_cpu(mlp, {"x": x})
     for error in (OSError("a page that is not there"), KeyboardInterrupt()):
@@ -243,6 +289,7 @@ def test_a_copy_that_fails_leaves_the_next_run_right(mlp: bytes, x: np.ndarray[A
 
         def fail(*arguments: Any, error: BaseException = error) -> None:
             raise error
+
         with monkeypatch.context() as patch:
             patch.setattr(copying, "copy_all", fail)
             with pytest.raises(type(error)):
@@ -268,7 +315,9 @@ def test_after_a_fault_nothing_is_expected(kind: str, mlp: bytes, x: np.ndarray[
 
 
 def test_a_run_that_hangs_is_answered_by_the_cpu_and_its_device_not_asked(
-    mlp: bytes, x: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch,
+    mlp: bytes,
+    x: np.ndarray[Any, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session = gpu_session(mlp, faults=f"hang@{WARM};seed=75")
     for _ in range(WARM - 1):
@@ -306,6 +355,7 @@ def test_threads_have_memory_of_their_own(mlp: bytes, rng: np.random.Generator) 
         met.wait(PATIENCE_S)
         for _ in range(6):
             assert_close(session.run(None, {"x": xs[k]}), wants[k])
+
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(some, range(6)))
     assert session.stats()["fallbacks"] == 0
@@ -321,6 +371,7 @@ def test_runs_together(branches: bytes, rng: np.random.Generator) -> None:
     def some(k: int) -> None:
         for _ in range(6):
             assert_close(session.run(None, xs[k]), wants[k])
+
     together(some)
     assert found.contention.coalescer.inside == found.contention.coalescer.under_way == 0
     assert len(found.contention.coalescer.free) == joined_runs.MAX_GROUPS

@@ -27,7 +27,11 @@ Array = np.ndarray[Any, Any]
 def heavy() -> bytes:
     """4 MiB of weights."""
     weights = np.random.default_rng(5).standard_normal((1024, 1024)).astype("f") / 32
-    return bytes(model_of("(float[N, 1024] x) => (float[N, 1024] y) { a = MatMul(x, w) y = Softmax(a) }", {"w": weights}).SerializeToString())
+    return bytes(
+        model_of(
+            "(float[N, 1024] x) => (float[N, 1024] y) { a = MatMul(x, w) y = Softmax(a) }", {"w": weights}
+        ).SerializeToString()
+    )
 
 
 @pytest.fixture
@@ -81,13 +85,19 @@ def test_many_sessions_have_as_much_each(heavy: bytes, x: Array) -> None:
 
 
 def test_what_a_session_gives_back_it_may_have_again(x: Array) -> None:
-    model = bytes(model_of("(float[N, 1024] x) => (float[N, 1024] y) { a = Softmax(x) y = Softmax<axis=0>(a) }").SerializeToString())
+    model = bytes(
+        model_of(
+            "(float[N, 1024] x) => (float[N, 1024] y) { a = Softmax(x) y = Softmax<axis=0>(a) }"
+        ).SerializeToString()
+    )
     session = gpu_session(model, memory_limit_mb=4)
     for rows, falls in ((4, False), (4096, True), (64, False), (4096, True), (5, False)):
         state_of(session).gpu.circuit.reset()
         before = session.stats()["fallbacks"]
         given = np.random.default_rng(rows).standard_normal((rows, 1024)).astype("f")
-        np.testing.assert_allclose(session.run(None, {"x": given})[0], on_the_cpu(model, {"x": given})[0], rtol=1e-4, atol=1e-9)
+        np.testing.assert_allclose(
+            session.run(None, {"x": given})[0], on_the_cpu(model, {"x": given})[0], rtol=1e-4, atol=1e-9
+        )
         assert (session.stats()["fallbacks"] > before) is falls
         assert 0 <= held(session) <= 4 << 20
     allowance = state_of(session).backend.allowance
@@ -124,8 +134,10 @@ def image_network() -> bytes:
     """Two 3 x 3 convolutions of 64 channels, whose weights Winograd's algorithm transforms where it is used."""
     rng = np.random.default_rng(3)
     weights = {n: rng.standard_normal((64, 64, 3, 3)).astype("f") / 24 for n in ("v", "w")}
-    text = ("(float[1, 64, 28, 28] x) => (float[1, 64, 28, 28] y) "
-            "{ a = Conv<pads=[1, 1, 1, 1]>(x, v) b = Relu(a) y = Conv<pads=[1, 1, 1, 1]>(b, w) }")
+    text = (
+        "(float[1, 64, 28, 28] x) => (float[1, 64, 28, 28] y) "
+        "{ a = Conv<pads=[1, 1, 1, 1]>(x, v) b = Relu(a) y = Conv<pads=[1, 1, 1, 1]>(b, w) }"
+    )
     return bytes(model_of(text, weights).SerializeToString())
 
 
@@ -135,7 +147,7 @@ def test_the_table_of_device_memory_is_what_the_limit_counts(heavy: bytes, x: Ar
     image = np.random.default_rng(1).standard_normal((1, 64, 28, 28)).astype("f")
     for model, feeds in ((heavy, x), (image_network(), image)):
         session = gpu_session(model, strict=1, memory_limit_mb=64, winograd=1)
-        for _ in range(4):      # the later ones have buffers of their own
+        for _ in range(4):  # the later ones have buffers of their own
             session.run(None, {"x": feeds})
         binding = session.io_binding()
         binding.bind_cpu_input("x", feeds)
@@ -151,7 +163,11 @@ def test_the_table_of_device_memory_is_what_the_limit_counts(heavy: bytes, x: Ar
         assert found.limit_nbytes == 64 << 20
         stats = state_of(session).gpu.stats
         assert (found.process_nbytes, found.waiting_nbytes) == (stats.allocated_nbytes, stats.pooled_nbytes)
-        every = [b for b in gc.get_objects() if isinstance(b, Buffer) and b.forgotten.alive and b.forgotten.peek()[2][0] is stats]
+        every = [
+            b
+            for b in gc.get_objects()
+            if isinstance(b, Buffer) and b.forgotten.alive and b.forgotten.peek()[2][0] is stats
+        ]
         assert found.process_nbytes == sum(b.nbytes for b in every)
         assert found.process_nbytes >= found.session_nbytes + held(other) + found.staging_nbytes + found.waiting_nbytes
         text, data = str(session.explain()), session.explain().as_dict()["device_memory"]
@@ -163,7 +179,11 @@ def test_the_table_of_device_memory_is_what_the_limit_counts(heavy: bytes, x: Ar
 
 
 def test_a_refusal_names_what_the_table_adds_up_to(x: Array) -> None:
-    model = bytes(model_of("(float[N, 1024] x) => (float[N, 1024] y) { a = Softmax(x) y = Softmax<axis=0>(a) }").SerializeToString())
+    model = bytes(
+        model_of(
+            "(float[N, 1024] x) => (float[N, 1024] y) { a = Softmax(x) y = Softmax<axis=0>(a) }"
+        ).SerializeToString()
+    )
     session = gpu_session(model, memory_limit_mb=4)
     session.run(None, {"x": x})
     before = session.explain().device_memory
@@ -195,7 +215,11 @@ def test_a_time_limit_is_its_sessions_own(mlp: bytes, monkeypatch: pytest.Monkey
 
 
 def test_the_worker_has_the_limit_of_its_sessions(heavy: bytes, x: Array) -> None:
-    small = ort.InferenceSession(heavy, provider_options={"placement": "gpu", "isolation": "process", "memory_limit_mb": 2})
+    small = ort.InferenceSession(
+        heavy, provider_options={"placement": "gpu", "isolation": "process", "memory_limit_mb": 2}
+    )
     assert answers(small, heavy, x) >= 1
-    large = ort.InferenceSession(heavy, provider_options={"placement": "gpu", "isolation": "process", "memory_limit_mb": 64})
+    large = ort.InferenceSession(
+        heavy, provider_options={"placement": "gpu", "isolation": "process", "memory_limit_mb": 64}
+    )
     assert answers(large, heavy, x) == 0

@@ -22,9 +22,11 @@ Open = Callable[..., Any]
 
 
 def tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the candidates take is told, on an idle machine and under the told load, and one run follows the other at once.
+    """What the candidates take is told, on an idle machine and under the told load, and one run follows the other at
+    once.
 
-    What they really take depends on who else is at work, and so do pauses: a session tries the other candidate in another rhythm.
+    What they really take depends on who else is at work, and so do pauses: a session tries the other candidate in
+    another rhythm.
     """
     Clock(monkeypatch, runner, chooser, tick_s=1e-6)
     idle_s, observe = {"cpu": 15e-3, "gpu": 10e-3}, Policy.observe
@@ -39,7 +41,8 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def until(session: Any, feeds: dict[str, Array], want: list[Any], candidate: str, readings: int = 3000) -> None:
-    """Runs until that candidate answers five times in a row, within so many readings of the load; every answer is right."""
+    """Runs until that candidate answers five times in a row, within so many readings of the load; every answer is
+    right."""
     sampler, streak = session.runner.sampler, 0
     end = sampler.samples + readings
     while streak < 5:
@@ -51,7 +54,8 @@ def until(session: Any, feeds: dict[str, Array], want: list[Any], candidate: str
 
 
 def test_a_told_load_moves_runs_to_the_cpu_and_back(
-        auto: Open, slow_on_one_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    auto: Open, slow_on_one_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, settings, feeds = slow_on_one_thread
     tell(monkeypatch)
     told = tmp_path / "load"
@@ -71,14 +75,16 @@ def test_a_told_load_moves_runs_to_the_cpu_and_back(
     assert all(p["runs"] >= 5 for p in policy["candidates"].values())
 
 
-def test_an_unknown_load_moves_nothing(auto: Open, slow_on_one_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_load_moves_nothing(
+    auto: Open, slow_on_one_thread: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, settings, feeds = slow_on_one_thread
     tell(monkeypatch)
     told = tmp_path / "load"
     told.write_text("unknown 0.9")
     session = auto(model, settings, load=f"file:{told}")
     runs, sampler = 0, session.runner.sampler
-    while sampler.samples < 8:      # twice what a known load takes to move runs
+    while sampler.samples < 8:  # twice what a known load takes to move runs
         session.run(None, feeds)
         runs += 1
         time.sleep(0.02)

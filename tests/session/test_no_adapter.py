@@ -35,7 +35,9 @@ def nothing(request: pytest.FixtureRequest, tmp_path: Path, mlp: bytes) -> dict[
 
 
 def test_the_cpu_answers_and_says_so_once(python: Python, nothing: dict[str, str]) -> None:
-    done = python(CODE + """
+    done = python(
+        CODE
+        + """
     for options in ({}, {}, {"placement": "gpu"}, {"placement": "gpu"}):
         session = ort.InferenceSession("model.onnx", provider_options=options)
         for got, w in zip(session.run(None, {"x": x}), want, strict=True):
@@ -47,7 +49,9 @@ def test_the_cpu_answers_and_says_so_once(python: Python, nothing: dict[str, str
         assert "no GPU adapter" in str(session.explain())
     assert ort.adapters() == ()
     print("all well")
-    """, **nothing)
+    """,
+        **nothing,
+    )
     assert (done.returncode, done.stdout) == (0, "all well\n"), done.stderr
     said = [line for line in done.stderr.splitlines() if "running on the CPU" in line]
     assert len(said) == 1, done.stderr
@@ -55,7 +59,9 @@ def test_the_cpu_answers_and_says_so_once(python: Python, nothing: dict[str, str
 
 
 def test_strict_raises(python: Python, nothing: dict[str, str]) -> None:
-    done = python(CODE + """
+    done = python(
+        CODE
+        + """
     for options in ({"strict": 1}, {"strict": 1, "placement": "gpu"}, {"adapter": "discrete"}):
         try:
             ort.InferenceSession("model.onnx", provider_options=options)
@@ -66,18 +72,24 @@ def test_strict_raises(python: Python, nothing: dict[str, str]) -> None:
     session = ort.InferenceSession("model.onnx", provider_options={"strict": 1, "placement": "cpu"})
     np.testing.assert_allclose(session.run(None, {"x": x})[0], want[0], rtol=1e-6)
     print("all well")
-    """, **nothing)
+    """,
+        **nothing,
+    )
     assert (done.returncode, done.stdout) == (0, "all well\n"), done.stderr
 
 
 def test_plain_onnxruntime(python: Python, nothing: dict[str, str]) -> None:
     """The provider is offered, takes nothing, and tells why."""
-    done = python(CODE + """
+    done = python(
+        CODE
+        + """
     ort.register()
     session = onnxruntime.InferenceSession("model.onnx", providers=[ort.EP_NAME, "CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(None, {"x": x})[0], want[0], rtol=1e-6)
     print("all well")
-    """, **nothing)
+    """,
+        **nothing,
+    )
     assert (done.returncode, done.stdout) == (0, "all well\n"), done.stderr
     assert done.stderr.count("no GPU adapter") == 1, done.stderr
 
@@ -85,7 +97,9 @@ def test_plain_onnxruntime(python: Python, nothing: dict[str, str]) -> None:
 def test_a_process_with_open_sessions_ends_well(python: Python, tmp_path: Path, mlp: bytes) -> None:
     """With a GPU: sessions in a reference cycle, never closed, after a run."""
     (tmp_path / "model.onnx").write_bytes(mlp)
-    done = python(CODE + """
+    done = python(
+        CODE
+        + """
     class Holder: pass
     for _ in range(2):
         holder = Holder()
@@ -93,5 +107,6 @@ def test_a_process_with_open_sessions_ends_well(python: Python, tmp_path: Path, 
         np.testing.assert_allclose(holder.session.run(None, {"x": x})[0], want[0], rtol=1e-4, atol=1e-5)
         assert holder.session.explain().count("cpu") == 0
     print("all well")
-    """)
+    """
+    )
     assert (done.returncode, done.stdout) == (0, "all well\n"), done.stderr

@@ -19,9 +19,14 @@ def session_of(model: bytes, **options: object) -> Any:
     return ort_gpu_ep.InferenceSession(model, quiet(), provider_options=options)
 
 
-@pytest.mark.parametrize("options", [{}, {"placement": "auto", "adapter": "software"}, {"placement": "gpu"}, {"isolation": "process"}, {"strict": 1}],
-                         ids=str)
-def test_it_runs_on_the_gpu(options: dict[str, object], rng: np.random.Generator, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"placement": "auto", "adapter": "software"}, {"placement": "gpu"}, {"isolation": "process"}, {"strict": 1}],
+    ids=str,
+)
+def test_it_runs_on_the_gpu(
+    options: dict[str, object], rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "ort_gpu_ep"):
         session = session_of(batches(1), **options)
     assert ("onnxruntime's CPU can't run this model" in caplog.text) == ("gpu" not in options.values())
@@ -46,17 +51,31 @@ def test_what_neither_can_run_is_refused_by_the_first_of_them() -> None:
     assert seen.value.__suppress_context__ or seen.value.__context__ is None
 
 
-@pytest.mark.parametrize("options", [{}, {"placement": "gpu"}, {"strict": 1}, {"isolation": "process"}, {"placement": "gpu", "strict": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"placement": "gpu"}, {"strict": 1}, {"isolation": "process"}, {"placement": "gpu", "strict": 1}],
+    ids=str,
+)
 def test_what_neither_takes_is_said_by_name_with_our_reason(options: dict[str, object]) -> None:
     made, _ = model_of(
-        "GroupNorm", (np.zeros((1, 4, 4, 6), "f"), np.zeros(6, "f"), np.zeros(6, "f")), domain="com.microsoft", groups=2, activation=2, name="norm")
-    with pytest.raises(NotImplemented, match=r"no provider .* takes GroupNorm.*norm: ATTRIBUTE.*activation 2.*Try") as seen:
+        "GroupNorm",
+        (np.zeros((1, 4, 4, 6), "f"), np.zeros(6, "f"), np.zeros(6, "f")),
+        domain="com.microsoft",
+        groups=2,
+        activation=2,
+        name="norm",
+    )
+    with pytest.raises(
+        NotImplemented, match=r"no provider .* takes GroupNorm.*norm: ATTRIBUTE.*activation 2.*Try"
+    ) as seen:
         session_of(made.SerializeToString(), **options)
     assert isinstance(seen.value, ort_gpu_ep.GpuEpError)
 
 
 def test_with_placement_cpu_it_is_onnxruntimes_word() -> None:
-    made, _ = model_of("BiasAdd", (np.zeros((1, 4, 8), "f"), np.zeros(8, "f"), np.zeros((1, 4, 8), "f")), domain="com.microsoft")
+    made, _ = model_of(
+        "BiasAdd", (np.zeros((1, 4, 8), "f"), np.zeros(8, "f"), np.zeros((1, 4, 8), "f")), domain="com.microsoft"
+    )
     with pytest.raises((Fail, NotImplemented), match="BiasAdd") as seen:
         session_of(made.SerializeToString(), placement="cpu")
     assert not isinstance(seen.value, ort_gpu_ep.GpuEpError)

@@ -34,7 +34,9 @@ def opened(request: pytest.FixtureRequest, auto: Callable[..., Any]) -> Callable
 def saved(model: bytes, folder: Path) -> Path:
     """The model in a file, its weights in another one."""
     path = folder / "model.onnx"
-    onnx.save_model(onnx.load_from_string(model), path, save_as_external_data=True, location="weights.bin", size_threshold=100)
+    onnx.save_model(
+        onnx.load_from_string(model), path, save_as_external_data=True, location="weights.bin", size_threshold=100
+    )
     assert (folder / "weights.bin").stat().st_size >= 16 * 8 * 4
     return path
 
@@ -70,7 +72,12 @@ def go_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("event", [delete, replace, go_away])
 @pytest.mark.parametrize("given", ["path", "bytes"])
 def test_the_model_is_what_it_was(
-    event: Callable[..., None], given: str, opened: Callable[..., Any], mlp: bytes, x: Array, tmp_path: Path,
+    event: Callable[..., None],
+    given: str,
+    opened: Callable[..., Any],
+    mlp: bytes,
+    x: Array,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = saved(mlp, tmp_path)
@@ -143,7 +150,9 @@ def test_a_policy_of_the_session_options(mlp: bytes, monkeypatch: pytest.MonkeyP
 
 
 def test_the_optimised_model_is_written_every_day(
-    opened: Callable[..., Any], slow_on_one_thread: tuple[bytes, Any, dict[str, Array]], tmp_path: Path,
+    opened: Callable[..., Any],
+    slow_on_one_thread: tuple[bytes, Any, dict[str, Array]],
+    tmp_path: Path,
 ) -> None:
     model, settings, feeds = slow_on_one_thread
     want = on_the_cpu(model, feeds)
@@ -226,13 +235,15 @@ def test_values_on_the_device(auto: Callable[..., Any], mlp: bytes, x: Array) ->
     assert_close(session.run(["y"], {"x": value}), on_the_cpu(mlp, {"x": x}, ["y"]))
 
 
-def test_a_binding_outlives_the_choice(auto: Callable[..., Any], slow_on_one_thread: tuple[bytes, Any, dict[str, Array]]) -> None:
+def test_a_binding_outlives_the_choice(
+    auto: Callable[..., Any], slow_on_one_thread: tuple[bytes, Any, dict[str, Array]]
+) -> None:
     model, settings, feeds = slow_on_one_thread
     session, want = auto(model, settings), on_the_cpu(model, feeds)
     binding = onnxruntime.IOBinding(session)
     binding.bind_cpu_input("x", feeds["x"])
     binding.bind_output("y")
-    session.runner.bind()                  # as a decision does, where the GPU wins
+    session.runner.bind()  # as a decision does, where the GPU wins
     assert binding._session is not session._sess
     session.run_with_iobinding(binding)
     assert_close(binding.copy_outputs_to_cpu(), want)

@@ -1,4 +1,5 @@
-"""Models in ORT format: onnxruntime copies nothing between devices there, so that a value on the GPU would end the process in a CPU kernel."""
+"""Models in ORT format: onnxruntime copies nothing between devices there, so that a value on the GPU would end the
+process in a CPU kernel."""
 
 from __future__ import annotations
 
@@ -30,12 +31,16 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(settings.optimized_model_filepath)
 
 
-@pytest.mark.parametrize(("given", "options", "device"), [
-    ("path", {}, "cpu"), ("bytes", {"adapter": "0"}, "cpu"), ("path", {"isolation": "process"}, "gpu")])
+@pytest.mark.parametrize(
+    ("given", "options", "device"),
+    [("path", {}, "cpu"), ("bytes", {"adapter": "0"}, "cpu"), ("path", {"isolation": "process"}, "gpu")],
+)
 def test_no_value_of_the_gpu_meets_a_kernel_of_the_cpu(given: str, options: Any, device: str, written: Path) -> None:
     feeds = {"x": RNG.normal(size=(3, 8, 8)).astype("f")}
     wanted = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
-    session = InferenceSession(written if given == "path" else written.read_bytes(), provider_options={"placement": "gpu", **options})
+    session = InferenceSession(
+        written if given == "path" else written.read_bytes(), provider_options={"placement": "gpu", **options}
+    )
     np.testing.assert_allclose(session.run(None, feeds)[0], wanted, rtol=1e-4, atol=1e-4)
     if device == "cpu":
         assert "ORT format" in session.missing_gpu
@@ -53,6 +58,6 @@ def test_a_number_in_place_of_a_path_closes_no_file(tmp_path: Path) -> None:
     """Python's open() takes the number of an open file."""
     with (tmp_path / "file").open("w") as file:
         with pytest.raises(TypeError):
-            InferenceSession(file.fileno())    # type: ignore[arg-type]
+            InferenceSession(file.fileno())  # type: ignore[arg-type]
         file.write("still there")
         file.flush()

@@ -1,4 +1,5 @@
-"""A model's file that is overwritten in place while sessions of it run: nothing of theirs is made of the other model."""
+"""A model's file that is overwritten in place while sessions of it run: nothing of theirs is made of the other
+model."""
 
 from __future__ import annotations
 
@@ -31,9 +32,17 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("content", "how"), [(made(-2.0), overwrite), (b"no model", overwrite), (b"", overwrite), (made(-2.0), overwrite_like)])
+@pytest.mark.parametrize(
+    ("content", "how"),
+    [(made(-2.0), overwrite), (b"no model", overwrite), (b"", overwrite), (made(-2.0), overwrite_like)],
+)
 def test_runs_go_on_with_what_was_opened(
-    content: bytes, how: Callable[[Path, bytes], None], path: Path, auto: Callable[..., Any], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+    how: Callable[[Path, bytes], None],
+    path: Path,
+    auto: Callable[..., Any],
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(chooser, "FLOOR", 0.0)
     session, bound = auto(str(path)), auto(str(path))
@@ -64,7 +73,9 @@ def test_the_cpu_does_not_answer_for_another_model(how: Callable[[Path, bytes], 
 @pytest.mark.parametrize("name", ["model.onnx", "weights.bin"])
 def test_each_file_counts(name: str, how: Callable[[Path, bytes], None], tmp_path: Path) -> None:
     path, other = tmp_path / "model.onnx", tmp_path / name
-    onnx.save_model(onnx.load_from_string(made(0.5)), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    onnx.save_model(
+        onnx.load_from_string(made(0.5)), path, save_as_external_data=True, location="weights.bin", size_threshold=0
+    )
     source = Source(str(path))
     with source.there() as there:
         assert there == str(path)

@@ -1,4 +1,5 @@
-"""Results own their memory: in every way of running, through every view, after further runs, the placement's move and the session's end."""
+"""Results own their memory: in every way of running, through every view, after further runs, the placement's move and
+the session's end."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ CPU = "CPUExecutionProvider"
 RUNS = 12
 
 SESSIONS: dict[str, dict[str, object]] = {
-    "auto": {}, "gpu": {"placement": "gpu"}, "cpu": {"placement": "cpu"}, "process": {"placement": "gpu", "isolation": "process"}}
+    "auto": {},
+    "gpu": {"placement": "gpu"},
+    "cpu": {"placement": "cpu"},
+    "process": {"placement": "gpu", "isolation": "process"},
+}
 
 
 def value_of(x: Array) -> Any:
@@ -48,7 +53,9 @@ def by_ort_values(session: Any, x: Array) -> Any:
 def by_vector(session: Any, x: Array) -> Any:
     feeds, fetches = C.OrtValueVector(), C.OrtValueVector()
     feeds.push_back(value_of(x)._ortvalue)
-    session.run_with_ortvaluevector(onnxruntime.RunOptions(), ["x"], feeds, ["y"], fetches, [C.OrtDevice(C.OrtDevice.cpu(), 0, 0)])
+    session.run_with_ortvaluevector(
+        onnxruntime.RunOptions(), ["x"], feeds, ["y"], fetches, [C.OrtDevice(C.OrtDevice.cpu(), 0, 0)]
+    )
     return onnxruntime.OrtValue(fetches[0])
 
 
@@ -73,12 +80,21 @@ def as_torch(value: Any) -> Array:
 
 
 WAYS: dict[str, tuple[Callable[[Any, Array], Any], bool]] = {
-    "run": (by_run, False), "run_async": (by_run_async, False), "ort_values": (by_ort_values, True), "vector": (by_vector, True),
-    "binding": (by_binding, True), "copied": (by_copy, False)}
+    "run": (by_run, False),
+    "run_async": (by_run_async, False),
+    "ort_values": (by_ort_values, True),
+    "vector": (by_vector, True),
+    "binding": (by_binding, True),
+    "copied": (by_copy, False),
+}
 """Each way to run, and whether it gives OrtValues."""
 
 VIEWS: dict[str, Callable[[Any], Array]] = {
-    "numpy": lambda value: np.asarray(value.numpy()), "asarray": np.asarray, "dlpack": np.from_dlpack, "torch": as_torch}
+    "numpy": lambda value: np.asarray(value.numpy()),
+    "asarray": np.asarray,
+    "dlpack": np.from_dlpack,
+    "torch": as_torch,
+}
 
 
 @pytest.fixture(params=SESSIONS)
@@ -106,13 +122,17 @@ def has_torch() -> bool:
     return True
 
 
-def test_results_stay_what_they_are(opened: Callable[..., Any], mlp: bytes, used: Callable[[], None], rng: np.random.Generator) -> None:
+def test_results_stay_what_they_are(
+    opened: Callable[..., Any], mlp: bytes, used: Callable[[], None], rng: np.random.Generator
+) -> None:
     xs = [rng.standard_normal((5 + k % 2, 16)).astype("f") for k in range(RUNS)]
     want = [on_the_cpu(mlp, {"x": x}, ["y"])[0] for x in xs]
     session, got = opened(mlp), list[tuple[str, Array, Array]]()
     for way, (run, gives_values) in WAYS.items():
         views = [v for v in VIEWS if v != "torch" or has_torch()] if gives_values else ["asarray"]
-        got += [(f"{way}, {view}", VIEWS[view](run(session, x)), y) for x, y in zip(xs, want, strict=True) for view in views]
+        got += [
+            (f"{way}, {view}", VIEWS[view](run(session, x)), y) for x, y in zip(xs, want, strict=True) for view in views
+        ]
     for x in xs * 8:
         session.run(None, {"x": x[:3]})
     del session
@@ -123,12 +143,23 @@ def test_results_stay_what_they_are(opened: Callable[..., Any], mlp: bytes, used
 
 def sparse_output() -> bytes:
     """A sparse tensor comes out, of which the session says that it is a tensor."""
-    entries = helper.make_tensor("entries", TensorProto.FLOAT, [2], [1.0, 2.0]), helper.make_tensor("places", TensorProto.INT64, [2], [1, 3])
-    nodes = [helper.make_node("Constant", [], ["z"], sparse_value=helper.make_sparse_tensor(*entries, [2, 4])),
-             helper.make_node("Tanh", ["x"], ["t"]), helper.make_node("Exp", ["t"], ["y"])]
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", ["N"]), ("y", ["N"]), ("z", [2, 4]))]
+    entries = (
+        helper.make_tensor("entries", TensorProto.FLOAT, [2], [1.0, 2.0]),
+        helper.make_tensor("places", TensorProto.INT64, [2], [1, 3]),
+    )
+    nodes = [
+        helper.make_node("Constant", [], ["z"], sparse_value=helper.make_sparse_tensor(*entries, [2, 4])),
+        helper.make_node("Tanh", ["x"], ["t"]),
+        helper.make_node("Exp", ["t"], ["y"]),
+    ]
+    tensors = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", ["N"]), ("y", ["N"]), ("z", [2, 4]))
+    ]
     graph = helper.make_graph(nodes, "g", tensors[:1], tensors[1:])
-    return bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString())
+    return bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    )
 
 
 def sequence_output() -> bytes:
@@ -142,13 +173,20 @@ def content(value: Any) -> list[Array]:
         if value.is_sparse_tensor():
             return [np.array(value.as_sparse_tensor().values())]
         return [np.array(value.numpy())] if value.is_tensor() else []
-    return [np.array(v) for v in value] if isinstance(value, list) else [np.array(value if isinstance(value, np.ndarray) else value.values())]
+    return (
+        [np.array(v) for v in value]
+        if isinstance(value, list)
+        else [np.array(value if isinstance(value, np.ndarray) else value.values())]
+    )
 
 
 @pytest.mark.parametrize("opened", ["auto", "gpu"], indirect=True)
 @pytest.mark.parametrize("model", [sparse_output, sequence_output])
 def test_outputs_that_are_no_dense_tensors(
-    model: Callable[[], bytes], opened: Callable[..., Any], used: Callable[[], None], rng: np.random.Generator,
+    model: Callable[[], bytes],
+    opened: Callable[..., Any],
+    used: Callable[[], None],
+    rng: np.random.Generator,
 ) -> None:
     plain, session = onnxruntime.InferenceSession(model(), providers=[CPU]), opened(model())
     for _ in range(3):
@@ -171,13 +209,26 @@ def on_device(session: Any, x: Array) -> list[Any]:
     session.run_with_iobinding(binding)
     new, value = onnxruntime.OrtValue.ortvalue_from_shape_and_type, onnxruntime.OrtValue.ortvalue_from_numpy
     own = getattr(session, "create_ortvalue_from_shape_and_type", new)
-    return [*binding.get_outputs(), value(x, "gpu"), new([2, 3], np.float32, "gpu"), own([2, 3], np.float32, "gpu"), value(x[:0], "gpu")]
+    return [
+        *binding.get_outputs(),
+        value(x, "gpu"),
+        new([2, 3], np.float32, "gpu"),
+        own([2, 3], np.float32, "gpu"),
+        value(x[:0], "gpu"),
+    ]
 
 
-def test_a_value_on_the_device_says_so_and_no_library_takes_its_address(auto: Callable[..., Any], mlp: bytes, x: Array) -> None:
+def test_a_value_on_the_device_says_so_and_no_library_takes_its_address(
+    auto: Callable[..., Any], mlp: bytes, x: Array
+) -> None:
     """onnxruntime takes any GPU for CUDA, and torch would use the address."""
     session = auto(mlp, placement="gpu")
-    takers: list[Callable[[Any], object]] = [np.from_dlpack, lambda v: v.__dlpack__(), lambda v: v.__dlpack_device__(), onnxruntime.OrtValue.from_dlpack]
+    takers: list[Callable[[Any], object]] = [
+        np.from_dlpack,
+        lambda v: v.__dlpack__(),
+        lambda v: v.__dlpack_device__(),
+        onnxruntime.OrtValue.from_dlpack,
+    ]
     if has_torch():
         takers += [import_module("torch").from_dlpack, import_module("torch").as_tensor]
     for value in on_device(session, x):
@@ -186,7 +237,8 @@ def test_a_value_on_the_device_says_so_and_no_library_takes_its_address(auto: Ca
         for take in takers:
             with pytest.raises(BufferError, match=r"value\.numpy\(\), or bind the output to 'cpu'"):
                 take(value)
-        again = onnxruntime.OrtValue.ortvalue_from_numpy(value.numpy(), value.device_name())        # the name is one that onnxruntime takes
+        # the name is one that onnxruntime takes
+        again = onnxruntime.OrtValue.ortvalue_from_numpy(value.numpy(), value.device_name())
         np.testing.assert_array_equal(again.numpy(), value.numpy())
 
 

@@ -43,8 +43,18 @@ def undone() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["imported before", "by its module"])
-@pytest.mark.parametrize(("providers", "options"), [
-    (None, None), ([], None), ([CPU], None), ([CPU], [{}]), ([(CPU, {})], None), (["AzureExecutionProvider", CPU], None), ((CPU,), None)])
+@pytest.mark.parametrize(
+    ("providers", "options"),
+    [
+        (None, None),
+        ([], None),
+        ([CPU], None),
+        ([CPU], [{}]),
+        ([(CPU, {})], None),
+        (["AzureExecutionProvider", CPU], None),
+        ((CPU,), None),
+    ],
+)
 def test_whatever_a_program_names(held: bool, providers: Any, options: Any, mlp: bytes, x: Array) -> None:
     want = on_the_cpu(mlp, {"x": x})
     with ort.patch(GPU):
@@ -65,7 +75,9 @@ def test_one_that_names_ours_is_left_as_it_is(mlp: bytes) -> None:
         assert HeldBefore(mlp, providers=[(ort.EP_NAME, {"placement": "cpu"}), CPU]).get_providers() == [CPU]
 
 
-@pytest.mark.parametrize("providers", [onnxruntime.get_available_providers, lambda: [CPU, (ort.EP_NAME, {"fusion": "0"})]])
+@pytest.mark.parametrize(
+    "providers", [onnxruntime.get_available_providers, lambda: [CPU, (ort.EP_NAME, {"fusion": "0"})]]
+)
 def test_ours_is_first_where_a_program_names_whatever_is_there(providers: Any, mlp: bytes, x: Array) -> None:
     """Once it is registered, onnxruntime lists it behind the CPU, which would have all nodes."""
     want = on_the_cpu(mlp, {"x": x})
@@ -75,7 +87,9 @@ def test_ours_is_first_where_a_program_names_whatever_is_there(providers: Any, m
     assert session.get_providers() == BOTH
     assert_close(session.run(None, {"x": x}), want)
     assert session.stats()["runs"] == 1
-    assert session.get_provider_options()[ort.EP_NAME].get("fusion", "1") == ("1" if providers is onnxruntime.get_available_providers else "0")
+    assert session.get_provider_options()[ort.EP_NAME].get("fusion", "1") == (
+        "1" if providers is onnxruntime.get_available_providers else "0"
+    )
 
 
 @pytest.mark.parametrize("providers", [[7], [(CPU,)]])
@@ -118,9 +132,11 @@ def test_no_cpu_fallback(mlp: bytes) -> None:
 
 def test_a_subclass_of_a_patched_program(mlp: bytes, x: Array) -> None:
     with ort.patch(GPU):
+
         class Mine(onnxruntime.InferenceSession):  # type: ignore[misc]
             def __init__(self) -> None:
                 super().__init__(mlp, providers=[CPU])
+
         session = Mine()
     assert type(session) is Mine
     assert session.explain().count("gpu") == NODES
@@ -200,9 +216,21 @@ def folder(tmp_path: Path, mlp: bytes, x: Array) -> Path:
 
 
 def started(folder: Path, *arguments: object, **environment: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "MODEL": str(folder / "model.onnx"), "X": str(folder / "x.npy"), **environment}
-    return subprocess.Popen([sys.executable, "-m", "ort_gpu_ep.cli", "exec", *map(str, arguments)], cwd=folder, text=True, env=env,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "MODEL": str(folder / "model.onnx"),
+        "X": str(folder / "x.npy"),
+        **environment,
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "ort_gpu_ep.cli", "exec", *map(str, arguments)],
+        cwd=folder,
+        text=True,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def executed(folder: Path, *arguments: object, **environment: str) -> tuple[int, str, str]:
@@ -220,23 +248,37 @@ def test_an_app_that_names_the_cpu(folder: Path, mlp: bytes, x: Array) -> None:
     assert_close([np.load(folder / "y.npy")], on_the_cpu(mlp, {"x": x}, ["y"]))
 
 
-@pytest.mark.parametrize("how", [
-    "import subprocess, sys; sys.exit(subprocess.run([sys.executable, 'app.py', 'y.npy']).returncode)",
-    "import multiprocessing, runpy, sys\n"
-    "if __name__ == '__main__':\n"
-    "    sys.argv = ['app.py', 'y.npy']\n"
-    "    child = multiprocessing.get_context('spawn').Process(target=runpy.run_path, args=('app.py',)); child.start(); child.join()\n"
-    "    sys.exit(child.exitcode)",
-], ids=["subprocess", "multiprocessing"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "import subprocess, sys; sys.exit(subprocess.run([sys.executable, 'app.py', 'y.npy']).returncode)",
+        "import multiprocessing, runpy, sys\n"
+        "if __name__ == '__main__':\n"
+        "    sys.argv = ['app.py', 'y.npy']\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=runpy.run_path, args=('app.py',)); "
+        "child.start(); child.join()\n"
+        "    sys.exit(child.exitcode)",
+    ],
+    ids=["subprocess", "multiprocessing"],
+)
 def test_children(how: str, folder: Path) -> None:
     (folder / "parent.py").write_text(how)
     done = executed(folder, "-o", "placement=gpu", "--", sys.executable, "parent.py")
     assert done == (0, f"{' '.join(BOTH)} {NODES} False\n", SAID)
 
 
-@pytest.mark.parametrize("before", [
-    "from ort_gpu_ep import EP_NAME", "import ort_gpu_ep; ort_gpu_ep.InferenceSession", "import ort_gpu_ep.session.patching", "import ort_gpu_ep.ir.graph",
-    "from ort_gpu_ep import adapters", "from ort_gpu_ep.training import trainer", "import ort_gpu_ep; ort_gpu_ep.register()"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "from ort_gpu_ep import EP_NAME",
+        "import ort_gpu_ep; ort_gpu_ep.InferenceSession",
+        "import ort_gpu_ep.session.patching",
+        "import ort_gpu_ep.ir.graph",
+        "from ort_gpu_ep import adapters",
+        "from ort_gpu_ep.training import trainer",
+        "import ort_gpu_ep; ort_gpu_ep.register()",
+    ],
+)
 def test_a_program_that_imports_ours_first(before: str, folder: Path) -> None:
     """Then it is our modules that load onnxruntime."""
     (folder / "first.py").write_text(before + "\n" + APP)
@@ -256,15 +298,18 @@ def test_threads_that_import_ours_and_onnxruntime(folder: Path) -> None:
         "import importlib, threading\n"
         "names = ['ort_gpu_ep.session.session', 'onnxruntime', 'ort_gpu_ep.session.patching']\n"
         "threads = [threading.Thread(target=importlib.import_module, args=(name,)) for name in names]\n"
-        "[t.start() for t in threads]; [t.join() for t in threads]\n" + APP)
+        "[t.start() for t in threads]; [t.join() for t in threads]\n" + APP
+    )
     done = executed(folder, "-o", "placement=gpu", "--", sys.executable, "threads.py", "y.npy")
     assert done == (0, f"{' '.join(BOTH)} {NODES} False\n", SAID)
 
 
-@pytest.mark.parametrize(("placement", "said"), [
-    ("auto", "is offered to sessions; placement=auto may choose the CPU"), ("cpu", "takes no node (placement=cpu)")])
+@pytest.mark.parametrize(
+    ("placement", "said"),
+    [("auto", "is offered to sessions; placement=auto may choose the CPU"), ("cpu", "takes no node (placement=cpu)")],
+)
 def test_nothing_is_promised_that_is_not_kept(placement: str, said: str, folder: Path) -> None:
-    """"comes first in all sessions" stood above sessions that had every node on the CPU."""
+    """ "comes first in all sessions" stood above sessions that had every node on the CPU."""
     rc, out, err = executed(folder, "-o", f"placement={placement}", "--", sys.executable, "app.py", folder / "y.npy")
     assert rc == 0
     assert " 0 " in out
@@ -278,10 +323,13 @@ def test_one_sentence_without_a_driver(folder: Path, tmp_path: Path) -> None:
         "import onnxruntime, os\n"
         "for _ in range(3):\n"
         "    session = onnxruntime.InferenceSession(os.environ['MODEL'], providers=['CPUExecutionProvider'])\n"
-        "    session.explain()\n")
+        "    session.explain()\n"
+    )
     nothing = {name: str(tmp_path / "none.json") for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")}
     for option in ("placement=auto", "placement=gpu", "isolation=process"):
-        rc, _, err = executed(folder, "-o", option, "-o", f"cache_dir={tmp_path / 'cache'}", "--", sys.executable, "app.py", **nothing)
+        rc, _, err = executed(
+            folder, "-o", option, "-o", f"cache_dir={tmp_path / 'cache'}", "--", sys.executable, "app.py", **nothing
+        )
         assert rc == 0, err
         assert err.count("no GPU adapter") == 1, err
 
@@ -289,7 +337,9 @@ def test_one_sentence_without_a_driver(folder: Path, tmp_path: Path) -> None:
 def test_a_short_program_without_a_driver(folder: Path, tmp_path: Path) -> None:
     """With placement=auto adapters are looked for beside the runs: a program that ended before said nothing."""
     nothing = {name: str(tmp_path / "none.json") for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")}
-    rc, out, err = executed(folder, "-o", f"cache_dir={tmp_path / 'cache'}", "--", sys.executable, "app.py", folder / "y.npy", **nothing)
+    rc, out, err = executed(
+        folder, "-o", f"cache_dir={tmp_path / 'cache'}", "--", sys.executable, "app.py", folder / "y.npy", **nothing
+    )
     assert rc == 0, err
     assert " 0 " in out
     assert err.count("running on the CPU: no GPU adapter") == 1, err
@@ -299,12 +349,17 @@ def test_a_short_program_without_a_driver(folder: Path, tmp_path: Path) -> None:
 def test_children_of_a_patched_process(folder: Path) -> None:
     with ort.patch(GPU):
         env = {**os.environ, "MODEL": str(folder / "model.onnx"), "X": str(folder / "x.npy")}
-        done = subprocess.run([sys.executable, "app.py", "y.npy"], cwd=folder, capture_output=True, text=True, timeout=300, env=env)
+        done = subprocess.run(
+            [sys.executable, "app.py", "y.npy"], cwd=folder, capture_output=True, text=True, timeout=300, env=env
+        )
     assert (done.stdout, done.stderr) == (f"{' '.join(BOTH)} {NODES} False\n", "")
 
 
 def test_a_program_without_onnxruntime_loads_nothing_of_ours(folder: Path) -> None:
-    code = "import sys; print([m for m in list(sys.modules) if m.partition('.')[0] in ('ort_gpu_ep', 'onnxruntime', 'numpy', 'wgpu')])"
+    code = (
+        "import sys; print([m for m in list(sys.modules) if m.partition('.')[0] in ('ort_gpu_ep', 'onnxruntime', "
+        "'numpy', 'wgpu')])"
+    )
     assert executed(folder, "-o", "placement=gpu", sys.executable, "-c", code) == (0, "[]\n", SAID)
 
 
@@ -312,14 +367,19 @@ def test_the_users_own_sitecustomize_runs(folder: Path) -> None:
     (folder / "own").mkdir()
     (folder / "own" / "sitecustomize.py").write_text("import sys; sys.mine = __name__, __file__")
     code = "import sys, sitecustomize; print(sys.mine == (sitecustomize.__name__, sitecustomize.__file__), sys.mine[0])"
-    done = executed(folder, "--", sys.executable, "-c", code, PYTHONPATH=os.pathsep.join([str(ROOT), str(folder / "own")]))
+    done = executed(
+        folder, "--", sys.executable, "-c", code, PYTHONPATH=os.pathsep.join([str(ROOT), str(folder / "own")])
+    )
     assert done[:2] == (0, "True sitecustomize\n")
 
 
 def test_a_python_that_cannot_load_us_goes_on(folder: Path) -> None:
     """Another interpreter, which has onnxruntime but not what we need."""
     (folder / "onnxruntime.py").write_text("here = True")
-    code = "import onnxruntime; print(onnxruntime.here, type(onnxruntime.__loader__).__name__, type(onnxruntime.__spec__.loader).__name__)"
+    code = (
+        "import onnxruntime; print(onnxruntime.here, type(onnxruntime.__loader__).__name__, "
+        "type(onnxruntime.__spec__.loader).__name__)"
+    )
     rc, out, err = executed(folder, "-o", "placement=gpu", "--", sys.executable, "-c", code)
     assert (rc, out) == (0, "True SourceFileLoader SourceFileLoader\n")
     assert err.startswith(SAID + "ort-gpu-ep: process ")
@@ -332,7 +392,10 @@ def test_exit_codes(code: int, folder: Path) -> None:
 
 
 def test_signals(folder: Path) -> None:
-    code = "import signal, time; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True); time.sleep(600)"
+    code = (
+        "import signal, time; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True); "
+        "time.sleep(600)"
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         process = started(folder, "--", sys.executable, "-c", code)
         assert process.stdout is not None
@@ -352,9 +415,13 @@ def test_a_program_that_is_not_there(folder: Path) -> None:
     assert (rc, err.splitlines()[-1]) == (127, "no-such-program: no such program in PATH")
 
 
-@pytest.mark.parametrize(("arguments", "rc", "message"), [
-    (("-o", "placment=gpu", "--", "true"), 1, "did you mean 'placement'"), ((), 2, "Missing argument"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "rc", "message"),
+    [
+        (("-o", "placment=gpu", "--", "true"), 1, "did you mean 'placement'"),
+        ((), 2, "Missing argument"),
+    ],
+)
 def test_wrong_arguments(arguments: tuple[str, ...], rc: int, message: str, folder: Path) -> None:
     done = executed(folder, *arguments)
     assert done[0] == rc

@@ -1,4 +1,5 @@
-"""Where nodes run: the report is onnxruntime's truth; shapes change at run time; what the GPU can't do the CPU does, visibly."""
+"""Where nodes run: the report is onnxruntime's truth; shapes change at run time; what the GPU can't do the CPU does,
+visibly."""
 
 from __future__ import annotations
 
@@ -33,25 +34,31 @@ def recording() -> Any:
 def assigned(session: Any) -> Counter[tuple[str, str]]:
     """(device, op) of each node by onnxruntime's record."""
     device = {ort.EP_NAME: "gpu", "CPUExecutionProvider": "cpu"}
-    return Counter((device[part.ep_name], n.op_type) for part in session.get_provider_graph_assignment_info() for n in part.get_nodes())
+    return Counter(
+        (device[part.ep_name], n.op_type)
+        for part in session.get_provider_graph_assignment_info()
+        for n in part.get_nodes()
+    )
 
 
 def explained(session: Any) -> Counter[tuple[str, str]]:
     """The same by explain(); what the host computes for a partition is part of it."""
-    return Counter(("cpu" if n.device == "cpu" else "gpu", n.op) for report in session.explain().reports for n in report.nodes)
+    return Counter(
+        ("cpu" if n.device == "cpu" else "gpu", n.op) for report in session.explain().reports for n in report.nodes
+    )
 
 
 MODELS = {
     "island": "(float[2, 4, 4] x) => (float[2, 4, 4] y) <float[2, 4, 4] i> "
-              "{ a = Tanh(x) i = com.microsoft.Inverse(a) e = Exp(i) y = Neg(e) }",
+    "{ a = Tanh(x) i = com.microsoft.Inverse(a) e = Exp(i) y = Neg(e) }",
     "diamond": "(float[2, 4, 4] x) => (float[2, 4, 4] y) <float[2, 4, 4] i> "
-               "{ a = Tanh(x) i = com.microsoft.Inverse(a) e = Exp(a) s = Softmax(e) y = Add(i, s) }",
+    "{ a = Tanh(x) i = com.microsoft.Inverse(a) e = Exp(a) s = Softmax(e) y = Add(i, s) }",
     "nothing of ours": "(float[2, 4, 4] x) => (float[2, 4, 4] y) { y = com.microsoft.Inverse(x) }",
     "shapes": "(float[N, 4, M] x) => (float[N, K] y) "
-              "{ s = Shape(x) i = Gather(s, zero) t = Concat<axis=0>(i, rest) e = Exp(x) y = Reshape(e, t) }",
+    "{ s = Shape(x) i = Gather(s, zero) t = Concat<axis=0>(i, rest) e = Exp(x) y = Reshape(e, t) }",
     "an if": "(float[2, 4, 4] x, bool c) => (float[2, 4, 4] y) { a = Tanh(x) "
-             "b = If(c) < then_branch = t () => (float[2, 4, 4] r) { r = Exp(a) }, "
-             "else_branch = e () => (float[2, 4, 4] q) { q = Neg(x) } > y = Softmax(b) }",
+    "b = If(c) < then_branch = t () => (float[2, 4, 4] r) { r = Exp(a) }, "
+    "else_branch = e () => (float[2, 4, 4] q) { q = Neg(x) } > y = Softmax(b) }",
 }
 
 
@@ -130,6 +137,7 @@ def force_a_decline(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """From now on the plan of inputs with that many rows is declined, as a limit of an adapter would do it."""
     from ort_gpu_ep.errors import Code
     from ort_gpu_ep.runtime.plans import Plans
+
     real = Plans.fill
 
     def fill(plans: Any, types: Any, values: Any) -> Any:
@@ -141,7 +149,8 @@ def force_a_decline(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
 
 
 def test_a_shape_that_is_declined_at_run_time_goes_to_the_cpu(
-        mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = gpu_session(mlp)
     force_a_decline(monkeypatch, rows=9)
     small, large = (rng.standard_normal((n, 16)).astype("f") for n in (3, 9))
@@ -166,7 +175,9 @@ def test_strict_raises_instead(mlp: bytes, rng: np.random.Generator, monkeypatch
 
 
 @pytest.mark.parametrize("error", [DeviceError("the driver said no"), OutOfDeviceMemoryError("no room")])
-def test_a_failing_device_is_answered_by_the_cpu(error: DeviceError, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_device_is_answered_by_the_cpu(
+    error: DeviceError, mlp: bytes, x: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ort_gpu_ep.runtime.program import Program
 
     session, strict = gpu_session(mlp), gpu_session(mlp, strict=True)
@@ -215,19 +226,30 @@ def test_a_fused_rule_gives_what_its_pattern_gives(rule: Rule, rng: np.random.Ge
 
 FUSED = {
     "silu": "(float[7, 33] x) => (float[7, 33] y) { s = Sigmoid(x) y = Mul(x, s) }",
-    "gelu": "(float[7, 33] x) => (float[7, 33] y) { d = Div(x, root2) e = Erf(d) a = Add(e, one) p = Mul(x, a) y = Mul(p, half) }",
-    "hard swish": "(float[7, 33] x) => (float[7, 33] y) { a = Add(x, three) c = Clip(a, zero, six) p = Mul(x, c) y = Div(p, six) }",
-    "tanh gelu": "(float[7, 33] x) => (float[7, 33] y) { c = Pow(x, three) k = Mul(c, alpha) s = Add(x, k) q = Mul(s, beta) t = Tanh(q) "
-                 "o = Add(t, one) h = Mul(x, o) y = Mul(h, half) }",
+    "gelu": "(float[7, 33] x) => (float[7, 33] y) { d = Div(x, root2) e = Erf(d) a = Add(e, one) p = Mul(x, a) y = "
+    "Mul(p, half) }",
+    "hard swish": "(float[7, 33] x) => (float[7, 33] y) { a = Add(x, three) c = Clip(a, zero, six) p = Mul(x, c) y = "
+    "Div(p, six) }",
+    "tanh gelu": "(float[7, 33] x) => (float[7, 33] y) { c = Pow(x, three) k = Mul(c, alpha) s = Add(x, k) q = Mul(s, "
+    "beta) t = Tanh(q) "
+    "o = Add(t, one) h = Mul(x, o) y = Mul(h, half) }",
     "a product with all of it": "(float[7, 33] x) => (float[7, 13] y) "
-                                "{ m = MatMul(x, w) a = Add(m, b) s = Sigmoid(a) g = Mul(a, s) h = Mul(g, half) y = Add(h, row) }",
+    "{ m = MatMul(x, w) a = Add(m, b) s = Sigmoid(a) g = Mul(a, s) h = Mul(g, half) y = Add(h, row) }",
 }
 
 
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_chains_give_what_the_cpu_gives(name: str, rng: np.random.Generator) -> None:
-    scalars = {"root2": 2**0.5, "one": 1.0, "half": 0.5, "three": 3.0, "six": 6.0, "zero": 0.0, "alpha": 0.044715,
-               "beta": (2 / np.pi) ** 0.5}
+    scalars = {
+        "root2": 2**0.5,
+        "one": 1.0,
+        "half": 0.5,
+        "three": 3.0,
+        "six": 6.0,
+        "zero": 0.0,
+        "alpha": 0.044715,
+        "beta": (2 / np.pi) ** 0.5,
+    }
     constants: dict[str, Array] = {n: np.array(v, "f") for n, v in scalars.items()}
     constants |= {n: rng.standard_normal(s).astype("f") for n, s in {"w": (33, 13), "b": (13,), "row": (1, 13)}.items()}
     names = set(FUSED[name].replace(",", " ").replace(")", " ").replace("(", " ").split())
@@ -241,7 +263,9 @@ def test_fused_chains_give_what_the_cpu_gives(name: str, rng: np.random.Generato
 
 
 def test_explain_expects_the_memory_of_a_dynamic_model_before_any_run(rng: np.random.Generator) -> None:
-    model = model_of("(float[N, 9] x) => (float[N, 9] y) { a = Exp(x) b = Softmax(a) y = Softmax(b) }").SerializeToString()
+    model = model_of(
+        "(float[N, 9] x) => (float[N, 9] y) { a = Exp(x) b = Softmax(a) y = Softmax(b) }"
+    ).SerializeToString()
     session = ort.InferenceSession(model, provider_options={"placement": "gpu"})
     (expected,) = session.explain().memory
     assert not expected.exact

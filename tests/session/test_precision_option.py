@@ -1,4 +1,5 @@
-"""The option `precision`: sessions with weights in float16, what explain() says of them, and what refuses or falls back."""
+"""The option `precision`: sessions with weights in float16, what explain() says of them, and what refuses or falls
+back."""
 
 from __future__ import annotations
 
@@ -41,8 +42,9 @@ def error(got: Any, want: Any) -> float:
 
 
 def test_sessions_of_each_precision(model: bytes, feeds: Any) -> None:
-    """Beside each other: what one has compiled or looked up is not what another one gets. Each goes by its own tolerance in `verify`."""
-    want, = on_the_cpu(model, feeds)
+    """Beside each other: what one has compiled or looked up is not what another one gets. Each goes by its own
+    tolerance in `verify`."""
+    (want,) = on_the_cpu(model, feeds)
     sessions = {p: gpu_session(model, strict="1", precision=p, verify="1") for p in ("f16", "float32", "f16acc")}
     errors = {p: error(s.run(None, feeds)[0], want) for p, s in sessions.items()}
     assert errors["float32"] < 1e-6 < 5e-5 < errors["f16"] < 1e-3 < 2 * errors["f16acc"] < 1e-2
@@ -53,21 +55,29 @@ def test_sessions_of_each_precision(model: bytes, feeds: Any) -> None:
 
 def test_a_worker_process_gives_the_same(model: bytes, feeds: Any) -> None:
     for precision in ("f16", "f16acc"):
-        here, there = (gpu_session(model, strict="1", precision=precision, isolation=kind) for kind in ("none", "process"))
+        here, there = (
+            gpu_session(model, strict="1", precision=precision, isolation=kind) for kind in ("none", "process")
+        )
         np.testing.assert_array_equal(here.run(None, feeds)[0], there.run(None, feeds)[0])
-        assert [step.kernel.shader for p in there.state.partitions for plan in p.program.plans for step in plan.prologue]
+        assert [
+            step.kernel.shader for p in there.state.partitions for plan in p.program.plans for step in plan.prologue
+        ]
 
 
 def test_a_weight_that_stays_float32_is_told(rng: np.random.Generator, feeds: Any) -> None:
     w = rng.standard_normal((SIZE, SIZE)).astype("f")
     w[3, 4] = 1e6
-    large = bytes(model_of(f"(float[N, {SIZE}] x) => (float[N, {SIZE}] y) {{ y = MatMul(x, w) }}", {"w": w}).SerializeToString())
+    large = bytes(
+        model_of(f"(float[N, {SIZE}] x) => (float[N, {SIZE}] y) {{ y = MatMul(x, w) }}", {"w": w}).SerializeToString()
+    )
     session = gpu_session(large, strict="1", precision="f16")
     assert error(session.run(None, feeds)[0], on_the_cpu(large, feeds)[0]) < 1e-6
     assert "weights that stay float32, because float16 does not reach to their numbers: w" in str(session.explain())
 
 
-def test_an_adapter_without_float16(model: bytes, feeds: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_adapter_without_float16(
+    model: bytes, feeds: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """f16acc falls back to float32, and says so; strict raises. f16 needs nothing of the adapter."""
     gpu = Gpu.open(Config())
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=gpu.limits.features - {"shader-f16"}))
@@ -77,9 +87,15 @@ def test_an_adapter_without_float16(model: bytes, feeds: Any, monkeypatch: pytes
     told = "f16acc has no effect, float32 is used: the adapter lacks the feature shader-f16"
     assert any(told in event for event in session.explain().events)
     assert told in caplog.text
-    with pytest.raises(ConfigError, match=r"precision=f16acc on .* lacks the feature shader-f16\. Choose precision=float32"):
+    with pytest.raises(
+        ConfigError, match=r"precision=f16acc on .* lacks the feature shader-f16\. Choose precision=float32"
+    ):
         gpu_session(model, strict="1", precision="f16acc")
-    assert 5e-5 < error(gpu_session(model, strict="1", precision="f16").run(None, feeds)[0], on_the_cpu(model, feeds)[0]) < 1e-3
+    assert (
+        5e-5
+        < error(gpu_session(model, strict="1", precision="f16").run(None, feeds)[0], on_the_cpu(model, feeds)[0])
+        < 1e-3
+    )
 
 
 def test_training_is_float32(model: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,18 @@ from tests.unit.graphs import model_of
 
 PACKAGE = Path(ort_gpu_ep.__file__).parent
 NOT_BEHIND = {
-    "_sess_options_initial", "_model_path", "_model_bytes", "_enable_fallback", "_fallback_providers", "_read_config_from_model",
-    "_from_model_package", "_is_webgpu_session", "_is_webgpu_graph_capture_enabled", "_bound_inputs", "_bound_outputs"}
+    "_sess_options_initial",
+    "_model_path",
+    "_model_bytes",
+    "_enable_fallback",
+    "_fallback_providers",
+    "_read_config_from_model",
+    "_from_model_package",
+    "_is_webgpu_session",
+    "_is_webgpu_graph_capture_enabled",
+    "_bound_inputs",
+    "_bound_outputs",
+}
 """What an InferenceSession keeps beside: of the model and of how it was made."""
 
 
@@ -36,8 +46,11 @@ def test_what_is_missing_is_named(theirs: Any) -> None:
 
 
 def test_whatever_a_session_knows_goes_with_it(theirs: Any) -> None:
-    """A version that keeps more of the C++ session is told here: placement=auto puts another one behind the same object."""
-    assert set(vars(theirs)) - private.BEHIND - private.NEWER - NOT_BEHIND == set(), f"of onnxruntime {onnxruntime.__version__}"
+    """A version that keeps more of the C++ session is told here: placement=auto puts another one behind the same
+    object."""
+    assert set(vars(theirs)) - private.BEHIND - private.NEWER - NOT_BEHIND == set(), (
+        f"of onnxruntime {onnxruntime.__version__}"
+    )
     assert private.state_of(theirs).keys() - private.NEWER == private.BEHIND
 
 

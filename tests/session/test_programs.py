@@ -1,4 +1,5 @@
-"""What programs that know nothing of us do with onnxruntime, patched: requests in threads, asyncio, copies, other processes."""
+"""What programs that know nothing of us do with onnxruntime, patched: requests in threads, asyncio, copies, other
+processes."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 @pytest.fixture(params=["gpu", "auto"])
 def patched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    with ort.patch({"placement": request.param, "adapter": "0", "cache_dir": tmp_path / "cache", "load": "off"}, say=False):
+    with ort.patch(
+        {"placement": request.param, "adapter": "0", "cache_dir": tmp_path / "cache", "load": "off"}, say=False
+    ):
         yield request.param
 
 
@@ -39,7 +42,7 @@ def test_a_session_for_each_request(wanted: list[Any], patched: str, mlp: bytes,
 
     def answer(k: int) -> list[Any]:
         session = onnxruntime.InferenceSession(mlp if k % 2 else str(path), providers=[CPU])
-        return list(session.run(None, {"x": x[:k % 4 + 1]}))
+        return list(session.run(None, {"x": x[: k % 4 + 1]}))
 
     with ThreadPoolExecutor(4) as threads:
         for k, got in enumerate(threads.map(answer, range(8))):
@@ -49,7 +52,7 @@ def test_a_session_for_each_request(wanted: list[Any], patched: str, mlp: bytes,
 def test_a_session_for_all_requests(wanted: list[Any], patched: str, mlp: bytes, x: Array) -> None:
     session = onnxruntime.InferenceSession(mlp)
     with ThreadPoolExecutor(8) as threads:
-        for k, got in enumerate(threads.map(lambda k: session.run(None, {"x": x[:k % 4 + 1]}), range(40))):
+        for k, got in enumerate(threads.map(lambda k: session.run(None, {"x": x[: k % 4 + 1]}), range(40))):
             assert_close(got, wanted[k % 4])
 
 
@@ -59,11 +62,11 @@ def test_asyncio(wanted: list[Any], patched: str, mlp: bytes, x: Array) -> None:
     async def ask(k: int) -> None:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
-        session.run_async(None, {"x": x[:k % 4 + 1]}, lambda *a: loop.call_soon_threadsafe(done.set_result, a), k)
+        session.run_async(None, {"x": x[: k % 4 + 1]}, lambda *a: loop.call_soon_threadsafe(done.set_result, a), k)
         got, mine, error = await done
         assert (mine, error) == (k, "")
         assert_close(got, wanted[k % 4])
-        assert_close(await asyncio.to_thread(session.run, None, {"x": x[:k % 4 + 1]}), wanted[k % 4])
+        assert_close(await asyncio.to_thread(session.run, None, {"x": x[: k % 4 + 1]}), wanted[k % 4])
 
     async def ask_all() -> None:
         await asyncio.gather(*(ask(k) for k in range(12)))
@@ -93,7 +96,9 @@ def test_a_subclass_that_pickles_its_arguments(wanted: list[Any], patched: str, 
 
 def test_a_program_that_looks_which_provider_it_has(wanted: list[Any], patched: str, mlp: bytes, x: Array) -> None:
     with pytest.warns(UserWarning, match=CUDA):
-        session = onnxruntime.InferenceSession(mlp, providers=[(CUDA, {"device_id": 0, "arena_extend_strategy": "kNextPowerOfTwo"}), CPU])
+        session = onnxruntime.InferenceSession(
+            mlp, providers=[(CUDA, {"device_id": 0, "arena_extend_strategy": "kNextPowerOfTwo"}), CPU]
+        )
     assert CUDA not in session.get_providers()
     assert session.get_providers()[-1] == CPU
     assert set(session.get_provider_options()) == set(session.get_providers())
@@ -112,8 +117,12 @@ def test_a_notebook_makes_it_anew(wanted: list[Any], patched: str, mlp: bytes, x
         assert_close(session.run(None, {"x": x[:1]}), wanted[0])
 
 
-@pytest.mark.parametrize("options", [{"placement": "gpu"}, {"placement": "auto", "adapter": "software"}], ids=["gpu", "auto"])
-def test_all_available_providers_are_asked_in_their_order(options: dict[str, str], wanted: list[Any], mlp: bytes, x: Array) -> None:
+@pytest.mark.parametrize(
+    "options", [{"placement": "gpu"}, {"placement": "auto", "adapter": "software"}], ids=["gpu", "auto"]
+)
+def test_all_available_providers_are_asked_in_their_order(
+    options: dict[str, str], wanted: list[Any], mlp: bytes, x: Array
+) -> None:
     """onnxruntime has ours behind the CPU's, where no node is left for it."""
     names = ort.get_available_providers()
     assert names[0] == ort.EP_NAME

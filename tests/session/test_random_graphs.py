@@ -26,7 +26,9 @@ def opened(seed: int) -> OpenModel:
 @pytest.fixture(scope="module", autouse=True)
 def one_worker() -> object:
     """Held by a session that lasts: else each model would start its own."""
-    return ort_gpu_ep.InferenceSession(random_model(0)[0], quiet(), provider_options={"placement": "gpu", "isolation": "process"})
+    return ort_gpu_ep.InferenceSession(
+        random_model(0)[0], quiet(), provider_options={"placement": "gpu", "isolation": "process"}
+    )
 
 
 @pytest.mark.parametrize("seed", half(SEEDS))
@@ -61,6 +63,14 @@ def test_open_models_differ_from_run_to_run() -> None:
     assert sum(len(m.runs) for m in made) > 4 * OPEN_SEEDS
     sizes = {d for m in made for feeds in m.runs for a in feeds.values() for d in a.shape}
     assert {0, 1, 13, 17, 33} < sizes
-    steered = [m for m in made if any(n.startswith("c") and a.dtype == "int64" and not (a == m.runs[0][n]).all() for f in m.runs for n, a in f.items()
-                                      if a.shape == m.runs[0][n].shape)]
+    steered = [
+        m
+        for m in made
+        if any(
+            n.startswith("c") and a.dtype == "int64" and not (a == m.runs[0][n]).all()
+            for f in m.runs
+            for n, a in f.items()
+            if a.shape == m.runs[0][n].shape
+        )
+    ]
     assert len(steered) > 5

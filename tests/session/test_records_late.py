@@ -1,4 +1,5 @@
-"""A library that records for the driver in a submission, as Dawn does: the GPU has the first dispatches of a run before the others."""
+"""A library that records for the driver in a submission, as Dawn does: the GPU has the first dispatches of a run before
+the others."""
 
 from __future__ import annotations
 
@@ -22,8 +23,10 @@ def chain(length: int) -> bytes:
     return bytes(model_of(f"(float[5, 7] x) => (float[5, 7] y) {{ {' '.join(lines)} }}").SerializeToString())
 
 
-@pytest.mark.parametrize(("late", "length", "submits"), [
-    (True, commands.HEAD_LEAST, 2), (True, commands.HEAD_LEAST - 1, 1), (False, commands.HEAD_LEAST, 1)])
+@pytest.mark.parametrize(
+    ("late", "length", "submits"),
+    [(True, commands.HEAD_LEAST, 2), (True, commands.HEAD_LEAST - 1, 1), (False, commands.HEAD_LEAST, 1)],
+)
 def test_a_run_begins_with_its_head(monkeypatch: pytest.MonkeyPatch, late: bool, length: int, submits: int) -> None:
     monkeypatch.setattr(native, "RECORDS_LATE", late)
     model, rng = chain(length), np.random.default_rng()

@@ -1,4 +1,5 @@
-"""Nodes that a guessed size left to the CPU, or placed on the GPU where it has no kernel for them, are decided on again after the first run."""
+"""Nodes that a guessed size left to the CPU, or placed on the GPU where it has no kernel for them, are decided on again
+after the first run."""
 
 from __future__ import annotations
 
@@ -39,9 +40,12 @@ def normal(*shape: int) -> Any:
 
 
 def opened(text: str, **options: str) -> tuple[InferenceSession, Any]:
-    model = model_of(text, {n: a for n, a in WEIGHTS.items() if re.search(rf"\b{n}\b", text)}, opset=17).SerializeToString()
+    model = model_of(
+        text, {n: a for n, a in WEIGHTS.items() if re.search(rf"\b{n}\b", text)}, opset=17
+    ).SerializeToString()
     return InferenceSession(model, provider_options={"placement": "gpu", **options}), onnxruntime.InferenceSession(
-        model, providers=["CPUExecutionProvider"])
+        model, providers=["CPUExecutionProvider"]
+    )
 
 
 def on_cpu(session: InferenceSession) -> list[str]:

@@ -1,4 +1,5 @@
-"""Files that are no models, and models that this onnxruntime can't read: each way to open one says what it is, and what to do."""
+"""Files that are no models, and models that this onnxruntime can't read: each way to open one says what it is, and what
+to do."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ from tests.unit.graphs import model_of
 
 QUIET = quiet()
 
-MODEL = model_of("(float[N, 16] x) => (float[N, 8] y) { y = MatMul(x, w) }", {"w": np.random.default_rng(5).standard_normal((16, 8)).astype("f")})
+MODEL = model_of(
+    "(float[N, 16] x) => (float[N, 8] y) { y = MatMul(x, w) }",
+    {"w": np.random.default_rng(5).standard_normal((16, 8)).astype("f")},
+)
 
 
 def archive(name: str) -> bytes:
@@ -58,24 +62,41 @@ HEADER = b'{"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2],"data_
 FILES: dict[str, tuple[bytes, str]] = {
     "page": (b"\n <!DOCTYPE html><html><head>", "it is a web page, not a model: download the file itself"),
     "page.xml": (b'<?xml version="1.0"?><Error>AccessDenied</Error>', "it is a web page"),
-    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0a1b\nsize 95\n", "it is a Git LFS pointer, not the model: run `git lfs pull`"),
-    "checkpoint.pt": (archive("archive/data.pkl"), r"it is a checkpoint of PyTorch: write the model with torch\.onnx\.export"),
+    "pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0a1b\nsize 95\n",
+        "it is a Git LFS pointer, not the model: run `git lfs pull`",
+    ),
+    "checkpoint.pt": (
+        archive("archive/data.pkl"),
+        r"it is a checkpoint of PyTorch: write the model with torch\.onnx\.export",
+    ),
     "old.pt": (pickle.dumps({"w": [1.0]}, 2), r"it is a Python pickle.*torch\.onnx\.export"),
     "archive.zip": (archive("model.onnx"), "it is a zip archive: unpack it"),
-    "weights.safetensors": (struct.pack("<Q", len(HEADER)) + HEADER + bytes(8), r"it is a \.safetensors file: weights without a graph"),
+    "weights.safetensors": (
+        struct.pack("<Q", len(HEADER)) + HEADER + bytes(8),
+        r"it is a \.safetensors file: weights without a graph",
+    ),
     "model.gguf": (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), r"it is a GGUF file of llama\.cpp"),
-    "model.tflite": (b"\x1c\0\0\0TFL3" + bytes(64), r"it is a TensorFlow Lite model: convert it with `python -m tf2onnx"),
+    "model.tflite": (
+        b"\x1c\0\0\0TFL3" + bytes(64),
+        r"it is a TensorFlow Lite model: convert it with `python -m tf2onnx",
+    ),
     "model.h5": (b"\x89HDF\r\n\x1a\n" + bytes(64), "it is a Keras or HDF5 file: convert the model with tf2onnx"),
     "model.gz": (gzip.compress(WHOLE), r"it is compressed with gzip: unpack it first \(gunzip\)"),
     "config.json": (b'{\n "hidden_size": 64\n}\n', "it is a JSON or text file, not a model"),
     "empty": (b"", "it is empty: what wrote or downloaded it did not end"),
-    "cut": (WHOLE[:-40], rf"it is no ONNX model, or only the beginning of one \({len(WHOLE) - 40} B\): download or write it again"),
+    "cut": (
+        WHOLE[:-40],
+        rf"it is no ONNX model, or only the beginning of one \({len(WHOLE) - 40} B\): download or write it again",
+    ),
     "noise": (np.random.default_rng(7).bytes(3000), r"it is no ONNX model, or only the beginning of one \(3000 B\)"),
 }
 """What stands in the place of a model, and what is said of it."""
 
-TOO_NEW = {"ir": r"IR version is newer than this onnxruntime, which reads up to \d+: update it .* or set model\.ir_version = \d+",
-           "opset": r"opset is newer than this onnxruntime: update it .*convert_version"}
+TOO_NEW = {
+    "ir": r"IR version is newer than this onnxruntime, which reads up to \d+: update it .* or set model\.ir_version = \d+",
+    "opset": r"opset is newer than this onnxruntime: update it .*convert_version",
+}
 
 
 def note_of(opens: Callable[[], object]) -> str:
@@ -96,19 +117,25 @@ def test_a_file_says_what_it_is(kind: str, tmp_path: Path) -> None:
     assert re.search(f"^the model: {said}", note_of(lambda: InferenceSession(data, QUIET)), re.S)
 
 
-@pytest.mark.parametrize("options", [{"placement": "gpu"}, {"placement": "cpu"}, {"placement": "gpu", "isolation": "process"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"placement": "gpu"}, {"placement": "cpu"}, {"placement": "gpu", "isolation": "process"}], ids=str
+)
 @pytest.mark.parametrize("kind", ["pointer", "cut", "empty"])
 def test_each_placement_says_it(kind: str, options: dict[str, str], tmp_path: Path) -> None:
     data, said = FILES[kind]
     (tmp_path / "m.onnx").write_bytes(data)
-    assert re.search(f"^m.onnx: {said}", note_of(lambda: InferenceSession(tmp_path / "m.onnx", QUIET, provider_options=options)), re.S)
+    assert re.search(
+        f"^m.onnx: {said}",
+        note_of(lambda: InferenceSession(tmp_path / "m.onnx", QUIET, provider_options=options)),
+        re.S,
+    )
 
 
 @pytest.mark.parametrize("field", TOO_NEW)
 def test_a_model_from_the_future_says_what_to_update(field: str, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(later(field))
     for model in (tmp_path / "m.onnx", later(field)):
-        assert re.search(TOO_NEW[field], note_of(lambda model=model: InferenceSession(model, QUIET)))      # type: ignore[misc]
+        assert re.search(TOO_NEW[field], note_of(lambda model=model: InferenceSession(model, QUIET)))  # type: ignore[misc]
 
 
 def test_the_ir_version_that_is_told_is_one_that_opens() -> None:
@@ -131,9 +158,12 @@ def test_models_and_what_is_not_there_get_no_remedy(tmp_path: Path) -> None:
 
 
 OTHERS: dict[str, Callable[[Any, Path], object]] = {
-    "compress": lambda model, folder: compress(model, folder / "out.onnx", "int8"), "Generator": lambda model, folder: Generator(model),
-    "Trainer": lambda model, folder: Trainer(model, loss="mse", optimizer=Adam(0.1)), "score": lambda model, folder: read_model(model),
-    "Predictor": lambda model, folder: Predictor(model, adapter="cpu")}
+    "compress": lambda model, folder: compress(model, folder / "out.onnx", "int8"),
+    "Generator": lambda model, folder: Generator(model),
+    "Trainer": lambda model, folder: Trainer(model, loss="mse", optimizer=Adam(0.1)),
+    "score": lambda model, folder: read_model(model),
+    "Predictor": lambda model, folder: Predictor(model, adapter="cpu"),
+}
 
 
 @pytest.mark.parametrize("kind", ["page", "pointer", "empty", "cut", "checkpoint.pt"])
@@ -150,7 +180,9 @@ def test_what_reads_models_itself_says_it_too(opens: str, kind: str, tmp_path: P
 @pytest.mark.parametrize("command", ["run", "explain", "bench", "compare", "profile"])
 def test_commands_print_it(command: str, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(FILES["pointer"][0])
-    assert "m.onnx: it is a Git LFS pointer, not the model: run `git lfs pull`" in " ".join(rejected(command, tmp_path / "m.onnx").split())
+    assert "m.onnx: it is a Git LFS pointer, not the model: run `git lfs pull`" in " ".join(
+        rejected(command, tmp_path / "m.onnx").split()
+    )
 
 
 # ---- float64, numpy's default
@@ -160,14 +192,21 @@ def test_float64_says_the_conversion_to_write(rng: np.random.Generator) -> None:
     x = rng.standard_normal((3, 16))
     for options in ({}, {"placement": "cpu"}, {"placement": "gpu"}):
         session = InferenceSession(WHOLE, QUIET, provider_options=options)
-        note = note_of(lambda session=session: session.run(None, {"x": x}))      # type: ignore[misc]
-        assert note == "numpy makes float64 by default, and the model takes float32: for its input 'x' give array.astype(numpy.float32)."
-        want = onnxruntime.InferenceSession(WHOLE, providers=["CPUExecutionProvider"]).run(None, {"x": x.astype("f")})[0]
+        note = note_of(lambda session=session: session.run(None, {"x": x}))  # type: ignore[misc]
+        assert (
+            note == "numpy makes float64 by default, and the model takes float32: for its input 'x' give "
+            "array.astype(numpy.float32)."
+        )
+        want = onnxruntime.InferenceSession(WHOLE, providers=["CPUExecutionProvider"]).run(None, {"x": x.astype("f")})[
+            0
+        ]
         np.testing.assert_allclose(session.run(None, {"x": x.astype("f")})[0], want, rtol=1e-4, atol=1e-5)
 
 
 def test_the_conversion_names_the_input_and_its_type(rng: np.random.Generator) -> None:
-    halves = model_of("(float16[2, 4] a, float16[2, 4] pixels) => (float16[2, 4] y) { y = Add(a, pixels) }").SerializeToString()
+    halves = model_of(
+        "(float16[2, 4] a, float16[2, 4] pixels) => (float16[2, 4] y) { y = Add(a, pixels) }"
+    ).SerializeToString()
     session, a = InferenceSession(halves, QUIET, provider_options={"placement": "gpu"}), rng.standard_normal((2, 4))
     found = note_of(lambda: session.run(None, {"a": a.astype("float16"), "pixels": a}))
     assert "the model takes float16: for its input 'pixels' give array.astype(numpy.float16)" in found

@@ -22,6 +22,7 @@ def counted(spec: OpSpec, calls: Counter[str]) -> Callable[[BoundNode], Built]:
     def asked(node: BoundNode) -> Built:
         calls[spec.name] += 1
         return spec.build(node)
+
     return asked
 
 
@@ -30,12 +31,14 @@ def nodes_of(session: Any) -> int:
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v2", "encoder"])
-def test_a_builder_is_asked_about_once_for_a_node_before_the_first_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_builder_is_asked_about_once_for_a_node_before_the_first_run(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = Counter[str]()
     for key, spec in list(OPS.items()):
         monkeypatch.setitem(OPS, key, replace(spec, build=counted(spec, calls)))
     model = build(name)
-    session = gpu_session(model.SerializeToString())        # its plan is made with it: all sizes are fixed
+    session = gpu_session(model.SerializeToString())  # its plan is made with it: all sizes are fixed
     nodes = nodes_of(session)
     assert nodes > 50
     assert 0 < calls.total() <= MOST_CALLS_A_NODE * nodes

@@ -1,4 +1,5 @@
-"""Inputs that all their readers round to float16 go to the device so: the results keep every bit. Matrix units are emulated."""
+"""Inputs that all their readers round to float16 go to the device so: the results keep every bit. Matrix units are
+emulated."""
 
 from __future__ import annotations
 
@@ -37,11 +38,14 @@ from tests.session.test_unit_plans import Compiler, compiler, drawn, on_units, o
 from tests.session.test_unit_plans import model_of as unit_model
 from tests.unit.graphs import model_of
 
-__all__ = ["compiler"]      # a fixture
+__all__ = ["compiler"]  # a fixture
 
 Array = np.ndarray[Any, Any]
 
-SPECIAL = np.array([65503.9, 65519.9, 65520.0, -7e4, 1e30, np.inf, -np.inf, np.nan, 1e-5, 6e-8, 3e-8, -2.9e-8, 1e-40, -0.0, 0.1, 1.0], np.float32)
+SPECIAL = np.array(
+    [65503.9, 65519.9, 65520.0, -7e4, 1e30, np.inf, -np.inf, np.nan, 1e-5, 6e-8, 3e-8, -2.9e-8, 1e-40, -0.0, 0.1, 1.0],
+    np.float32,
+)
 
 
 @pytest.fixture
@@ -57,7 +61,9 @@ def constant(array: Array) -> Any:
     return lambda: array
 
 
-def graph_of(nodes: Sequence[Node], inputs: Mapping[str, Array], constants: Mapping[str, Array], outputs: Sequence[str] = ("y",)) -> Graph:
+def graph_of(
+    nodes: Sequence[Node], inputs: Mapping[str, Array], constants: Mapping[str, Array], outputs: Sequence[str] = ("y",)
+) -> Graph:
     values = {n: Value(n, dtype_of(a), a.shape) for n, a in inputs.items()} | {n: Value(n, FLOAT32) for n in outputs}
     values |= {n: Value(n, dtype_of(a), a.shape, constant(a)) for n, a in constants.items()}
     return Graph("g", tuple(inputs), tuple(outputs), tuple(nodes), values)
@@ -66,7 +72,9 @@ def graph_of(nodes: Sequence[Node], inputs: Mapping[str, Array], constants: Mapp
 def stem(rng: np.random.Generator) -> tuple[Graph, list[Array]]:
     """A convolution of images in planes, as networks begin."""
     x = rng.standard_normal((2, 3, 15, 13), np.float32)
-    node = Node("Conv", ("x", "w"), ("y",), version=11, attributes={"pads": (2, 2, 2, 2), "strides": (2, 2)}, channels_last=True)
+    node = Node(
+        "Conv", ("x", "w"), ("y",), version=11, attributes={"pads": (2, 2, 2, 2), "strides": (2, 2)}, channels_last=True
+    )
     return graph_of([node], {"x": x}, {"w": rng.standard_normal((20, 3, 5, 5), np.float32)}), [x]
 
 
@@ -108,7 +116,9 @@ def sent(program: Program, arrays: Sequence[Array]) -> tuple[list[Array], int]:
     return answers(program, arrays), program.gpu.stats.uploaded_nbytes - before
 
 
-def both_ways(trial: Emulated, graph: Graph, arrays: Sequence[Array], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+def both_ways(
+    trial: Emulated, graph: Graph, arrays: Sequence[Array], monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, int]:
     """The bytes sent, rounded and not; the answers are the same, bit for bit."""
     found = []
     for fast in (True, False):
@@ -144,7 +154,8 @@ def test_numbers_that_float16_has_not(case: str, trial: Emulated, monkeypatch: p
 
 
 def test_the_adapter_rounds_as_the_host_does() -> None:
-    """What a kernel on matrix units does to an operand, for each float16, half way between them and beside; NaN stays NaN."""
+    """What a kernel on matrix units does to an operand, for each float16, half way between them and beside; NaN stays
+    NaN."""
     source = """@group(0) @binding(0) var<storage> x: array<vec2<f32>>;
         @group(0) @binding(1) var<storage, read_write> y: array<u32>;
         @compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>) {
@@ -162,15 +173,17 @@ def test_run_after_run_with_other_values(trial: Emulated) -> None:
     try:
         for _ in range(3):
             x = rng.standard_normal(arrays[0].shape, np.float32)
-            want, = trial._run(program, [x])        # as what is on the device already is read: in float32
-            got, = answers(program, [x])
+            (want,) = trial._run(program, [x])  # as what is on the device already is read: in float32
+            (got,) = answers(program, [x])
             np.testing.assert_array_equal(got, want)
     finally:
         program.close()
 
 
 @pytest.mark.usefixtures("no_mapped_memory")
-def test_without_mapped_memory_the_queue_writes_what_was_rounded(trial: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mapped_memory_the_queue_writes_what_was_rounded(
+    trial: Emulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph, arrays = stem(np.random.default_rng())
     assert both_ways(trial, graph, arrays, monkeypatch) == (arrays[0].nbytes // 2, arrays[0].nbytes)
 
@@ -265,7 +278,7 @@ def test_small_inputs_are_left_as_they_are(trial: Emulated, monkeypatch: pytest.
 def test_sizes_that_only_a_run_knows(trial: Emulated) -> None:
     rng = np.random.default_rng()
     graph, arrays = products(rng, 48)
-    values = dict(graph.values) | {n: Value(n, FLOAT32, (None, *graph.values[n].shape[1:])) for n in graph.inputs}      # type: ignore[misc]
+    values = dict(graph.values) | {n: Value(n, FLOAT32, (None, *graph.values[n].shape[1:])) for n in graph.inputs}  # type: ignore[misc]
     program = program_of(trial, replace(graph, values=values))
     try:
         for rows in (40, 70, 33):
@@ -302,31 +315,39 @@ def test_what_is_no_legal_pair_of_steps(trial: Emulated) -> None:
     wide = tuple(replace(t, type=TensorType(FLOAT32, t.type.shape)) if t.name == "x" else t for t in step.tensors)
     elsewhere = tuple(replace(t, type=TensorType(FLOAT16, t.type.shape)) if t.name == "w" else t for t in step.tensors)
     assert narrow["x"].type.dtype is FLOAT16
-    for changed, said in (((other,), "reads in float32 what other steps may read in float16"),
-                          (((k, replace(step, tensors=wide)), other), "reads one of them in another type"),
-                          (((k, replace(step, tensors=elsewhere)), other), "binds or writes something else"),
-                          (((k, step), (9, step)), "binds or writes something else")):
+    for changed, said in (
+        ((other,), "reads in float32 what other steps may read in float16"),
+        (((k, replace(step, tensors=wide)), other), "reads one of them in another type"),
+        (((k, replace(step, tensors=elsewhere)), other), "binds or writes something else"),
+        (((k, step), (9, step)), "binds or writes something else"),
+    ):
         assert any(said in problem for problem in violations(replace(plan, halved=changed))), said
     assert all(isinstance(own, Dispatch) for own in plan.steps)
 
 
 def test_a_session_says_what_it_sent(trial: Emulated) -> None:
-    """Whole runs through onnxruntime's class: bytes that are counted, and the same results whichever way an input comes."""
+    """Whole runs through onnxruntime's class: bytes that are counted, and the same results whichever way an input
+    comes."""
     rng = np.random.default_rng()
     text = "(float[64, 48] x) => (float[64, 32] y) { h = MatMul(x, w) y = Relu(h) }"
     model = model_of(text, {"w": rng.standard_normal((48, 32)).astype("f")}).SerializeToString()
     x = rng.standard_normal((64, 48)).astype("f")
     session = gpu_session(model, precision="f16acc", strict="1", unit_plans="wait")
-    want, = session.run(None, {"x": x})
+    (want,) = session.run(None, {"x": x})
     for _ in range(WARM):
-        got, = session.run(None, {"x": x})
+        (got,) = session.run(None, {"x": x})
         np.testing.assert_array_equal(got, want)
     stats, counted = session.state.gpu.stats, session.stats()
     before = stats.uploaded_nbytes, counted["host_to_device_nbytes"]
-    got, = session.run(None, {"x": x})
-    assert (stats.uploaded_nbytes - before[0], session.stats()["host_to_device_nbytes"] - before[1]) == (x.nbytes // 2, x.nbytes // 2)
+    (got,) = session.run(None, {"x": x})
+    assert (stats.uploaded_nbytes - before[0], session.stats()["host_to_device_nbytes"] - before[1]) == (
+        x.nbytes // 2,
+        x.nbytes // 2,
+    )
     steps = steady_of(session).prepared.last_plan().steps
-    assert {t.type.dtype for step in steps for t in step.tensors if str(t.place) == "input:0"} == {FLOAT16}, "what a profile shows"
+    assert {t.type.dtype for step in steps for t in step.tensors if str(t.place) == "input:0"} == {FLOAT16}, (
+        "what a profile shows"
+    )
     binding = session.io_binding()
     binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(x, "gpu"))
     binding.bind_output("y", "gpu")
@@ -341,7 +362,7 @@ def test_a_session_says_what_it_sent(trial: Emulated) -> None:
 def test_a_plan_made_for_sizes_that_come_often(trial: Emulated) -> None:
     """It has both forms of the steps, warmed up, before a run has it."""
     graph, arrays = products(np.random.default_rng(), 48)
-    values = dict(graph.values) | {n: Value(n, FLOAT32, (None, *graph.values[n].shape[1:])) for n in graph.inputs}      # type: ignore[misc]
+    values = dict(graph.values) | {n: Value(n, FLOAT32, (None, *graph.values[n].shape[1:])) for n in graph.inputs}  # type: ignore[misc]
     program = program_of(trial, replace(graph, values=values))
     try:
         want, general = answers(program, arrays), program.compiled.general[0]
@@ -368,6 +389,7 @@ def test_no_run_waits_for_the_other_form(compiler: Compiler, monkeypatch: pytest
     def pipeline(gpu: Gpu, step: Dispatch, *arguments: Any) -> Any:
         beside.update(t.type.dtype for t in step.tensors if t.name == "x" and SUBGROUP_MATRIX in step.kernel.features)
         return compiler.pipeline(gpu, step, *arguments)
+
     monkeypatch.setattr(context, "pipeline", pipeline)
     session = opened(unit_model(), precision="f16acc")
     session.run(None, feeds)

@@ -1,4 +1,5 @@
-"""Sizes that come again and again get a plan of their own, compiled beside the runs: the same answers, and nothing for a run to wait for."""
+"""Sizes that come again and again get a plan of their own, compiled beside the runs: the same answers, and nothing for
+a run to wait for."""
 
 from __future__ import annotations
 
@@ -65,13 +66,13 @@ def run(session: Any, model: bytes, feeds: dict[str, Any], times: int = AFTER) -
 
 
 def test_the_run_after_uses_it_and_compiles_nothing(mlp: bytes, x: np.ndarray, hand: ByHand) -> None:
-    session, x = opened(mlp), np.resize(x, (13, 16))     # no other test of the process has compiled for these
+    session, x = opened(mlp), np.resize(x, (13, 16))  # no other test of the process has compiled for these
     run(session, mlp, {"x": x}, AFTER - 1)
     assert not hand.waiting
     run(session, mlp, {"x": x}, 3)
     assert len(hand.waiting) == 1, "asked for once"
     gpu, program = session.state.gpu, program_of(session)
-    general, = program.compiled.general
+    (general,) = program.compiled.general
     made = gpu.compiled
     assert hand.work() == 1
     assert gpu.compiled > made
@@ -80,7 +81,7 @@ def test_the_run_after_uses_it_and_compiles_nothing(mlp: bytes, x: np.ndarray, h
     assert gpu.compiled == made
     assert session.stats()["specialized"] == 1
     assert not program.compiled.runs(general).steadies, "what it kept for these sizes is freed"
-    special, = program.compiled.specialized
+    (special,) = program.compiled.specialized
     assert not special.template.varies
     assert next(iter(special._shapes.values())).runs >= 6
     assert not hand.waiting, "such a plan does not ask for another one"
@@ -121,7 +122,9 @@ def test_sizes_that_the_model_fixes_need_none(hand: ByHand, island: bytes) -> No
     assert not hand.waiting
 
 
-def test_what_does_not_compile_leaves_the_general_plan(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_compile_leaves_the_general_plan(
+    mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = opened(mlp)
     run(session, mlp, {"x": x})
 
@@ -133,12 +136,14 @@ def test_what_does_not_compile_leaves_the_general_plan(mlp: bytes, x: np.ndarray
     run(session, mlp, {"x": x}, 2 * AFTER)
     assert not hand.waiting, "not tried again"
     assert session.stats()["specialized"] == 0
-    event, = session.explain().events
+    (event,) = session.explain().events
     assert event.startswith("warning in ")
     assert event.endswith("float32[5, 16]: sizes are numbers of each run: ShaderError: no shader today")
 
 
-def test_what_fails_when_it_is_warmed_up_is_freed(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_when_it_is_warmed_up_is_freed(
+    mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = opened(mlp)
     run(session, mlp, {"x": x})
 
@@ -154,7 +159,7 @@ def test_what_fails_when_it_is_warmed_up_is_freed(mlp: bytes, x: np.ndarray, han
 
 def test_more_memory_than_it_may_take(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(better_plans, "MAX_NBYTES", 0)
-    session, x = opened(mlp), np.resize(x, (17, 16))     # no other test of the process has compiled for these
+    session, x = opened(mlp), np.resize(x, (17, 16))  # no other test of the process has compiled for these
     run(session, mlp, {"x": x})
     gpu = session.state.gpu
     made = gpu.compiled
@@ -178,10 +183,14 @@ def test_the_least_recently_used_goes(mlp: bytes, x: np.ndarray, hand: ByHand) -
     assert [s.inputs for s in program_of(session).specialized] == [(f"float32[{rows}, 16]",) for rows in sizes[1:]]
     made, planned = session.state.gpu.compiled, program_of(session).planned
     run(session, mlp, {"x": x[:1].repeat(sizes[0], 0)}, 1)
-    assert (session.state.gpu.compiled, program_of(session).planned) == (made, planned), "the general plan holds for the one that went"
+    assert (session.state.gpu.compiled, program_of(session).planned) == (made, planned), (
+        "the general plan holds for the one that went"
+    )
 
 
-def test_sizes_by_the_thousand_don_t_keep_it(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_by_the_thousand_don_t_keep_it(
+    mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ort_gpu_ep.runtime import plans as module
 
     session = opened(mlp)
@@ -195,7 +204,10 @@ def test_sizes_by_the_thousand_don_t_keep_it(mlp: bytes, x: np.ndarray, hand: By
 
 
 def test_one_that_loses_its_place_while_it_is_warmed_up_may_come_again(
-    mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch,
+    mlp: bytes,
+    x: np.ndarray,
+    hand: ByHand,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     session = opened(mlp)
     run(session, mlp, {"x": x})
@@ -212,7 +224,7 @@ def test_one_that_loses_its_place_while_it_is_warmed_up_may_come_again(
     assert not program.compiled.specialized
     assert not session.explain().events
     run(session, mlp, {"x": x}, 1)
-    key, = program.compiled.found
+    (key,) = program.compiled.found
     with program.lock:
         program.better.specialize(key)
     assert hand.work() == 1
@@ -221,7 +233,9 @@ def test_one_that_loses_its_place_while_it_is_warmed_up_may_come_again(
 
 
 @pytest.mark.parametrize("when", ["before", "while it compiles", "while it is warmed up"])
-def test_closing_the_program_cancels_it(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+def test_closing_the_program_cancels_it(
+    mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     session = opened(mlp)
     run(session, mlp, {"x": x})
     program, gpu = program_of(session), session.state.gpu
@@ -280,7 +294,9 @@ def test_several_types_and_outputs(many: bytes, rng: np.random.Generator, hand: 
     assert session.stats()["specialized"] == 1
 
 
-def test_verify_compares_the_first_run_of_it(mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_compares_the_first_run_of_it(
+    mlp: bytes, x: np.ndarray, hand: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ort_gpu_ep.plugin.compute import Run
 
     session, compared = gpu_session(mlp, verify="1000"), list[int]()
@@ -308,7 +324,9 @@ def test_memory_comes_back(mlp: bytes, x: np.ndarray, hand: ByHand) -> None:
             program.compiled.drop(special)
     run(session, mlp, {"x": x}, 1)
     gpu.trim()
-    assert gpu.stats.allocated_nbytes - before <= 32 << 10, "inputs and outputs that the general plan keeps for four sizes"
+    assert gpu.stats.allocated_nbytes - before <= 32 << 10, (
+        "inputs and outputs that the general plan keeps for four sizes"
+    )
 
 
 def test_on_its_own_thread(mlp: bytes, x: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +366,7 @@ def test_the_thread_ends_when_there_is_nothing_to_do() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="only where there is fork")
 def test_a_forked_child_has_one_of_its_own() -> None:
     inherited = background.background
-    inherited._lock.acquire()       # as where the parent's thread was at work
+    inherited._lock.acquire()  # as where the parent's thread was at work
     pid = os.fork()
     if not pid:
         done = threading.Event()

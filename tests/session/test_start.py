@@ -1,4 +1,5 @@
-"""What a new process does before its first result when the caches are warm: it starts no other process and loads nothing it has no use for."""
+"""What a new process does before its first result when the caches are warm: it starts no other process and loads
+nothing it has no use for."""
 
 from __future__ import annotations
 
@@ -34,13 +35,33 @@ y = session.run(None, {"x": np.zeros((4, 8), "f")})[0]
 print(json.dumps({"started": started, "modules": sorted(sys.modules), "y": y.tolist(), "cpu": session.explain().count("cpu")}))
 """.replace("MODEL", MODEL)
 
-NOT_NEEDED = ("wgpu", "cffi", "pycparser", "networkx", "psutil", "pynvml", "scipy", "rich", "typer", "matplotlib",
-              "onnx.reference", "ort_gpu_ep.placement.runner", "ort_gpu_ep.calibration", "ort_gpu_ep.health.probes")
+NOT_NEEDED = (
+    "wgpu",
+    "cffi",
+    "pycparser",
+    "networkx",
+    "psutil",
+    "pynvml",
+    "scipy",
+    "rich",
+    "typer",
+    "matplotlib",
+    "onnx.reference",
+    "ort_gpu_ep.placement.runner",
+    "ort_gpu_ep.calibration",
+    "ort_gpu_ep.health.probes",
+)
 
 
 def first_result(cache: Path) -> Any:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
-                          env=os.environ | {"ORT_GPU_EP_CACHE_DIR": str(cache)})
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"ORT_GPU_EP_CACHE_DIR": str(cache)},
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -53,7 +74,8 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
 
 def test_a_second_process_starts_no_process(processes: tuple[Any, Any]) -> None:
     first, second = processes
-    assert "subprocess.Popen" in first["started"]     # the first looks at the drivers, and probes the adapter, in processes of their own
+    # the first looks at the drivers, and probes the adapter, in processes of their own
+    assert "subprocess.Popen" in first["started"]
     assert second["started"] == []
     assert (second["y"], second["cpu"]) == (first["y"], 0)
 
@@ -92,10 +114,18 @@ def test_the_benchmarks_clock_gives_time_to_the_innermost_part(monkeypatch: pyte
 def test_a_session_that_begins_on_the_cpu_loads_nothing_that_makes_partitions(tmp_path: Path) -> None:
     """What a first result takes beyond onnxruntime's own is what is imported for it."""
     (tmp_path / "model.onnx").write_bytes(model_of(MODEL).SerializeToString())
-    program = ("import sys; from ort_gpu_ep import InferenceSession; "
-               "session = InferenceSession(sys.argv[1], provider_options={'adapter': '0'}); "
-               "heavy = ('onnx.', 'ort_gpu_ep.ops', 'ort_gpu_ep.partitioner', 'ort_gpu_ep.scheduler', 'ort_gpu_ep.plugin.factory'); "
-               "print(session._start is not None, [m for m in list(sys.modules) if m.startswith(heavy)])")
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "model.onnx")], capture_output=True, text=True, check=True,
-                          cwd=Path(__file__).parents[2])
+    program = (
+        "import sys; from ort_gpu_ep import InferenceSession; "
+        "session = InferenceSession(sys.argv[1], provider_options={'adapter': '0'}); "
+        "heavy = ('onnx.', 'ort_gpu_ep.ops', 'ort_gpu_ep.partitioner', 'ort_gpu_ep.scheduler', "
+        "'ort_gpu_ep.plugin.factory'); "
+        "print(session._start is not None, [m for m in list(sys.modules) if m.startswith(heavy)])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "model.onnx")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
     assert done.stdout.splitlines()[-1] == "True []"

@@ -1,4 +1,5 @@
-"""An adapter whose probes fail is used for nothing, by no way of running a model: the CPU answers and the reason is told; strict raises."""
+"""An adapter whose probes fail is used for nothing, by no way of running a model: the CPU answers and the reason is
+told; strict raises."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def runs(python: Python, code: str, tmp_path: Path) -> None:
 
 
 def test_sessions(python: Python, tmp_path: Path) -> None:
-    runs(python, """
+    runs(
+        python,
+        """
     for model in MODELS:
         for options in ({"placement": "gpu"}, {"placement": "gpu", "adapter": "0"}, {"placement": "gpu", "isolation": "process"},
                         {"placement": "gpu", "verify": 1}, {"placement": "auto", "adapter": "0"}, {"placement": "auto"}):
@@ -95,12 +98,16 @@ def test_sessions(python: Python, tmp_path: Path) -> None:
                 assert WHY in str(error)
             else:
                 raise AssertionError(more)
-    """, tmp_path)
+    """,
+        tmp_path,
+    )
 
 
 def test_values_on_the_device(python: Python, tmp_path: Path) -> None:
     """Bindings, OrtValues, and plain onnxruntime's sessions with the provider."""
-    runs(python, """
+    runs(
+        python,
+        """
     ort.register()
     for model in MODELS:
         x, want = fresh(model)
@@ -115,11 +122,15 @@ def test_values_on_the_device(python: Python, tmp_path: Path) -> None:
             same(binding.copy_outputs_to_cpu(), want)
             value = onnxruntime.OrtValue.ortvalue_from_numpy(x)
             same([v.numpy() for v in session.run_with_ort_values(None, {"x": value})], want)
-    """, tmp_path)
+    """,
+        tmp_path,
+    )
 
 
 def test_scoring_generation_and_training(python: Python, tmp_path: Path) -> None:
-    runs(python, """
+    runs(
+        python,
+        """
     from ort_gpu_ep.generation import Generator
     from ort_gpu_ep.scoring import Predictor
     from ort_gpu_ep.training import SGD, Trainer
@@ -153,4 +164,6 @@ def test_scoring_generation_and_training(python: Python, tmp_path: Path) -> None
         assert WHY in str(error)
     else:
         raise AssertionError("training uses it")
-    """, tmp_path)
+    """,
+        tmp_path,
+    )

@@ -1,4 +1,5 @@
-"""Kernels on matrix units that take long to compile are compiled beside the runs. The units are emulated (matrix_emulation.py)."""
+"""Kernels on matrix units that take long to compile are compiled beside the runs. The units are emulated
+(matrix_emulation.py)."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ ROWS, K, COLUMNS = 64, 96, 64
 
 
 class Compiler:
-    """Of the sessions of a test. may: kernels on units compile from now on. begun: one has begun. why: they fail with this then."""
+    """Of the sessions of a test. may: kernels on units compile from now on. begun: one has begun. why: they fail with
+    this then."""
 
     def __init__(self) -> None:
         self.may, self.begun, self.why = threading.Event(), threading.Event(), ""
@@ -72,9 +74,12 @@ def model_of(rows: int | str = ROWS) -> bytes:
     rng = np.random.default_rng(7)
     w = numpy_helper.from_array(rng.standard_normal((K, COLUMNS)).astype("f"), "w")
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])], "g",
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])],
+        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, K])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, COLUMNS])], [w])
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, COLUMNS])],
+        [w],
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString())
@@ -119,7 +124,7 @@ def test_first_runs_go_without_and_later_ones_by_units(compiler: Compiler, rows:
     assert "being compiled beside the runs" in str(session.explain())
     assert not on_units(session)
     program = program_of(session)
-    first, = program.compiled.general
+    (first,) = program.compiled.general
     compiler.may.set()
     assert session.wait_ready(PATIENCE_S)
     for _ in range(3):
@@ -162,7 +167,7 @@ def test_a_second_session_finds_them(compiler: Compiler) -> None:
     session = opened(model)
     compiler.may.set()
     assert session.wait_ready(PATIENCE_S)
-    better_plans.PATIENCE_S = PATIENCE_S      # the fixture's monkeypatch brings it back
+    better_plans.PATIENCE_S = PATIENCE_S  # the fixture's monkeypatch brings it back
     again = opened(model)
     assert_rounded(again.run(None, feeds)[0], on_the_cpu(model, feeds)[0])
     assert not again.explain().unit_plans
@@ -176,7 +181,7 @@ def test_what_fails_leaves_the_plan_without(compiler: Compiler) -> None:
     compiler.may.set()
     assert session.wait_ready(PATIENCE_S)
     assert_float32(session.run(None, feeds)[0], want)
-    event, = session.explain().events
+    (event,) = session.explain().events
     assert event.endswith("no matrix units are used: ShaderError: no units today")
     other = drawn(200)
     assert_float32(session.run(None, other)[0], on_the_cpu(model, other)[0])
@@ -189,7 +194,7 @@ def test_it_is_warmed_up_before_a_run_has_it(compiler: Compiler, monkeypatch: py
     model, warm = model_of("N"), list[tuple[int, bool]]()
     session = opened(model)
     session.run(None, drawn())
-    first, = program_of(session).compiled.general
+    (first,) = program_of(session).compiled.general
     warm_up = prepared.Prepared.warm_up
 
     def noted(self: Any, step: int, *arguments: Any) -> None:
@@ -199,7 +204,7 @@ def test_it_is_warmed_up_before_a_run_has_it(compiler: Compiler, monkeypatch: py
     monkeypatch.setattr(prepared.Prepared, "warm_up", noted)
     compiler.may.set()
     assert session.wait_ready(PATIENCE_S)
-    there, = program_of(session).compiled.general
+    (there,) = program_of(session).compiled.general
     assert warm == [(step, False) for step in range(len(there.template.plan.steps))]
     assert first.closed
     assert there.is_warm
@@ -208,11 +213,13 @@ def test_it_is_warmed_up_before_a_run_has_it(compiler: Compiler, monkeypatch: py
     assert len(warm) == len(there.template.plan.steps), "no run warms it up again"
 
 
-def test_what_has_no_room_beside_the_first_plan_takes_its_place(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_room_beside_the_first_plan_takes_its_place(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, feeds = model_of(), drawn()
     session = opened(model)
     plans = program_of(session).compiled
-    first, = plans.general
+    (first,) = plans.general
     add = plans.add
 
     def full(template: Any) -> Any:
@@ -311,7 +318,7 @@ def test_runs_of_bound_values(compiler: Compiler, rows: int | str) -> None:
     for place in (0, 1, 0, 1):
         bound.run(place)
         assert_float32(y.numpy(), want)
-    first, = program_of(session).compiled.general
+    (first,) = program_of(session).compiled.general
     compiler.may.set()
     assert session.wait_ready(PATIENCE_S)
     assert first.closed
@@ -323,7 +330,9 @@ def test_runs_of_bound_values(compiler: Compiler, rows: int | str) -> None:
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_the_plan_of_bound_values_goes_when_their_run_begins(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, holds: bool,
+    compiler: Compiler,
+    monkeypatch: pytest.MonkeyPatch,
+    holds: bool,
 ) -> None:
     """holds: the new plan, for the sizes that are bound."""
     model, feeds = model_of("N"), drawn()
@@ -354,7 +363,10 @@ def test_the_plan_of_bound_values_goes_when_their_run_begins(
 def test_an_io_binding(compiler: Compiler) -> None:
     model, feeds = model_of(), drawn()
     session, want = opened(model), on_the_cpu(model, feeds)[0]
-    binding, y = session.io_binding(), onnxruntime.OrtValue.ortvalue_from_shape_and_type((ROWS, COLUMNS), np.float32, "gpu")
+    binding, y = (
+        session.io_binding(),
+        onnxruntime.OrtValue.ortvalue_from_shape_and_type((ROWS, COLUMNS), np.float32, "gpu"),
+    )
     binding.bind_cpu_input("x", feeds["x"])
     binding.bind_ortvalue_output("y", y)
     for check in (assert_float32, assert_rounded):

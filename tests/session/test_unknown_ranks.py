@@ -1,4 +1,5 @@
-"""What is behind a value whose rank ONNX Runtime's shape inference does not tell goes to the GPU all the same, and is right for every rank."""
+"""What is behind a value whose rank ONNX Runtime's shape inference does not tell goes to the GPU all the same, and is
+right for every rank."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from tests.unit.graphs import model_of
 RANDOM = np.random.default_rng(3)
 WEIGHT = {"w": RANDOM.standard_normal((8, 8)).astype("f")}
 AFTER = "m = MatMul(z, w) r = Relu(m) y = Softmax(r)"
-SQUEEZE = """(float[N, K, 8] x) => (y) {
+SQUEEZE = (
+    """(float[N, K, 8] x) => (y) {
     c = MatMul(x, w)
     s = Shape(c)
     one = Constant<value_int=1>()
@@ -22,23 +24,42 @@ SQUEEZE = """(float[N, K, 8] x) => (y) {
     q = Equal(d, one)
     z = If(q) <then_branch = squeezed () => (t) { axes = Constant<value_ints=[1]>() t = Squeeze(c, axes) },
                else_branch = same () => (f) { f = Identity(c) }>
-    """ + AFTER + "}"
-INSERTED = "(float[N, 8] x) => (y) { e = SequenceEmpty() s = SequenceInsert(e, x) i = Constant<value_int=0>() z = SequenceAt(s, i) " + AFTER + "}"
-SPLIT = "(float[6, 8] x) => (y) { n = Constant<value_int=2>() s = SplitToSequence(x, n) i = Constant<value_int=1>() z = SequenceAt(s, i) " + AFTER + "}"
-JOINED = "(float[N, 8] x) => (y) { s = SequenceConstruct(x, x) z = ConcatFromSequence<axis=0, new_axis=1>(s) " + AFTER + "}"
-COLLECTED = """(float[N, 8] x, int64 n) => (y) {
+    """
+    + AFTER
+    + "}"
+)
+INSERTED = (
+    "(float[N, 8] x) => (y) { e = SequenceEmpty() s = SequenceInsert(e, x) i = Constant<value_int=0>() z = "
+    "SequenceAt(s, i) " + AFTER + "}"
+)
+SPLIT = (
+    "(float[6, 8] x) => (y) { n = Constant<value_int=2>() s = SplitToSequence(x, n) i = Constant<value_int=1>() z = "
+    "SequenceAt(s, i) " + AFTER + "}"
+)
+JOINED = (
+    "(float[N, 8] x) => (y) { s = SequenceConstruct(x, x) z = ConcatFromSequence<axis=0, new_axis=1>(s) " + AFTER + "}"
+)
+COLLECTED = (
+    """(float[N, 8] x, int64 n) => (y) {
     e = SequenceEmpty()
     t = Constant<value = bool {1}>()
     s = Loop(n, t, e) <body = turn (int64 i, bool c, seq(float) a) => (bool k, seq(float) b) { k = Identity(c) b = SequenceInsert(a, x) }>
     j = Constant<value_int=0>()
     z = SequenceAt(s, j)
-    """ + AFTER + "}"
+    """
+    + AFTER
+    + "}"
+)
 
-RESHAPED = """(float[N, 8] x, float[3] v) => (y) {
+RESHAPED = (
+    """(float[N, 8] x, float[3] v) => (y) {
     f = Unique<sorted=0>(v)
     d = Cast<to=7>(f)
     z = Reshape(x, d)
-    """ + AFTER + "}"
+    """
+    + AFTER
+    + "}"
+)
 
 CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
     "If whose branches give two ranks": (SQUEEZE, ((3, 1, 8), (3, 4, 8))),
@@ -87,7 +108,9 @@ def test_a_scaler_before_a_network() -> None:
 
 def test_a_sequence_is_no_value_of_the_host() -> None:
     """SequenceEmpty has no inputs that could be unknown."""
-    ours = InferenceSession(model_of(INSERTED, WEIGHT, opset=17).SerializeToString(), provider_options={"placement": "gpu"})
+    ours = InferenceSession(
+        model_of(INSERTED, WEIGHT, opset=17).SerializeToString(), provider_options={"placement": "gpu"}
+    )
     (node,) = (n for n in ours.explain().reports[0].nodes if n.op == "SequenceEmpty")
     assert (node.device, node.code) == ("cpu", "OP")
     assert not ours.explain().events

@@ -1,4 +1,5 @@
-"""A session on an adapter without shader-int64: what exporters calculate from shapes with integers stays on the GPU, strictly."""
+"""A session on an adapter without shader-int64: what exporters calculate from shapes with integers stays on the GPU,
+strictly."""
 
 from __future__ import annotations
 

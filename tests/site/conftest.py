@@ -1,4 +1,5 @@
-"""These tests need the dependency group `docs` and node: they are there where pytest is told --site (scripts/site.sh)."""
+"""These tests need the dependency group `docs` and node: they are there where pytest is told --site
+(scripts/site.sh)."""
 
 from __future__ import annotations
 

@@ -15,8 +15,14 @@ from scripts import build_site
 REPOSITORY = "https://github.com/somebody/ort-gpu-ep"
 SEARCH = Path(__file__).with_name("search.mjs")
 
-FIRST = {"fp16": "precision/", "AMD": "which-provider/", "license": "LICENSE/", "telemetry": "status/", "whisper": "language-models/",
-         "docker": "containers/"}
+FIRST = {
+    "fp16": "precision/",
+    "AMD": "which-provider/",
+    "license": "LICENSE/",
+    "telemetry": "status/",
+    "whisper": "language-models/",
+    "docker": "containers/",
+}
 """Query -> the page that has the answer."""
 
 
@@ -50,11 +56,20 @@ def test_history_is_not_searched(site: Path) -> None:
     assert [at for at in locations if at.startswith(("CHANGELOG/", "decisions/", "benchmarks-log/", "modules/"))] == []
 
 
-@pytest.mark.parametrize(("page", "source"), [
-    ("index.html", "README.md"), ("api/index.html", "docs/api.md"), ("CONTRIBUTING/index.html", "CONTRIBUTING.md"),
-    ("LICENSE/index.html", "LICENSE"), ("decisions/0014-extras/index.html", "docs/decisions/0014-extras.md")])
+@pytest.mark.parametrize(
+    ("page", "source"),
+    [
+        ("index.html", "README.md"),
+        ("api/index.html", "docs/api.md"),
+        ("CONTRIBUTING/index.html", "CONTRIBUTING.md"),
+        ("LICENSE/index.html", "LICENSE"),
+        ("decisions/0014-extras/index.html", "docs/decisions/0014-extras.md"),
+    ],
+)
 def test_a_page_leads_to_the_file_to_edit(page: str, source: str, site: Path) -> None:
-    assert set(re.findall(r'href="([^"]*/edit/[^"]*)"', (site / page).read_text("utf-8"))) == {f"{REPOSITORY}/edit/main/{source}"}
+    assert set(re.findall(r'href="([^"]*/edit/[^"]*)"', (site / page).read_text("utf-8"))) == {
+        f"{REPOSITORY}/edit/main/{source}"
+    }
 
 
 def test_pages_show_version_repository_and_schemes(site: Path) -> None:
@@ -68,7 +83,13 @@ def test_pages_show_version_repository_and_schemes(site: Path) -> None:
 def test_no_page_asks_another_server(site: Path) -> None:
     """Fonts and scripts are the site's own."""
     for path in site.rglob("*.html"):
-        assert re.findall(r'<(?:script|img|iframe)[^>]*src="(?:https?:)?//[^"]*|<link[^>]*rel="stylesheet"[^>]*href="(?:https?:)?//[^"]*', path.read_text("utf-8")) == []
+        assert (
+            re.findall(
+                r'<(?:script|img|iframe)[^>]*src="(?:https?:)?//[^"]*|<link[^>]*rel="stylesheet"[^>]*href="(?:https?:)?//[^"]*',
+                path.read_text("utf-8"),
+            )
+            == []
+        )
 
 
 def test_what_renders_empty_is_found(site: Path, tmp_path: Path) -> None:

@@ -44,18 +44,23 @@ RATES = {"mlp": 1e-3, "cnn": 2e-3, "lstm": 2e-3}
 
 
 def pruning(epochs: int = EPOCHS) -> Optimizer:
-    """90 % zeros: half of the last layer, more of the others. Half of the epochs towards few weights, the other half with those left."""
+    """90 % zeros: half of the last layer, more of the others. Half of the epochs towards few weights, the other half
+    with those left."""
     steps = -(-1438 // BATCH)
     sparsity = {"Gemm_2.weight": 0.5, "Gemm*.weight": 0.9165}
     return Admm(Adam(2e-3), sparsity, every=steps, prune_at=epochs // 2 * steps, rho=0.005)
 
 
-def trained(name: str, options: dict[str, Any], epochs: int = EPOCHS, optimizer: Optimizer | None = None) -> tuple[float, Trainer]:
+def trained(
+    name: str, options: dict[str, Any], epochs: int = EPOCHS, optimizer: Optimizer | None = None
+) -> tuple[float, Trainer]:
     """(accuracy on the test part, trainer) after so many epochs on the other 80 %."""
     train, test = datasets.digits().split(0.2, SEED)
     if name == "lstm":
         train, test = (datasets.Samples(np.ascontiguousarray(s.x[:, 0]), s.y) for s in (train, test))
-    t = Trainer(NETWORKS[name](), loss="cross_entropy", optimizer=optimizer or Adam(RATES[name]), seed=SEED, options=options)
+    t = Trainer(
+        NETWORKS[name](), loss="cross_entropy", optimizer=optimizer or Adam(RATES[name]), seed=SEED, options=options
+    )
     t.fit(train.x, train.y, epochs=epochs, batch=BATCH)
     return t.evaluate(test.x, test.y)["accuracy"], t
 

@@ -1,4 +1,5 @@
-"""Gradients by central differences in float64, with ONNX's reference implementation: what the rules are compared with."""
+"""Gradients by central differences in float64, with ONNX's reference implementation: what the rules are compared
+with."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ PLACES = 24
 
 @dataclass(frozen=True)
 class Case:
-    """A node to differentiate. inputs: arrays by name, "" left out; of float ones the gradient is checked unless they are `fixed`.
+    """A node to differentiate. inputs: arrays by name, "" left out; of float ones the gradient is checked unless they
+    are `fixed`.
 
-    width: by how much elements are moved; more for ops whose reference computes in float32.
-    reference: nodes that compute the same, where the reference implementation has no such form; they end in the node's outputs.
+    width: by how much elements are moved; more for ops whose reference computes in float32. reference: nodes that
+    compute the same, where the reference implementation has no such form; they end in the node's outputs.
     """
 
     op: str
@@ -53,8 +55,11 @@ class Case:
         return [n for n, a in self.arrays().items() if a.dtype == np.float32 and n not in self.fixed]
 
 
-def gradient_model(case: Case, seeds: Mapping[str, np.ndarray] | None = None) -> tuple[onnx.ModelProto, list[str], dict[str, np.ndarray]]:
-    """The model that gives the gradients of all tracked inputs; their names; the seeds (drawn where none are given) among its inputs."""
+def gradient_model(
+    case: Case, seeds: Mapping[str, np.ndarray] | None = None
+) -> tuple[onnx.ModelProto, list[str], dict[str, np.ndarray]]:
+    """The model that gives the gradients of all tracked inputs; their names; the seeds (drawn where none are given)
+    among its inputs."""
     writer = Writer(case.opset, 8)
     tracked = case.tracked()
     for name, array in case.arrays().items():
@@ -86,7 +91,9 @@ def forward(case: Case) -> ReferenceEvaluator:
     infos = [onnx.ValueInfoProto(name=n) for n in case.arrays()]
     outputs = [onnx.ValueInfoProto(name=f"y{k}") for k in range(case.outputs)]
     graph = helper.make_graph(list(nodes), "forward", infos, outputs)
-    return ReferenceEvaluator(helper.make_model(graph, opset_imports=[helper.make_opsetid("", case.opset)], ir_version=8))
+    return ReferenceEvaluator(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", case.opset)], ir_version=8)
+    )
 
 
 def wide(array: np.ndarray) -> np.ndarray:
@@ -118,4 +125,6 @@ def check(case: Case, tolerance: float = 2e-4) -> None:
         assert got[name].shape == case.arrays()[name].shape
         places = np.arange(flat.size) if flat.size <= PLACES else rng.choice(flat.size, PLACES, replace=False)
         want = differences(case, name, seeds, places.tolist())
-        np.testing.assert_allclose(flat[places], want, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(want).max())), err_msg=name)
+        np.testing.assert_allclose(
+            flat[places], want, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(want).max())), err_msg=name
+        )

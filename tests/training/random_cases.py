@@ -1,4 +1,5 @@
-"""Cases with shapes and attributes drawn at random, seeded: forms that nobody thought of when the tables of cases.py were written."""
+"""Cases with shapes and attributes drawn at random, seeded: forms that nobody thought of when the tables of cases.py
+were written."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def one(rng: np.random.Generator, *choices: Any) -> Any:
 
 def broadcast(rng: np.random.Generator, full: tuple[int, ...]) -> tuple[int, ...]:
     """A shape that broadcasts to this one: some sizes 1, some leading ones left out."""
-    return tuple(1 if rng.random() < 0.4 else n for n in full)[rng.integers(0, len(full) + 1):]
+    return tuple(1 if rng.random() < 0.4 else n for n in full)[rng.integers(0, len(full) + 1) :]
 
 
 @draw
@@ -48,21 +49,35 @@ def binary(rng: np.random.Generator) -> Case:
 @draw
 def where(rng: np.random.Generator) -> Case:
     full = shape(rng)
-    return Case("Where", {"c": rng.random(broadcast(rng, full)) < 0.5, "a": normal(*full), "b": normal(*broadcast(rng, full))})
+    return Case(
+        "Where", {"c": rng.random(broadcast(rng, full)) < 0.5, "a": normal(*full), "b": normal(*broadcast(rng, full))}
+    )
 
 
 @draw
 def reduction(rng: np.random.Generator) -> Case:
     full = shape(rng, 2)
-    axes = rng.permutation(len(full))[:rng.integers(1, len(full) + 1)] - one(rng, 0, len(full))
-    op = one(rng, "ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMin", "ReduceL1")
+    axes = rng.permutation(len(full))[: rng.integers(1, len(full) + 1)] - one(rng, 0, len(full))
+    op = one(
+        rng,
+        "ReduceSum",
+        "ReduceMean",
+        "ReduceSumSquare",
+        "ReduceL2",
+        "ReduceLogSumExp",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceL1",
+    )
     return Case(op, {"x": apart(*full), "axes": ints(*axes)}, {"keepdims": int(one(rng, 0, 1))}, opset=18)
 
 
 @draw
 def softmax(rng: np.random.Generator) -> Case:
     full = shape(rng, 2)
-    return Case(one(rng, "Softmax", "LogSoftmax"), {"x": normal(*full)}, {"axis": int(rng.integers(-len(full), len(full)))})
+    return Case(
+        one(rng, "Softmax", "LogSoftmax"), {"x": normal(*full)}, {"axis": int(rng.integers(-len(full), len(full)))}
+    )
 
 
 @draw
@@ -74,32 +89,46 @@ def transpose(rng: np.random.Generator) -> Case:
 @draw
 def slices(rng: np.random.Generator) -> Case:
     full = tuple(int(n) for n in rng.integers(3, 7, 3))
-    axes = rng.permutation(3)[:rng.integers(1, 4)]
+    axes = rng.permutation(3)[: rng.integers(1, 4)]
     steps = [int(one(rng, 1, 2, -1, -2)) for _ in axes]
     ends = [(0, full[a]) if s > 0 else (full[a] - 1, -full[a] - 1) for a, s in zip(axes, steps, strict=True)]
-    return Case("Slice", {"x": normal(*full), "starts": ints(*(e[0] for e in ends)), "ends": ints(*(e[1] for e in ends)),
-                          "axes": ints(*axes), "steps": ints(*steps)})
+    return Case(
+        "Slice",
+        {
+            "x": normal(*full),
+            "starts": ints(*(e[0] for e in ends)),
+            "ends": ints(*(e[1] for e in ends)),
+            "axes": ints(*axes),
+            "steps": ints(*steps),
+        },
+    )
 
 
 @draw
 def joined(rng: np.random.Generator) -> Case:
     full = list(shape(rng, 2))
     axis = int(rng.integers(len(full)))
-    parts = {n: normal(*full[:axis], int(rng.integers(1, 4)), *full[axis + 1:]) for n in "abc"[:rng.integers(1, 4)]}
+    parts = {n: normal(*full[:axis], int(rng.integers(1, 4)), *full[axis + 1 :]) for n in "abc"[: rng.integers(1, 4)]}
     return Case("Concat", parts, {"axis": axis - int(one(rng, 0, len(full)))})
 
 
 @draw
 def padded(rng: np.random.Generator) -> Case:
     full = tuple(int(n) for n in rng.integers(3, 6, rng.integers(1, 4)))
-    return Case("Pad", {"x": normal(*full), "pads": ints(*rng.integers(0, 3, 2 * len(full)))}, {"mode": one(rng, "constant", "reflect", "edge")})
+    return Case(
+        "Pad",
+        {"x": normal(*full), "pads": ints(*rng.integers(0, 3, 2 * len(full)))},
+        {"mode": one(rng, "constant", "reflect", "edge")},
+    )
 
 
 @draw
 def gather(rng: np.random.Generator) -> Case:
     full = shape(rng, 1, 3)
     axis = int(rng.integers(len(full)))
-    return Case("Gather", {"x": normal(*full), "i": rng.integers(-full[axis], full[axis], shape(rng, 0, 2))}, {"axis": axis})
+    return Case(
+        "Gather", {"x": normal(*full), "i": rng.integers(-full[axis], full[axis], shape(rng, 0, 2))}, {"axis": axis}
+    )
 
 
 @draw
@@ -119,11 +148,16 @@ def matmul(rng: np.random.Generator) -> Case:
 def gemm(rng: np.random.Generator) -> Case:
     (m, k, n), ta, tb = rng.integers(1, 6, 3), int(one(rng, 0, 1)), int(one(rng, 0, 1))
     c = one(rng, (n,), (1, n), (m, 1), (m, n), (1,), ())
-    return Case("Gemm", {"a": normal(*((k, m) if ta else (m, k))), "b": normal(*((n, k) if tb else (k, n))), "c": normal(*c)},
-                {"transA": ta, "transB": tb, "alpha": float(rng.uniform(0.5, 2)), "beta": float(rng.uniform(0.5, 2))})
+    return Case(
+        "Gemm",
+        {"a": normal(*((k, m) if ta else (m, k))), "b": normal(*((n, k) if tb else (k, n))), "c": normal(*c)},
+        {"transA": ta, "transB": tb, "alpha": float(rng.uniform(0.5, 2)), "beta": float(rng.uniform(0.5, 2))},
+    )
 
 
-def _windows(rng: np.random.Generator, axes: int, dilated: bool = True) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
+def _windows(
+    rng: np.random.Generator, axes: int, dilated: bool = True
+) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
     """(attributes, kernel, image): windows that fit."""
     kernel, strides = (tuple(int(n) for n in rng.integers(1, 4, axes)) for _ in range(2))
     dilations = tuple(int(n) for n in rng.integers(1, 3, axes)) if dilated else (1,) * axes
@@ -137,7 +171,11 @@ def convolution(rng: np.random.Generator) -> Case:
     attributes, kernel, image = _windows(rng, int(one(rng, 1, 2, 2)))
     group, c, m, n = (int(k) for k in rng.integers(1, 4, 4))
     inputs = {"x": normal(n, group * c, *image), "w": normal(group * m, c, *kernel)}
-    return Case("Conv", {**inputs, **({"b": normal(group * m)} if one(rng, True, False) else {})}, {**attributes, "group": group})
+    return Case(
+        "Conv",
+        {**inputs, **({"b": normal(group * m)} if one(rng, True, False) else {})},
+        {**attributes, "group": group},
+    )
 
 
 @draw
@@ -157,7 +195,11 @@ def max_pool(rng: np.random.Generator) -> Case:
 def average_pool(rng: np.random.Generator) -> Case:
     attributes, kernel, image = _windows(rng, 2, dilated=False)
     del attributes["dilations"]
-    return Case("AveragePool", {"x": normal(2, 2, *image)}, {**attributes, "kernel_shape": kernel, "count_include_pad": int(one(rng, 0, 1))})
+    return Case(
+        "AveragePool",
+        {"x": normal(2, 2, *image)},
+        {**attributes, "kernel_shape": kernel, "count_include_pad": int(one(rng, 0, 1))},
+    )
 
 
 @draw
@@ -165,21 +207,31 @@ def layer_normalization(rng: np.random.Generator) -> Case:
     full = (*shape(rng, 1, 2), int(rng.integers(3, 6)))
     axis = int(rng.integers(len(full)))
     inputs = {"x": normal(*full), "scale": normal(*full[axis:])}
-    return Case("LayerNormalization", {**inputs, **({"bias": normal(*full[axis:])} if one(rng, True, False) else {})},
-                {"axis": axis - int(one(rng, 0, len(full)))})
+    return Case(
+        "LayerNormalization",
+        {**inputs, **({"bias": normal(*full[axis:])} if one(rng, True, False) else {})},
+        {"axis": axis - int(one(rng, 0, len(full)))},
+    )
 
 
 @draw
 def instance_normalization(rng: np.random.Generator) -> Case:
     n, c = (int(k) for k in rng.integers(1, 4, 2))
-    return Case("InstanceNormalization", {"x": normal(n, c, *rng.integers(2, 5, rng.integers(1, 3))), "scale": normal(c), "bias": normal(c)})
+    return Case(
+        "InstanceNormalization",
+        {"x": normal(n, c, *rng.integers(2, 5, rng.integers(1, 3))), "scale": normal(c), "bias": normal(c)},
+    )
 
 
 @draw
 def recurrent(rng: np.random.Generator) -> Case:
     op, gates = one(rng, ("LSTM", 4), ("GRU", 3), ("RNN", 1))
     steps, batch, size, hidden = (int(n) for n in rng.integers(1, 5, 4))
-    inputs = {"x": normal(steps, batch, size), "w": normal(1, gates * hidden, size) * 0.5, "r": normal(1, gates * hidden, hidden) * 0.5}
+    inputs = {
+        "x": normal(steps, batch, size),
+        "w": normal(1, gates * hidden, size) * 0.5,
+        "r": normal(1, gates * hidden, hidden) * 0.5,
+    }
     inputs["b"] = normal(1, 2 * gates * hidden) * 0.5
     attributes = {"hidden_size": hidden, **({"linear_before_reset": int(one(rng, 0, 1))} if op == "GRU" else {})}
     return Case(op, inputs, attributes, outputs=2, used=one(rng, (0,), (1,), (0, 1)))

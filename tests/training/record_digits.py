@@ -1,4 +1,5 @@
-"""Accuracy on scikit-learn's digits, 80 % to train on, 20 epochs, on the GPU: `python -m tests.training.record_digits [side]`.
+"""Accuracy on scikit-learn's digits, 80 % to train on, 20 epochs, on the GPU: `python -m tests.training.record_digits
+[side]`.
 
 Prints a line for each network, and writes tests/training/digits.json.
 """
@@ -21,9 +22,13 @@ def main(side: str = "gpu") -> None:
         optimizer = digits.pruning() if "admm" in name else None
         accuracy, t = digits.trained(name.split(",")[0], {"placement": side}, optimizer=optimizer)
         found[name] = {"accuracy": round(accuracy, 5), "placement": t.stats()["placement"]} | (
-            {"zeros": round(digits.zeros(t), 5)} if optimizer is not None else {})
+            {"zeros": round(digits.zeros(t), 5)} if optimizer is not None else {}
+        )
         print(name, found[name], flush=True)
-    RECORDED.write_text(json.dumps({"epochs": digits.EPOCHS, "batch": digits.BATCH, "seed": digits.SEED, "networks": found}, indent=1) + "\n")
+    RECORDED.write_text(
+        json.dumps({"epochs": digits.EPOCHS, "batch": digits.BATCH, "seed": digits.SEED, "networks": found}, indent=1)
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

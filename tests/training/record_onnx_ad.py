@@ -1,7 +1,7 @@
 """Each gradient of cases.py against onnx-ad's independent rules: `python -m tests.training.record_onnx_ad`.
 
-Needs onnx-ad (0.3.0 made the record). Writes tests/training/onnx_ad.json: cases that agree, how far the others are, what onnx-ad has no rule
-for or can't run.
+Needs onnx-ad (0.3.0 made the record). Writes tests/training/onnx_ad.json: cases that agree, how far the others are,
+what onnx-ad has no rule for or can't run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ TOLERANCE = 2e-4
 def model_of(case: Case) -> onnx.ModelProto:
     """The case's node; what it is differentiated by is an input, the rest is stored."""
     arrays, tracked = case.arrays(), case.tracked()
-    info = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(arrays[n].dtype), arrays[n].shape) for n in tracked]
+    info = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(arrays[n].dtype), arrays[n].shape)
+        for n in tracked
+    ]
     outputs = [helper.make_tensor_value_info(f"y{k}", onnx.TensorProto.FLOAT, None) for k in case.used]
     stored = [numpy_helper.from_array(a, n) for n, a in arrays.items() if n not in tracked]
     graph = helper.make_graph([case.node()], "case", info, outputs, stored)
@@ -50,7 +53,7 @@ def main() -> None:
         ours = run(model, {**case.arrays(), **seeds})
         try:
             other = theirs(case, onnx_ad.reverse, seeds)
-        except Exception as error:      # no rule, a form that it does not know, or a model that onnxruntime refuses
+        except Exception as error:  # no rule, a form that it does not know, or a model that onnxruntime refuses
             without[case.id] = f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
             continue
         distance = max(float(np.abs(a - b).max() / max(1.0, np.abs(b).max())) for a, b in zip(ours, other, strict=True))
@@ -59,7 +62,10 @@ def main() -> None:
         else:
             differ[case.id] = distance
     print(f"{len(agree)} agree, {len(differ)} differ, {len(without)} without: {differ}")
-    RECORDED.write_text(json.dumps({"onnx-ad": onnx_ad.__version__, "agree": agree, "differ": differ, "without": without}, indent=1) + "\n")
+    RECORDED.write_text(
+        json.dumps({"onnx-ad": onnx_ad.__version__, "agree": agree, "differ": differ, "without": without}, indent=1)
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

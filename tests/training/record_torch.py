@@ -1,9 +1,10 @@
-"""Losses of 100 steps of torch on its CPU, in float64 and float32: what tests/training/test_trajectories.py compares ours with.
+"""Losses of 100 steps of torch on its CPU, in float64 and float32: what tests/training/test_trajectories.py compares
+ours with.
 
     python -m tests.training.record_torch [--ours] [CASE ...]
 
-Needs torch (2.13 made the record). Writes tests/training/torch_losses.json. --ours: trains the same with this package, all 100 steps on the
-GPU and on ONNX Runtime's CPU, and adds how far they are from torch's in float64.
+Needs torch (2.13 made the record). Writes tests/training/torch_losses.json. --ours: trains the same with this package,
+all 100 steps on the GPU and on ONNX Runtime's CPU, and adds how far they are from torch's in float64.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.training import trajectories as tr
 def losses(torch: Any, network: str, optimizer: str, dtype: Any) -> list[float]:
     """Of 100 steps of torch."""
     net, ours = tr.NETWORKS[network], tr.OPTIMIZERS[optimizer]
-    model, rate = net.build(), float(ours.rate)     # type: ignore[attr-defined]
+    model, rate = net.build(), float(ours.rate)  # type: ignore[attr-defined]
     kind = torch.optim.SGD if isinstance(ours, SGD) else torch.optim.Adam
     step = TorchStep(torch, model, lambda parameters: kind(parameters, lr=rate), dtype=dtype, trainable=net.trainable)
     return [float(step.step(*step.batch(x, y))) for x, y in tr.batches(model, net.classes)]
@@ -39,12 +40,21 @@ def main(arguments: list[str]) -> None:
         network, optimizer = case.split(", ")
         found = record["cases"].setdefault(case, {})
         if found.get("digest") != tr.digest(network) or "--again" in arguments:
-            found.update({"digest": tr.digest(network)} | {
-                kind: [float(f"{v:.10g}") for v in losses(torch, network, optimizer, getattr(torch, kind))] for kind in ("float64", "float32")})
+            found.update(
+                {"digest": tr.digest(network)}
+                | {
+                    kind: [float(f"{v:.10g}") for v in losses(torch, network, optimizer, getattr(torch, kind))]
+                    for kind in ("float64", "float32")
+                }
+            )
             tr.RECORDED.write_text(json.dumps(record, indent=1) + "\n")
         if "--ours" in arguments:
-            found["distance"] = {"torch float32": float(np.abs(np.subtract(found["float64"], found["float32"])).max())} | {
-                side: float(np.abs(tr.losses(network, optimizer, {"placement": side}) - found["float64"]).max()) for side in ("gpu", "cpu")}
+            found["distance"] = {
+                "torch float32": float(np.abs(np.subtract(found["float64"], found["float32"])).max())
+            } | {
+                side: float(np.abs(tr.losses(network, optimizer, {"placement": side}) - found["float64"]).max())
+                for side in ("gpu", "cpu")
+            }
             tr.RECORDED.write_text(json.dumps(record, indent=1) + "\n")
         print(case, found.get("distance", "recorded"), flush=True)
 

@@ -18,16 +18,23 @@ def mlp(widths: tuple[int, ...] = (6, 8, 3), softmax: bool = False, seed: int = 
     for k, (i, o) in enumerate(pairwise(widths)):
         arrays |= {f"w{k}": rng.normal(size=(o, i)) / np.sqrt(i), f"b{k}": rng.normal(size=o) * 0.1}
         last = k == len(widths) - 2
-        nodes.append(helper.make_node("Gemm", [x, f"w{k}", f"b{k}"], ["y" if last and not softmax else f"z{k}"], name=f"gemm{k}", transB=1))
+        nodes.append(
+            helper.make_node(
+                "Gemm", [x, f"w{k}", f"b{k}"], ["y" if last and not softmax else f"z{k}"], name=f"gemm{k}", transB=1
+            )
+        )
         if not last:
             nodes.append(helper.make_node("Tanh", [f"z{k}"], [f"h{k}"], name=f"tanh{k}"))
         x = f"h{k}"
     if softmax:
         nodes.append(helper.make_node("Softmax", [f"z{len(widths) - 2}"], ["y"], name="softmax", axis=-1))
     graph = helper.make_graph(
-        nodes, "mlp", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", widths[0]])],
+        nodes,
+        "mlp",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", widths[0]])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", widths[-1]])],
-        [numpy_helper.from_array(a.astype("f"), n) for n, a in arrays.items()])
+        [numpy_helper.from_array(a.astype("f"), n) for n, a in arrays.items()],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -68,10 +75,13 @@ def sgd(rate: float, momentum: float = 0.0, nesterov: bool = False, decay: float
             v[n] = momentum * v.get(n, 0.0) + grad
             new[n] = p[n] - rate * (grad + momentum * v[n] if nesterov else v[n])
         return new
+
     return update
 
 
-def adam(rate: float, decay: float = 0.0, decoupled: bool = False, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Update:
+def adam(
+    rate: float, decay: float = 0.0, decoupled: bool = False, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8
+) -> Update:
     m: Arrays = {}
     v: Arrays = {}
 
@@ -84,6 +94,7 @@ def adam(rate: float, decay: float = 0.0, decoupled: bool = False, b1: float = 0
             step = rate * (m[n] / (1 - b1 ** (t + 1))) / (np.sqrt(v[n] / (1 - b2 ** (t + 1))) + eps)
             new[n] = p[n] * (1 - rate * decay if decoupled else 1) - step
         return new
+
     return update
 
 
@@ -91,10 +102,13 @@ def clipping(update: Update, norm: float) -> Update:
     def clipped(p: Arrays, g: Arrays, t: int) -> Arrays:
         total = np.sqrt(sum((a**2).sum() for a in g.values()))
         return update(p, {n: a * min(1.0, norm / (total + 1e-6)) for n, a in g.items()}, t)
+
     return clipped
 
 
-def trajectory(model: onnx.ModelProto, batches: list[tuple[np.ndarray, np.ndarray]], update: Update) -> tuple[list[float], Arrays]:
+def trajectory(
+    model: onnx.ModelProto, batches: list[tuple[np.ndarray, np.ndarray]], update: Update
+) -> tuple[list[float], Arrays]:
     """Losses of each batch in turn, and the weights at the end."""
     p, losses = weights(model), []
     for t, (x, labels) in enumerate(batches):

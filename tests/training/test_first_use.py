@@ -1,4 +1,5 @@
-"""What whoever trains for the first time does: labels of any integers, batches of one, models of a fixed batch, checkpoints elsewhere."""
+"""What whoever trains for the first time does: labels of any integers, batches of one, models of a fixed batch,
+checkpoints elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def test_batches_of_one_and_a_last_batch_of_one(side: str) -> None:
     t, one = trainer(side), trainer(side)
     t.fit(x, y, batch=1, shuffle=False)
     for k in range(5):
-        one.step(x[k:k + 1], y[k:k + 1])
+        one.step(x[k : k + 1], y[k : k + 1])
     assert t.steps == 5
     assert bits(t) == bits(one)
     last = trainer(side)
@@ -70,10 +71,14 @@ def test_wrong_arguments_of_fit_are_said_before_the_first_step(name: str) -> Non
 
 
 def test_wrong_optimizers_and_rates_are_said_at_once() -> None:
-    with pytest.raises(TrainingError, match=r"optimizer: got 'adam', expected one as Adam\(1e-3\), of SGD, Adam, AdamW"):
+    with pytest.raises(
+        TrainingError, match=r"optimizer: got 'adam', expected one as Adam\(1e-3\), of SGD, Adam, AdamW"
+    ):
         trainer("cpu", optimizer="adam")
-    with pytest.raises(TrainingError, match=r"learning rate: got '1e-3', expected a finite number of at least 0, or a schedule"):
-        Adam("1e-3")     # type: ignore[arg-type]
+    with pytest.raises(
+        TrainingError, match=r"learning rate: got '1e-3', expected a finite number of at least 0, or a schedule"
+    ):
+        Adam("1e-3")  # type: ignore[arg-type]
 
 
 def test_a_model_of_a_fixed_batch_takes_any_number_up_to_it(rng: np.random.Generator) -> None:

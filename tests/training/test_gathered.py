@@ -25,11 +25,26 @@ def images(count: int = 11) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dropping(**changed: Any) -> Trainer:
-    return Trainer(dropout_model(size=64), loss="mse", optimizer=SGD(0.1), trainable=["w"], options={"placement": "gpu"}, seed=7, **changed)
+    return Trainer(
+        dropout_model(size=64),
+        loss="mse",
+        optimizer=SGD(0.1),
+        trainable=["w"],
+        options={"placement": "gpu"},
+        seed=7,
+        **changed,
+    )
 
 
 def convolution() -> Trainer:
-    return Trainer(conv_bn(), loss="cross_entropy", optimizer=SGD(0.01), batch_norm="train", accumulate=2, options={"placement": "gpu"})
+    return Trainer(
+        conv_bn(),
+        loss="cross_entropy",
+        optimizer=SGD(0.01),
+        batch_norm="train",
+        accumulate=2,
+        options={"placement": "gpu"},
+    )
 
 
 FITS: dict[str, tuple[Callable[[], Trainer], Any, dict[str, Any]]] = {
@@ -65,12 +80,12 @@ def test_a_step_brings_the_numbers_of_its_samples_and_the_optimizers() -> None:
     x, y = points(80)
     t = trainer()
     t.fit(x, y, batch=8)
-    t._engine.journal.since = time.perf_counter() + 1e6     # no snapshot while we count
+    t._engine.journal.since = time.perf_counter() + 1e6  # no snapshot while we count
     before = t.stats()
-    t.fit(x, y, batch=8)                                    # the same samples: they are there
+    t.fit(x, y, batch=8)  # the same samples: they are there
     after = t.stats()
     moved = {k: after[k] - before[k] for k in before if k.endswith("_nbytes")}
-    assert moved["host_to_device_nbytes"] == 10 * (8 * 4 + 12)      # a step: 8 numbers of samples, three of Adam
+    assert moved["host_to_device_nbytes"] == 10 * (8 * 4 + 12)  # a step: 8 numbers of samples, three of Adam
     assert moved["device_to_host_nbytes"] == 10 * 4
     assert moved["device_to_device_nbytes"] == moved["weights_nbytes"] == 0
     t.fit(x + 1, y, batch=8)
@@ -87,12 +102,14 @@ def test_in_the_steady_state_no_bind_group_is_made(monkeypatch: pytest.MonkeyPat
     t._engine.journal.since = time.perf_counter() + 1e6
     t.fit(x, y, batch=8, epochs=3)
     assert "group" not in made
-    assert len(made) <= 21 + 2 * 3 + 10     # a step; in each epoch one or two times the gathering of the next batches; ten ahead
+    # a step; in each epoch one or two times the gathering of the next batches; ten ahead
+    assert len(made) <= 21 + 2 * 3 + 10
 
 
 @pytest.mark.parametrize("held", [False, True])
 def test_what_a_step_asks_of_the_host(held: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one call of onnxruntime; while the GPU is busy, one submission for ten steps, and one to read their losses."""
+    """Not one call of onnxruntime; while the GPU is busy, one submission for ten steps, and one to read their
+    losses."""
     monkeypatch.setattr(gathered, "NBYTES", gathered.NBYTES if held else 0)
     monkeypatch.setattr(resident, "SUBMISSION_S", 1e6)
     x, y = points(80)
@@ -105,8 +122,10 @@ def test_what_a_step_asks_of_the_host(held: bool, monkeypatch: pytest.MonkeyPatc
     before = replace(gpu.stats)
     t.fit(x, y, batch=8, epochs=3)
     assert gpu.stats.submits - before.submits == 3 * 2
-    assert gpu.stats.uploads - before.uploads == 3 * (11 if held else 30)       # the optimizer's numbers, and samples or their numbers
-    assert gpu.stats.downloads - before.downloads == 3 * (11 if held else 10)   # losses; whether the numbers were in range
+    # the optimizer's numbers, and samples or their numbers
+    assert gpu.stats.uploads - before.uploads == 3 * (11 if held else 30)
+    # losses; whether the numbers were in range
+    assert gpu.stats.downloads - before.downloads == 3 * (11 if held else 10)
 
 
 @pytest.mark.usefixtures("brief_hangs")
@@ -165,9 +184,12 @@ def test_how_much_it_may_take() -> None:
     assert gathered.too_large(sizes, mib, 0, 1 << 30) == ""
     assert gathered.too_large(sizes, mib, 36 * mib, 1 << 30) == ""
     assert gathered.too_large(sizes, mib, 35 * mib, 1 << 30) == (
-        "the data set and the next batches of it have 9.0 MiB, they may take 8.8 MiB (a quarter of memory_limit_mb)")
+        "the data set and the next batches of it have 9.0 MiB, they may take 8.8 MiB (a quarter of memory_limit_mb)"
+    )
     assert gathered.too_large(sizes, mib, 0, 5 * mib) == "'x' has 6.0 MiB, a kernel of this adapter reads 5.0 MiB"
-    assert "(of a device whose memory_limit_mb is not given)" in gathered.too_large({"x": gathered.NBYTES}, 1, 0, 1 << 40)
+    assert "(of a device whose memory_limit_mb is not given)" in gathered.too_large(
+        {"x": gathered.NBYTES}, 1, 0, 1 << 40
+    )
 
 
 def test_batches_that_would_take_more_than_the_data_set_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,9 @@ def batches(count: int, size: int = 5) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(rng.normal(size=(size, 6)).astype("f"), rng.integers(0, 3, size)) for _ in range(count)]
 
 
-def train(step: TrainingStep, optimizer: Optimizer, feeds: list[dict[str, Any]]) -> tuple[list[float], dict[str, np.ndarray]]:
+def train(
+    step: TrainingStep, optimizer: Optimizer, feeds: list[dict[str, Any]]
+) -> tuple[list[float], dict[str, np.ndarray]]:
     """Steps on onnxruntime's CPU, arrays in and out."""
     onnx.checker.check_model(step.model, full_check=True)
     settings = onnxruntime.SessionOptions()
@@ -104,15 +106,25 @@ def test_losses_and_their_gradients(name: str, shape: tuple[int, ...], rng: np.r
 def given_back(z: np.ndarray) -> onnx.ModelProto:
     """y = w + x."""
     shape = list(z.shape)
-    graph = helper.make_graph([helper.make_node("Add", ["w", "x"], ["y"])], "back", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)], [numpy_helper.from_array(z, "w")])
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["w", "x"], ["y"])],
+        "back",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(z, "w")],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 SMALL: dict[str, dict[str, Any]] = {
-    "lenet5": {}, "mlp_16x3": {}, "tcn": {"steps": 30, "width": 5, "levels": 3}, "har_lstm": {"steps": 5, "hidden": 6},
-    "encoder": {"tokens": 5, "layers": 1, "width": 8, "heads": 2}, "unet": {"size": 16, "width": 3, "levels": 2},
-    "decoder": {"past": 3, "layers": 1, "width": 8, "heads": 2, "vocabulary": 7, "context": 6}, "squeezenet1_1": {"size": 40, "classes": 3},
+    "lenet5": {},
+    "mlp_16x3": {},
+    "tcn": {"steps": 30, "width": 5, "levels": 3},
+    "har_lstm": {"steps": 5, "hidden": 6},
+    "encoder": {"tokens": 5, "layers": 1, "width": 8, "heads": 2},
+    "unet": {"size": 16, "width": 3, "levels": 2},
+    "decoder": {"past": 3, "layers": 1, "width": 8, "heads": 2, "vocabulary": 7, "context": 6},
+    "squeezenet1_1": {"size": 40, "classes": 3},
 }
 
 
@@ -121,32 +133,62 @@ def test_networks_learn(name: str, rng: np.random.Generator) -> None:
     model = models.build(name, **SMALL[name], **({} if name == "decoder" else {"batch": 3}))
     loss, optimizer = "mse" if name in ("mlp_16x3", "encoder", "decoder") else "cross_entropy", SGD(0.02, clip=1.0)
     step = make_training_step(model, loss=loss, optimizer=optimizer)
-    feeds = {n: rng.normal(size=s).astype(d) if d.kind == "f" else rng.integers(0, 2, s) for n, (d, s) in step.feeds.items() if n not in (WEIGHT, HYPER)}
+    feeds = {
+        n: rng.normal(size=s).astype(d) if d.kind == "f" else rng.integers(0, 2, s)
+        for n, (d, s) in step.feeds.items()
+        if n not in (WEIGHT, HYPER)
+    }
     losses, _ = train(step, optimizer, [feeds] * 4)
     assert np.all(np.diff(losses) < 0), losses
 
 
-@pytest.mark.parametrize(("name", "size"), [("googlenet", 32), ("resnet50", 32), ("mobilenet_v1", 32), ("mobilenet_v2", 32),
-                                            ("shufflenet", 32), ("inception_v3", 75), ("squeezenet1_0", 40)])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("googlenet", 32),
+        ("resnet50", 32),
+        ("mobilenet_v1", 32),
+        ("mobilenet_v2", 32),
+        ("shufflenet", 32),
+        ("inception_v3", 75),
+        ("squeezenet1_0", 40),
+    ],
+)
 def test_large_networks_differentiate(name: str, size: int) -> None:
     """Down to the first layer, each gradient of its weight's shape: the walk checks that."""
     model = models.build(name, batch=2, classes=3, size=size)
     step = make_training_step(model, loss="cross_entropy", optimizer=SGD(0.1))
     assert len(step.parameters) == sum(t.data_type == TensorProto.FLOAT for t in model.graph.initializer) - 2 * sum(
-        n.op_type == "BatchNormalization" for n in model.graph.node)
+        n.op_type == "BatchNormalization" for n in model.graph.node
+    )
     assert [o for o in step.model.graph.output if not o.type.tensor_type.shape.dim] == step.model.graph.output[:1]
 
 
 def conv_bn(momentum: float = 0.8) -> onnx.ModelProto:
     rng = np.random.default_rng(1)
-    arrays = {"w": rng.normal(size=(4, 2, 1, 1)), "scale": rng.normal(size=4), "bias": rng.normal(size=4), "mean": np.zeros(4), "var": np.ones(4)}
-    nodes = [helper.make_node("Conv", ["x", "w"], ["c"]),
-             helper.make_node("BatchNormalization", ["c", "scale", "bias", "mean", "var"], ["n"], name="bn", momentum=momentum),
-             helper.make_node("GlobalAveragePool", ["r"], ["p"]), helper.make_node("Flatten", ["p"], ["y"])]
+    arrays = {
+        "w": rng.normal(size=(4, 2, 1, 1)),
+        "scale": rng.normal(size=4),
+        "bias": rng.normal(size=4),
+        "mean": np.zeros(4),
+        "var": np.ones(4),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node(
+            "BatchNormalization", ["c", "scale", "bias", "mean", "var"], ["n"], name="bn", momentum=momentum
+        ),
+        helper.make_node("GlobalAveragePool", ["r"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["y"]),
+    ]
     nodes.insert(2, helper.make_node("Relu", ["n"], ["r"]))
-    graph = helper.make_graph(nodes, "bn", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [6, 2, 3, 3])],
-                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, [6, 4])],
-                              [numpy_helper.from_array(a.astype("f"), n) for n, a in arrays.items()])
+    graph = helper.make_graph(
+        nodes,
+        "bn",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [6, 2, 3, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [6, 4])],
+        [numpy_helper.from_array(a.astype("f"), n) for n, a in arrays.items()],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -185,17 +227,28 @@ def test_frozen_statistics_stay() -> None:
 
 
 def dropout_model(ratio: float = 0.25, size: int = 4000) -> onnx.ModelProto:
-    nodes = [helper.make_node("Mul", ["x", "w"], ["a"]), helper.make_node("Dropout", ["a", "ratio"], ["y"], name="drop")]
-    graph = helper.make_graph(nodes, "drop", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, size])],
-                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, size])],
-                              [numpy_helper.from_array(np.ones(size, "f"), "w"), numpy_helper.from_array(np.float32(ratio), "ratio")])
+    nodes = [
+        helper.make_node("Mul", ["x", "w"], ["a"]),
+        helper.make_node("Dropout", ["a", "ratio"], ["y"], name="drop"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "drop",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, size])],
+        [numpy_helper.from_array(np.ones(size, "f"), "w"), numpy_helper.from_array(np.float32(ratio), "ratio")],
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def mask_of(seed: int) -> np.ndarray:
     """The gradient of the mean absolute value is the mask, where x and the target are such that all signs are 1."""
     step = make_training_step(dropout_model(), loss="l1", optimizer=SGD(1.0), trainable=["w"])
-    feeds = {"x": np.stack([np.ones(4000, "f"), np.zeros(4000, "f")]), LABEL: np.full((2, 4000), -1, "f"), SEED: np.array([seed], np.int32)}
+    feeds = {
+        "x": np.stack([np.ones(4000, "f"), np.zeros(4000, "f")]),
+        LABEL: np.full((2, 4000), -1, "f"),
+        SEED: np.array([seed], np.int32),
+    }
     _, state = train(step, SGD(1.0), [feeds])
     return np.round((1 - state["w"]) * 8000, 3)
 
@@ -229,9 +282,12 @@ def test_inputs_that_nothing_reads_are_left_out() -> None:
 
 
 SCHEDULES: list[tuple[Schedule, dict[int, float]]] = [
-    (constant(0.5), {0: 0.5, 1000: 0.5}), (cosine(1.0, 10), {0: 1.0, 5: 0.5, 10: 0.0, 20: 0.0}),
-    (cosine(1.0, 12, warmup=2, end=0.1), {0: 0.5, 1: 1.0, 7: 0.55, 12: 0.1}), (step_decay(1.0, 3, 0.5), {2: 1.0, 3: 0.5, 6: 0.25}),
-    (with_warmup(0.2, 4), {0: 0.05, 3: 0.2, 9: 0.2})]
+    (constant(0.5), {0: 0.5, 1000: 0.5}),
+    (cosine(1.0, 10), {0: 1.0, 5: 0.5, 10: 0.0, 20: 0.0}),
+    (cosine(1.0, 12, warmup=2, end=0.1), {0: 0.5, 1: 1.0, 7: 0.55, 12: 0.1}),
+    (step_decay(1.0, 3, 0.5), {2: 1.0, 3: 0.5, 6: 0.25}),
+    (with_warmup(0.2, 4), {0: 0.05, 3: 0.2, 9: 0.2}),
+]
 
 
 @pytest.mark.parametrize(("schedule", "rates"), SCHEDULES, ids=lambda v: str(v)[:20])
@@ -241,7 +297,9 @@ def test_schedules(schedule: Schedule, rates: dict[int, float]) -> None:
 
 def no_rule() -> onnx.ModelProto:
     model = references.mlp()
-    model.graph.initializer.extend([numpy_helper.from_array(np.zeros((1, 1), np.int64), "i"), numpy_helper.from_array(np.zeros((1, 1), "f"), "u")])
+    model.graph.initializer.extend(
+        [numpy_helper.from_array(np.zeros((1, 1), np.int64), "i"), numpy_helper.from_array(np.zeros((1, 1), "f"), "u")]
+    )
     model.graph.node[1].output[0] = "t"
     model.graph.node.insert(2, helper.make_node("ScatterElements", ["t", "i", "u"], ["h0"], name="the_scatter"))
     return model
@@ -256,14 +314,22 @@ def quantized() -> onnx.ModelProto:
 
 MISTAKES: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
     "loss": (TrainingError, {"loss": "crossentropy"}, "did you mean 'cross_entropy'"),
-    "pattern": (TrainingError, {"trainable": ["wO"]}, r"'wO' matches none of the model's 4 float32 weights; did you mean"),
+    "pattern": (
+        TrainingError,
+        {"trainable": ["wO"]},
+        r"'wO' matches none of the model's 4 float32 weights; did you mean",
+    ),
     "text": (TrainingError, {"trainable": "w0"}, "expected a list of patterns"),
     "nothing": (TrainingError, {"trainable": []}, "got no pattern"),
     "output": (TrainingError, {"output": "z"}, "no such output; it has 'y'"),
     "open": (TrainingError, {"batch": None}, r"its shape \[N, 6\] is open"),
     "shape": (TrainingError, {"shapes": {"x": (5, 7)}}, r"got the shape \[5, 7\], expected \[N, 6\]"),
     "input": (TrainingError, {"shapes": {"z": (5, 7)}}, "no such input; it has 'x'"),
-    "op": (TrainingError, {"model": no_rule()}, "node 'the_scatter' .ScatterElements. has no gradient here.*trainable=.*adding-a-gradient"),
+    "op": (
+        TrainingError,
+        {"model": no_rule()},
+        "node 'the_scatter' .ScatterElements. has no gradient here.*trainable=.*adding-a-gradient",
+    ),
     "quantized": (TrainingError, {"model": quantized()}, "no float32 weights to train .its initializers are: int8."),
     "no model": (ModelError, {"model": b"nothing"}, "not an ONNX model"),
     "no file": (ModelError, {"model": "nowhere.onnx"}, "no such file"),
@@ -274,7 +340,13 @@ MISTAKES: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistakes_are_said(name: str) -> None:
     kind, changed, message = MISTAKES[name]
-    arguments: dict[str, Any] = {"model": references.mlp(), "loss": "cross_entropy", "optimizer": SGD(0.1), "batch": 5, **changed}
+    arguments: dict[str, Any] = {
+        "model": references.mlp(),
+        "loss": "cross_entropy",
+        "optimizer": SGD(0.1),
+        "batch": 5,
+        **changed,
+    }
     with pytest.raises(kind, match=message):
         make_training_step(arguments.pop("model"), **arguments)
 
@@ -286,11 +358,15 @@ def test_a_fixed_batch_is_said() -> None:
 
 @pytest.mark.parametrize(("name", "op"), [("detector", "NonMaxSuppression"), ("table_rows", "Loop")])
 def test_shapes_that_depend_on_data_are_said_with_the_node_that_makes_them(name: str, op: str) -> None:
-    with pytest.raises(TrainingError, match=rf"\(because of node '[^']*{op}', {op}\).*\(output=\)|node '{op}' \({op}\) has no gradient"):
+    with pytest.raises(
+        TrainingError, match=rf"\(because of node '[^']*{op}', {op}\).*\(output=\)|node '{op}' \({op}\) has no gradient"
+    ):
         make_training_step(models.build(name), loss="mse", optimizer=SGD(0.1), batch=1)
 
 
-@pytest.mark.parametrize("make", [lambda: SGD(-1), lambda: Adam(float("nan")), lambda: SGD(0.1, clip=0), lambda: cosine(1, 3, warmup=3)])
+@pytest.mark.parametrize(
+    "make", [lambda: SGD(-1), lambda: Adam(float("nan")), lambda: SGD(0.1, clip=0), lambda: cosine(1, 3, warmup=3)]
+)
 def test_wrong_numbers_are_said(make: Any) -> None:
     with pytest.raises(TrainingError, match="expected"):
         make()
@@ -302,4 +378,6 @@ def test_the_reference_gradients_run_too() -> None:
     p = references.weights(model)
     loss, grads = references.gradients(p, x, y, np.full(5, 0.2))
     moved = {**p, "w0": p["w0"] + 1e-6 * grads["w0"]}
-    assert references.gradients(moved, x, y, np.full(5, 0.2))[0] - loss == pytest.approx(1e-6 * (grads["w0"] ** 2).sum(), rel=1e-3)
+    assert references.gradients(moved, x, y, np.full(5, 0.2))[0] - loss == pytest.approx(
+        1e-6 * (grads["w0"] ** 2).sum(), rel=1e-3
+    )

@@ -35,7 +35,12 @@ def points(count: int = 50) -> tuple[np.ndarray, np.ndarray]:
 
 
 def trainer(side: str = "gpu", **changed: Any) -> Trainer:
-    arguments: dict[str, Any] = {"model": references.mlp(softmax=True), "loss": "cross_entropy", "optimizer": Adam(0.02), **changed}
+    arguments: dict[str, Any] = {
+        "model": references.mlp(softmax=True),
+        "loss": "cross_entropy",
+        "optimizer": Adam(0.02),
+        **changed,
+    }
     return Trainer(arguments.pop("model"), options={"placement": side, **arguments.pop("options", {})}, **arguments)
 
 
@@ -69,12 +74,12 @@ def test_a_step_moves_the_batch_and_the_loss_and_nothing_else() -> None:
     t = trainer()
     for _ in range(4):
         t.step(x, y)
-    t._engine.journal.since = time.perf_counter() + 1e6     # no snapshot while we count
+    t._engine.journal.since = time.perf_counter() + 1e6  # no snapshot while we count
     before = t.stats()
     losses = [t.step(x, y) for _ in range(10)]
     after = t.stats()
     moved = {k: after[k] - before[k] for k in before if k.endswith("_nbytes")}
-    assert moved["host_to_device_nbytes"] == 10 * (x.nbytes + y.nbytes + 12)      # 12: three numbers of Adam
+    assert moved["host_to_device_nbytes"] == 10 * (x.nbytes + y.nbytes + 12)  # 12: three numbers of Adam
     assert moved["device_to_host_nbytes"] == 0
     assert moved["device_to_device_nbytes"] == 0
     float(losses[-1])
@@ -84,9 +89,11 @@ def test_a_step_moves_the_batch_and_the_loss_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("hold", [1, 3, 25])
-def test_in_the_steady_state_a_step_makes_no_bind_group_and_one_recording(hold: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """hold: after so many steps their losses are read. From then on the next step is recorded while the host waits; further ones, if the
-    GPU is at work for longer, which it is here said not to be.
+def test_in_the_steady_state_a_step_makes_no_bind_group_and_one_recording(
+    hold: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hold: after so many steps their losses are read. From then on the next step is recorded while the host waits;
+    further ones, if the GPU is at work for longer, which it is here said not to be.
     """
     made, recorded, (x, y) = list[str](), list[bool](), points(8)
     waiting = Turns.while_waiting
@@ -105,7 +112,7 @@ def test_in_the_steady_state_a_step_makes_no_bind_group_and_one_recording(hold: 
     t, held = trainer(), list[Any]()
     for step in range(50):
         if step == 25:
-            t._engine.journal.since = time.perf_counter() + 1e6     # no snapshot while we count
+            t._engine.journal.since = time.perf_counter() + 1e6  # no snapshot while we count
             made.clear()
             recorded.clear()
         held.append(t.step(x, y))
@@ -114,7 +121,8 @@ def test_in_the_steady_state_a_step_makes_no_bind_group_and_one_recording(hold: 
             held.clear()
     assert not made
     assert len(recorded) == 25
-    assert sum(recorded) == {1: 25, 3: 8, 25: 3}[hold]      # where the host waits: losses are read after 10 steps at the latest
+    # where the host waits: losses are read after 10 steps at the latest
+    assert sum(recorded) == {1: 25, 3: 8, 25: 3}[hold]
 
 
 def test_values_that_share_their_memory_are_told_apart_again() -> None:
@@ -167,13 +175,20 @@ def test_resuming_equals_never_having_stopped(side: str, tmp_path: Path) -> None
     assert three.steps == two.steps == 8
     three.fit(x, y, epochs=2, batch=8)
     assert bits(three) == bits(one)
-    three.load(tmp_path / "t.safetensors")       # also into one that has steps already
+    three.load(tmp_path / "t.safetensors")  # also into one that has steps already
     assert bits(three) == bits(two)
 
 
 def test_dropout_goes_on_where_it_was(tmp_path: Path) -> None:
     def made() -> Trainer:
-        return Trainer(dropout_model(size=64), loss="mse", optimizer=SGD(0.1), trainable=["w"], options={"placement": "gpu"}, seed=7)
+        return Trainer(
+            dropout_model(size=64),
+            loss="mse",
+            optimizer=SGD(0.1),
+            trainable=["w"],
+            options={"placement": "gpu"},
+            seed=7,
+        )
 
     x, y = np.ones((2, 64), "f"), np.zeros((2, 64), "f")
     one, two = made(), made()
@@ -190,7 +205,9 @@ def test_dropout_masks_are_equal_on_both_sides() -> None:
     x, y = np.ones((2, 64), "f"), np.zeros((2, 64), "f")
     found = []
     for side in SIDES:
-        t = Trainer(dropout_model(size=64), loss="mse", optimizer=SGD(8.0), trainable=["w"], options={"placement": side}, seed=7)
+        t = Trainer(
+            dropout_model(size=64), loss="mse", optimizer=SGD(8.0), trainable=["w"], options={"placement": side}, seed=7
+        )
         t.step(x, y)
         found.append(t.parameters()["w"])
     assert len(np.unique(np.round(found[0], 4))) > 1
@@ -257,7 +274,10 @@ def test_a_device_that_always_fails_is_said() -> None:
 def test_a_batch_larger_than_memory_is_said_and_the_state_stays() -> None:
     x, y = points(8)
     t = trainer(options={"faults": "oom~1;seed=1"})
-    with pytest.raises(OutOfDeviceMemoryError, match=r"for batches of 8; weights and state take .* MiB, two sets: try a smaller batch, with accumulate="):
+    with pytest.raises(
+        OutOfDeviceMemoryError,
+        match=r"for batches of 8; weights and state take .* MiB, two sets: try a smaller batch, with accumulate=",
+    ):
         t.step(x, y)
     assert t.steps == 0
 
@@ -271,14 +291,17 @@ def test_a_snapshot_is_what_training_goes_on_from() -> None:
         if step == 2:
             other._engine.snapshot()
             assert other._engine.journal.step == 3
-            assert held.value is None        # read, as nothing could compute it again
+            assert held.value is None  # read, as nothing could compute it again
     assert bits(t) == bits(other)
     assert other.steps == 6
 
 
 def exploding() -> onnx.ModelProto:
     """y = log(w) x: the gradient makes w negative, and then it is NaN."""
-    nodes = [helper.make_node("Log", ["w"], ["l"], name="the_log"), helper.make_node("Mul", ["x", "l"], ["y"], name="the_mul")]
+    nodes = [
+        helper.make_node("Log", ["w"], ["l"], name="the_log"),
+        helper.make_node("Mul", ["x", "l"], ["y"], name="the_mul"),
+    ]
     info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 2]) for n in ("x", "y")]
     graph = helper.make_graph(nodes, "log", info[:1], info[1:], [numpy_helper.from_array(np.ones(2, "f"), "w")])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -293,8 +316,11 @@ def test_nan_is_said_with_its_node_and_the_last_good_state_kept(side: str) -> No
         losses.append(t.step(x, y))
         good.append(t.parameters()["w"])
     bad = next(k for k, w in enumerate(good) if (w < 0).any()) + 1
-    with pytest.raises(TrainingError, match=rf"the loss of step {bad} is nan; the first value that is not finite comes from node 'the_log' \(Log\);"
-                                            rf".*state before step {bad}: try a lower learning rate"):
+    with pytest.raises(
+        TrainingError,
+        match=rf"the loss of step {bad} is nan; the first value that is not finite comes from node 'the_log' \(Log\);"
+        rf".*state before step {bad}: try a lower learning rate",
+    ):
         float(losses[-1])
     assert t.steps == bad
     np.testing.assert_array_equal(t.parameters()["w"], good[bad - 1])
@@ -347,7 +373,9 @@ def test_auto_runs_where_a_step_is_faster(monkeypatch: pytest.MonkeyPatch) -> No
     assert t.stats()["placement"] == "cpu"
     assert "software" in t.explain()
     for gpu, side in ((1.0, "gpu"), (3.0, "cpu")):
-        monkeypatch.setattr("ort_gpu_ep.training.engine._timed", lambda resident, carried, gpu=gpu: gpu if resident.on_gpu else 2.0)
+        monkeypatch.setattr(
+            "ort_gpu_ep.training.engine._timed", lambda resident, carried, gpu=gpu: gpu if resident.on_gpu else 2.0
+        )
         t = trainer("auto", options={"adapter": "software", "load": "off"})
         t.step(x, y)
         assert t.stats()["placement"] == side
@@ -356,14 +384,16 @@ def test_auto_runs_where_a_step_is_faster(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_trainer_moves_between_steps_with_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     data, gpu_s = batches(9), [1.0]
-    monkeypatch.setattr("ort_gpu_ep.training.engine._timed", lambda resident, carried: gpu_s[0] if resident.on_gpu else 2.0)
+    monkeypatch.setattr(
+        "ort_gpu_ep.training.engine._timed", lambda resident, carried: gpu_s[0] if resident.on_gpu else 2.0
+    )
     t = trainer("auto", model=references.mlp(), optimizer=SGD(0.1, 0.9), options={"adapter": "software", "load": "off"})
     with pytest.raises(TrainingError, match="there was none yet"):
         t.place()
     losses, where = [], []
     for step, (x, y) in enumerate(data):
         if step in (3, 6):
-            gpu_s[0] = 3.0 if step == 3 else 1.0       # somebody else's work comes, and goes
+            gpu_s[0] = 3.0 if step == 3 else 1.0  # somebody else's work comes, and goes
             before = bits(t)
             where.append(t.place())
             assert bits(t) == before
@@ -403,7 +433,11 @@ def test_networks_on_the_gpu_follow_the_cpu(name: str, rng: np.random.Generator)
 
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
-    "class": (np.zeros((4, 6), "f"), np.array([0, 1, 3, 1]), r"labels: got 3 at \[2\], expected 0 to 2: the output has 3 classes"),
+    "class": (
+        np.zeros((4, 6), "f"),
+        np.array([0, 1, 3, 1]),
+        r"labels: got 3 at \[2\], expected 0 to 2: the output has 3 classes",
+    ),
     "labels": (np.zeros((4, 6), "f"), np.zeros(4, "f"), "labels: got float32, expected integers"),
     "counts": (np.zeros((4, 6), "f"), np.zeros(3, int), "numbers of samples differ: x 4, labels 3"),
     "none": (np.zeros((0, 6), "f"), np.zeros(0, int), "got no samples"),
@@ -523,8 +557,19 @@ def test_changed_bytes_of_a_checkpoint_load_or_are_said(tmp_path: Path) -> None:
     assert said > 700
 
 
-@pytest.mark.parametrize(("key", "text"), [
-    ("step", "-5"), ("step", "9" * 30), ("step", "9" * 5000), ("step", "1e3"), ("step", "²"), ("epochs", "-1"), ("seed", "-"), ("seed", "9" * 5000)])
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("step", "-5"),
+        ("step", "9" * 30),
+        ("step", "9" * 5000),
+        ("step", "1e3"),
+        ("step", "²"),
+        ("epochs", "-1"),
+        ("seed", "-"),
+        ("seed", "9" * 5000),
+    ],
+)
 def test_numbers_that_no_run_has_are_said(key: str, text: str, tmp_path: Path) -> None:
     t, path = trainer("cpu"), tmp_path / "t.safetensors"
     t.step(*points(4))
@@ -542,11 +587,17 @@ def test_checkpoints_are_safetensors(tmp_path: Path) -> None:
     data = (tmp_path / "c").read_bytes()
     size = int.from_bytes(data[:8], "little")
     assert size % 8 == 0
-    assert data[8:8 + size].rstrip().startswith(b'{"__metadata__":{"step":"3"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}')
-    assert data[8 + size:] == tensors["a"].tobytes() + tensors["b"].tobytes()
+    assert (
+        data[8 : 8 + size]
+        .rstrip()
+        .startswith(b'{"__metadata__":{"step":"3"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}')
+    )
+    assert data[8 + size :] == tensors["a"].tobytes() + tensors["b"].tobytes()
     found, metadata = checkpoint.read(tmp_path / "c")
     assert metadata == {"step": "3"}
-    assert {n: (a.tolist(), a.dtype) for n, a in found.items()} == {n: (a.tolist(), a.dtype) for n, a in tensors.items()}
+    assert {n: (a.tolist(), a.dtype) for n, a in found.items()} == {
+        n: (a.tolist(), a.dtype) for n, a in tensors.items()
+    }
 
 
 def test_what_explain_says() -> None:
@@ -577,9 +628,15 @@ def test_several_threads_train_one_model_step_by_step(side: str) -> None:
             found.append(error)
 
     losses = list[Any]()
-    threads = [threading.Thread(target=work, args=actions) for actions in (
-        [lambda _: losses.append(t.step(x, y))], [lambda _: float(t.step(x, y))], [lambda _: found.append(t.predict(x))],
-        [lambda k: t.parameters() if k % 2 else t.summary(), lambda _: [float(loss) for loss in list(losses)]])]
+    threads = [
+        threading.Thread(target=work, args=actions)
+        for actions in (
+            [lambda _: losses.append(t.step(x, y))],
+            [lambda _: float(t.step(x, y))],
+            [lambda _: found.append(t.predict(x))],
+            [lambda k: t.parameters() if k % 2 else t.summary(), lambda _: [float(loss) for loss in list(losses)]],
+        )
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

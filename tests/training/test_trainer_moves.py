@@ -56,7 +56,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     monkeypatch.setattr("ort_gpu_ep.training.moving.sampler_for", lambda config: (machine, False))
     monkeypatch.setattr("ort_gpu_ep.processes.known.physical_cores", lambda: 4)
     monkeypatch.setattr("ort_gpu_ep.training.engine.clock", machine.clock)
-    monkeypatch.setattr("ort_gpu_ep.training.engine._timed", lambda resident, carried: IDLE_S["gpu" if resident.on_gpu else "cpu"])
+    monkeypatch.setattr(
+        "ort_gpu_ep.training.engine._timed", lambda resident, carried: IDLE_S["gpu" if resident.on_gpu else "cpu"]
+    )
     monkeypatch.setattr(Resident, "run", running)
     return machine
 
@@ -135,10 +137,12 @@ def test_place_times_anew_and_goes_on_from_there(told: Told, monkeypatch: pytest
     before = bits(t)
     assert t.place() == "cpu"
     assert bits(t) == before
-    assert {id(t._engine.resident), id(t._engine._other)} == residents       # no session is made anew
+    assert {id(t._engine.resident), id(t._engine._other)} == residents  # no session is made anew
 
 
-def test_a_gpu_that_is_gone_when_steps_come_back_leaves_them_on_the_cpu(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_gone_when_steps_come_back_leaves_them_on_the_cpu(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, t, open_one, write = batches(len(BUSY)), auto(), Resident.__init__, Resident.write
 
     def lost(self: Resident, carried: Any) -> None:

@@ -1,4 +1,5 @@
-"""Losses step by step against torch's in float64: as recorded for 100 steps by record_torch.py, and the first ones here."""
+"""Losses step by step against torch's in float64: as recorded for 100 steps by record_torch.py, and the first ones
+here."""
 
 from __future__ import annotations
 
@@ -9,9 +10,16 @@ import pytest
 from tests.training import trajectories as tr
 
 STEPS = [
-    ("gpu", "mlp", "sgd", 100), ("gpu", "mlp", "adam", 100), ("gpu", "lenet5", "adam", 8), ("gpu", "lstm", "sgd", 2),
-    *(("cpu", network, optimizer, steps) for network, steps in {"mlp": 100, "lenet5": 30, "lstm": 5, "mobilenet_v2 head": 10}.items()
-      for optimizer in tr.OPTIMIZERS)]
+    ("gpu", "mlp", "sgd", 100),
+    ("gpu", "mlp", "adam", 100),
+    ("gpu", "lenet5", "adam", 8),
+    ("gpu", "lstm", "sgd", 2),
+    *(
+        ("cpu", network, optimizer, steps)
+        for network, steps in {"mlp": 100, "lenet5": 30, "lstm": 5, "mobilenet_v2 head": 10}.items()
+        for optimizer in tr.OPTIMIZERS
+    ),
+]
 
 
 @pytest.mark.parametrize(("side", "network", "optimizer", "steps"), STEPS)

@@ -20,11 +20,13 @@ from tests.training.test_trainer import SIDES, bits, points, trainer
 @pytest.mark.parametrize("side", SIDES)
 def test_accumulated_steps_make_the_update_of_one_large_batch(side: str, name: str) -> None:
     optimizer, update = {
-        "sgd": (SGD(0.3, 0.9), references.sgd(0.3, 0.9)), "adam": (Adam(0.02), references.adam(0.02)),
-        "clip": (SGD(0.3, clip=0.2), references.clipping(references.sgd(0.3), 0.2))}[name]
+        "sgd": (SGD(0.3, 0.9), references.sgd(0.3, 0.9)),
+        "adam": (Adam(0.02), references.adam(0.02)),
+        "clip": (SGD(0.3, clip=0.2), references.clipping(references.sgd(0.3), 0.2)),
+    }[name]
     data = batches(5, 12)
     t = trainer(side, model=references.mlp(), optimizer=optimizer, accumulate=3)
-    losses = [[float(t.step(x[k:k + 4], y[k:k + 4])) for k in (0, 4, 8)] for x, y in data]
+    losses = [[float(t.step(x[k : k + 4], y[k : k + 4])) for k in (0, 4, 8)] for x, y in data]
     want, weights = references.trajectory(references.mlp(), data, update)
     np.testing.assert_allclose(np.mean(losses, 1), want, atol=2e-6)
     for n, w in weights.items():
@@ -73,9 +75,13 @@ def test_accumulation_goes_on_over_epochs_checkpoints_and_failures(side: str, tm
 
 
 def test_frozen_weights_stay() -> None:
-    step = make_training_step(references.mlp((6, 8, 5, 3)), loss="cross_entropy", optimizer=SGD(0.1), frozen=["b*", "w0"], batch=5)
+    step = make_training_step(
+        references.mlp((6, 8, 5, 3)), loss="cross_entropy", optimizer=SGD(0.1), frozen=["b*", "w0"], batch=5
+    )
     assert set(step.parameters) == {"w1", "w2"}
-    both = make_training_step(references.mlp((6, 8, 5, 3)), loss="cross_entropy", optimizer=SGD(0.1), trainable=["*2"], frozen=["b*"], batch=5)
+    both = make_training_step(
+        references.mlp((6, 8, 5, 3)), loss="cross_entropy", optimizer=SGD(0.1), trainable=["*2"], frozen=["b*"], batch=5
+    )
     assert both.parameters == ("w2",)
 
 
@@ -95,7 +101,9 @@ def test_mistakes_are_said(name: str) -> None:
         make_training_step(references.mlp(), **{"loss": "cross_entropy", "optimizer": SGD(0.1), "batch": 5, **changed})
 
 
-@pytest.mark.parametrize("wrong", [{"sparsity": {"w*": 1.0}}, {"sparsity": {}}, {"every": 0}, {"prune_at": -1}, {"rho": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"sparsity": {"w*": 1.0}}, {"sparsity": {}}, {"every": 0}, {"prune_at": -1}, {"rho": 0.0}]
+)
 def test_wrong_numbers_of_admm_are_said(wrong: dict[str, Any]) -> None:
     with pytest.raises(TrainingError, match=r"Admm: .*expected"):
         Admm(SGD(0.1), **{"sparsity": {"w*": 0.5}, "every": 1, "prune_at": 2, **wrong})
@@ -160,7 +168,12 @@ def test_pruning_goes_on_where_it_was(stop: int, tmp_path: Path) -> None:
 def test_a_lost_device_loses_nothing_of_a_pruning_run() -> None:
     found, data = [], batches(9)
     for options in ({}, {"faults": "lost@3,lost@8;seed=1"}):
-        t = trainer(model=references.mlp(), optimizer=Admm(Adam(0.02), {"w*": 0.5}, every=2, prune_at=5), accumulate=1, options=options)
+        t = trainer(
+            model=references.mlp(),
+            optimizer=Admm(Adam(0.02), {"w*": 0.5}, every=2, prune_at=5),
+            accumulate=1,
+            options=options,
+        )
         for x, y in data:
             t.step(x, y)
         found.append(bits(t))

@@ -1,4 +1,5 @@
-"""Networks, batches and optimizers whose losses over 100 steps are compared with torch's in float64 (torch_losses.json)."""
+"""Networks, batches and optimizers whose losses over 100 steps are compared with torch's in float64
+(torch_losses.json)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ import models
 from ort_gpu_ep.training import SGD, Adam, Optimizer, Trainer
 
 RECORDED = Path(__file__).with_name("torch_losses.json")
-"""What record_torch.py wrote: for each case losses of torch in float64 and float32, and the digest of what they were made with."""
+"""What record_torch.py wrote: for each case losses of torch in float64 and float32, and the digest of what they were
+made with."""
 
 BATCH, STEPS = 32, 100
 FLOOR, FACTOR, CPU_EXTRA = 1e-5, 3.0, 1e-4
@@ -59,7 +61,9 @@ def losses(network: str, optimizer: str, options: dict[str, Any], steps: int = S
     """Of a Trainer, read ten at a time."""
     net = NETWORKS[network]
     model = net.build()
-    trainer = Trainer(model, loss="cross_entropy", optimizer=OPTIMIZERS[optimizer], trainable=net.trainable, options=options)
+    trainer = Trainer(
+        model, loss="cross_entropy", optimizer=OPTIMIZERS[optimizer], trainable=net.trainable, options=options
+    )
     held, found = [], list[float]()
     for x, y in batches(model, net.classes, steps):
         held.append(trainer.step(x, y))
@@ -81,8 +85,11 @@ def digest(network: str) -> str:
 
 
 def allowed(network: str, optimizer: str, steps: int = STEPS) -> tuple[np.ndarray, float]:
-    """Torch's losses in float64, and how far others may be from them: max(1e-5, 3 x the distance of torch's in float32)."""
+    """Torch's losses in float64, and how far others may be from them: max(1e-5, 3 x the distance of torch's in
+    float32)."""
     record = json.loads(RECORDED.read_text())["cases"][f"{network}, {optimizer}"]
-    assert record["digest"] == digest(network), f"{network}: weights or batches changed; run tests/training/record_torch.py again"
+    assert record["digest"] == digest(network), (
+        f"{network}: weights or batches changed; run tests/training/record_torch.py again"
+    )
     wide, narrow = (np.array(record[kind][:steps]) for kind in ("float64", "float32"))
     return wide, max(FLOOR, FACTOR * float(abs(wide - narrow).max()))

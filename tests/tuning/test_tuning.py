@@ -80,7 +80,9 @@ def test_forms_are_measured_and_kept(model: bytes, x: dict[str, Any], options: d
     np.testing.assert_allclose(session.run(None, x)[0], expected(model, x), rtol=1e-4, atol=1e-4)
 
 
-def test_later_sessions_take_what_was_found(model: bytes, x: dict[str, Any], options: dict[str, str], untuned: Gpu) -> None:
+def test_later_sessions_take_what_was_found(
+    model: bytes, x: dict[str, Any], options: dict[str, str], untuned: Gpu
+) -> None:
     """Also those of another process, for which the device knows nothing yet."""
     session = InferenceSession(model, provider_options=options)
     session.run(None, x)
@@ -94,7 +96,9 @@ def test_later_sessions_take_what_was_found(model: bytes, x: dict[str, Any], opt
     np.testing.assert_allclose(got, expected(model, x), rtol=1e-4, atol=1e-4)
 
 
-def test_every_form_gives_the_same_to_rounding(model: bytes, x: dict[str, Any], options: dict[str, str], untuned: Gpu) -> None:
+def test_every_form_gives_the_same_to_rounding(
+    model: bytes, x: dict[str, Any], options: dict[str, str], untuned: Gpu
+) -> None:
     session = InferenceSession(model, provider_options=options)
     session.run(None, x)
     known, want = choices_of(session), expected(model, x)
@@ -106,10 +110,14 @@ def test_every_form_gives_the_same_to_rounding(model: bytes, x: dict[str, Any], 
         assert chosen(other) == forms
 
 
-def test_unknown_forms_and_keys_are_ignored(model: bytes, x: dict[str, Any], options: dict[str, str], untuned: Gpu) -> None:
+def test_unknown_forms_and_keys_are_ignored(
+    model: bytes, x: dict[str, Any], options: dict[str, str], untuned: Gpu
+) -> None:
     session = InferenceSession(model, provider_options=options)
     want = session.run(None, x)[0]
-    table = tuned.Table({**{key: Measured("a form of tomorrow") for key in choices_of(session)}, "a strange key": Measured("1")})
+    table = tuned.Table(
+        {**{key: Measured("a form of tomorrow") for key in choices_of(session)}, "a strange key": Measured("1")}
+    )
     tuned.write(options["cache_dir"], tuning_key(untuned.info), table)
     untuned.limits = replace(untuned.limits, tuned=UNTUNED)
     later = InferenceSession(model, provider_options=options)
@@ -133,7 +141,10 @@ def test_other_sizes_are_other_choices(model: bytes, x: dict[str, Any], options:
 
 
 def test_a_form_that_is_wrong_here_is_left_out(
-    model: bytes, x: dict[str, Any], options: dict[str, str], monkeypatch: pytest.MonkeyPatch,
+    model: bytes,
+    x: dict[str, Any],
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[int] = []
 
@@ -149,7 +160,11 @@ def test_a_form_that_is_wrong_here_is_left_out(
 
 
 def test_little_memory_leaves_candidates_out(
-    model: bytes, x: dict[str, Any], options: dict[str, str], monkeypatch: pytest.MonkeyPatch, untuned: Gpu,
+    model: bytes,
+    x: dict[str, Any],
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    untuned: Gpu,
 ) -> None:
     session, opened, before = InferenceSession(model, provider_options=options), measure._opened, list[int]()
 
@@ -166,10 +181,15 @@ def test_little_memory_leaves_candidates_out(
 
 
 def test_large_models_are_measured_one_candidate_after_another(
-    model: bytes, x: dict[str, Any], options: dict[str, str], monkeypatch: pytest.MonkeyPatch,
+    model: bytes,
+    x: dict[str, Any],
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(measure, "TOGETHER_NBYTES", 1)
-    assert all(len(m.ns) == CANDIDATES for m in InferenceSession(model, provider_options=options).tune(x, 0.0).choices.values())
+    assert all(
+        len(m.ns) == CANDIDATES for m in InferenceSession(model, provider_options=options).tune(x, 0.0).choices.values()
+    )
 
 
 def test_only_what_is_beyond_noise_changes() -> None:
@@ -177,7 +197,9 @@ def test_only_what_is_beyond_noise_changes() -> None:
     assert measure._best("a", {"a": 100.0, "b": 80.0, "c": 90.0}).form == "b"
 
 
-def test_where_there_is_no_gpu_it_is_said(model: bytes, x: dict[str, Any], options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_gpu_it_is_said(
+    model: bytes, x: dict[str, Any], options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = InferenceSession(model, providers=["CPUExecutionProvider"])
     with pytest.raises(ConfigError, match="no GPU of this process"):
         plain.tune(x)
@@ -192,7 +214,11 @@ def test_where_there_is_no_gpu_it_is_said(model: bytes, x: dict[str, Any], optio
 
 
 def test_the_option_tunes_a_model_once(
-    model: bytes, x: dict[str, Any], options: dict[str, str], monkeypatch: pytest.MonkeyPatch, untuned: Gpu,
+    model: bytes,
+    x: dict[str, Any],
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    untuned: Gpu,
 ) -> None:
     calls: list[int] = []
     tune = measure.tune
@@ -212,7 +238,11 @@ def test_the_option_tunes_a_model_once(
 
 
 def test_a_failure_to_tune_is_a_warning(
-    model: bytes, x: dict[str, Any], options: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    model: bytes,
+    x: dict[str, Any],
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail(*arguments: Any, **named: Any) -> Any:
         raise ConfigError("a test")

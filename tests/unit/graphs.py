@@ -61,7 +61,8 @@ def plan_of(graph: Graph, with_fusion: bool = True, limits: Limits | None = None
 
 @st.composite
 def random_models(draw: st.DrawFn, max_nodes: int = 14, size: int = 5) -> onnx.ModelProto:
-    """A model over [size, size] matrices: each node reads earlier values, each value that nobody reads is an output, and some more."""
+    """A model over [size, size] matrices: each node reads earlier values, each value that nobody reads is an output,
+    and some more."""
     inputs = [f"x{i}" for i in range(draw(st.integers(1, 3)))]
     values, nodes = [*inputs, "w"], []
     arities = {"Relu": 1, "Softsign": 1, "Softmax": 1, "Transpose": 1, "Add": 2, "Mul": 2, "MatMul": 2}

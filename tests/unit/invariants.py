@@ -66,7 +66,8 @@ def _order(work: Work) -> Iterator[str]:
 
 
 def _types(work: Work) -> Iterator[str]:
-    """Every value still has the type that it had when the rows were asked, channel-last or not, and no row declines what it took before."""
+    """Every value still has the type that it had when the rows were asked, channel-last or not, and no row declines
+    what it took before."""
     if not work.facts.types:
         return
     facts = facts_of(work.graph, work.inputs, work.known)
@@ -98,11 +99,14 @@ def _asked(work: Work) -> Iterator[str]:
 
 
 def _again(rewrite: Callable[[Work], Graph], what: str) -> Callable[[Work], Iterator[str]]:
-    """A pass that has nothing left to do: tried once more, it takes no node away. what: happens then, for the sentence."""
+    """A pass that has nothing left to do: tried once more, it takes no node away. what: happens then, for the
+    sentence."""
+
     def rule(work: Work) -> Iterator[str]:
         again = rewrite(work)
         if len(again.nodes) != len(work.graph.nodes):
             yield f"{len(work.graph.nodes)} nodes become {len(again.nodes)} when {what} once more"
+
     return rule
 
 
@@ -121,7 +125,8 @@ def _no_attention(work: Work) -> Iterator[str]:
 
 
 def _layouts(work: Work) -> Iterator[str]:
-    """No channel-last value reaches a node that knows nothing of it, nor the outside; none is converted twice, or without need."""
+    """No channel-last value reaches a node that knows nothing of it, nor the outside; none is converted twice, or
+    without need."""
     graph = work.graph
     for name in (*graph.inputs, *graph.outputs):
         if name.endswith(CHANNELS_LAST):
@@ -153,13 +158,28 @@ def _parts(work: Work) -> Iterator[str]:
 PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
     STANDARD: _standard,
     ASKED: _asked,
-    PRODUCTS_QUANTIZED: _again(lambda work: quantize_products(work.graph, work.facts, work.limits), "products of bytes are fused"),
-    BYTES_KEPT: _again(lambda work: keep_bytes(work.graph, work.facts, work.limits), "what stands between products is fused"),
-    DECODERS_ABSORBED: _absorbed(PRODUCTS), LAYERS_ABSORBED: _absorbed(LAYERS), ACTIVATIONS_READ: _absorbed(ACTIVATIONS),
+    PRODUCTS_QUANTIZED: _again(
+        lambda work: quantize_products(work.graph, work.facts, work.limits), "products of bytes are fused"
+    ),
+    BYTES_KEPT: _again(
+        lambda work: keep_bytes(work.graph, work.facts, work.limits), "what stands between products is fused"
+    ),
+    DECODERS_ABSORBED: _absorbed(PRODUCTS),
+    LAYERS_ABSORBED: _absorbed(LAYERS),
+    ACTIVATIONS_READ: _absorbed(ACTIVATIONS),
     PATTERNS_FUSED: _again(lambda work: apply_rules(work.graph, work.facts, work.limits), "the rules are tried"),
-    CHAINS_FUSED: _again(lambda work: Chains(work.graph, work.facts, work.limits, work.answers).run(), "chains are fused"),
-    SUMS_WIDE: _again(lambda work: widen(work.graph, work.facts, work.limits, work.answers), "sums in float16 are looked for"),
+    CHAINS_FUSED: _again(
+        lambda work: Chains(work.graph, work.facts, work.limits, work.answers).run(), "chains are fused"
+    ),
+    SUMS_WIDE: _again(
+        lambda work: widen(work.graph, work.facts, work.limits, work.answers), "sums in float16 are looked for"
+    ),
     PRODUCTS_JOINED: _again(
-        lambda work: join_products(work.graph, work.facts, work.limits, work.answers), "products of one input are joined"),
-    ATTENTION_SIMPLIFIED: _no_attention, LAYOUTS_CHOSEN: _layouts, PARTS_PLACED: _parts}
+        lambda work: join_products(work.graph, work.facts, work.limits, work.answers),
+        "products of one input are joined",
+    ),
+    ATTENTION_SIMPLIFIED: _no_attention,
+    LAYOUTS_CHOSEN: _layouts,
+    PARTS_PLACED: _parts,
+}
 """Each property that a pass requires or ensures, as a rule."""

@@ -27,6 +27,10 @@ def gaining(*ops: str, gain_ns: float = 1e6, **gains_ns: float) -> Iterator[None
 def _with_gain(spec: OpSpec, rule: LayoutRule, gain_ns: float) -> OpSpec:
     def gains(node: BoundNode) -> ChannelsLast | None:
         form = rule(node)
-        return None if form is None else replace(form, gain_ns=gain_ns or (form.gain_ns if spec.name == "Transpose" else 0.0))
+        return (
+            None
+            if form is None
+            else replace(form, gain_ns=gain_ns or (form.gain_ns if spec.name == "Transpose" else 0.0))
+        )
 
     return replace(spec, channels_last=gains)

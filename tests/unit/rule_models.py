@@ -25,26 +25,42 @@ def _layer_norm(rng: np.random.Generator) -> dict[str, Array]:
 
 def _stack(gates: int, depth: int) -> Any:
     """Weights of `depth` layers of 5 units over 3 inputs."""
+
     def constants(rng: np.random.Generator) -> dict[str, Array]:
         found: dict[str, Array] = {"axes": np.array([1])}
         for k in range(depth):
             shapes = {"w": (1, gates * 5, 5 if k else 3), "r": (1, gates * 5, 5), "b": (1, gates * 10)}
             found |= {f"{name}{k}": rng.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()}
         return found
+
     return constants
 
 
 def _attention(rng: np.random.Generator, name: str) -> dict[str, Array]:
     """Constant keys and values for queries [2, 3, 5, 8]."""
-    found = {"keys": rng.uniform(-1, 1, (2, 3, 6, 8)).astype(np.float32), "values": rng.uniform(-1, 1, (2, 3, 6, 12)).astype(np.float32)}
+    found = {
+        "keys": rng.uniform(-1, 1, (2, 3, 6, 8)).astype(np.float32),
+        "values": rng.uniform(-1, 1, (2, 3, 6, 12)).astype(np.float32),
+    }
     found |= {"scale": np.array(1.7, np.float32)} if "scaled" in name or "divided" in name else {}
     return found | ({"mask": rng.uniform(-1, 1, (2, 1, 5, 6)).astype(np.float32)} if "masked" in name else {})
 
 
-EXPORTED = [", ".join(("attention", *parts)) for parts in (
-    [p for p in (scaled, masked, guarded, transposed) if p]
-    for scaled in ("scaled", "divided", "") for masked in ("masked", "") for guarded in ("guarded", "") for transposed in ("transposed", ""))]
-OF_ONNX = [", ".join(("Attention", *[p for p in (masked, transposed) if p])) for masked in ("masked", "") for transposed in ("transposed", "")]
+EXPORTED = [
+    ", ".join(("attention", *parts))
+    for parts in (
+        [p for p in (scaled, masked, guarded, transposed) if p]
+        for scaled in ("scaled", "divided", "")
+        for masked in ("masked", "")
+        for guarded in ("guarded", "")
+        for transposed in ("transposed", "")
+    )
+]
+OF_ONNX = [
+    ", ".join(("Attention", *[p for p in (masked, transposed) if p]))
+    for masked in ("masked", "")
+    for transposed in ("transposed", "")
+]
 
 
 def _rows(rng: np.random.Generator, biased: bool) -> dict[str, Array]:
@@ -54,31 +70,43 @@ def _rows(rng: np.random.Generator, biased: bool) -> dict[str, Array]:
 
 EXAMPLES: dict[str, tuple[tuple[int, ...], Any, dict[str, dict[str, object]]]] = {
     "BatchNormalization": (
-        (2, 7, 5, 3), lambda rng: _vectors(rng, 7, "scale", "bias", "mean", "var"), {"BatchNormalization": {"epsilon": 1e-3}}),
+        (2, 7, 5, 3),
+        lambda rng: _vectors(rng, 7, "scale", "bias", "mean", "var"),
+        {"BatchNormalization": {"epsilon": 1e-3}},
+    ),
     "ChannelShuffle": (
-        (2, 12, 5, 7), lambda rng: {"split": np.array([0, 3, 4, 5, 7]), "joined": np.array([2, 12, 5, 7])},
-        {"Transpose": {"perm": [0, 2, 1, 3, 4]}}),
-    "Gelu": ((2, 5, 17), lambda rng: {"root": np.array(2 ** 0.5, np.float32)}, {}),
-    "Gelu by Mul": ((2, 5, 17), lambda rng: {"root": np.array(0.5 ** 0.5, np.float32)}, {}),
+        (2, 12, 5, 7),
+        lambda rng: {"split": np.array([0, 3, 4, 5, 7]), "joined": np.array([2, 12, 5, 7])},
+        {"Transpose": {"perm": [0, 2, 1, 3, 4]}},
+    ),
+    "Gelu": ((2, 5, 17), lambda rng: {"root": np.array(2**0.5, np.float32)}, {}),
+    "Gelu by Mul": ((2, 5, 17), lambda rng: {"root": np.array(0.5**0.5, np.float32)}, {}),
     "LayerNormalization": ((2, 5, 17), _layer_norm, {"ReduceMean": {"axes": [-1]}}),
     "RMSNormalization": (
-        (2, 5, 17), lambda rng: {"epsilon": np.array(1e-3, np.float32), **_vectors(rng, 17, "scale")}, {"ReduceMean": {"axes": [-1]}}),
+        (2, 5, 17),
+        lambda rng: {"epsilon": np.array(1e-3, np.float32), **_vectors(rng, 17, "scale")},
+        {"ReduceMean": {"axes": [-1]}},
+    ),
     **{name: ((2, 3, 5, 8), partial(_attention, name=name), {"keys": {"perm": [0, 1, 3, 2]}}) for name in EXPORTED},
     **{name: ((2, 5, 3, 8), partial(_attention, name=name), {"x": {"perm": [0, 2, 1, 3]}}) for name in OF_ONNX},
     "Gemm of rows": ((6, 8), partial(_rows, biased=False), {}),
     "Gemm of rows, biased": ((6, 8), partial(_rows, biased=True), {}),
     **{f"{depth} x LSTM": ((7, 2, 3), _stack(4, depth), {"LSTM": {"hidden_size": 5}}) for depth in (2, 3, 4)},
-    **{f"{depth} x GRU": ((7, 2, 3), _stack(3, depth), {"GRU": {"hidden_size": 5, "linear_before_reset": 1}}) for depth in (2, 3, 4)},
+    **{
+        f"{depth} x GRU": ((7, 2, 3), _stack(3, depth), {"GRU": {"hidden_size": 5, "linear_before_reset": 1}})
+        for depth in (2, 3, 4)
+    },
 }
-"""Rule -> shape of x, the constants that the other variables stand for, and attributes that the pattern leaves free; of a variable: of a
-Transpose that it is read through.
+"""Rule -> shape of x, the constants that the other variables stand for, and attributes that the pattern leaves free; of
+a variable: of a Transpose that it is read through.
 """
 
 RULE_IDS = [f"{r.name}-{i}" for i, r in enumerate(RULES)]
 
 
 def model_of_rule(rule: Rule, rng: np.random.Generator) -> onnx.ModelProto:
-    """The rule's pattern over an input x, as an exporter before opset 18 would write it; with Attention, of opset 23."""
+    """The rule's pattern over an input x, as an exporter before opset 18 would write it; with Attention, of opset
+    23."""
     shape, constants_of, free = EXAMPLES[rule.name]
     constants: dict[str, Array] = constants_of(rng)
     root, variables = trace(rule.pattern)
@@ -90,7 +118,9 @@ def model_of_rule(rule: Rule, rng: np.random.Generator) -> onnx.ModelProto:
         if isinstance(argument, Variable):
             if argument.name not in free:
                 return argument.name
-            nodes.append(helper.make_node("Transpose", [argument.name], [f"{argument.name}.turned"], **free[argument.name]))
+            nodes.append(
+                helper.make_node("Transpose", [argument.name], [f"{argument.name}.turned"], **free[argument.name])
+            )
             return f"{argument.name}.turned"
         if not isinstance(argument, Call):
             name = f"c{len(constants)}"
@@ -99,11 +129,21 @@ def model_of_rule(rule: Rule, rng: np.random.Generator) -> onnx.ModelProto:
         if id(argument) not in made:
             inputs = [name_of(a) for a in argument.arguments]
             made[id(argument)] = name = "y" if argument is root else f"v{len(nodes)}"
-            nodes.append(helper.make_node(argument.op, inputs, [name], **{**free.get(argument.op, {}), **argument.attributes}))
+            nodes.append(
+                helper.make_node(argument.op, inputs, [name], **{**free.get(argument.op, {}), **argument.attributes})
+            )
         return made[id(argument)]
 
     name_of(root)
     graph = helper.make_graph(
-        nodes, "pattern", [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
-        [helper.make_empty_tensor_value_info("y")], [numpy_helper.from_array(a, n) for n, a in constants.items()])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23 if "Attention" in {n.op_type for n in nodes} else 17)], ir_version=10)
+        nodes,
+        "pattern",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(a, n) for n, a in constants.items()],
+    )
+    return helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", 23 if "Attention" in {n.op_type for n in nodes} else 17)],
+        ir_version=10,
+    )

@@ -1,11 +1,14 @@
-"""Which WGSL bodies index a buffer by what they have read from one: a flow of names through a body's text, coarse but never too small."""
+"""Which WGSL bodies index a buffer by what they have read from one: a flow of names through a body's text, coarse but
+never too small."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-_ASSIGNED = re.compile(r"\b(?:let|var(?:<\w+>)?|const)\s+(\w+)\s*(?::[^=;]*)?=\s*([^;]*);|\b(\w+)(?:\.\w+|\[[^\]]*\])*\s*(?:[-+*/|&^%]|<<|>>)?=(?!=)\s*([^;{}]*)[;){]")
+_ASSIGNED = re.compile(
+    r"\b(?:let|var(?:<\w+>)?|const)\s+(\w+)\s*(?::[^=;]*)?=\s*([^;]*);|\b(\w+)(?:\.\w+|\[[^\]]*\])*\s*(?:[-+*/|&^%]|<<|>>)?=(?!=)\s*([^;{}]*)[;){]"
+)
 _FUNCTION = re.compile(r"\bfn\s+(\w+)\s*\(([^)]*)\)[^{]*\{")
 _BOUND = re.compile(r"\bfor\s*\(\s*var\s+(\w+)[^;]*;([^;]*);|\bwhile\s*\(([^{]*)\)\s*\{")
 
@@ -17,7 +20,7 @@ def _functions(text: str) -> Iterator[tuple[str, list[str], str]]:
         while depth:
             depth += {"{": 1, "}": -1}.get(text[end], 0)
             end += 1
-        yield found[1], [p.split(":")[0].strip() for p in found[2].split(",") if p.strip()], text[found.end():end - 1]
+        yield found[1], [p.split(":")[0].strip() for p in found[2].split(",") if p.strip()], text[found.end() : end - 1]
 
 
 def _inside(text: str, opened: int) -> str:
@@ -26,7 +29,7 @@ def _inside(text: str, opened: int) -> str:
     while depth and end < len(text):
         depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(text[end], 0)
         end += 1
-    return text[opened + 1:end - 1]
+    return text[opened + 1 : end - 1]
 
 
 def _arguments(text: str) -> list[str]:
@@ -44,7 +47,7 @@ def _bounded(text: str) -> str:
     while found := re.search(r"\b(?:clamp|min)\(", text):
         inner = _inside(text, found.end() - 1)
         bounds = _arguments(inner)[1:]
-        text = text[:found.start()] + f"bounded({','.join(bounds)})" + text[found.end() + len(inner) + 1:]
+        text = text[: found.start()] + f"bounded({','.join(bounds)})" + text[found.end() + len(inner) + 1 :]
     return text
 
 
@@ -52,9 +55,9 @@ class _Flow:
     """The names that hold something read from a buffer: (function, name), with "" for what the module declares."""
 
     def __init__(self, text: str) -> None:
-        text = re.sub(r"\$\((?:[^()]|\([^()]*\))*\)|\$\w", "", text)     # what a repeated line has for a number
+        text = re.sub(r"\$\((?:[^()]|\([^()]*\))*\)|\$\w", "", text)  # what a repeated line has for a number
         text = re.sub(r"//[^\n]*|(?m:^#.*$)", "", text)
-        text = re.sub(r"(?<=[A-Za-z_])\d+", "", text)      # so that `at$k` and `at0` are one name
+        text = re.sub(r"(?<=[A-Za-z_])\d+", "", text)  # so that `at$k` and `at0` are one name
         self.text = _bounded(text)
         self.functions = list(_functions(self.text))
         outside = self.text
@@ -84,7 +87,11 @@ class _Flow:
                 for name, parameters, _ in self.functions:
                     for call in re.finditer(rf"\b{name}\(", inner):
                         given = _arguments(_inside(inner, call.end() - 1))
-                        self.names |= {(name, p) for p, value in zip(parameters, given, strict=False) if self.carries(function, value)}
+                        self.names |= {
+                            (name, p)
+                            for p, value in zip(parameters, given, strict=False)
+                            if self.carries(function, value)
+                        }
 
     def _assignments(self, function: str, inner: str) -> None:
         for found in _ASSIGNED.finditer(inner):
@@ -94,7 +101,9 @@ class _Flow:
         for found in _BOUND.finditer(inner):
             name, bound = found[1], found[2] or found[3]
             if self.carries(function, bound):
-                self.names |= {self.scope(function, n) for n in ([name] if name else re.findall(r"\b[a-z_]\w*\b", bound))}
+                self.names |= {
+                    self.scope(function, n) for n in ([name] if name else re.findall(r"\b[a-z_]\w*\b", bound))
+                }
 
     def used(self) -> list[str]:
         """The places where what was read decides on an index."""

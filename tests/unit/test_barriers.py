@@ -19,7 +19,15 @@ from ort_gpu_ep.scheduler.plan import Dispatch, Kind, Place
 from ort_gpu_ep.scheduler.verify import check, violations
 from tests.unit.graphs import graph_of, plan_of, random_models
 
-LARGE = Limits(frozenset({"subgroup", "last-arriving-workgroup"}), (1 << 31) - 256, 1 << 34, 32, 49152, 1024, max_loop_iterations=1 << 40)
+LARGE = Limits(
+    frozenset({"subgroup", "last-arriving-workgroup"}),
+    (1 << 31) - 256,
+    1 << 34,
+    32,
+    49152,
+    1024,
+    max_loop_iterations=1 << 40,
+)
 """As a large GPU has them."""
 
 BRANCHES = """(float[4, 16] x) => (float[4, 16] y) {
@@ -37,7 +45,9 @@ def unshared(plan: Plan) -> Plan:
 
 @pytest.fixture
 def plan(rng: np.random.Generator) -> Plan:
-    return plan_of(graph_of(BRANCHES, {"w": rng.standard_normal((16, 16)).astype("f")}), with_fusion=False, limits=LARGE)
+    return plan_of(
+        graph_of(BRANCHES, {"w": rng.standard_normal((16, 16)).astype("f")}), with_fusion=False, limits=LARGE
+    )
 
 
 def levels(plan: Plan) -> int:
@@ -76,14 +86,19 @@ def test_what_a_barrier_is_for_was_written_last(model: onnx.ModelProto) -> None:
     steps = plan_of(from_onnx(model), with_fusion=False, limits=LARGE).steps
     for i, (step, places) in enumerate(zip(steps, unsettled(steps), strict=True)):
         expected = set[Place]()
-        for place in [place for place, written in step.uses.items() if not written] if isinstance(step, Dispatch) else []:
+        for place in (
+            [place for place, written in step.uses.items() if not written] if isinstance(step, Dispatch) else []
+        ):
             before = next((s for s in reversed(steps[:i]) if not isinstance(s, Dispatch) or place in s.uses), None)
             expected |= {place} if isinstance(before, Dispatch) and before.uses[place] else set()
         assert set(places) == expected
 
 
 def test_reads_of_what_is_read_need_none() -> None:
-    plan = plan_of(graph_of("(float[4, 4] x) => (y, z) { a = Softmax(x) y = Softmax(a) z = Softmax<axis=0>(a) }"), with_fusion=False)
+    plan = plan_of(
+        graph_of("(float[4, 4] x) => (y, z) { a = Softmax(x) y = Softmax(a) z = Softmax<axis=0>(a) }"),
+        with_fusion=False,
+    )
     assert plan.barriers == {1}
 
 

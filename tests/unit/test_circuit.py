@@ -7,7 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from ort_gpu_ep.device.circuit import FIRST_PAUSE_S, LONGEST_AFTER_KILL_S, LONGEST_PAUSE_S, PATIENCE, SUSPICION_S, Circuit
+from ort_gpu_ep.device.circuit import (
+    FIRST_PAUSE_S,
+    LONGEST_AFTER_KILL_S,
+    LONGEST_PAUSE_S,
+    PATIENCE,
+    SUSPICION_S,
+    Circuit,
+)
 
 
 class Bench:

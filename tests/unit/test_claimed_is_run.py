@@ -1,4 +1,5 @@
-"""What is claimed is what a run can do: sizes that the model leaves open are asked about as a run brings them, not as one stand-in."""
+"""What is claimed is what a run can do: sizes that the model leaves open are asked about as a run brings them, not as
+one stand-in."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ ARANGE = """(float[B, N] x) => (y) <int64 zero = {0}, int64 one = {1}, int64[1] 
     scale = Cast <to = 1> (chosen)
     a = Mul (x, scale)
     y = Softmax (a) }"""
-"""The host knows `places` for one size, so that what comes of it asks for no kernel then; of a size that a run brings it is one."""
+"""The host knows `places` for one size, so that what comes of it asks for no kernel then; of a size that a run brings
+it is one."""
 
 CASES = {
     "a kernel that needs int64": ("chosen = Pow (places, places)", "Pow"),
@@ -32,7 +34,11 @@ CASES = {
 
 
 def on_cpu(graph: Graph, limits: Limits) -> set[str]:
-    return {n.op for n in partition(graph, Config(placement="gpu"), limits, software=False).report.nodes if n.device == "cpu"}
+    return {
+        n.op
+        for n in partition(graph, Config(placement="gpu"), limits, software=False).report.nodes
+        if n.device == "cpu"
+    }
 
 
 def plans(graph: Graph, sizes: dict[str, int], limits: Limits) -> int:
@@ -43,7 +49,10 @@ def plans(graph: Graph, sizes: dict[str, int], limits: Limits) -> int:
         names, outputs = boundary(nodes, graph.nodes, graph.outputs)
         inputs = tuple(n for n in names if not graph.values[n].is_constant)
         alone = Graph("g", inputs, tuple(outputs), nodes, graph.values)
-        types = [TensorType(v.dtype, tuple(d if isinstance(d, int) else sizes.get(d, 5) for d in v.shape)) for v in (graph.values[n] for n in inputs)]
+        types = [
+            TensorType(v.dtype, tuple(d if isinstance(d, int) else sizes.get(d, 5) for d in v.shape))
+            for v in (graph.values[n] for n in inputs)
+        ]
         make_template(alone, types, limits)
     return len(groups)
 
@@ -67,8 +76,10 @@ def test_integers_without_the_feature_are_pairs_of_words() -> None:
 @pytest.mark.parametrize("attribute", ["extrapolation_value = inf", "cubic_coeff_a = nan"])
 def test_an_attribute_is_asked_before_what_only_a_run_tells(attribute: str) -> None:
     """Regions and sizes come with the run; that no kernel takes the attribute is known before."""
-    graph = graph_of("(float[1, 1, 4, 4] x, float[8] region, int64[4] sizes) => (y) { y = Resize <coordinate_transformation_mode = "
-                     '"tf_crop_and_resize", mode = "cubic"> (x, region, , sizes) }')
+    graph = graph_of(
+        "(float[1, 1, 4, 4] x, float[8] region, int64[4] sizes) => (y) { y = Resize <coordinate_transformation_mode = "
+        '"tf_crop_and_resize", mode = "cubic"> (x, region, , sizes) }'
+    )
     name, number = attribute.split(" = ")
     odd = replace(graph.nodes[0], attributes={**graph.nodes[0].attributes, name: float(number)})
     assert on_cpu(graph, Limits()) == set()

@@ -1,4 +1,5 @@
-"""No text that is composed for a class of GPUs needs more than the class has: counted in the text itself, not by what claims a node.
+"""No text that is composed for a class of GPUs needs more than the class has: counted in the text itself, not by what
+claims a node.
 
 wgpu-native does not look at workgroup memory, and drivers that do refuse the pipeline.
 """
@@ -35,7 +36,13 @@ def composed(name: str) -> tuple[str, ...]:
 def number(text: str, names: Mapping[str, Any]) -> int:
     """Of an expression of unsigned numbers."""
     plain = re.sub(r"\b(\d+)u\b", r"\1", text).replace("/", "//")
-    return int(eval(re.sub(r"\bselect\(([^,]*),([^,]*),([^)]*)\)", r"((\2) if (\3) else (\1))", plain), {"min": min, "max": max}, dict(names)))
+    return int(
+        eval(
+            re.sub(r"\bselect\(([^,]*),([^,]*),([^)]*)\)", r"((\2) if (\3) else (\1))", plain),
+            {"min": min, "max": max},
+            dict(names),
+        )
+    )
 
 
 def size_of(kind: str, aliases: Mapping[str, str], names: Mapping[str, Any]) -> int:
@@ -59,23 +66,37 @@ def needs(text: str) -> dict[str, Any]:
         try:
             names[name] = number(value, names)
         except (SyntaxError, NameError, TypeError, ValueError):
-            continue        # of another type, or of one that comes later; where a size needs it, that says so
+            continue  # of another type, or of one that comes later; where a size needs it, that says so
     size = re.search(r"@workgroup_size\(([^)]*)\)", text)
     assert size is not None
     return {
-        "buffers": len(re.findall(r"@binding\(\d+\) var<storage", text)), "invocations": number(size[1].replace(",", "*"), names),
-        "workgroup": sum(size_of(kind, aliases, names) for kind in re.findall(r"var<workgroup> \w+\s*:\s*([^;]+);", text)),
-        "features": {feature for feature, pattern in (
-            ("shader-f16", r"^enable f16|\bf16\("), ("shader-int64", r"\b[iu]64\b"), ("subgroup", r"\bsubgroup[A-Z]\w*\("),
-            ("shader-f64", r"\bf64\b")) if re.search(pattern, re.sub(r"//.*", "", text), re.MULTILINE)}}
+        "buffers": len(re.findall(r"@binding\(\d+\) var<storage", text)),
+        "invocations": number(size[1].replace(",", "*"), names),
+        "workgroup": sum(
+            size_of(kind, aliases, names) for kind in re.findall(r"var<workgroup> \w+\s*:\s*([^;]+);", text)
+        ),
+        "features": {
+            feature
+            for feature, pattern in (
+                ("shader-f16", r"^enable f16|\bf16\("),
+                ("shader-int64", r"\b[iu]64\b"),
+                ("subgroup", r"\bsubgroup[A-Z]\w*\("),
+                ("shader-f64", r"\bf64\b"),
+            )
+            if re.search(pattern, re.sub(r"//.*", "", text), re.MULTILINE)
+        },
+    }
 
 
 def faults(texts: Iterator[str] | tuple[str, ...], limits: Limits) -> list[str]:
     found = []
     for text in texts:
         needed, first = needs(text), text.splitlines()[0]
-        for what, most in (("buffers", limits.max_buffers_per_stage), ("invocations", limits.max_invocations),
-                           ("workgroup", limits.max_workgroup_nbytes)):
+        for what, most in (
+            ("buffers", limits.max_buffers_per_stage),
+            ("invocations", limits.max_invocations),
+            ("workgroup", limits.max_workgroup_nbytes),
+        ):
             found += [f"{first}: {needed[what]} {what}, the class has {most}"] if needed[what] > most else []
         found += [f"{first}: {feature}" for feature in needed["features"] - limits.features]
     return found
@@ -86,11 +107,12 @@ def test_texts_stay_within_the_class(name: str) -> None:
     texts = composed(name)
     assert len(texts) > 150
     assert faults(texts, limits_of(name)) == []
-    assert any(needs(text)["workgroup"] > 8192 for text in texts)      # else nothing is counted
+    assert any(needs(text)["workgroup"] > 8192 for text in texts)  # else nothing is counted
 
 
 def test_what_another_class_gets_is_too_much_for_a_small_one() -> None:
     limits = limits_of("raspberry-pi-4")
-    found = faults(composed("amd-rdna"), replace(limits, max_buffers_per_stage=limits.max_buffers_per_stage - 1))      # of 8, the most here
+    # of 8, the most here
+    found = faults(composed("amd-rdna"), replace(limits, max_buffers_per_stage=limits.max_buffers_per_stage - 1))
     for what in (" buffers", " invocations", " workgroup", "shader-int64", "subgroup"):
         assert any(what in each for each in found), what

@@ -1,4 +1,5 @@
-"""Dataclasses as JSON rows: what is written comes back, and what no `encode` gives is refused, also where values are taken as they stand."""
+"""Dataclasses as JSON rows: what is written comes back, and what no `encode` gives is refused, also where values are
+taken as they stand."""
 
 from __future__ import annotations
 
@@ -39,15 +40,27 @@ class Tree:
 
 
 CODEC = Codec(Tree, {})
-WHOLE = Tree(Leaf("x", (1, 2)), (("A", 1), ("B", 2.5), ("C", True), ("D", float("inf"))), (("p", Leaf("y")), ("q", Leaf("x", (1, 2)))),
-             Side.RIGHT, "b", float("-inf"), b"\0\xff", "w", Leaf("z"), (False, True))
+WHOLE = Tree(
+    Leaf("x", (1, 2)),
+    (("A", 1), ("B", 2.5), ("C", True), ("D", float("inf"))),
+    (("p", Leaf("y")), ("q", Leaf("x", (1, 2)))),
+    Side.RIGHT,
+    "b",
+    float("-inf"),
+    b"\0\xff",
+    "w",
+    Leaf("z"),
+    (False, True),
+)
 
 
 def rows_of(tree: Tree) -> list[list[Any]]:
-    return store.parse_json(json.dumps(CODEC.encode(tree), allow_nan=False).encode())      # type: ignore[no-any-return]
+    return store.parse_json(json.dumps(CODEC.encode(tree), allow_nan=False).encode())  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("tree", [WHOLE, Tree(Leaf("x")), Tree(Leaf("x"), where=3), Tree(Leaf("x", (0,)), (("A", -1),), factor=1)])
+@pytest.mark.parametrize(
+    "tree", [WHOLE, Tree(Leaf("x")), Tree(Leaf("x"), where=3), Tree(Leaf("x", (0,)), (("A", -1),), factor=1)]
+)
 def test_it_comes_back_as_it_was(tree: Tree) -> None:
     found = CODEC.decode(Tree, rows_of(tree))
     assert found == tree
@@ -58,12 +71,44 @@ def test_it_comes_back_as_it_was(tree: Tree) -> None:
 FIELDS = {name: k + 1 for k, name in enumerate(Tree.__dataclass_fields__)}
 
 
-@pytest.mark.parametrize(("field", "raw"), [
-    ("leaf", 9), ("leaf", True), ("leaf", "0"), ("leaf", None), ("constants", [["A", 1], []]), ("constants", [["A"]]), ("constants", [["A", "1"]]),
-    ("constants", [["A", None]]), ("constants", [["A", 1, 2]]), ("constants", ["AB"]), ("constants", {"A": 1}), ("constants", [[1, "A"]]),
-    ("pairs", [["p", 7]]), ("pairs", [["p", 0.0]]), ("pairs", [["p"]]), ("side", "up"), ("side", 1), ("how", "c"), ("factor", "1"),
-    ("factor", True), ("factor", {"float": "1"}), ("data", 1), ("data", "not base64"), ("where", 1.5), ("where", [1]), ("where", False),
-    ("maybe", 1.0), ("maybe", "x"), ("maybe", -1), ("flags", [True]), ("flags", [1, 0]), ("flags", [True, False, True]), ("flags", 3)])
+@pytest.mark.parametrize(
+    ("field", "raw"),
+    [
+        ("leaf", 9),
+        ("leaf", True),
+        ("leaf", "0"),
+        ("leaf", None),
+        ("constants", [["A", 1], []]),
+        ("constants", [["A"]]),
+        ("constants", [["A", "1"]]),
+        ("constants", [["A", None]]),
+        ("constants", [["A", 1, 2]]),
+        ("constants", ["AB"]),
+        ("constants", {"A": 1}),
+        ("constants", [[1, "A"]]),
+        ("pairs", [["p", 7]]),
+        ("pairs", [["p", 0.0]]),
+        ("pairs", [["p"]]),
+        ("side", "up"),
+        ("side", 1),
+        ("how", "c"),
+        ("factor", "1"),
+        ("factor", True),
+        ("factor", {"float": "1"}),
+        ("data", 1),
+        ("data", "not base64"),
+        ("where", 1.5),
+        ("where", [1]),
+        ("where", False),
+        ("maybe", 1.0),
+        ("maybe", "x"),
+        ("maybe", -1),
+        ("flags", [True]),
+        ("flags", [1, 0]),
+        ("flags", [True, False, True]),
+        ("flags", 3),
+    ],
+)
 def test_what_no_one_has_written_is_refused(field: str, raw: object) -> None:
     rows = rows_of(WHOLE)
     rows[-1][FIELDS[field]] = raw
@@ -79,16 +124,39 @@ def test_a_row_of_numbers_holds_nothing_else(raw: list[object]) -> None:
         CODEC.decode(Tree, rows)
 
 
-@pytest.mark.parametrize("tree", [
-    Tree(Leaf("x", (1, True))), Tree(Leaf("x", [1])), Tree(Leaf("x"), (("A", None),)), Tree(Leaf("x"), (["A", 1],)), Tree(3),      # type: ignore[arg-type]
-    Tree(Leaf("x"), maybe=Side.LEFT), Tree(Leaf("x"), where=1.5), Tree(Leaf("x"), flags=(True,))])      # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "tree",
+    [
+        Tree(Leaf("x", (1, True))),
+        Tree(Leaf("x", [1])),
+        Tree(Leaf("x"), (("A", None),)),
+        Tree(Leaf("x"), (["A", 1],)),
+        Tree(3),  # type: ignore[arg-type]
+        Tree(Leaf("x"), maybe=Side.LEFT),
+        Tree(Leaf("x"), where=1.5),
+        Tree(Leaf("x"), flags=(True,)),
+    ],
+)  # type: ignore[arg-type]
 def test_what_is_not_as_its_annotation_says_is_not_written(tree: Tree) -> None:
     with pytest.raises((TypeError, ValueError), match=r"expected|none of its"):
         CODEC.encode(tree)
 
 
-@pytest.mark.parametrize("text", [
-    "9" * 21, "-" + "1" * 20, "1e309", "-1E+400", "1" * 400, "1" * 250 + "e99", "1" * 250 + ".5e99", "NaN", "-Infinity", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 21,
+        "-" + "1" * 20,
+        "1e309",
+        "-1E+400",
+        "1" * 400,
+        "1" * 250 + "e99",
+        "1" * 250 + ".5e99",
+        "NaN",
+        "-Infinity",
+        "[" * 100_000,
+    ],
+)
 def test_numbers_that_no_file_of_ours_has(text: str) -> None:
     with pytest.raises(ValueError, match=r"digits|finite|deeply"):
         store.parse_json(text.encode())

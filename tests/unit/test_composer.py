@@ -33,7 +33,9 @@ def assert_same(plan: Plan, limit: int) -> None:
     for step in plan.steps:
         if isinstance(step, Dispatch):
             pieces = {name: parts(found, limit) for name, (found, _) in step.bindings.items()}
-            assert compose(step.kernel, step.bindings, replace(Limits(), max_binding_nbytes=limit)) == composer._composed(step.kernel, step.bindings, pieces, False), step.label
+            assert compose(
+                step.kernel, step.bindings, replace(Limits(), max_binding_nbytes=limit)
+            ) == composer._composed(step.kernel, step.bindings, pieces, False), step.label
 
 
 @pytest.mark.parametrize("name", ["lenet5", "har_lstm", "encoder", "shufflenet", "mobilenet_v2", "unet"])
@@ -50,18 +52,30 @@ def test_random_models_share_texts_rightly(model: object) -> None:
 
 
 def strided(offset: int = 0, **changes: object) -> Kernel:
-    made = kernel("strided.wgsl", [OUT], indices={"x_index": Strided((6, 4), (1, 6), offset)}, raw=True, reads={"x": 0}, writes={"y": 0})
+    made = kernel(
+        "strided.wgsl",
+        [OUT],
+        indices={"x_index": Strided((6, 4), (1, 6), offset)},
+        raw=True,
+        reads={"x": 0},
+        writes={"y": 0},
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def test_what_a_text_follows_from_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composer, "_sources", Memo(64))
     texts = [
-        compose(strided(), BINDINGS), compose(strided(3), BINDINGS), compose(strided(raw=False), BINDINGS),
+        compose(strided(), BINDINGS),
+        compose(strided(3), BINDINGS),
+        compose(strided(raw=False), BINDINGS),
         *(compose(strided(consts=(("A", value),)), BINDINGS) for value in (1, 1.0, True, -1)),
-        compose(strided(optionals=(("z", True),)), BINDINGS), compose(strided(), {**BINDINGS, "x": (tensor(4, 6, dtype="int8"), False)}),
-        compose(strided(), BINDINGS | {"z": (OUT, False)}), compose(strided(), {**BINDINGS, "y": (tensor(7, 4), True)}),
-        compose(strided(), {**BINDINGS, "x": (tensor(400, 6), False)}, Limits(max_binding_nbytes=4096))]
+        compose(strided(optionals=(("z", True),)), BINDINGS),
+        compose(strided(), {**BINDINGS, "x": (tensor(4, 6, dtype="int8"), False)}),
+        compose(strided(), BINDINGS | {"z": (OUT, False)}),
+        compose(strided(), {**BINDINGS, "y": (tensor(7, 4), True)}),
+        compose(strided(), {**BINDINGS, "x": (tensor(400, 6), False)}, Limits(max_binding_nbytes=4096)),
+    ]
     assert len(set(texts)) == len(texts)
 
 
@@ -76,4 +90,6 @@ def test_the_same_text_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None
         for plan in both:
             texts = [compose(step.kernel, step.bindings) for step in plan.steps if isinstance(step, Dispatch)]
             assert len(texts) > 4 * len(set(texts))
-    assert len(calls) == len({compose(s.kernel, s.bindings) for plan in both for s in plan.steps if isinstance(s, Dispatch)})
+    assert len(calls) == len(
+        {compose(s.kernel, s.bindings) for plan in both for s in plan.steps if isinstance(s, Dispatch)}
+    )

@@ -29,7 +29,12 @@ def test_provider_option_then_environment_then_default() -> None:
 
 
 def test_an_empty_variable_is_as_one_that_is_not_there() -> None:
-    environment = {"ORT_GPU_EP_PLACEMENT": "", "ORT_GPU_EP_STRICT": "", "ORT_GPU_EP_WEBGPU": "", "ORT_GPU_EP_HANG_TIMEOUT_MS": ""}
+    environment = {
+        "ORT_GPU_EP_PLACEMENT": "",
+        "ORT_GPU_EP_STRICT": "",
+        "ORT_GPU_EP_WEBGPU": "",
+        "ORT_GPU_EP_HANG_TIMEOUT_MS": "",
+    }
     assert resolve({}, environment) == resolve({}, {})
     assert resolve({"webgpu": "auto", "placement": "cpu"}, environment).placement == "cpu"
 
@@ -59,7 +64,10 @@ def test_a_value_may_begin_with_a_prefix() -> None:
 
 
 def test_an_unknown_option_names_the_one_that_is_meant() -> None:
-    with pytest.raises(ConfigError, match=r"provider option 'placment' is unknown; did you mean 'placement'\? Known: placement, placement_budget_ms, strict"):
+    with pytest.raises(
+        ConfigError,
+        match=r"provider option 'placment' is unknown; did you mean 'placement'\? Known: placement, placement_budget_ms, strict",
+    ):
         resolve({"placment": "gpu"}, {})
 
 
@@ -68,15 +76,18 @@ def test_an_unknown_option_that_is_like_nothing() -> None:
         resolve({"xyzzy": "1"}, {})
 
 
-@pytest.mark.parametrize(("options", "environment", "message"), [
-    ({"placement": "tpu"}, {}, r"provider option 'placement': got 'tpu', expected one of auto, gpu, cpu"),
-    ({}, {"ORT_GPU_EP_STRICT": "yes"}, r"environment variable ORT_GPU_EP_STRICT: got 'yes', expected one of 0, 1"),
-    ({"memory_limit_mb": "-1"}, {}, r"'memory_limit_mb': got '-1', expected a whole number"),
-    ({"memory_limit_mb": 1.5}, {}, r"got '1\.5', expected a whole number"),
-    ({"load": "on"}, {}, r"'load': got 'on', expected one of auto, off or file:\.\.\."),
-    ({"placement": "file:x"}, {}, r"'placement': got 'file:x', expected one of auto, gpu, cpu\."),
-    ({"deadline_ms": "soon"}, {}, r"'deadline_ms': got 'soon', expected a whole number"),
-])
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        ({"placement": "tpu"}, {}, r"provider option 'placement': got 'tpu', expected one of auto, gpu, cpu"),
+        ({}, {"ORT_GPU_EP_STRICT": "yes"}, r"environment variable ORT_GPU_EP_STRICT: got 'yes', expected one of 0, 1"),
+        ({"memory_limit_mb": "-1"}, {}, r"'memory_limit_mb': got '-1', expected a whole number"),
+        ({"memory_limit_mb": 1.5}, {}, r"got '1\.5', expected a whole number"),
+        ({"load": "on"}, {}, r"'load': got 'on', expected one of auto, off or file:\.\.\."),
+        ({"placement": "file:x"}, {}, r"'placement': got 'file:x', expected one of auto, gpu, cpu\."),
+        ({"deadline_ms": "soon"}, {}, r"'deadline_ms': got 'soon', expected a whole number"),
+    ],
+)
 def test_values_outside_their_set(options: dict[str, object], environment: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         resolve(options, environment)
@@ -111,7 +122,9 @@ def test_argument_then_environment_then_file_then_default(folder: Path, monkeypa
     monkeypatch.setenv("ORT_GPU_EP_MEMORY_LIMIT_MB", "34")
     monkeypatch.setenv("ORT_GPU_EP_STRICT", "")
     assert resolved() == Config(placement="gpu", strict=True, fusion=False, memory_limit_mb=34)
-    assert resolved({"memory_limit_mb": 56, "placement": "cpu"}) == Config(placement="cpu", strict=True, fusion=False, memory_limit_mb=56)
+    assert resolved({"memory_limit_mb": 56, "placement": "cpu"}) == Config(
+        placement="cpu", strict=True, fusion=False, memory_limit_mb=56
+    )
     assert resolve({}, {}) == Config(), "another environment than the process's has no folder"
 
 
@@ -131,12 +144,23 @@ def test_a_project_file_whose_tools_are_no_table(folder: Path) -> None:
     assert resolved().strict
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("placment = 'gpu'", r"ort-gpu-ep\.toml: option 'placment' is unknown; did you mean 'placement'\?"), ("placement = 'tpu'", "toml: placement: got 'tpu', expected"),
-    ("placement =", r"toml: .*expected TOML"), ("placement = ['gpu']", r"placement: got \['gpu'\], expected a text"), ("memory_limit_mb = -1", "got '-1', expected"),
-    ("[tool.ort-gpu-ep]", "option 'tool' is unknown"), ("\udcff", "expected TOML"), *((f"{name} = 'x'", f"{name}: this is set by the program or by ORT_GPU_EP_")
-                                                                                 for name in ("webgpu", "webgpu_library", "cache_dir", "quirks", "faults")),
-    ("load = 'file:/dev/zero'", "load: this is set by the program")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("placment = 'gpu'", r"ort-gpu-ep\.toml: option 'placment' is unknown; did you mean 'placement'\?"),
+        ("placement = 'tpu'", "toml: placement: got 'tpu', expected"),
+        ("placement =", r"toml: .*expected TOML"),
+        ("placement = ['gpu']", r"placement: got \['gpu'\], expected a text"),
+        ("memory_limit_mb = -1", "got '-1', expected"),
+        ("[tool.ort-gpu-ep]", "option 'tool' is unknown"),
+        ("\udcff", "expected TOML"),
+        *(
+            (f"{name} = 'x'", f"{name}: this is set by the program or by ORT_GPU_EP_")
+            for name in ("webgpu", "webgpu_library", "cache_dir", "quirks", "faults")
+        ),
+        ("load = 'file:/dev/zero'", "load: this is set by the program"),
+    ],
+)
 def test_files_with_other_content(text: str, message: str, folder: Path) -> None:
     (folder / "ort-gpu-ep.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=message):
@@ -145,7 +169,9 @@ def test_files_with_other_content(text: str, message: str, folder: Path) -> None
         resolve()
 
 
-def test_a_file_of_others_is_ignored(folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_others_is_ignored(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = folder / "ort-gpu-ep.toml"
     file.write_text("strict = true\n")
     file.chmod(0o666)
@@ -179,13 +205,18 @@ def test_a_variable_that_is_no_option_is_said_once(caplog: pytest.LogCaptureFixt
     for _ in range(2):
         resolve({}, {"ORT_GPU_EP_PLACMENT": "gpu", "ORT_GPU_EP_DRILL": "1"})
     assert caplog.messages == [
-        "environment variable ORT_GPU_EP_PLACMENT is no option and has no effect; did you mean ORT_GPU_EP_PLACEMENT?"]
+        "environment variable ORT_GPU_EP_PLACMENT is no option and has no effect; did you mean ORT_GPU_EP_PLACEMENT?"
+    ]
 
 
 def test_variables_of_the_tests_are_not_taken_for_options() -> None:
     """What tests and benchmarks read by themselves begins otherwise."""
     root = Path(__file__).parents[2]
-    read = {name for folder in ("tests", "benchmarks", "models", "scripts") for path in (root / folder).rglob("*.py")
-            for name in re.findall(r"environ(?:\.get\(|\[)\"(\w+)\"", path.read_text("utf-8"))}
+    read = {
+        name
+        for folder in ("tests", "benchmarks", "models", "scripts")
+        for path in (root / folder).rglob("*.py")
+        for name in re.findall(r"environ(?:\.get\(|\[)\"(\w+)\"", path.read_text("utf-8"))
+    }
     assert "SOAK_RUNS" in read
     assert unknown_variables(dict.fromkeys(read, "1")) == {}

@@ -76,7 +76,8 @@ def prices_of(graph: Graph, costs: Costs | None = None) -> Prices:
 @settings(max_examples=60)
 @given(random_models(max_nodes=10, size=7), st.data())
 def test_a_prediction_is_what_the_cut_minimises(model: Any, data: st.DataObject) -> None:
-    """Apart from the run's last wait, and what a run of a partition takes on the host, which every assignment with a GPU node has."""
+    """Apart from the run's last wait, and what a run of a partition takes on the host, which every assignment with a
+    GPU node has."""
     graph = from_onnx(model)
     prices = prices_of(graph)
     group = [node for node in graph.nodes if data.draw(st.booleans())]
@@ -124,7 +125,9 @@ def test_what_was_measured_counts_more_than_what_is_assumed() -> None:
 
 def test_a_cheap_node_beside_a_large_one_stays_on_the_cpu() -> None:
     """Both would be in one group, which wins as a whole: only the cut tells them apart."""
-    graph = graph_of(f"(float[2048, 2048] x, float[2048, 2048] w, float[{1 << 22}] z) => (y, e) {{ y = MatMul(x, w) e = Neg(z) }}")
+    graph = graph_of(
+        f"(float[2048, 2048] x, float[2048, 2048] w, float[{1 << 22}] z) => (y, e) {{ y = MatMul(x, w) e = Neg(z) }}"
+    )
     report = partition(graph, AUTO, Limits(), software=False).report
     assert [(n.device, n.code) for n in report.nodes] == [("gpu", ""), ("cpu", Code.COST)]
     assert "cut" in report.nodes[1].reason
@@ -140,7 +143,8 @@ def test_the_shapes_of_a_run_replace_stand_ins() -> None:
 
 
 def test_the_shapes_that_a_run_s_nodes_wrote_replace_stand_ins() -> None:
-    """Of what a node on the CPU writes: its rank and its sizes; of a node that does not write tensors alone nothing is known."""
+    """Of what a node on the CPU writes: its rank and its sizes; of a node that does not write tensors alone nothing is
+    known."""
     graph = graph_of("(float[N, 8] x, float z) => (y) <float i> { i = com.microsoft.Inverse(x) y = Relu(i) }")
     values = {**graph.values, "i": replace(graph.values["i"], shape=None)}
     graph = replace(graph, values=values)

@@ -1,4 +1,5 @@
-"""tests/daily.py: what is left to the night is the rest, and every day has each value. And what scripts/mutate.py names is there."""
+"""tests/daily.py: what is left to the night is the rest, and every day has each value. And what scripts/mutate.py names
+is there."""
 
 from __future__ import annotations
 

@@ -41,15 +41,43 @@ WELL = "def test_well(): pass\n"
 
 
 def test_a_run_ends_and_says_of_what_its_processes_died(tmp_path: Path) -> None:
-    """One that dies, one that hangs where no signal reaches it, and one that dies behind its tests: no other test is lost."""
+    """One that dies, one that hangs where no signal reaches it, and one that dies behind its tests: no other test is
+    lost."""
     (tmp_path / "conftest.py").write_text(PLUGIN)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     for name, text in {"a": WELL, "b": WELL, "c": DIES, "d": HANGS, "e": WELL, "f": AT_THE_END}.items():
         (tmp_path / f"test_{name}.py").write_text(text)
-    done = subprocess.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-vv",
-                           str(tmp_path)], capture_output=True, text=True, timeout=300, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-n",
+            "2",
+            "--dist",
+            "loadfile",
+            "--no-loadscope-reorder",
+            "-vv",
+            str(tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 failed, 6 passed" in done.stdout, done.stdout
-    for said in ("crashed while running 'test_c.py::test_dies'", "ended by SIGABRT", "in test_dies", "last words",
-                 "crashed while running 'test_d.py::test_hangs'", "Timeout (0:00:02)!", "in test_hangs", "ended by SIGSEGV"):
+    for said in (
+        "crashed while running 'test_c.py::test_dies'",
+        "ended by SIGABRT",
+        "in test_dies",
+        "last words",
+        "crashed while running 'test_d.py::test_hangs'",
+        "Timeout (0:00:02)!",
+        "in test_hangs",
+        "ended by SIGSEGV",
+    ):
         assert said in done.stdout, said

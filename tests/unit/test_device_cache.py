@@ -58,11 +58,12 @@ def test_what_nobody_holds_goes_after_the_last_few() -> None:
             thing = Thing()
             thing.__class__ = type("Named", (Thing,), {"__del__": lambda self: gone.append(key)})
             return thing
+
         cache.get(key, make)
 
     get("a")
     get("b")
-    get("a")        # b is now the one that was last asked for longest ago
+    get("a")  # b is now the one that was last asked for longest ago
     get("c")
     gc.collect()
     assert gone == ["b"]

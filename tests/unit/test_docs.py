@@ -31,11 +31,20 @@ README = (ROOT / "README.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
 BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
 WHICH = (ROOT / "docs" / "which-provider.md").read_text("utf-8")
-DOCUMENTS = sorted([*(ROOT / f"{name}.md" for name in (
-    "README", "CHANGELOG", "CONTRIBUTING", "GOVERNANCE", "CODE_OF_CONDUCT", "SUPPORT", "SECURITY")), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted(
+    [
+        *(
+            ROOT / f"{name}.md"
+            for name in ("README", "CHANGELOG", "CONTRIBUTING", "GOVERNANCE", "CODE_OF_CONDUCT", "SUPPORT", "SECURITY")
+        ),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
 
 
-@pytest.mark.skipif(onnx.defs.onnx_opset_version() < KNOWN_OPSET, reason="this onnx is older than the opsets that the rows know")
+@pytest.mark.skipif(
+    onnx.defs.onnx_opset_version() < KNOWN_OPSET, reason="this onnx is older than the opsets that the rows know"
+)
 def test_operators_are_up_to_date() -> None:
     stale = [path.name for path, wanted in gen_operators.documents().items() if path.read_text("utf-8") != wanted]
     assert not stale, "run `python scripts/gen_operators.py`"
@@ -92,13 +101,15 @@ def test_the_benchmarks_begin_with_a_screen_of_summary() -> None:
 
 def table(text: str, head: str) -> list[list[str]]:
     """The cells of each row of the table whose head begins with `head`."""
-    lines = text[text.index(f"| {head} |"):].partition("\n\n")[0].splitlines()
+    lines = text[text.index(f"| {head} |") :].partition("\n\n")[0].splitlines()
     return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines if not line.startswith("|---")]
 
 
 def test_the_times_beside_other_providers_were_measured() -> None:
     """Each number of the table is one of the benchmarks' or of decision 21."""
-    sources = BENCHMARKS + "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("benchmarks-log.md", "decisions/0021-matrix-units.md"))
+    sources = BENCHMARKS + "".join(
+        (ROOT / "docs" / name).read_text("utf-8") for name in ("benchmarks-log.md", "decisions/0021-matrix-units.md")
+    )
     measured = set(re.findall(r"[\d,]*\d(?:\.\d+)?", sources))
     rows = table(WHICH, "task")[1:]
     assert len(rows) > 10
@@ -109,12 +120,20 @@ def test_the_times_beside_other_providers_were_measured() -> None:
 
 
 def test_the_table_of_support_is_true_to_the_records() -> None:
-    """What health/tested.json has is called tested; no other pair of versions is. The systems are those that the native file is compiled for."""
+    """What health/tested.json has is called tested; no other pair of versions is. The systems are those that the native
+    file is compiled for."""
     head, *rows = table(WHICH, "onnxruntime")
     known = {(".".join(e["onnxruntime"].split(".")[:2]), f"Python {e['python']}") for e in tested.shipped()}
-    assert {(row[0], python) for row in rows for python, cell in zip(head, row, strict=True)
-            if re.fullmatch(r"Python 3\.\d+", python) and cell.startswith("tested")} == known
-    systems = [row[0].partition(" (")[0].lower().replace(" ", "-").replace("x86-64", "x86_64") for row in table(WHICH, "system")[1:]]
+    assert {
+        (row[0], python)
+        for row in rows
+        for python, cell in zip(head, row, strict=True)
+        if re.fullmatch(r"Python 3\.\d+", python) and cell.startswith("tested")
+    } == known
+    systems = [
+        row[0].partition(" (")[0].lower().replace(" ", "-").replace("x86-64", "x86_64")
+        for row in table(WHICH, "system")[1:]
+    ]
     assert sorted(systems) == sorted(build.ZIG_TARGETS)
 
 
@@ -126,7 +145,7 @@ def test_readme_says_the_wheels_size() -> None:
 def test_the_options_page_lists_the_options() -> None:
     wanted = [f"| `{o.name}` | {o.values} | {f'`{o.default}`' if o.default else ''} | {o.doc} |" for o in OPTIONS]
     text = (ROOT / "docs" / "options.md").read_text("utf-8")
-    table = text[text.index("| option | values | default |"):].strip().partition("\n\n")[0].splitlines()[2:]
+    table = text[text.index("| option | values | default |") :].strip().partition("\n\n")[0].splitlines()[2:]
     assert table == wanted, "the table in docs/options.md should be:\n" + "\n".join(wanted)
 
 
@@ -134,34 +153,75 @@ def test_all_lines_install_from_one_place() -> None:
     """What release_metadata.INSTALL says; and the extras exist."""
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"])
     texts = {path: path.read_text("utf-8") for pattern in release_metadata.DOCUMENTS for path in ROOT.glob(pattern)}
-    lines = [(path.name, *found) for path, text in texts.items() for found in re.findall(r"pip install '([^'\[]*)\[([\w,]+)\]'", text)]
+    lines = [
+        (path.name, *found)
+        for path, text in texts.items()
+        for found in re.findall(r"pip install '([^'\[]*)\[([\w,]+)\]'", text)
+    ]
     assert len(lines) >= 8
-    assert [line for line in lines if line[1] != release_metadata.INSTALL or not set(line[2].split(",")) <= extras] == []
+    assert [
+        line for line in lines if line[1] != release_metadata.INSTALL or not set(line[2].split(",")) <= extras
+    ] == []
 
 
 def test_a_release_changes_all_lines() -> None:
     text = "`pip install '.[all]'`, pip install 'ort-gpu-ep[cli]', pip install onnxruntime"
-    assert release_metadata.installing(text, "ort-gpu-ep") == "`pip install 'ort-gpu-ep[all]'`, pip install 'ort-gpu-ep[cli]', pip install onnxruntime"
+    assert (
+        release_metadata.installing(text, "ort-gpu-ep")
+        == "`pip install 'ort-gpu-ep[all]'`, pip install 'ort-gpu-ep[cli]', pip install onnxruntime"
+    )
     assert release_metadata.installing(release_metadata.installing(README, "ort-gpu-ep"), ".") == README
 
 
 @pytest.mark.skipif(release_metadata.INSTALL != ".", reason="the name is ours")
 def test_nobody_is_told_to_install_a_name_that_is_not_ours() -> None:
     """There is no release: whoever took the name on PyPI would run code on our users' machines."""
-    texts = [*DOCUMENTS, *(ROOT / "ort_gpu_ep").rglob("*.py"), *(ROOT / "examples").glob("*.*"), *(ROOT / "scripts").glob("*.*")]
-    assert [p.name for p in texts if p.name != "CHANGELOG.md" and re.search(r"pip install[^\n`]*\bort[-_]gpu[-_]ep\b(?!\.git)", p.read_text("utf-8"))] == []
+    texts = [
+        *DOCUMENTS,
+        *(ROOT / "ort_gpu_ep").rglob("*.py"),
+        *(ROOT / "examples").glob("*.*"),
+        *(ROOT / "scripts").glob("*.*"),
+    ]
+    assert [
+        p.name
+        for p in texts
+        if p.name != "CHANGELOG.md"
+        and re.search(r"pip install[^\n`]*\bort[-_]gpu[-_]ep\b(?!\.git)", p.read_text("utf-8"))
+    ] == []
 
 
 BANNED = (
-    r"\breckon", r"\bwhatever has\b", r"\bgo(es|ing)? by\b", r"\bstand-ins?\b", r"\bstands for it\b", r"takes? (that one|nobody|anybody) along",
-    r"\bunder way\b", r"\bspoken of\b", r"\bof ours\b", r"\bfigures\b", r"\bsteady\b", r"\bLater:", r"\bweights apart\b", r"takes the word along",
-    r"\bthe same texts?\b", r"\bwho has the GPU\b", r"\bwhat [^.;:]{0,40}\bis of\b", r"\brow per op\b", r"\bwhose row\b", r"\bits row\b", r"\brhythms?\b",
-    r"\bnobody (gives|tells|waits|plants)\b", r"\bfor machines\b")
-"""Patterns of this project's own words, which a reader who does not know the code has to translate: figures (parameters), a steady run
-(a warm one), apart (separate), a row (an op's registration), a word (an error flag), what something goes by (depends on).
+    r"\breckon",
+    r"\bwhatever has\b",
+    r"\bgo(es|ing)? by\b",
+    r"\bstand-ins?\b",
+    r"\bstands for it\b",
+    r"takes? (that one|nobody|anybody) along",
+    r"\bunder way\b",
+    r"\bspoken of\b",
+    r"\bof ours\b",
+    r"\bfigures\b",
+    r"\bsteady\b",
+    r"\bLater:",
+    r"\bweights apart\b",
+    r"takes the word along",
+    r"\bthe same texts?\b",
+    r"\bwho has the GPU\b",
+    r"\bwhat [^.;:]{0,40}\bis of\b",
+    r"\brow per op\b",
+    r"\bwhose row\b",
+    r"\bits row\b",
+    r"\brhythms?\b",
+    r"\bnobody (gives|tells|waits|plants)\b",
+    r"\bfor machines\b",
+)
+"""Patterns of this project's own words, which a reader who does not know the code has to translate: figures
+(parameters), a steady run (a warm one), apart (separate), a row (an op's registration), a word (an error flag), what
+something goes by (depends on).
 """
 
-_NOT_FOR_USERS = ("CHANGELOG.md", "ARCHITECTURE.md", "modules.md", "OPERATORS.md")     # history; maps of the code; generated from docstrings
+# history; maps of the code; generated from docstrings
+_NOT_FOR_USERS = ("CHANGELOG.md", "ARCHITECTURE.md", "modules.md", "OPERATORS.md")
 
 
 def _prose(text: str) -> str:
@@ -171,11 +231,19 @@ def _prose(text: str) -> str:
 
 def test_texts_for_users_are_in_plain_words() -> None:
     documents = [d for d in DOCUMENTS if d.name not in _NOT_FOR_USERS and d.parent.name != "decisions"]
-    texts = {d.name: d.read_text("utf-8") for d in (*documents, ROOT / "examples" / "README.md", ROOT / "examples" / "Dockerfile")}
-    texts |= {f"{name} --help": " ".join([text, *(str(p.help) for p in command(name).params)]) for name, text in COMMANDS.items()}
+    texts = {
+        d.name: d.read_text("utf-8")
+        for d in (*documents, ROOT / "examples" / "README.md", ROOT / "examples" / "Dockerfile")
+    }
+    texts |= {
+        f"{name} --help": " ".join([text, *(str(p.help) for p in command(name).params)])
+        for name, text in COMMANDS.items()
+    }
     texts |= {o.name: o.doc for o in OPTIONS}
     assert len(texts) > 50
-    assert [(where, found[0]) for where, text in texts.items() for p in BANNED if (found := re.search(p, _prose(text)))] == []
+    assert [
+        (where, found[0]) for where, text in texts.items() for p in BANNED if (found := re.search(p, _prose(text)))
+    ] == []
 
 
 def test_messages_are_in_plain_words() -> None:
@@ -183,9 +251,15 @@ def test_messages_are_in_plain_words() -> None:
     found = []
     for path in (ROOT / "ort_gpu_ep").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            logged = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "log"
+            logged = (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and getattr(node.func.value, "id", "") == "log"
+            )
             if isinstance(node, ast.Raise) or logged:
-                text = " ".join(n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+                text = " ".join(
+                    n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+                )
                 found += [(path.name, node.lineno, match[0]) for p in BANNED if (match := re.search(p, text))]
     assert found == []
 
@@ -194,13 +268,20 @@ def test_readme_is_short() -> None:
     assert len(README.split()) <= 700
 
 
-@pytest.mark.parametrize("signature", [
-    "(float[2, 3] x) => (float[2, 3] y) { y = Relu(x) }",
-    "(float[batch, 3, height, width] x) => (y) <float[4, 3, 3, 3] w = {W}> { y = Conv(x, w) }",
-    "(int64[B, S] ids, int64[B, S] mask, float[B, S, 4] x) => (y) <float[9, 4] t = {T}> { e = Gather(t, ids) s = Add(e, x) m = Cast<to=1>(mask) "
-    "u = Unsqueeze(m, two) y = Mul(s, u) }",
-], ids=["fixed", "open sizes", "three inputs"])
-def test_the_readmes_python_runs(signature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "(float[2, 3] x) => (float[2, 3] y) { y = Relu(x) }",
+        "(float[batch, 3, height, width] x) => (y) <float[4, 3, 3, 3] w = {W}> { y = Conv(x, w) }",
+        "(int64[B, S] ids, int64[B, S] mask, float[B, S, 4] x) => (y) <float[9, 4] t = {T}> { e = Gather(t, ids) s = "
+        "Add(e, x) m = Cast<to=1>(mask) "
+        "u = Unsqueeze(m, two) y = Mul(s, u) }",
+    ],
+    ids=["fixed", "open sizes", "three inputs"],
+)
+def test_the_readmes_python_runs(
+    signature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = re.search(r"```python\n(.*?)```", README, re.S)
     assert code is not None
     numbers = {"W": 108, "T": 36}
@@ -256,7 +337,8 @@ def test_no_recorded_line_is_longer_than_80_columns() -> None:
 def test_the_clients_are_those_of_the_group() -> None:
     shown = re.findall(r"^\| (\S+) (\S+) \| .* of [\d, ]+ \|$", (ROOT / "docs" / "drop-in.md").read_text("utf-8"), re.M)
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]["clients"]
-    assert [*(f"{package}=={version}" for package, version in shown), "gunicorn>=23"] == extra      # which carries no model
+    # which carries no model
+    assert [*(f"{package}=={version}" for package, version in shown), "gunicorn>=23"] == extra
 
 
 def test_the_reference_names_what_there_is() -> None:
@@ -300,8 +382,14 @@ def test_the_citation_says_the_version() -> None:
 def test_help_of_the_recorder_writes_nothing() -> None:
     document = ROOT / "docs" / "commands.md"
     before = document.stat().st_mtime_ns
-    done = subprocess.run([sys.executable, ROOT / "scripts" / "record_commands.py", "--help"], capture_output=True, text=True, timeout=200, check=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "record_commands.py", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert "usage:" in done.stdout
     assert document.stat().st_mtime_ns == before
 
@@ -342,7 +430,10 @@ def test_architecture_lists_every_folder() -> None:
 def test_an_order_of_reading_names_files_that_exist() -> None:
     with pytest.raises(ValueError, match="do not exist: \\['gone'\\]"):
         gen_modules.files(ROOT / "ort_gpu_ep" / "weights", "formats gone")
-    assert [p.name for p in gen_modules.files(ROOT / "ort_gpu_ep" / "weights", "functions")] == ["functions.py", "formats.py"]
+    assert [p.name for p in gen_modules.files(ROOT / "ort_gpu_ep" / "weights", "functions")] == [
+        "functions.py",
+        "formats.py",
+    ]
 
 
 def test_architecture_is_short() -> None:
@@ -356,7 +447,11 @@ def test_the_examples_of_an_operator_are_the_sources() -> None:
     assert len(blocks) == text.count("```python") + text.count("```wgsl") > 4
     for path, code in blocks:
         for piece in code.strip().split("\n\n\n"):
-            lines = [line.strip() for line in piece.splitlines()] if piece.startswith(("elementwise", "_schema")) else [piece]
+            lines = (
+                [line.strip() for line in piece.splitlines()]
+                if piece.startswith(("elementwise", "_schema"))
+                else [piece]
+            )
             assert [each for each in lines if each not in (ROOT / path).read_text("utf-8")] == [], path
 
 
@@ -389,4 +484,7 @@ def test_the_four_ways_lead_somewhere() -> None:
     named = re.findall(r"`([\w/]+\.py)` `(\w+)`", section)
     assert len(named) >= 8
     for path, name in named:
-        assert re.search(rf"^ *(def|class) {name}\b", (ROOT / "ort_gpu_ep" / path).read_text("utf-8"), re.M), (path, name)
+        assert re.search(rf"^ *(def|class) {name}\b", (ROOT / "ort_gpu_ep" / path).read_text("utf-8"), re.M), (
+            path,
+            name,
+        )

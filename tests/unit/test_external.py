@@ -25,7 +25,9 @@ WEIGHT = np.random.default_rng(12).normal(size=(SIDE, SIDE)).astype("f")
 INFO = [helper.make_tensor_value_info("x", 1, ["n", SIDE])], [helper.make_tensor_value_info("y", 1, None)]
 
 
-def apart(location: str | bytes, dims: tuple[int, ...] = (SIDE, SIDE), kind: int = 1, name: str = "w", **told: str) -> onnx.TensorProto:
+def apart(
+    location: str | bytes, dims: tuple[int, ...] = (SIDE, SIDE), kind: int = 1, name: str = "w", **told: str
+) -> onnx.TensorProto:
     """A tensor whose content lies in another file. told: more entries."""
     tensor = onnx.TensorProto(name=name, data_type=kind, dims=dims, data_location=onnx.TensorProto.EXTERNAL)
     for key, value in {"location": location, **told}.items():
@@ -33,10 +35,14 @@ def apart(location: str | bytes, dims: tuple[int, ...] = (SIDE, SIDE), kind: int
     return tensor
 
 
-def model_with(*initializers: onnx.TensorProto, nodes: list[onnx.NodeProto] | None = None, **fields: Any) -> onnx.ModelProto:
+def model_with(
+    *initializers: onnx.TensorProto, nodes: list[onnx.NodeProto] | None = None, **fields: Any
+) -> onnx.ModelProto:
     product = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     graph = helper.make_graph(product if nodes is None else nodes, "g", *INFO, initializers)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("own", 1)], ir_version=9, **fields)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("own", 1)], ir_version=9, **fields
+    )
 
 
 @pytest.fixture
@@ -45,10 +51,26 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "a" / "m"
     (folder / "sub" / "deep").mkdir(parents=True)
     (tmp_path / "b").mkdir()
-    for file in (folder / "w", folder / "sub" / "w", tmp_path / "a" / "outside", tmp_path / "b" / "w", folder / os.fsdecode(b"w\xff")):
+    for file in (
+        folder / "w",
+        folder / "sub" / "w",
+        tmp_path / "a" / "outside",
+        tmp_path / "b" / "w",
+        folder / os.fsdecode(b"w\xff"),
+    ):
         file.write_bytes(WEIGHT.tobytes() * 2)
-    for name, target in {"in": "w", "full": folder / "w", "out": "../outside", "b": "../../b", "self": ".", "deep": "sub/deep", "gone": "nowhere",
-                         "round": "round", "root": "/proc/self/root", "l00": "w"}.items():
+    for name, target in {
+        "in": "w",
+        "full": folder / "w",
+        "out": "../outside",
+        "b": "../../b",
+        "self": ".",
+        "deep": "sub/deep",
+        "gone": "nowhere",
+        "round": "round",
+        "root": "/proc/self/root",
+        "l00": "w",
+    }.items():
         (folder / name).symlink_to(target)
     for number in range(1, 60):
         (folder / f"l{number:02}").symlink_to(f"l{number - 1:02}")
@@ -58,21 +80,59 @@ def folder(tmp_path: Path) -> Path:
 
 
 LOCATIONS = [
-    "w", "./w", "sub/w", "sub//w", "sub/../w", "../m/w", "self/w", "deep/../w", "in", "full", "hard", os.fsdecode(b"w\xff"), "l20",        # taken
-    "../outside", "{folder}/w", "{folder}/../outside", "out", "b/w", "root{folder}/../outside", "deep/../../../outside", "gone", "fifo",
-    "round", "l59", "", ".", "..", "sub", "nothing", "sub/nothing/../../w", "w/", "w/.", "/dev/zero", "/dev/null", "root/dev/zero", "x" * 300,
-    "sub/" * 2000 + "w"]
+    # taken
+    "w",
+    "./w",
+    "sub/w",
+    "sub//w",
+    "sub/../w",
+    "../m/w",
+    "self/w",
+    "deep/../w",
+    "in",
+    "full",
+    "hard",
+    os.fsdecode(b"w\xff"),
+    "l20",
+    "../outside",
+    "{folder}/w",
+    "{folder}/../outside",
+    "out",
+    "b/w",
+    "root{folder}/../outside",
+    "deep/../../../outside",
+    "gone",
+    "fifo",
+    "round",
+    "l59",
+    "",
+    ".",
+    "..",
+    "sub",
+    "nothing",
+    "sub/nothing/../../w",
+    "w/",
+    "w/.",
+    "/dev/zero",
+    "/dev/null",
+    "root/dev/zero",
+    "x" * 300,
+    "sub/" * 2000 + "w",
+]
 
 
 @pytest.mark.parametrize("location", LOCATIONS, ids=lambda text: ascii(text)[:40])
 def test_the_files_are_those_that_onnxruntime_reads(location: str, folder: Path) -> None:
     location = location.replace("{folder}", str(folder))
     path = folder / "model.onnx"
-    path.write_bytes(model_with(apart("!" * len(os.fsencode(location)))).SerializeToString().replace(
-        b"!" * len(os.fsencode(location)) if location else b"\0\0", os.fsencode(location) or b"\0\0"))
+    path.write_bytes(
+        model_with(apart("!" * len(os.fsencode(location))))
+        .SerializeToString()
+        .replace(b"!" * len(os.fsencode(location)) if location else b"\0\0", os.fsencode(location) or b"\0\0")
+    )
     x = np.random.default_rng().normal(size=(3, SIDE)).astype("f")
     try:
-        got, = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+        (got,) = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
     except Exception:
         with pytest.raises(ModelError, match="external data in"):
             external.open_location(location, str(folder), str(path))
@@ -82,27 +142,52 @@ def test_the_files_are_those_that_onnxruntime_reads(location: str, folder: Path)
     np.testing.assert_allclose(got, x @ WEIGHT, rtol=1e-5)
     with external.open_location(location, str(folder), str(path)) as file:
         assert file.read() == WEIGHT.tobytes() * 2
-    assert external.locations(path.read_bytes()) == external.locations_in(onnx.load_model_from_string(path.read_bytes())) == [location]
+    assert (
+        external.locations(path.read_bytes())
+        == external.locations_in(onnx.load_model_from_string(path.read_bytes()))
+        == [location]
+    )
     np.testing.assert_array_equal(numpy_helper.to_array(external.load(path).graph.initializer[0]), WEIGHT)
     assert external.locations(external.relocated(path.read_bytes(), {location: "0"})) == ["0"]
 
 
-@pytest.mark.parametrize("told", [
-    {}, {"offset": "256", "length": "256"}, {"offset": "0256"}, {"length": "0"}, {"checksum": "x"},      # taken
-    {"offset": "260"}, {"offset": "257", "length": "256"}, {"offset": "-1"}, {"length": "255"}, {"length": "512"}, {"length": "-256"}, {"offset": "0x0"},
-    {"offset": " 0"}, {"offset": ""}, {"offset": "18446744073709551615"}, {"offset": "9" * 30}, {"length": "9" * 30}], ids=str)
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"offset": "256", "length": "256"},
+        {"offset": "0256"},
+        {"length": "0"},
+        {"checksum": "x"},  # taken
+        {"offset": "260"},
+        {"offset": "257", "length": "256"},
+        {"offset": "-1"},
+        {"length": "255"},
+        {"length": "512"},
+        {"length": "-256"},
+        {"offset": "0x0"},
+        {"offset": " 0"},
+        {"offset": ""},
+        {"offset": "18446744073709551615"},
+        {"offset": "9" * 30},
+        {"length": "9" * 30},
+    ],
+    ids=str,
+)
 def test_offsets_and_lengths_are_checked_as_onnxruntime_does(told: dict[str, str], folder: Path) -> None:
     (folder / "w").write_bytes(bytes(256) + WEIGHT.tobytes())
     path = folder / "model.onnx"
     path.write_bytes(model_with(apart("w", **told)).SerializeToString())
     x = np.random.default_rng().normal(size=(3, SIDE)).astype("f")
     try:
-        want, = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+        (want,) = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
     except Exception:
         with pytest.raises(ModelError, match=r"offset|bytes at"):
             external.load(path)
         return
-    np.testing.assert_allclose(x @ numpy_helper.to_array(external.load(path).graph.initializer[0]), want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        x @ numpy_helper.to_array(external.load(path).graph.initializer[0]), want, rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("dims", [(1 << 20,), (1 << 40, 1 << 20), (1 << 62, 1 << 62), (-1, 4), (0, 5)], ids=str)
@@ -111,7 +196,9 @@ def test_sizes_without_bytes_take_no_memory(dims: tuple[int, ...], folder: Path)
     if 0 in dims:
         assert external.load(_written(folder, model)).graph.initializer[0].raw_data == b""
         return
-    with pytest.raises(ModelError, match=r"expected numbers, and sizes|the file has 512|less than 2147483648 in a tensor"):
+    with pytest.raises(
+        ModelError, match=r"expected numbers, and sizes|the file has 512|less than 2147483648 in a tensor"
+    ):
         external.load(_written(folder, model))
 
 
@@ -126,21 +213,48 @@ def in_all_places(folder: Path) -> onnx.ModelProto:
         (folder / name).write_bytes(WEIGHT.tobytes())
     (folder / "indices").write_bytes(np.arange(SIDE).tobytes())
     inner = helper.make_node("Constant", [], ["c"], value=apart("inner"))
-    body = helper.make_graph([inner, helper.make_node("Add", ["b", "c"], ["z"])], "body", [], [helper.make_tensor_value_info("z", 1, None)],
-                             [apart("body", name="b")])
-    function = helper.make_function("own", "F", ["a"], ["r"], [
-        helper.make_node("Constant", [], ["v"], value=apart("function")), helper.make_node("MatMul", ["a", "v"], ["r"])],
-        [helper.make_opsetid("", 17)])
+    body = helper.make_graph(
+        [inner, helper.make_node("Add", ["b", "c"], ["z"])],
+        "body",
+        [],
+        [helper.make_tensor_value_info("z", 1, None)],
+        [apart("body", name="b")],
+    )
+    function = helper.make_function(
+        "own",
+        "F",
+        ["a"],
+        ["r"],
+        [
+            helper.make_node("Constant", [], ["v"], value=apart("function")),
+            helper.make_node("MatMul", ["a", "v"], ["r"]),
+        ],
+        [helper.make_opsetid("", 17)],
+    )
     constant = helper.make_node("Constant", [], ["s"])
     attribute = constant.attribute.add(name="sparse_value", type=onnx.AttributeProto.SPARSE_TENSOR)
-    attribute.sparse_tensor.CopyFrom(helper.make_sparse_tensor(apart("sparse", (SIDE,)), numpy_helper.from_array(np.arange(SIDE)), [SIDE, SIDE]))
-    model = model_with(apart("init"), nodes=[
-        helper.make_node("Constant", [], ["a"], value=apart("attribute")), constant, helper.make_node("F", ["x"], ["f"], domain="own"),
-        helper.make_node("If", ["yes"], ["i"], then_branch=body, else_branch=body), helper.make_node("MatMul", ["f", "w"], ["h"]),
-        helper.make_node("Sum", ["a", "i", "s", "sp"], ["t"]), helper.make_node("MatMul", ["h", "t"], ["y"])], functions=[function])
+    attribute.sparse_tensor.CopyFrom(
+        helper.make_sparse_tensor(apart("sparse", (SIDE,)), numpy_helper.from_array(np.arange(SIDE)), [SIDE, SIDE])
+    )
+    model = model_with(
+        apart("init"),
+        nodes=[
+            helper.make_node("Constant", [], ["a"], value=apart("attribute")),
+            constant,
+            helper.make_node("F", ["x"], ["f"], domain="own"),
+            helper.make_node("If", ["yes"], ["i"], then_branch=body, else_branch=body),
+            helper.make_node("MatMul", ["f", "w"], ["h"]),
+            helper.make_node("Sum", ["a", "i", "s", "sp"], ["t"]),
+            helper.make_node("MatMul", ["h", "t"], ["y"]),
+        ],
+        functions=[function],
+    )
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(
-        apart("values", (SIDE,), name="sp"), apart("indices", (SIDE,), 7, "indices"), [SIDE, SIDE]))
+    model.graph.sparse_initializer.append(
+        helper.make_sparse_tensor(
+            apart("values", (SIDE,), name="sp"), apart("indices", (SIDE,), 7, "indices"), [SIDE, SIDE]
+        )
+    )
     return model
 
 
@@ -150,12 +264,14 @@ PLACES = ["attribute", "body", "function", "indices", "init", "inner", "sparse",
 def test_every_place_of_a_tensor_is_looked_at(folder: Path) -> None:
     model = in_all_places(folder)
     path, x = _written(folder, model), np.random.default_rng().normal(size=(2, SIDE)).astype("f")
-    want, = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    (want,) = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
     assert external.locations(path.read_bytes()) == external.locations_in(model) == PLACES
     whole = external.load(path)
     for place in PLACES:
         (folder / place).unlink()
-    got, = onnxruntime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    (got,) = onnxruntime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )
     np.testing.assert_array_equal(got, want)
 
 
@@ -166,7 +282,7 @@ def test_what_is_deleted_is_copied_under_numbers_for_this_user_only(prefix: str,
     external.relocate(model, {place: prefix + place for place in PLACES})
     path, x = _written(folder, model), np.random.default_rng().normal(size=(2, SIDE)).astype("f")
     (folder / "init").chmod(0o600)
-    want, = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    (want,) = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
     source = Source(str(path))
     for place in (*PLACES, "model.onnx"):
         (folder / place).unlink()
@@ -175,15 +291,18 @@ def test_what_is_deleted_is_copied_under_numbers_for_this_user_only(prefix: str,
         assert sorted(os.listdir(os.path.dirname(there))) == [*map(str, range(len(PLACES))), "model.onnx"]
         assert stat.S_IMODE(os.stat(os.path.dirname(there)).st_mode) == 0o700
         assert {stat.S_IMODE(entry.stat().st_mode) for entry in os.scandir(os.path.dirname(there))} == {0o600}
-        got, = onnxruntime.InferenceSession(there, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+        (got,) = onnxruntime.InferenceSession(there, providers=["CPUExecutionProvider"]).run(None, {"x": x})
     np.testing.assert_array_equal(got, want)
     assert not os.path.exists(os.path.dirname(there))
 
 
 @pytest.mark.parametrize("location", [*LOCATIONS, "/proc/thread-self/comm"], ids=lambda text: ascii(text)[:40])
 @pytest.mark.parametrize("where", [onnx.TensorProto.DEFAULT, onnx.TensorProto.EXTERNAL])
-def test_no_location_makes_a_source_wait_or_write(location: str, where: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is written nowhere but in a folder of ours, whatever a model says; of tensors whose data are in the model nothing is asked."""
+def test_no_location_makes_a_source_wait_or_write(
+    location: str, where: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is written nowhere but in a folder of ours, whatever a model says; of tensors whose data are in the model
+    nothing is asked."""
     location = os.fsencode(location.replace("{folder}", str(folder))).decode("latin-1")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -199,7 +318,7 @@ def test_no_location_makes_a_source_wait_or_write(location: str, where: int, fol
     thread.start()
     thread.join(60)
     assert opened, "it hangs"
-    source, = opened
+    (source,) = opened
     assert listing(tmp_path) == before
     if where == onnx.TensorProto.DEFAULT:
         assert source._external == {}
@@ -216,7 +335,13 @@ def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
     for parent, _, files in os.walk(folder):
         for name in (parent, *(os.path.join(parent, file) for file in files)):
             state = os.lstat(name)
-            content = Path(name).read_bytes() if stat.S_ISREG(state.st_mode) else os.readlink(name).encode() if stat.S_ISLNK(state.st_mode) else b""
+            content = (
+                Path(name).read_bytes()
+                if stat.S_ISREG(state.st_mode)
+                else os.readlink(name).encode()
+                if stat.S_ISLNK(state.st_mode)
+                else b""
+            )
             found[name] = state.st_mode, content
     return found
 
@@ -230,7 +355,9 @@ def test_a_model_behind_links_as_hugging_faces_cache_has_it(tmp_path: Path) -> N
     (snapshot / "model.onnx").symlink_to("../../blobs/m")
     (snapshot / "w").symlink_to("../../blobs/d")
     assert external.path_of("w", str(snapshot), str(snapshot / "model.onnx")) == str(tmp_path / "blobs" / "d")
-    np.testing.assert_array_equal(numpy_helper.to_array(external.load(snapshot / "model.onnx").graph.initializer[0]), WEIGHT)
+    np.testing.assert_array_equal(
+        numpy_helper.to_array(external.load(snapshot / "model.onnx").graph.initializer[0]), WEIGHT
+    )
     (snapshot / "alone.onnx").write_bytes((tmp_path / "blobs" / "m").read_bytes())
     with pytest.raises(ModelError, match="leads out of it"):
         external.load(snapshot / "alone.onnx")

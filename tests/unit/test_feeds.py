@@ -29,17 +29,31 @@ def files(tmp_path: Path) -> Path:
 
 def test_arrays_of_files(files: Path) -> None:
     assert array_in(files / "one.npy", "x").tolist() == X.tolist()
-    assert {n: a.tolist() for n, a in arrays_in(files / "some.npz", "data").items()} == {"x": X.tolist(), "y": X[0].tolist()}
+    assert {n: a.tolist() for n, a in arrays_in(files / "some.npz", "data").items()} == {
+        "x": X.tolist(),
+        "y": X[0].tolist(),
+    }
 
 
 OTHER = "holds something else, or not all of it"
 
 
-@pytest.mark.parametrize(("read", "name", "message"), [
-    (array_in, "some.npz", "expected a .npy file, .*; got a .npz file of x, y"), (array_in, "objects.npy", OTHER), (array_in, "empty.npy", OTHER),
-    (array_in, "text.npy", OTHER), (array_in, "half.npy", OTHER), (array_in, "nowhere.npy", "No such file or directory: .*nowhere.npy"),
-    (array_in, ".", "Is a directory"), (arrays_in, "one.npy", "expected a .npz file, .*; got a .npy file of one array"),
-    (arrays_in, "objects.npz", OTHER), (arrays_in, "half.npz", OTHER), (arrays_in, "nowhere.npz", "No such file")])
+@pytest.mark.parametrize(
+    ("read", "name", "message"),
+    [
+        (array_in, "some.npz", "expected a .npy file, .*; got a .npz file of x, y"),
+        (array_in, "objects.npy", OTHER),
+        (array_in, "empty.npy", OTHER),
+        (array_in, "text.npy", OTHER),
+        (array_in, "half.npy", OTHER),
+        (array_in, "nowhere.npy", "No such file or directory: .*nowhere.npy"),
+        (array_in, ".", "Is a directory"),
+        (arrays_in, "one.npy", "expected a .npz file, .*; got a .npy file of one array"),
+        (arrays_in, "objects.npz", OTHER),
+        (arrays_in, "half.npz", OTHER),
+        (arrays_in, "nowhere.npz", "No such file"),
+    ],
+)
 def test_other_files_are_refused(files: Path, read: Any, name: str, message: str) -> None:
     with pytest.raises(ModelError, match=f"^data: .*{message}") as caught:
         read(files / name, "data")

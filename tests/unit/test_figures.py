@@ -49,7 +49,12 @@ GPU = AdapterInfo(0, "a GPU", "discrete", "Vulkan", "driver 1", 1, 2)
 @pytest.mark.parametrize("off", [0.85, 1.0, 1.18])
 def test_a_profile_that_is_measured_again_changes_nothing(off: float) -> None:
     peaks, dispatch_s = Roofs(MEASURED_FLOPS_PER_S * off, MEASURED_NBYTES_PER_S / off), MEASURED_DISPATCH_S * off
-    whole = replace(peaks, wait_s=MEASURED_WAIT_S * off, barrier_s=MEASURED_BARRIER_S / off, workgroup_nbytes_per_s=WORKGROUP_NBYTES_PER_S * off)
+    whole = replace(
+        peaks,
+        wait_s=MEASURED_WAIT_S * off,
+        barrier_s=MEASURED_BARRIER_S / off,
+        workgroup_nbytes_per_s=WORKGROUP_NBYTES_PER_S * off,
+    )
     assert figures_of(peaks, dispatch_s) == figures_of(whole, dispatch_s) == DEFAULT_FIGURES
 
 
@@ -68,7 +73,8 @@ def test_a_smaller_gpu() -> None:
 
 
 def test_a_gpu_that_waits_longer() -> None:
-    """Twice for a read, four times for a barrier: so much longer it waits once. In clocks of a unit that has half of them, as long."""
+    """Twice for a read, four times for a barrier: so much longer it waits once. In clocks of a unit that has half of
+    them, as long."""
     peaks, least = Roofs(MEASURED_FLOPS_PER_S / 22, MEASURED_NBYTES_PER_S), DEFAULT_FIGURES
     before = figures_of(peaks, MEASURED_DISPATCH_S)
     slow = figures_of(replace(peaks, wait_s=MEASURED_WAIT_S * 2, barrier_s=MEASURED_BARRIER_S * 4), MEASURED_DISPATCH_S)
@@ -77,10 +83,14 @@ def test_a_gpu_that_waits_longer() -> None:
     assert before.tile_step_ns == least.tile_step_ns
     assert slow.tile_step_ns == pytest.approx(least.tile_step_ns + read_ns)
     assert slow.normalize_load_ns == pytest.approx(2 * least.normalize_load_ns), "no more than it waits at all"
-    assert slow.attention_wait_clocks / slow.clocks_per_ns == pytest.approx(least.attention_wait_clocks / least.clocks_per_ns + read_ns)
+    assert slow.attention_wait_clocks / slow.clocks_per_ns == pytest.approx(
+        least.attention_wait_clocks / least.clocks_per_ns + read_ns
+    )
     assert slow.held_step_ns == pytest.approx(least.held_step_ns + 3 * barrier_ns)
     halving_ns = least.sparse_halving_clocks / least.clocks_per_ns
-    assert slow.sparse_halving_clocks / slow.clocks_per_ns == pytest.approx(halving_ns + 3 * min(barrier_ns, halving_ns))
+    assert slow.sparse_halving_clocks / slow.clocks_per_ns == pytest.approx(
+        halving_ns + 3 * min(barrier_ns, halving_ns)
+    )
     assert before.attention_wait_clocks == least.attention_wait_clocks, "as many clocks where it was not measured"
     disturbed = figures_of(replace(peaks, wait_s=1.0, barrier_s=1.0), MEASURED_DISPATCH_S)
     assert disturbed.tile_step_ns == pytest.approx(least.tile_step_ns + (MOST - 1) * read_ns)
@@ -92,9 +102,14 @@ def test_what_follows_from_what() -> None:
     assert len(named) == len(set(named))
     assert set(named) <= {field.name for field in fields(Figures)}
     text = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text("utf-8")
-    for what, scales in {"arithmetic": ("units", "arithmetic", "unit rates", "unit times"), "memory": ("bandwidths", "bytes"),
-                         "a dispatch": ("launches",), "a read that is waited for": ("waits", "waits in clocks"),
-                         "a barrier": ("barriers", "barriers in clocks"), "workgroup memory": ("workgroup memory",)}.items():
+    for what, scales in {
+        "arithmetic": ("units", "arithmetic", "unit rates", "unit times"),
+        "memory": ("bandwidths", "bytes"),
+        "a dispatch": ("launches",),
+        "a read that is waited for": ("waits", "waits in clocks"),
+        "a barrier": ("barriers", "barriers in clocks"),
+        "workgroup memory": ("workgroup memory",),
+    }.items():
         assert f"| {what} | {sum(len(SCALES[scale]) for scale in scales)} |" in text
     assert f"parameters {len(named)} follow from rates that are measured" in text
 
@@ -104,10 +119,12 @@ BESIDE = 4
 SHARED = 0.5
 """Of what lanes read of workgroup memory: those that read the same read it once."""
 
+
 @dataclass(frozen=True)
 class Device:
-    """An artificial GPU. units: workgroups that it runs at once, each with its part of the arithmetic, of workgroup memory, and of a cache
-    four times as fast as memory; a step of 32 of K takes a read and two barriers at least, for BESIDE workgroups at a time.
+    """An artificial GPU. units: workgroups that it runs at once, each with its part of the arithmetic, of workgroup
+    memory, and of a cache four times as fast as memory; a step of 32 of K takes a read and two barriers at least, for
+    BESIDE workgroups at a time.
     """
 
     kind: str
@@ -116,36 +133,47 @@ class Device:
     roofs: Roofs
 
     def seconds(self, rows: int, m: int, k: int, tile: tuple[int, int], own: tuple[int, int], split: int) -> float:
-        """Of a product in tiles of so many columns and rows, of which a lane has its own: waves of workgroups, what they store, and the sum
-        of the parts.
+        """Of a product in tiles of so many columns and rows, of which a lane has its own: waves of workgroups, what
+        they store, and the sum of the parts.
         """
         (columns, lines), roofs = tile, self.roofs
         groups, deep = -(-rows // lines) * -(-m // columns) * split, -(-k // split)
         read_nbytes = SHARED * 4 * columns * lines * deep * (own[0] + own[1]) / (own[0] * own[1])
         each = self.units * max(
-            2 * columns * lines * deep / roofs.flops_per_s, 4 * (columns + lines) * deep / (4 * roofs.nbytes_per_s),
-            read_nbytes / roofs.workgroup_nbytes_per_s)
+            2 * columns * lines * deep / roofs.flops_per_s,
+            4 * (columns + lines) * deep / (4 * roofs.nbytes_per_s),
+            read_nbytes / roofs.workgroup_nbytes_per_s,
+        )
         parts = self.dispatch_s + 8 * split * rows * m / roofs.nbytes_per_s if split > 1 else 0.0
         waves = -(-groups // self.units)
         waits_s = -(-waves // BESIDE) * -(-deep // 32) * (roofs.wait_s + 2 * roofs.barrier_s)
         return self.dispatch_s + max(waves * each, waits_s) + 4 * rows * m / roofs.nbytes_per_s + parts
 
 
-DEVICES = tuple(Device(kind, units, *SMALL_GPUS[kind]) for kind, units in (("intel-uhd", 3), ("mali-g7x", 14), ("apple-m1", 8)))
+DEVICES = tuple(
+    Device(kind, units, *SMALL_GPUS[kind]) for kind, units in (("intel-uhd", 3), ("mali-g7x", 14), ("apple-m1", 8))
+)
 H200 = Limits(max_workgroup_nbytes=49152, max_invocations=1024, features=frozenset({"shader-f16"}))
 PRODUCTS = tuple(itertools.product((49, 196, 784, 3136), (64, 256, 1024), (64, 256, 1024, 4608)))
 
 
 def lost(device: Device, figures: Figures) -> list[float]:
-    """How many times as long as the best of its forms the chosen one takes on a device, of each product, in both kernels."""
+    """How many times as long as the best of its forms the chosen one takes on a device, of each product, in both
+    kernels."""
     target, found = Target(replace(named(device.kind).as_limits(), figures=figures)), []
     for rows, m, k in PRODUCTS:
         tiled = TiledProduct(rows, m, Weights(1, k, 1, 1, m, 0, True), target=target)
         whole = Strided((1,), (0,))
         plain = Product(1, m, rows, k, Matrix(0, whole, k, 1), Matrix(1, whole, 1, rows), target=target)
-        times = {name: device.seconds(rows, m, k, (tile.m, tile.n), (tile.own_m, tile.own_n), split) for name, (tile, split) in shares(tiled).items()}
-        others = {f"gemm {t.m}x{t.n}x{t.k}*{split}": device.seconds(rows, m, k, (t.m, t.n), (4, 4), split)
-                  for t in contraction.TILES for split in contraction.SPLITS}
+        times = {
+            name: device.seconds(rows, m, k, (tile.m, tile.n), (tile.own_m, tile.own_n), split)
+            for name, (tile, split) in shares(tiled).items()
+        }
+        others = {
+            f"gemm {t.m}x{t.n}x{t.k}*{split}": device.seconds(rows, m, k, (t.m, t.n), (4, 4), split)
+            for t in contraction.TILES
+            for split in contraction.SPLITS
+        }
         found += [times[taken(target, tiled.key, tiles.forms(tiled)).form] / min(times.values())]
         forms = contraction.forms(plain)
         found += [others[taken(target, plain.key, forms).form] / min(others[name] for name in forms)]
@@ -154,8 +182,9 @@ def lost(device: Device, figures: Figures) -> list[float]:
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.kind)
 def test_choices_stay_sane_on_other_gpus(device: Device) -> None:
-    """By an independent model of a small GPU, what is chosen takes at most twice as long as the best: 8 % on average where all was measured,
-    17 % where little or nothing was. By an H200's figures it takes up to three times as long: K is cut in many parts.
+    """By an independent model of a small GPU, what is chosen takes at most twice as long as the best: 8 % on average
+    where all was measured, 17 % where little or nothing was. By an H200's figures it takes up to three times as long: K
+    is cut in many parts.
     """
     peaks = Roofs(device.roofs.flops_per_s, device.roofs.nbytes_per_s)
     measured, *others = (figures_of(device.roofs, device.dispatch_s), figures_of(peaks, device.dispatch_s), None)
@@ -168,19 +197,28 @@ def test_choices_stay_sane_on_other_gpus(device: Device) -> None:
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.kind)
 def test_slow_workgroup_memory_is_read_less(device: Device) -> None:
-    """Of a quarter of the speed: larger shares of lanes, which read less for each multiply-add, though they fill fewer units."""
+    """Of a quarter of the speed: larger shares of lanes, which read less for each multiply-add, though they fill fewer
+    units."""
     slow = replace(device, roofs=replace(device.roofs, workgroup_nbytes_per_s=device.roofs.workgroup_nbytes_per_s / 4))
-    blind, seeing = (lost(slow, figures_for("integrated", figures_of(roofs, slow.dispatch_s)))
-                     for roofs in (replace(slow.roofs, workgroup_nbytes_per_s=0.0), slow.roofs))
+    blind, seeing = (
+        lost(slow, figures_for("integrated", figures_of(roofs, slow.dispatch_s)))
+        for roofs in (replace(slow.roofs, workgroup_nbytes_per_s=0.0), slow.roofs)
+    )
     assert sum(blind) / len(blind) > 1.13 > 1.06 > sum(seeing) / len(seeing)
 
 
 def test_what_a_parameter_is_worth_is_counted() -> None:
-    """As `python -m benchmarks.small_gpus` does: of LeNet-5's two products one takes other tiles on a phone that reads workgroup memory slowly."""
+    """As `python -m benchmarks.small_gpus` does: of LeNet-5's two products one takes other tiles on a phone that reads
+    workgroup memory slowly."""
     kind, (dispatch_s, roofs) = "mali-g7x", SMALL_GPUS["mali-g7x"]
-    figures, graphs = figures_for("integrated", figures_of(roofs, dispatch_s)), {"lenet5": from_onnx(models.build("lenet5"))}
-    before, slow, same = (choices(graphs, limits_of(kind, replace(figures, workgroup_byte_ns=factor * figures.workgroup_byte_ns)))
-                          for factor in (1.0, 4.0, 0.25))
+    figures, graphs = (
+        figures_for("integrated", figures_of(roofs, dispatch_s)),
+        {"lenet5": from_onnx(models.build("lenet5"))},
+    )
+    before, slow, same = (
+        choices(graphs, limits_of(kind, replace(figures, workgroup_byte_ns=factor * figures.workgroup_byte_ns)))
+        for factor in (1.0, 4.0, 0.25)
+    )
     assert told(before, same) == ("0", "")
     changed, lost = told(before, slow)
     assert int(changed) > 0
@@ -188,7 +226,9 @@ def test_what_a_parameter_is_worth_is_counted() -> None:
 
 
 def test_slow_atomics_leave_k_whole() -> None:
-    """K is cut where the workgroup that arrives last, by an atomic, adds up the parts; where that takes long, by tiles that need none."""
+    """K is cut where the workgroup that arrives last, by an atomic, adds up the parts; where that takes long, by tiles
+    that need none."""
+
     def taken_on_a_phone(factor: float) -> str:
         device = DEVICES[1]
         figures = figures_for("integrated", figures_of(device.roofs, device.dispatch_s))
@@ -202,19 +242,31 @@ def test_slow_atomics_leave_k_whole() -> None:
 
 @pytest.mark.parametrize("reached", [0.72, 1.0, 1.5])
 def test_what_is_documented_of_workgroup_memory_changes_nothing(reached: float) -> None:
-    """Of the defaults' adapter: no tile was fitted to take less than what it reads there, and a loop that measures it may reach less."""
+    """Of the defaults' adapter: no tile was fitted to take less than what it reads there, and a loop that measures it
+    may reach less."""
     roofs = Roofs(MEASURED_FLOPS_PER_S, MEASURED_NBYTES_PER_S, workgroup_nbytes_per_s=reached * WORKGROUP_NBYTES_PER_S)
     assert figures_of(roofs, MEASURED_DISPATCH_S) == DEFAULT_FIGURES
-    assert figures_of(replace(roofs, workgroup_nbytes_per_s=0.2 * WORKGROUP_NBYTES_PER_S), MEASURED_DISPATCH_S) != DEFAULT_FIGURES
+    assert (
+        figures_of(replace(roofs, workgroup_nbytes_per_s=0.2 * WORKGROUP_NBYTES_PER_S), MEASURED_DISPATCH_S)
+        != DEFAULT_FIGURES
+    )
     free = replace(DEFAULT_FIGURES, workgroup_byte_ns=1e-9)
     assert free.tile_fma_ns == DEFAULT_FIGURES.tile_fma_ns
     for (rows, m, k), kind in itertools.product(PRODUCTS, ("float32", "f16acc", "bytes")):
         limits = replace(H200, precision="f16acc" if kind == "f16acc" else "float32")
         known, without = (
-            TiledProduct(rows, m, Weights(1, k, 1, 1, m, 0, True), bytes=kind == "bytes", target=Target(replace(limits, figures=figures)))
-            for figures in (DEFAULT_FIGURES, free))
+            TiledProduct(
+                rows,
+                m,
+                Weights(1, k, 1, 1, m, 0, True),
+                bytes=kind == "bytes",
+                target=Target(replace(limits, figures=figures)),
+            )
+            for figures in (DEFAULT_FIGURES, free)
+        )
         assert [tiles.estimate_ns(known, *share) for share in shares(known).values()] == [
-            tiles.estimate_ns(without, *share) for share in shares(without).values()]
+            tiles.estimate_ns(without, *share) for share in shares(without).values()
+        ]
 
 
 def test_a_type_says_what_no_profile_does() -> None:
@@ -230,19 +282,27 @@ def test_a_compiler_says_how_many_registers_there_are() -> None:
     assert figures_for("discrete", SMALL, "nvidia") is SMALL
     for kind in ("integrated", "discrete"):
         for compiler, registers in (("amd", 256), ("intel", 128), ("apple", 128), ("qualcomm", 192), ("arm", 64)):
-            assert figures_for(kind, None, compiler).lane_registers == figures_for(kind, SMALL, compiler).lane_registers == registers
+            assert (
+                figures_for(kind, None, compiler).lane_registers
+                == figures_for(kind, SMALL, compiler).lane_registers
+                == registers
+            )
     assert figures_for("discrete", None, "nvk").loads_ahead
     assert not figures_for("discrete", None, "nvidia").loads_ahead
     assert figures_for("discrete", SMALL, "amd").units == SMALL.units
 
 
-@pytest.mark.parametrize(("info", "compiler"), [
-    (AdapterInfo(0, "AMD Radeon", "discrete", "Vulkan", "1", 0x1002, 2, family="radv"), "amd"),
-    (AdapterInfo(0, "NVIDIA H200", "discrete", "Vulkan", "580", 0x10DE, 2, family="NVIDIA"), "nvidia"),
-    (AdapterInfo(0, "NVK GA102", "discrete", "Vulkan", "Mesa", 0x10DE, 2, family="NVK"), "nvk"),
-    (AdapterInfo(0, "Apple M1", "integrated", "Vulkan", "Mesa", 0x10005, 2, family="Honeykrisp"), "apple"),
-    (AdapterInfo(0, "Apple M3", "integrated", "Metal", "", 0, 0), "apple"),
-    (AdapterInfo(0, "llvmpipe", "software", "Vulkan", "Mesa", 0x10005, 2, family="llvmpipe"), "")])
+@pytest.mark.parametrize(
+    ("info", "compiler"),
+    [
+        (AdapterInfo(0, "AMD Radeon", "discrete", "Vulkan", "1", 0x1002, 2, family="radv"), "amd"),
+        (AdapterInfo(0, "NVIDIA H200", "discrete", "Vulkan", "580", 0x10DE, 2, family="NVIDIA"), "nvidia"),
+        (AdapterInfo(0, "NVK GA102", "discrete", "Vulkan", "Mesa", 0x10DE, 2, family="NVK"), "nvk"),
+        (AdapterInfo(0, "Apple M1", "integrated", "Vulkan", "Mesa", 0x10005, 2, family="Honeykrisp"), "apple"),
+        (AdapterInfo(0, "Apple M3", "integrated", "Metal", "", 0, 0), "apple"),
+        (AdapterInfo(0, "llvmpipe", "software", "Vulkan", "Mesa", 0x10005, 2, family="llvmpipe"), ""),
+    ],
+)
 def test_an_adapter_says_whose_compiler_it_has(info: AdapterInfo, compiler: str) -> None:
     assert info.compiler == compiler
 
@@ -267,9 +327,12 @@ def test_every_figure_says_its_unit_and_is_told_of() -> None:
 
 def test_what_is_chosen_follows_from_them() -> None:
     """A long vector product: fewer parts of K where fewer workgroups fill the adapter."""
+
     def parts_of_k(figures: Figures) -> int:
         wide = Matrix(0, Strided((1,), (0,)), 4096, 1)
-        given = matvec.VectorProduct(1, 64, 4096, wide, Matrix(1, Strided((1,), (0,)), 1, 1), True, Target(Limits(figures=figures)))
+        given = matvec.VectorProduct(
+            1, 64, 4096, wide, Matrix(1, Strided((1,), (0,)), 1, 1), True, Target(Limits(figures=figures))
+        )
         return given.split(16, 64)
 
     assert parts_of_k(DEFAULT_FIGURES) == 8
@@ -279,7 +342,12 @@ def test_what_is_chosen_follows_from_them() -> None:
 def test_where_k_is_cut_follows_from_them() -> None:
     def cuts(figures: Figures) -> int:
         target = Target(Limits(max_workgroup_nbytes=49152, figures=figures))
-        return sum(split > 1 for _, split in shares(TiledProduct(64, 64, Weights(1, 4096, 1, 4096, 1, 0, True), None, target=target)).values())
+        return sum(
+            split > 1
+            for _, split in shares(
+                TiledProduct(64, 64, Weights(1, 4096, 1, 4096, 1, 0, True), None, target=target)
+            ).values()
+        )
 
     assert cuts(DEFAULT_FIGURES) > cuts(replace(SMALL, few_groups=1, many_groups=1)) == 0
 
@@ -289,7 +357,9 @@ def test_an_opened_adapter_has_those_of_its_profile(tmp_path: Path) -> None:
     assert _figures(GPU, str(tmp_path)) is DEFAULT_FIGURES
     profile.write(str(tmp_path), key, GUESSED)
     assert _figures(GPU, str(tmp_path)) is DEFAULT_FIGURES, "without roofs it says too little"
-    profile.write(str(tmp_path), key, replace(GUESSED, roofs=Roofs(MEASURED_FLOPS_PER_S / 8, MEASURED_NBYTES_PER_S / 16)))
+    profile.write(
+        str(tmp_path), key, replace(GUESSED, roofs=Roofs(MEASURED_FLOPS_PER_S / 8, MEASURED_NBYTES_PER_S / 16))
+    )
     assert _figures(GPU, str(tmp_path)).units == 16
     assert _figures(replace(GPU, type="integrated"), str(tmp_path)).lane_registers == 64
     software = replace(GPU, type="software")

@@ -1,4 +1,5 @@
-"""Files that are held to be read later: known again whatever happened to them, and not more of them than a process may have open."""
+"""Files that are held to be read later: known again whatever happened to them, and not more of them than a process may
+have open."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ from tests.overwriting import overwrite, overwrite_like
 from tests.unit.graphs import model_of
 
 resource = pytest.importorskip("resource")
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows keeps open files from being deleted: none is held there")
+pytestmark = pytest.mark.skipif(
+    os.name == "nt", reason="Windows keeps open files from being deleted: none is held there"
+)
 
 CONTENT = np.random.default_rng(3).bytes(100_000)
 
@@ -64,9 +67,16 @@ def replaced(path: Path, data: bytes) -> None:
     os.replace(other, path)
 
 
-@pytest.mark.parametrize("then", [
-    Path.unlink, lambda path: replaced(path, CONTENT[::-1]), lambda path: path.rename(path.with_name("older")),
-    lambda path: os.link(path, path.with_name("copy"))], ids=["deleted", "replaced", "renamed", "linked"])
+@pytest.mark.parametrize(
+    "then",
+    [
+        Path.unlink,
+        lambda path: replaced(path, CONTENT[::-1]),
+        lambda path: path.rename(path.with_name("older")),
+        lambda path: os.link(path, path.with_name("copy")),
+    ],
+    ids=["deleted", "replaced", "renamed", "linked"],
+)
 def test_what_is_held_may_go(then: Callable[[Path], object], path: Path) -> None:
     file = held(path)
     then(path)
@@ -75,9 +85,16 @@ def test_what_is_held_may_go(then: Callable[[Path], object], path: Path) -> None
 
 
 @pytest.mark.parametrize("hold", [True, False])
-@pytest.mark.parametrize("then", [
-    lambda path: overwrite(path, CONTENT[::-1]), lambda path: overwrite_like(path, CONTENT[::-1]), lambda path: os.truncate(path, 5),
-    lambda path: path.chmod(0o600)], ids=["overwritten", "with its time", "cut", "its mode"])
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda path: overwrite(path, CONTENT[::-1]),
+        lambda path: overwrite_like(path, CONTENT[::-1]),
+        lambda path: os.truncate(path, 5),
+        lambda path: path.chmod(0o600),
+    ],
+    ids=["overwritten", "with its time", "cut", "its mode"],
+)
 def test_what_is_written_to_is_another_file(then: Callable[[Path], object], hold: bool, path: Path) -> None:
     file = held(path, hold)
     assert file.is_held == hold
@@ -186,7 +203,24 @@ def _umask() -> int:
 
 
 def test_names_out_of_a_model_are_no_paths() -> None:
-    names = ["y", "a/b", "a\\b", "../../home/.bashrc", "..", "", "C:y", "a_b", "Y", "nul\0", "two\nlines", "x" * 300, "x" * 301, "größe", "-rf", "\u202e"]
+    names = [
+        "y",
+        "a/b",
+        "a\\b",
+        "../../home/.bashrc",
+        "..",
+        "",
+        "C:y",
+        "a_b",
+        "Y",
+        "nul\0",
+        "two\nlines",
+        "x" * 300,
+        "x" * 301,
+        "größe",
+        "-rf",
+        "\u202e",
+    ]
     found = file_names(names)
     assert found[:2] == ["y", "a_b"]
     assert len({name.casefold() for name in found}) == len(names)
@@ -204,8 +238,13 @@ def of_many_files(folder: Path, count: int) -> Path:
     """y = x + w0 + w1 + ..., each weight in a file of its own."""
     names = [f"w{i}" for i in range(count)]
     steps = " ".join(f"h{i + 1} = Add(h{i}, {name})" for i, name in enumerate(names))
-    model = model_of(f"(float[2] h0) => (float[2] h{count}) {{ {steps} }}", {name: np.full(2, i, "f") for i, name in enumerate(names)})
-    onnx.save_model(model, folder / "m.onnx", save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
+    model = model_of(
+        f"(float[2] h0) => (float[2] h{count}) {{ {steps} }}",
+        {name: np.full(2, i, "f") for i, name in enumerate(names)},
+    )
+    onnx.save_model(
+        model, folder / "m.onnx", save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0
+    )
     return folder / "m.onnx"
 
 
@@ -228,14 +267,18 @@ def test_a_model_is_held_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
         pass
     with held.there() as there:
         assert there != str(path)
-        got, = onnxruntime.InferenceSession(there, providers=["CPUExecutionProvider"]).run(None, {"h0": np.zeros(2, "f")})
+        (got,) = onnxruntime.InferenceSession(there, providers=["CPUExecutionProvider"]).run(
+            None, {"h0": np.zeros(2, "f")}
+        )
     np.testing.assert_array_equal(got, np.full(2, 15))
 
 
 def test_what_cannot_be_held_is_no_place_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the CPU would have no weights any more once the file is deleted."""
     weight = np.random.default_rng(5).normal(size=(64, 64)).astype("f")
-    (tmp_path / "m.onnx").write_bytes(model_of("(float[N, 64] x) => (y) { y = MatMul(x, w) }", {"w": weight}).SerializeToString())
+    (tmp_path / "m.onnx").write_bytes(
+        model_of("(float[N, 64] x) => (y) { y = MatMul(x, w) }", {"w": weight}).SerializeToString()
+    )
     own = OwnWeights(str(tmp_path / "m.onnx"))
     with monkeypatch.context() as patch:
         patch.setattr(files, "most_held", lambda: 0)
@@ -272,7 +315,7 @@ def fill(path: Path, data: bytes | None, error: type[Exception] | None = None) -
         if data is not None:
             with open(part, "wb", 0) as file:
                 while data:
-                    data = data[file.write(data):]
+                    data = data[file.write(data) :]
         if error is not None:
             raise error
 
@@ -286,7 +329,11 @@ def test_a_file_is_there_whole_or_as_it_was(path: Path) -> None:
     with whole(path) as part:
         part.write_bytes(b"new")
         assert path.read_bytes() == CONTENT
-    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode), os.listdir(path.parent)) == (b"new", 0o640, [path.name])
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode), os.listdir(path.parent)) == (
+        b"new",
+        0o640,
+        [path.name],
+    )
 
 
 def test_where_there_is_no_room_the_name_the_size_and_the_reason_are_told(path: Path) -> None:
@@ -296,11 +343,14 @@ def test_where_there_is_no_room_the_name_the_size_and_the_reason_are_told(path: 
         with pytest.raises(OSError, match=rf"^{path} can't be written, after 4,096 B: File too large$"):
             fill(path, CONTENT)
         with pytest.raises(OSError, match=rf"^{path} can't be written, after .* B: File too large$"):
-            write_array(path, np.arange(1000.0))      # numpy alone leaves the beginning there, and says nothing
+            write_array(path, np.arange(1000.0))  # numpy alone leaves the beginning there, and says nothing
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (path.read_bytes(), os.listdir(path.parent)) == (CONTENT, [path.name])
-    with pytest.raises(OSError, match=f"^{path.parent / 'none' / 'file'} can't be written: No such file"), whole(path.parent / "none" / "file") as part:
+    with (
+        pytest.raises(OSError, match=f"^{path.parent / 'none' / 'file'} can't be written: No such file"),
+        whole(path.parent / "none" / "file") as part,
+    ):
         part.write_bytes(b"")
 
 

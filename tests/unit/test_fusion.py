@@ -22,13 +22,26 @@ Weights = dict[str, np.ndarray]
 @pytest.fixture
 def weights() -> Weights:
     rng = np.random.default_rng(7)
+
     def normal(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape).astype("f")
+
     return {
-        "w": normal(8, 3, 3, 3), "w2": normal(8, 8, 1, 1), "b": normal(8), "m": normal(16, 8), "v": normal(8), "one": np.array(1.0, "f"),
-        "half": np.array(0.5, "f"), "root2": np.array(2**0.5, "f"), "three": np.array(3.0, "f"),
-        "six": np.array(6.0, "f"), "zero": np.array(0.0, "f"),
-        "scale": rng.uniform(0.5, 2, 8).astype("f"), "mean": normal(8), "var": rng.uniform(0.5, 2, 8).astype("f")}
+        "w": normal(8, 3, 3, 3),
+        "w2": normal(8, 8, 1, 1),
+        "b": normal(8),
+        "m": normal(16, 8),
+        "v": normal(8),
+        "one": np.array(1.0, "f"),
+        "half": np.array(0.5, "f"),
+        "root2": np.array(2**0.5, "f"),
+        "three": np.array(3.0, "f"),
+        "six": np.array(6.0, "f"),
+        "zero": np.array(0.0, "f"),
+        "scale": rng.uniform(0.5, 2, 8).astype("f"),
+        "mean": normal(8),
+        "var": rng.uniform(0.5, 2, 8).astype("f"),
+    }
 
 
 IMAGE = "(float[2, 3, 9, 9] x) => (y)"
@@ -36,22 +49,31 @@ MATRIX = "(float[5, 16] x) => (y)"
 
 ONE_DISPATCH = {
     "conv, relu": (IMAGE, "a = Conv(x, w, b) y = Relu(a)"),
-    "conv, batch normalization, relu": (IMAGE, "a = Conv(x, w) n = BatchNormalization(a, scale, b, mean, var) y = Relu(n)"),
+    "conv, batch normalization, relu": (
+        IMAGE,
+        "a = Conv(x, w) n = BatchNormalization(a, scale, b, mean, var) y = Relu(n)",
+    ),
     "conv, batch normalization, silu": (
-        IMAGE, "a = Conv(x, w) n = BatchNormalization(a, scale, b, mean, var) s = Sigmoid(n) y = Mul(n, s)"),
+        IMAGE,
+        "a = Conv(x, w) n = BatchNormalization(a, scale, b, mean, var) s = Sigmoid(n) y = Mul(n, s)",
+    ),
     "product, bias, relu": (MATRIX, "a = MatMul(x, m) h = Add(a, v) y = Relu(h)"),
     "product, bias on the left": (MATRIX, "a = MatMul(x, m) y = Add(v, a)"),
     "gemm, tanh": (MATRIX, "a = Gemm(x, m, v) y = Tanh(a)"),
     "silu": (MATRIX, "s = Sigmoid(x) y = Mul(x, s)"),
     "gelu": (MATRIX, "d = Div(x, root2) e = Erf(d) a = Add(e, one) p = Mul(x, a) y = Mul(p, half)"),
     "gelu after a product": (
-        MATRIX, "h = MatMul(x, m) d = Div(h, root2) e = Erf(d) a = Add(e, one) p = Mul(h, a) y = Mul(p, half)"),
+        MATRIX,
+        "h = MatMul(x, m) d = Div(h, root2) e = Erf(d) a = Add(e, one) p = Mul(h, a) y = Mul(p, half)",
+    ),
     "hard swish": (MATRIX, "a = Add(x, three) c = Clip(a, zero, six) d = Div(c, six) y = Mul(x, d)"),
-    "hard swish after a convolution": (IMAGE, "h = Conv(x, w) a = Add(h, three) c = Clip(a, zero, six) p = Mul(h, c) y = Div(p, six)"),
+    "hard swish after a convolution": (
+        IMAGE,
+        "h = Conv(x, w) a = Add(h, three) c = Clip(a, zero, six) p = Mul(h, c) y = Div(p, six)",
+    ),
     "a chain that starts nowhere": (MATRIX, "a = Exp(x) c = Neg(a) d = Add(c, one) y = Sqrt(d)"),
     "softmax, scaled": (MATRIX, "a = Softmax(x) y = Mul(a, half)"),
-    "normalized, shifted": (
-        "(float[5, 8] x) => (y)", "a = LayerNormalization(x, scale, v) y = Add(a, x)"),
+    "normalized, shifted": ("(float[5, 8] x) => (y)", "a = LayerNormalization(x, scale, v) y = Add(a, x)"),
 }
 
 
@@ -94,7 +116,9 @@ def test_two_branches_one_is_absorbed(weights: Weights) -> None:
 
 
 def test_batch_normalization_is_folded_into_numbers(weights: Weights) -> None:
-    graph = graph_of(f"{IMAGE} {{ a = Conv(x, w) y = BatchNormalization<epsilon=0.01>(a, scale, b, mean, var) }}", weights)
+    graph = graph_of(
+        f"{IMAGE} {{ a = Conv(x, w) y = BatchNormalization<epsilon=0.01>(a, scale, b, mean, var) }}", weights
+    )
     (node,) = fused(graph).nodes
     after = fused(graph)
     factor, shift = (after.constant(n) for n in node.operands)
@@ -107,7 +131,10 @@ def test_batch_normalization_is_folded_into_numbers(weights: Weights) -> None:
 
 
 def test_batch_normalization_with_parameters_of_the_run_stays() -> None:
-    graph = graph_of("(float[2, 8, 3] x, float[8] s, float[8] b, float[8] m, float[8] v) => (y) { y = BatchNormalization(x, s, b, m, v) }")
+    graph = graph_of(
+        "(float[2, 8, 3] x, float[8] s, float[8] b, float[8] m, float[8] v) => (y) { y = BatchNormalization(x, "
+        "s, b, m, v) }"
+    )
     assert ops_of(fused(graph)) == ["BatchNormalization"]
 
 
@@ -122,8 +149,10 @@ def test_an_output_of_the_graph_is_not_swallowed(weights: Weights) -> None:
 
 
 def test_what_a_body_reads_is_not_swallowed(weights: Weights) -> None:
-    graph = graph_of("(float[5, 16] x, bool c) => (y, z) { a = Exp(x) y = Neg(a) "
-                     "z = If(c) < then_branch = t () => (r) { r = Relu(a) }, else_branch = e () => (q) { q = Relu(x) } > }")
+    graph = graph_of(
+        "(float[5, 16] x, bool c) => (y, z) { a = Exp(x) y = Neg(a) "
+        "z = If(c) < then_branch = t () => (r) { r = Relu(a) }, else_branch = e () => (q) { q = Relu(x) } > }"
+    )
     assert ops_of(fused(graph)) == ["Exp", "Neg", "If"]
 
 
@@ -133,18 +162,35 @@ def test_a_value_read_twice_by_the_same_node_is_one_reader(weights: Weights) -> 
     assert node.epilogue[0].arguments == ("v", "v")
 
 
-@pytest.mark.parametrize("body", [
-    "a = Exp(x) y = Sub(a, a)", "a = Exp(x) b = Sub(a, z) y = Sub(b, a)", "a = Exp(x) b = Neg(a) y = Add(a, b)",
-    "a = Add(x, z) y = Sub(a, z)", "a = Exp(x) y = Div(a, a)", "a = Exp(x) b = Reciprocal(a) y = Mul(a, b)",
-    "a = Mul(x, z) b = Neg(z) y = Div(a, b)", "a = Exp(x) b = Sum(a, z) c = Neg(b) y = Sum(x, c, z)"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Exp(x) y = Sub(a, a)",
+        "a = Exp(x) b = Sub(a, z) y = Sub(b, a)",
+        "a = Exp(x) b = Neg(a) y = Add(a, b)",
+        "a = Add(x, z) y = Sub(a, z)",
+        "a = Exp(x) y = Div(a, a)",
+        "a = Exp(x) b = Reciprocal(a) y = Mul(a, b)",
+        "a = Mul(x, z) b = Neg(z) y = Div(a, b)",
+        "a = Exp(x) b = Sum(a, z) c = Neg(b) y = Sum(x, c, z)",
+    ],
+)
 def test_what_compilers_would_cancel_is_not_one_kernel(body: str) -> None:
     graph = graph_of(f"(float[5] x, float[5] z) => (y) {{ {body} }}")
     assert len(fused(graph).nodes) > 1
 
 
-@pytest.mark.parametrize("body", [
-    "a = Exp(x) y = Mul(a, a)", "a = Exp(x) y = Add(a, a)", "a = Sigmoid(x) y = Mul(a, x)", "a = Sub(z, x) b = Mul(a, z) y = Add(b, x)",
-    "a = Exp(x) b = Neg(a) y = Sub(z, b)", "a = Mul(x, z) y = Sub(x, a)"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Exp(x) y = Mul(a, a)",
+        "a = Exp(x) y = Add(a, a)",
+        "a = Sigmoid(x) y = Mul(a, x)",
+        "a = Sub(z, x) b = Mul(a, z) y = Add(b, x)",
+        "a = Exp(x) b = Neg(a) y = Sub(z, b)",
+        "a = Mul(x, z) y = Sub(x, a)",
+    ],
+)
 def test_what_they_would_not_cancel_is(body: str) -> None:
     assert len(fused(graph_of(f"(float[5] x, float[5] z) => (y) {{ {body} }}")).nodes) == 1
 
@@ -167,7 +213,11 @@ def test_views_and_nodes_of_the_cpu_break_a_chain() -> None:
 
 def test_gelu_is_one_step_and_what_is_almost_one_a_chain(weights: Weights) -> None:
     body = "h = MatMul(x, m) d = Div(h, {root}) e = Erf(d) a = Add(e, one) p = Mul(h, a) y = Mul(p, half)"
-    for root, steps in (("root2", ["Gelu"]), ("three", ["Div", "Erf", "Add", "Mul", "Mul"]), ("v", ["Div", "Erf", "Add", "Mul", "Mul"])):
+    for root, steps in (
+        ("root2", ["Gelu"]),
+        ("three", ["Div", "Erf", "Add", "Mul", "Mul"]),
+        ("v", ["Div", "Erf", "Add", "Mul", "Mul"]),
+    ):
         (node,) = fused(graph_of(f"{MATRIX} {{ {body.format(root=root)} }}", weights)).nodes
         assert [step.op for step in node.epilogue] == steps
 
@@ -184,7 +234,9 @@ def test_steps_are_limited() -> None:
     count = MAX_STEPS + 5
     names = ["x", *(f"v{i}" for i in range(count - 1)), "y"]
     ops = ["Neg", "Abs", "Exp"]
-    graph = graph_of(f"{MATRIX} {{ " + " ".join(f"{names[i + 1]} = {ops[i % 3]}({names[i]})" for i in range(count)) + " }")
+    graph = graph_of(
+        f"{MATRIX} {{ " + " ".join(f"{names[i + 1]} = {ops[i % 3]}({names[i]})" for i in range(count)) + " }"
+    )
     after = fused(graph)
     assert [len(n.epilogue) for n in after.nodes] == [MAX_STEPS, 5]
     assert plan_of(graph).dispatches == 2
@@ -214,7 +266,8 @@ def test_the_order_stays_topological(weights: Weights) -> None:
 @settings(max_examples=80)
 @given(random_models(max_nodes=18))
 def test_fusion_keeps_what_matters(model: onnx.ModelProto) -> None:
-    """Every original node is in exactly one node; values are made once and before they are read; the outputs are still made."""
+    """Every original node is in exactly one node; values are made once and before they are read; the outputs are still
+    made."""
     graph = from_onnx(model)
     after = fused(graph)
     assert sorted(i for n in after.nodes for i in n.members) == [n.id for n in graph.nodes]
@@ -237,7 +290,8 @@ def test_a_rule_matches_itself_and_becomes_one_node(rule: Rule, rng: np.random.G
     graph = from_onnx(model)
     assert found_nodes(rule, graph) == sum(not n.outputs[0].endswith(".turned") for n in graph.nodes)
     facts = facts_of(graph, static_types(graph))
-    assert len(list(walk(graph, facts, Limits()))) == len(graph.nodes)      # which fills the facts in, as before the pass
+    # which fills the facts in, as before the pass
+    assert len(list(walk(graph, facts, Limits()))) == len(graph.nodes)
     after = apply_rules(graph, facts, Limits(), [rule])
     assert len(after.nodes) == 1
     assert after.nodes[0].members == tuple(range(len(graph.nodes)))
@@ -266,8 +320,14 @@ LAYER_NORM = """(float[2, 5, 8] x) => (OUTPUTS) {
 
 def layer_norm(outputs: str = "y", more: str = "", axes: str = "axes", **changes: np.ndarray) -> Graph:
     constants: Weights = {
-        "axes": np.array([-1]), "first": np.array([0]), "two": np.array(2.0, "f"), "eps": np.array(1e-5, "f"),
-        "scale": np.linspace(0.5, 2, 8, dtype="f"), "bias": np.linspace(-1, 1, 8, dtype="f"), **changes}
+        "axes": np.array([-1]),
+        "first": np.array([0]),
+        "two": np.array(2.0, "f"),
+        "eps": np.array(1e-5, "f"),
+        "scale": np.linspace(0.5, 2, 8, dtype="f"),
+        "bias": np.linspace(-1, 1, 8, dtype="f"),
+        **changes,
+    }
     text = LAYER_NORM.replace("OUTPUTS", outputs).replace("MORE", more).replace("AXES", axes)
     return graph_of(text, constants, opset=21)
 
@@ -286,8 +346,14 @@ RMS_NORM = """(float[2, 5, 8] x) => (y) {
 
 
 def rms_norm(root: str = "i = Reciprocal(r) n = Mul(x, i)", **changes: np.ndarray) -> Graph:
-    constants: Weights = {"axes": np.array([-1]), "two": np.array(2.0, "f"), "one": np.array(1.0, "f"), "eps": np.array(1e-5, "f"),
-                          "scale": np.linspace(0.5, 2, 8, dtype="f"), **changes}
+    constants: Weights = {
+        "axes": np.array([-1]),
+        "two": np.array(2.0, "f"),
+        "one": np.array(1.0, "f"),
+        "eps": np.array(1e-5, "f"),
+        "scale": np.linspace(0.5, 2, 8, dtype="f"),
+        **changes,
+    }
     return graph_of(RMS_NORM.replace("ROOT", root), constants, opset=18)
 
 
@@ -299,17 +365,40 @@ def test_rms_norm_as_exporters_write_it(root: str) -> None:
     assert node.attributes["epsilon"] == pytest.approx(1e-5)
 
 
-@pytest.mark.parametrize("graph", [
-    rms_norm(two=np.array(3.0, "f")), rms_norm(axes=np.array([0])), rms_norm("i = Div(one, r) n = Mul(x, i)", one=np.array(2.0, "f")),
-    rms_norm(scale=np.ones((5, 8), "f")), rms_norm(eps=np.array([1e-5] * 8, "f")), rms_norm("n = Div(r, x)")],
-    ids=["cube", "other axes", "2 over the root", "scale is a matrix", "epsilon is a vector", "the root over x"])
+@pytest.mark.parametrize(
+    "graph",
+    [
+        rms_norm(two=np.array(3.0, "f")),
+        rms_norm(axes=np.array([0])),
+        rms_norm("i = Div(one, r) n = Mul(x, i)", one=np.array(2.0, "f")),
+        rms_norm(scale=np.ones((5, 8), "f")),
+        rms_norm(eps=np.array([1e-5] * 8, "f")),
+        rms_norm("n = Div(r, x)"),
+    ],
+    ids=["cube", "other axes", "2 over the root", "scale is a matrix", "epsilon is a vector", "the root over x"],
+)
 def test_what_is_not_an_rms_norm(graph: Graph) -> None:
     assert "RMSNormalization" not in ops_of(fused(graph))
 
 
-@pytest.mark.parametrize("graph", [
-    layer_norm("y, d"), layer_norm("y, z", "z = Relu(r)"), layer_norm(two=np.array(3.0, "f")), layer_norm(axes="first"),
-    layer_norm(bias=np.ones((5, 8), "f")), layer_norm(eps=np.array([1e-5] * 8, "f")),
-], ids=["an inner value is an output", "an inner value is read elsewhere", "cube", "other axes", "bias is a matrix", "epsilon is a vector"])
+@pytest.mark.parametrize(
+    "graph",
+    [
+        layer_norm("y, d"),
+        layer_norm("y, z", "z = Relu(r)"),
+        layer_norm(two=np.array(3.0, "f")),
+        layer_norm(axes="first"),
+        layer_norm(bias=np.ones((5, 8), "f")),
+        layer_norm(eps=np.array([1e-5] * 8, "f")),
+    ],
+    ids=[
+        "an inner value is an output",
+        "an inner value is read elsewhere",
+        "cube",
+        "other axes",
+        "bias is a matrix",
+        "epsilon is a vector",
+    ],
+)
 def test_what_is_not_a_layer_norm(graph: Graph) -> None:
     assert "LayerNormalization" not in ops_of(fused(graph))

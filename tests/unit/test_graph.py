@@ -32,13 +32,16 @@ def test_an_initializer_that_is_also_an_input_is_a_constant() -> None:
     assert graph.inputs == ("x",)
 
 
-@pytest.mark.parametrize(("text", "want"), [
-    ("value = float[2] {1.5, -2.0}", np.array([1.5, -2.0], "f")),
-    ("value_float: float = 2.5", np.array(2.5, "f")),
-    ("value_floats: floats = [0.5, 1.5]", np.array([0.5, 1.5], "f")),
-    ("value_int: int = 7", np.array(7)),
-    ("value_ints: ints = [3, -1]", np.array([3, -1])),
-])
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("value = float[2] {1.5, -2.0}", np.array([1.5, -2.0], "f")),
+        ("value_float: float = 2.5", np.array(2.5, "f")),
+        ("value_floats: floats = [0.5, 1.5]", np.array([0.5, 1.5], "f")),
+        ("value_int: int = 7", np.array(7)),
+        ("value_ints: ints = [3, -1]", np.array([3, -1])),
+    ],
+)
 def test_constant_nodes_become_constants(text: str, want: np.ndarray) -> None:
     graph = graph_of(f"(float[2] x) => (y) {{ c = Constant<{text}>() y = Identity(c) }}")
     assert [n.op for n in graph.nodes] == ["Identity"]
@@ -54,10 +57,16 @@ def test_optional_inputs_and_outputs_that_are_left_out() -> None:
     (node,) = graph.nodes
     assert node.inputs == ("x", "", "max")
     assert node.reads == ("x", "max")
-    graph = from_onnx(helper.make_model(helper.make_graph(
-        [helper.make_node("LayerNormalization", ["x", "s"], ["y", "", "d"])], "g",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in "xs"],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])))
+    graph = from_onnx(
+        helper.make_model(
+            helper.make_graph(
+                [helper.make_node("LayerNormalization", ["x", "s"], ["y", "", "d"])],
+                "g",
+                [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in "xs"],
+                [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            )
+        )
+    )
     assert graph.nodes[0].outputs == ("y", "", "d")
     assert graph.nodes[0].writes == ("y", "d")
 

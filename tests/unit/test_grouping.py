@@ -40,7 +40,7 @@ def test_groups_hold_the_taken_nodes_once(dag: tuple[list[Node], set[str]]) -> N
 def test_no_path_leaves_a_group_and_comes_back(dag: tuple[list[Node], set[str]]) -> None:
     nodes, taken = dag
     for group in groups_of(nodes, taken):
-        left: set[str] = set()    # nodes outside the group that depend on it
+        left: set[str] = set()  # nodes outside the group that depend on it
         tainted: dict[str, str] = {}
         for node in nodes:
             sources = {tainted[r] for r in node.reads if r in tainted}
@@ -74,7 +74,10 @@ def test_a_chain_is_one_group() -> None:
 
 
 def test_what_waits_for_an_untaken_node_at_the_beginning_joins_the_rest() -> None:
-    nodes = [Node("Any", reads, (name,), name, id=i) for i, (reads, name) in enumerate(((("x",), "a"), (("x",), "b"), (("a", "b"), "c")))]
+    nodes = [
+        Node("Any", reads, (name,), name, id=i)
+        for i, (reads, name) in enumerate(((("x",), "a"), (("x",), "b"), (("a", "b"), "c")))
+    ]
     assert groups_of(nodes, {"b", "c"}) == [["b", "c"]]
 
 
@@ -84,8 +87,12 @@ def test_an_untaken_node_splits_a_chain() -> None:
 
 def test_what_surrounds_an_untaken_branch_is_split_but_its_siblings_are_not() -> None:
     """a feeds b (taken), c (not), and d needs both: b may go with a, d must wait for c."""
-    nodes = [Node("Any", ("x",), ("a",), "a"), Node("Any", ("a",), ("b",), "b"), Node("Any", ("a",), ("c",), "c"),
-             Node("Any", ("b", "c"), ("d",), "d")]
+    nodes = [
+        Node("Any", ("x",), ("a",), "a"),
+        Node("Any", ("a",), ("b",), "b"),
+        Node("Any", ("a",), ("c",), "c"),
+        Node("Any", ("b", "c"), ("d",), "d"),
+    ]
     assert groups_of(nodes, {"a", "b", "d"}) == [["a", "b"], ["d"]]
 
 
@@ -95,15 +102,22 @@ def test_independent_chains_share_a_group() -> None:
 
 
 def test_a_value_read_by_a_subgraph_counts() -> None:
-    nodes = [Node("Any", ("x",), ("a",), "a"), Node("If", ("c",), ("i",), "i", implicit=("a",), has_subgraph=True),
-             Node("Any", ("a", "i"), ("b",), "b")]
+    nodes = [
+        Node("Any", ("x",), ("a",), "a"),
+        Node("If", ("c",), ("i",), "i", implicit=("a",), has_subgraph=True),
+        Node("Any", ("a", "i"), ("b",), "b"),
+    ]
     assert groups_of(nodes, {"a", "b"}) == [["a"], ["b"]]
 
 
 def test_boundary() -> None:
-    nodes = [Node("Any", ("x", "w"), ("a",), "a"), Node("Any", ("a", "x"), ("b", ""), "b", operands=("o",)),
-             Node("If", ("c",), ("i",), "i", implicit=("a",), has_subgraph=True), Node("Any", ("b",), ("d",), "d"),
-             Node("Any", ("b",), ("e",), "e")]
+    nodes = [
+        Node("Any", ("x", "w"), ("a",), "a"),
+        Node("Any", ("a", "x"), ("b", ""), "b", operands=("o",)),
+        Node("If", ("c",), ("i",), "i", implicit=("a",), has_subgraph=True),
+        Node("Any", ("b",), ("d",), "d"),
+        Node("Any", ("b",), ("e",), "e"),
+    ]
     inputs, outputs = boundary([nodes[0], nodes[1], nodes[3]], nodes, ["d"])
     assert inputs == ["x", "w", "o"]
     assert outputs == ["a", "b", "d"]

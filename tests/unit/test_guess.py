@@ -23,8 +23,11 @@ def guessed(model: Any, runs: bool = True, **given: Any) -> Guess:
 
 
 def test_integers_are_indices_of_the_table_that_they_look_up() -> None:
-    model = model_of("(int64[B, S] ids, int64[B, S] mask) => (y) { i = Cast<to=6>(ids) e = Gather(t, i) m = Cast<to=1>(mask) y = Identity(e) z = Neg(m) }",
-                     {"t": np.zeros((500, 4), "f")})
+    model = model_of(
+        "(int64[B, S] ids, int64[B, S] mask) => (y) { i = Cast<to=6>(ids) e = Gather(t, i) m = Cast<to=1>(mask) y = "
+        "Identity(e) z = Neg(m) }",
+        {"t": np.zeros((500, 4), "f")},
+    )
     found = guessed(model)
     assert 100 < found.feeds["ids"].max() < 500
     assert found.feeds["mask"].tolist() == [[1] * 64]
@@ -34,15 +37,19 @@ def test_integers_are_indices_of_the_table_that_they_look_up() -> None:
 
 
 def test_a_table_that_is_computed_from_bytes() -> None:
-    model = model_of("(int64[B, S] ids) => (y) { f = Cast<to=1>(t) e = Mul(f, s) y = Gather(e, ids) }",
-                     {"t": np.zeros((500, 4), np.int8), "s": np.ones((500, 1), "f")})
+    model = model_of(
+        "(int64[B, S] ids) => (y) { f = Cast<to=1>(t) e = Mul(f, s) y = Gather(e, ids) }",
+        {"t": np.zeros((500, 4), np.int8), "s": np.ones((500, 1), "f")},
+    )
     assert 100 < guessed(model).feeds["ids"].max() < 500
 
 
 @pytest.mark.parametrize("text", ["u = Unsqueeze(x, last) y = Equal(u, n)", "y = OneHot(x, depth, two)"])
 def test_numbers_of_a_class_are_below_the_number_of_classes(text: str) -> None:
-    model = model_of(f"(int64[B, S] x) => (y) {{ {text} }}", {"n": np.arange(257), "last": np.array([-1]), "depth": np.array(257),
-                                                              "two": np.array([0, 1], "f")})
+    model = model_of(
+        f"(int64[B, S] x) => (y) {{ {text} }}",
+        {"n": np.arange(257), "last": np.array([-1]), "depth": np.array(257), "two": np.array([0, 1], "f")},
+    )
     assert 100 < guessed(model).feeds["x"].max() < 257
 
 
@@ -71,12 +78,18 @@ def test_a_length_that_a_window_wants() -> None:
 
 
 def test_positions_within_a_short_table() -> None:
-    model = model_of("(int64[N, S] ids) => (y) { e = Gather(t, ids) y = Add(e, p) }", {"t": np.zeros((50, 4), "f"), "p": np.zeros((1, 16, 4), "f")})
+    model = model_of(
+        "(int64[N, S] ids) => (y) { e = Gather(t, ids) y = Add(e, p) }",
+        {"t": np.zeros((50, 4), "f"), "p": np.zeros((1, 16, 4), "f")},
+    )
     assert guessed(model).feeds["ids"].shape in ((1, 16), (1, 1))
 
 
 def test_scalars_and_caches_by_their_names() -> None:
-    model = model_of("(int64 sr, float[N, 2, past_length, 4] past, float[N, 2, S, 4] x) => (y, r) { y = Concat<axis=2>(past, x) r = Identity(sr) }")
+    model = model_of(
+        "(int64 sr, float[N, 2, past_length, 4] past, float[N, 2, S, 4] x) => (y, r) { y = Concat<axis=2>(past, x) r = "
+        "Identity(sr) }"
+    )
     found = guessed(model)
     assert found.feeds["sr"] == 16000
     assert found.feeds["past"].shape == (1, 2, 0, 4)
@@ -97,7 +110,9 @@ def test_what_is_given_is_not_guessed() -> None:
 
 def test_a_type_that_nothing_can_be_made_up_for() -> None:
     value = SimpleNamespace(name="s", type="seq(tensor(float))", shape=[])
-    with pytest.raises(ModelError, match=r"input 's' is a seq\(tensor\(float\)\): no random values for that; give --input s=FILE.npy"):
+    with pytest.raises(
+        ModelError, match=r"input 's' is a seq\(tensor\(float\)\): no random values for that; give --input s=FILE.npy"
+    ):
         guess([value], structure_of(b""))
 
 

@@ -6,12 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ort_gpu_ep.scheduler.lifetime import ALIGN_NBYTES, MEMORY_FOR_PARALLELISM, PARALLEL_NBYTES, UNUSED_NBYTES, assign_slots
+from ort_gpu_ep.scheduler.lifetime import (
+    ALIGN_NBYTES,
+    MEMORY_FOR_PARALLELISM,
+    PARALLEL_NBYTES,
+    UNUSED_NBYTES,
+    assign_slots,
+)
 
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[list[tuple[str, ...]], list[int], dict[str, int]]:
-    """Dispatches in a legal order: dispatch i writes v<i> (sometimes a second value) and reads earlier ones. Some values are outside."""
+    """Dispatches in a legal order: dispatch i writes v<i> (sometimes a second value) and reads earlier ones. Some
+    values are outside."""
     uses: list[tuple[str, ...]] = []
     levels: list[int] = []
     sizes: dict[str, int] = {}
@@ -38,7 +45,9 @@ def test_live_values_never_share_a_slot(program: tuple[list[tuple[str, ...]], li
     for a in sizes:
         for b in sizes:
             if a < b and slot_of[a] == slot_of[b]:
-                assert times[a][-1] < times[b][0] or times[b][-1] < times[a][0], f"{a} and {b} are alive at once in slot {slot_of[a]}"
+                assert times[a][-1] < times[b][0] or times[b][-1] < times[a][0], (
+                    f"{a} and {b} are alive at once in slot {slot_of[a]}"
+                )
 
 
 @given(programs())
@@ -80,7 +89,8 @@ def test_best_fit(nbytes: int) -> None:
 
 
 def test_independent_branches_stay_parallel_while_memory_allows() -> None:
-    """Two dispatches of one level may share no slot; if that took much more memory, the given order wins. Some memory is nothing."""
+    """Two dispatches of one level may share no slot; if that took much more memory, the given order wins. Some memory
+    is nothing."""
     small = [("x", "a"), ("a", "b"), ("x", "c"), ("c", "d"), ("b", "d", "y")]
     levels, large = [0, 1, 0, 1, 2], 2 * PARALLEL_NBYTES
     for most in (large, PARALLEL_NBYTES // 2):
@@ -95,7 +105,10 @@ def test_independent_branches_stay_parallel_while_memory_allows() -> None:
 def test_many_branches_stay_parallel_where_they_take_little_memory() -> None:
     """Many times the least, and less than PARALLEL_NBYTES."""
     uses = [use for k in range(8) for use in (("x", f"a{k}"), (f"a{k}", f"b{k}"))]
-    for nbytes, order in ((PARALLEL_NBYTES // 16, [*range(0, 16, 2), *range(1, 16, 2)]), (PARALLEL_NBYTES, [*range(16)])):
+    for nbytes, order in (
+        (PARALLEL_NBYTES // 16, [*range(0, 16, 2), *range(1, 16, 2)]),
+        (PARALLEL_NBYTES, [*range(16)]),
+    ):
         assert assign_slots(uses, [0, 1] * 8, {f"a{k}": nbytes for k in range(8)})[0] == order
 
 
@@ -114,7 +127,9 @@ def test_what_branches_write_was_not_used_before() -> None:
 
 def test_slots_that_were_not_used_are_limited() -> None:
     """Where a value takes long to write itself, and where all of them take too much."""
-    _, slot_of, _ = assign_slots(BRANCHES, LEVELS, {**dict.fromkeys("abce", 256), "a": UNUSED_NBYTES + 1, "d": UNUSED_NBYTES + 1})
+    _, slot_of, _ = assign_slots(
+        BRANCHES, LEVELS, {**dict.fromkeys("abce", 256), "a": UNUSED_NBYTES + 1, "d": UNUSED_NBYTES + 1}
+    )
     assert slot_of["d"] == slot_of["a"]
     many = 40
     uses = [("x", "a0"), ("a0", "b0")] + [(f"{kind}{k - 1}", f"{kind}{k}") for k in range(1, many) for kind in "ab"]

@@ -1,4 +1,5 @@
-"""Walking a graph: shape arithmetic is the host's, the rest is claimed or declined; and what the host computes is right."""
+"""Walking a graph: shape arithmetic is the host's, the rest is claimed or declined; and what the host computes is
+right."""
 
 from __future__ import annotations
 
@@ -110,13 +111,19 @@ def test_evaluate_shape_needs_no_memory() -> None:
 
 
 def test_evaluate_with_attributes_and_several_outputs() -> None:
-    got = values("(float x) => (a, c) { v = Constant<value_ints: ints = [5, 4, 3, 2, 1]>() s = Constant<value_ints: ints = [2, 3]>() "
-                 "a, c = Split<axis=0>(v, s) }")
+    got = values(
+        "(float x) => (a, c) { v = Constant<value_ints: ints = [5, 4, 3, 2, 1]>() s = Constant<value_ints: ints "
+        "= [2, 3]>() "
+        "a, c = Split<axis=0>(v, s) }"
+    )
     assert [g.tolist() for g in got if g is not None] == [[5, 4], [3, 2, 1]]
 
 
 def test_evaluate_keeps_the_element_type_and_scalars() -> None:
-    (got,) = values("(float x) => (y) { v = Constant<value_ints: ints = [5, 4]>() i = Constant<value_int: int = 1>() y = Gather(v, i) }")
+    (got,) = values(
+        "(float x) => (y) { v = Constant<value_ints: ints = [5, 4]>() i = Constant<value_int: int = 1>() y = "
+        "Gather(v, i) }"
+    )
     assert got is not None
     assert (got.dtype, got.shape, int(got)) == (np.int64, (), 4)
 
@@ -129,25 +136,72 @@ def test_nodes_that_only_look_like_the_hosts() -> None:
 
 
 def test_what_the_reference_rejects_is_a_decline_with_both_reasons() -> None:
-    graph = graph_of("(float x) => (y) { v = Constant<value_ints: ints = [1, 2, 3]>() "
-                     "s = Constant<value_ints: ints = [2, 2]>() y = MatMul(v, s) }")
+    graph = graph_of(
+        "(float x) => (y) { v = Constant<value_ints: ints = [1, 2, 3]>() "
+        "s = Constant<value_ints: ints = [2, 2]>() y = MatMul(v, s) }"
+    )
     declined = answers(graph)["y"]
     assert isinstance(declined, Decline)
     assert "nor can the host compute it" in declined.reason
 
 
-NO_FLAGS = frozenset((
-    "axis", "batch_axis", "batch_dims", "block_size", "blocksize", "broadcast", "chunk_size", "detect_negative", "detect_positive",
-    "dtype", "group", "hidden_size", "is_test", "k", "kv_num_heads", "left_window_size", "num_groups", "num_heads", "num_outputs",
-    "offset_group", "output_datatype", "output_dtype", "output_height", "output_sequence", "output_width", "p", "periodic",
-    "precision", "q_num_heads", "qk_matmul_output_mode", "right_window_size", "rotary_embedding_dim", "sampling_ratio", "saturate",
-    "seed", "size", "softmax_precision", "spatial", "stash_type", "time_axis", "to", "training_mode"))
+NO_FLAGS = frozenset(
+    (
+        "axis",
+        "batch_axis",
+        "batch_dims",
+        "block_size",
+        "blocksize",
+        "broadcast",
+        "chunk_size",
+        "detect_negative",
+        "detect_positive",
+        "dtype",
+        "group",
+        "hidden_size",
+        "is_test",
+        "k",
+        "kv_num_heads",
+        "left_window_size",
+        "num_groups",
+        "num_heads",
+        "num_outputs",
+        "offset_group",
+        "output_datatype",
+        "output_dtype",
+        "output_height",
+        "output_sequence",
+        "output_width",
+        "p",
+        "periodic",
+        "precision",
+        "q_num_heads",
+        "qk_matmul_output_mode",
+        "right_window_size",
+        "rotary_embedding_dim",
+        "sampling_ratio",
+        "saturate",
+        "seed",
+        "size",
+        "softmax_precision",
+        "spatial",
+        "stash_type",
+        "time_axis",
+        "to",
+        "training_mode",
+    )
+)
 """Numbers; what rows themselves read as 0 or other than 0; what only old versions of an op have."""
 
 
 def test_each_whole_number_of_an_op_is_a_flag_or_none() -> None:
     """An attribute that a newer onnx brings, or a new row, is put on one side."""
     whole = onnx.defs.OpSchema.AttrType.INT
-    named = {a.name for s in onnx.defs.get_all_schemas_with_history() if ("", s.name) in OPS and not s.domain
-             for a in s.attributes.values() if a.type == whole}
+    named = {
+        a.name
+        for s in onnx.defs.get_all_schemas_with_history()
+        if ("", s.name) in OPS and not s.domain
+        for a in s.attributes.values()
+        if a.type == whole
+    }
     assert named - NO_FLAGS == FLAGS

@@ -1,4 +1,5 @@
-"""How many mechanisms the package has for one thing, so that none comes back: `python -m tests.unit.test_mechanisms` prints the counts.
+"""How many mechanisms the package has for one thing, so that none comes back: `python -m tests.unit.test_mechanisms`
+prints the counts.
 
 A count may go down, and MOST with it. Whoever has to raise one says why in a decision.
 """
@@ -16,11 +17,19 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "ort_gpu_ep"
 
 MOST = {
-    "floors of webgpu": 7, "floors of device": 8, "floors of runtime": 8, "floors of plugin": 8, "floors of any other folder": 10,
-    "functions that record ahead": 1, "owners that are told of waits": 4, "places that submit a plan": 4, "caches of runs": 6,
+    "floors of webgpu": 7,
+    "floors of device": 8,
+    "floors of runtime": 8,
+    "floors of plugin": 8,
+    "floors of any other folder": 10,
+    "functions that record ahead": 1,
+    "owners that are told of waits": 4,
+    "places that submit a plan": 4,
+    "caches of runs": 6,
     "makers of plans in the background": 1,
     "names that are participles": 25,
-    "tuned numbers outside ops": 380, "private members used by tests": 295,
+    "tuned numbers outside ops": 380,
+    "private members used by tests": 295,
 }
 """What there may be of each."""
 
@@ -36,8 +45,12 @@ PARTICIPLES = ("found", "made", "given", "known", "wanted", "held")
 @cache
 def trees(folder: Path) -> dict[str, ast.Module]:
     """Dotted name below the folder's parent -> syntax tree, of each module."""
-    return {".".join(p.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__"): ast.parse(p.read_text("utf-8"))
-            for p in sorted(folder.rglob("*.py"))}
+    return {
+        ".".join(p.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
+            p.read_text("utf-8")
+        )
+        for p in sorted(folder.rglob("*.py"))
+    }
 
 
 def imported(node: ast.AST) -> Iterator[str]:
@@ -53,6 +66,7 @@ def imported(node: ast.AST) -> Iterator[str]:
 
 def floors(edges: dict[str, set[str]]) -> int:
     """Modules on the longest way of imports, which make no circle."""
+
     @cache
     def height(module: str) -> int:
         return 1 + max((height(other) for other in edges[module]), default=0)
@@ -62,8 +76,14 @@ def floors(edges: dict[str, set[str]]) -> int:
 
 def floors_of(folder: str) -> int:
     """Of the modules directly in a folder of the package."""
-    there = {name: tree for name, tree in trees(PACKAGE).items() if name.split(".")[1:2] == [folder] and len(name.split(".")) > 2}
-    return floors({name: {other for other in imported(tree) if other in there} - {name} for name, tree in there.items()})
+    there = {
+        name: tree
+        for name, tree in trees(PACKAGE).items()
+        if name.split(".")[1:2] == [folder] and len(name.split(".")) > 2
+    }
+    return floors(
+        {name: {other for other in imported(tree) if other in there} - {name} for name, tree in there.items()}
+    )
 
 
 def nodes(*kinds: type[ast.AST], folders: tuple[str, ...] = ()) -> Iterator[tuple[str, ast.AST]]:
@@ -83,15 +103,23 @@ def is_number(node: ast.AST | None) -> bool:
 
 def tuned_numbers() -> int:
     """Constants of modules that are numbers, outside of the rows and of the cost model's parameters."""
-    modules = (tree for name, tree in trees(PACKAGE).items() if ".ops" not in name and not name.endswith("cost_parameters"))
+    modules = (
+        tree for name, tree in trees(PACKAGE).items() if ".ops" not in name and not name.endswith("cost_parameters")
+    )
     return sum(isinstance(n, ast.Assign | ast.AnnAssign) and is_number(n.value) for tree in modules for n in tree.body)
 
 
 def private_uses() -> int:
     """Attributes with one leading underscore that tests read of anything but themselves."""
-    return sum(isinstance(n, ast.Attribute) and n.attr.startswith("_") and not n.attr.startswith("__")
-               and not (isinstance(n.value, ast.Name) and n.value.id in ("self", "cls"))
-               for name, tree in trees(ROOT / "tests").items() if name.rpartition(".")[2].startswith("test_") for n in ast.walk(tree))
+    return sum(
+        isinstance(n, ast.Attribute)
+        and n.attr.startswith("_")
+        and not n.attr.startswith("__")
+        and not (isinstance(n.value, ast.Name) and n.value.id in ("self", "cls"))
+        for name, tree in trees(ROOT / "tests").items()
+        if name.rpartition(".")[2].startswith("test_")
+        for n in ast.walk(tree)
+    )
 
 
 def made_of(kinds: tuple[str, ...], *folders: str) -> int:
@@ -103,20 +131,32 @@ def made_of(kinds: tuple[str, ...], *folders: str) -> int:
 def counts() -> dict[str, int]:
     folders = {name.split(".")[1] for name in trees(PACKAGE) if len(name.split(".")) > 2}
     apart = ("webgpu", "device", "runtime", "plugin")
-    calls = [n.func for _, n in nodes(ast.Call, folders=("runtime", "plugin"))
-             if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in SUBMISSIONS]
+    calls = [
+        n.func
+        for _, n in nodes(ast.Call, folders=("runtime", "plugin"))
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in SUBMISSIONS
+    ]
     return {
         **{f"floors of {folder}": floors_of(folder) for folder in apart},
         "floors of any other folder": max(floors_of(folder) for folder in folders - set(apart)),
-        "functions that record ahead": sum(n.name in RECORDERS for _, n in nodes(ast.FunctionDef) if isinstance(n, ast.FunctionDef)),
+        "functions that record ahead": sum(
+            n.name in RECORDERS for _, n in nodes(ast.FunctionDef) if isinstance(n, ast.FunctionDef)
+        ),
         "owners that are told of waits": sum(
-            n.name in WAITS for name, n in nodes(ast.FunctionDef) if isinstance(n, ast.FunctionDef) and ".device." not in name),
+            n.name in WAITS
+            for name, n in nodes(ast.FunctionDef)
+            if isinstance(n, ast.FunctionDef) and ".device." not in name
+        ),
         "places that submit a plan": sum(ast.unparse(f.value).endswith("gpu") for f in calls),
         "caches of runs": made_of(CACHES, "runtime", "plugin"),
         "makers of plans in the background": sum(
-            ast.unparse(n.func) == "background.background.add" for _, n in nodes(ast.Call, folders=("runtime",)) if isinstance(n, ast.Call)),
+            ast.unparse(n.func) == "background.background.add"
+            for _, n in nodes(ast.Call, folders=("runtime",))
+            if isinstance(n, ast.Call)
+        ),
         "names that are participles": sum(
-            isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in PARTICIPLES for _, n in nodes(ast.Name)),
+            isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in PARTICIPLES for _, n in nodes(ast.Name)
+        ),
         "tuned numbers outside ops": tuned_numbers(),
         "private members used by tests": private_uses(),
     }

@@ -35,7 +35,9 @@ def block(name: str) -> list[str]:
     return found.group(1).splitlines()
 
 
-ALLOWED = {name: set(right.split()) for left, right in (line.split("<-") for line in block("imports")) for name in left.split()}
+ALLOWED = {
+    name: set(right.split()) for left, right in (line.split("<-") for line in block("imports")) for name in left.split()
+}
 ONLY = {line.split()[0]: set(line.split()[1:]) for line in block("only")}
 
 
@@ -83,9 +85,14 @@ def test_layers(path: Path) -> None:
 
 
 def test_layers_see_offences() -> None:
-    source = "from ort_gpu_ep.device import Gpu\ndef f():\n    import wgpu.utils\nif TYPE_CHECKING:\n    import onnxruntime"
+    source = (
+        "from ort_gpu_ep.device import Gpu\ndef f():\n    import wgpu.utils\nif TYPE_CHECKING:\n    import onnxruntime"
+    )
     assert offences(source, "ops") == [
-        "line 1: ops may not import ort_gpu_ep.device.Gpu", "line 3: ops may not import wgpu", "line 5: ops may not import onnxruntime"]
+        "line 1: ops may not import ort_gpu_ep.device.Gpu",
+        "line 3: ops may not import wgpu",
+        "line 5: ops may not import onnxruntime",
+    ]
 
 
 def test_the_table_has_no_cycle_and_no_stranger() -> None:
@@ -99,6 +106,7 @@ def test_the_table_has_no_cycle_and_no_stranger() -> None:
 
 def circles(edges: dict[str, set[str]]) -> set[tuple[str, ...]]:
     """The groups of modules in which each reaches each other one."""
+
     def reach(start: str) -> set[str]:
         found, left = set[str](), [start]
         while left:
@@ -108,7 +116,11 @@ def circles(edges: dict[str, set[str]]) -> set[tuple[str, ...]]:
         return found
 
     reached = {name: reach(name) for name in edges}
-    return {tuple(sorted(other for other in reached[name] if name in reached[other])) for name in edges if name in reached[name]}
+    return {
+        tuple(sorted(other for other in reached[name] if name in reached[other]))
+        for name in edges
+        if name in reached[name]
+    }
 
 
 def test_circles_see_a_circle() -> None:
@@ -143,12 +155,17 @@ def members(definition: ast.ClassDef) -> set[str]:
 
 @cache
 def bases(definition: ast.ClassDef) -> set[str]:
-    return {b.id if isinstance(b, ast.Name) else b.attr for b in definition.bases if isinstance(b, ast.Name | ast.Attribute)}
+    return {
+        b.id if isinstance(b, ast.Name) else b.attr for b in definition.bases if isinstance(b, ast.Name | ast.Attribute)
+    }
 
 
 def lone_implementations(trees: dict[str, ast.Module]) -> dict[tuple[str, str], str]:
-    """(module, name) of each Protocol that one class alone implements, those derived from it aside -> the module of that class."""
-    classes = {(module, n.name): n for module, tree in trees.items() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
+    """(module, name) of each Protocol that one class alone implements, those derived from it aside -> the module of
+    that class."""
+    classes = {
+        (module, n.name): n for module, tree in trees.items() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)
+    }
 
     def ancestors(definition: ast.ClassDef) -> list[ast.ClassDef]:
         named = [other for (_, name), other in classes.items() if name in bases(definition) and other is not definition]
@@ -158,8 +175,11 @@ def lone_implementations(trees: dict[str, ast.Module]) -> dict[tuple[str, str], 
     found = {}
     for key, protocol in protocols.items():
         wanted = {m for c in (protocol, *ancestors(protocol)) for m in members(c)}
-        fitting = [(module, c) for (module, _), c in classes.items() if "Protocol" not in bases(c)
-                   and wanted <= {m for each in (c, *ancestors(c)) for m in members(each)}]
+        fitting = [
+            (module, c)
+            for (module, _), c in classes.items()
+            if "Protocol" not in bases(c) and wanted <= {m for each in (c, *ancestors(c)) for m in members(each)}
+        ]
         roots = [module for module, c in fitting if not any(a is other for a in ancestors(c) for _, other in fitting)]
         if len(roots) == 1:
             found[key] = roots[0]
@@ -171,15 +191,19 @@ TIED = {("plugin.state", "Compiled"), ("isolation.remote", "Member")}
 
 
 def test_lone_implementations_are_seen() -> None:
-    source = ("class P(Protocol):\n    size: int\n    def f(self): ...\nclass A:\n    def __init__(self): self.size = 1\n    def f(self): ...\n"
-              "class B(A):\n    def f(self): ...\n")
+    source = (
+        "class P(Protocol):\n    size: int\n    def f(self): ...\nclass A:\n    def __init__(self): self.size = 1\n    "
+        "def f(self): ...\n"
+        "class B(A):\n    def f(self): ...\n"
+    )
     other = "class C:\n    size = 2\n    def f(self): ...\n"
     assert lone_implementations({"m": ast.parse(source)}) == {("m", "P"): "m"}
     assert lone_implementations({"m": ast.parse(source), "n": ast.parse(other)}) == {}
 
 
 def test_no_circle_hides_behind_a_protocol() -> None:
-    """A Protocol that only one class implements stands for that class: drawn as an import of it, it makes no circle of a folder's modules.
+    """A Protocol that only one class implements stands for that class: drawn as an import of it, it makes no circle of
+    a folder's modules.
 
     Between folders it is how a lower one names what a higher one gives it.
     """
@@ -188,8 +212,11 @@ def test_no_circle_hides_behind_a_protocol() -> None:
     for name, tree in trees.items():
         wanted = [dotted.removeprefix("ort_gpu_ep.") for dotted, _ in imports(tree)]
         edges[name] = {n for w in wanted if (n := w if w in trees else w.rpartition(".")[0]) in trees} - {name}
-    hidden = {key: implementing for key, implementing in lone_implementations(trees).items()
-              if key[0].rpartition(".")[0] == implementing.rpartition(".")[0] and key[0] != implementing}
+    hidden = {
+        key: implementing
+        for key, implementing in lone_implementations(trees).items()
+        if key[0].rpartition(".")[0] == implementing.rpartition(".")[0] and key[0] != implementing
+    }
     for (module, _), implementing in hidden.items():
         edges[module].add(implementing)
     tied = {module for circle in circles(edges) for module in circle}
@@ -199,8 +226,12 @@ def test_no_circle_hides_behind_a_protocol() -> None:
 @pytest.mark.parametrize("name", [EP_NAME, CPU_PROVIDER])
 def test_a_provider_is_named_once(name: str) -> None:
     """Messages may speak of it."""
-    named = [path.name for path in MODULES for each in ast.walk(tree_of(path))
-             if isinstance(each, ast.Constant) and each.value == name]
+    named = [
+        path.name
+        for path in MODULES
+        for each in ast.walk(tree_of(path))
+        if isinstance(each, ast.Constant) and each.value == name
+    ]
     assert named == ["providers.py"]
 
 
@@ -208,7 +239,11 @@ def test_ops_take_no_device_text() -> None:
     """Of the shaders, rows use pure functions only: composing is the device's business."""
     for path in (PACKAGE / "ops").glob("*.py"):
         names = {name for name, _ in imports(ast.parse(path.read_text("utf-8")))}
-        assert not {n for n in names if n.startswith("ort_gpu_ep.shaders") and n.endswith((".compose", ".grid", ".body", ".library"))}, path
+        assert not {
+            n
+            for n in names
+            if n.startswith("ort_gpu_ep.shaders") and n.endswith((".compose", ".grid", ".body", ".library"))
+        }, path
 
 
 def test_version() -> None:
@@ -217,14 +252,23 @@ def test_version() -> None:
 
 
 def test_public_names_are_sorted_and_complete() -> None:
-    """In ruff's order: constants, classes, the rest. Every exception of errors.py is public, but for the base of none."""
+    """In ruff's order: constants, classes, the rest. Every exception of errors.py is public, but for the base of
+    none."""
     names = ort_gpu_ep.__all__
     kind = {n: 0 if n.isupper() else 1 if n[0].isupper() else 2 for n in names}
     assert names == sorted(names, key=lambda n: (kind[n], n))
     assert len(set(names)) == len(names)
     tree = ast.parse((PACKAGE / "__init__.py").read_text("utf-8"))
-    imported = {a.name for n in tree.body for m in ast.walk(n) if isinstance(n, ast.If | ast.ImportFrom) and isinstance(m, ast.ImportFrom)
-                and (m.module or "").startswith(("ort_gpu_ep", "onnxruntime")) for a in m.names if a.asname is None}
+    imported = {
+        a.name
+        for n in tree.body
+        for m in ast.walk(n)
+        if isinstance(n, ast.If | ast.ImportFrom)
+        and isinstance(m, ast.ImportFrom)
+        and (m.module or "").startswith(("ort_gpu_ep", "onnxruntime"))
+        for a in m.names
+        if a.asname is None
+    }
     assert set(names) == imported | {"__version__"}
     errors = ast.parse((PACKAGE / "errors.py").read_text("utf-8"))
     assert {n.name for n in errors.body if isinstance(n, ast.ClassDef)} - {"Code"} <= set(names)
@@ -233,19 +277,27 @@ def test_public_names_are_sorted_and_complete() -> None:
 def test_public_names_can_be_imported() -> None:
     for name in ort_gpu_ep.__all__:
         assert hasattr(ort_gpu_ep, name), name
-    assert ort_gpu_ep.SessionOptions is not None      # onnxruntime's, passed through
+    assert ort_gpu_ep.SessionOptions is not None  # onnxruntime's, passed through
     with pytest.raises(AttributeError, match="no attribute 'Sesion'"):
         _ = ort_gpu_ep.Sesion
 
 
 def test_what_onnxruntime_offers_is_declared() -> None:
-    """For type checkers, completion and `import *`. A later onnxruntime may have more, which can be reached all the same."""
+    """For type checkers, completion and `import *`. A later onnxruntime may have more, which can be reached all the
+    same."""
     source = (PACKAGE / "__init__.py").read_text("utf-8")
-    declared = {a.name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom) and n.module == "onnxruntime" for a in n.names}
-    theirs = {n for n, value in vars(onnxruntime).items() if not n.startswith("_") and not isinstance(value, ModuleType)}
+    declared = {
+        a.name
+        for n in ast.walk(ast.parse(source))
+        if isinstance(n, ast.ImportFrom) and n.module == "onnxruntime"
+        for a in n.names
+    }
+    theirs = {
+        n for n, value in vars(onnxruntime).items() if not n.startswith("_") and not isinstance(value, ModuleType)
+    }
     assert set(dir(ort_gpu_ep)) >= {*ort_gpu_ep.__all__, "SessionOptions", "InferenceSession"}
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) <= (1, 31):
-        assert theirs - {"InferenceSession", "get_available_providers"} <= declared      # which are ours
+        assert theirs - {"InferenceSession", "get_available_providers"} <= declared  # which are ours
 
 
 def test_everything_can_be_imported_at_once() -> None:
@@ -271,12 +323,29 @@ def main(model: str) -> str:
 
 
 def test_a_type_checker_knows_the_names(tmp_path: Path) -> None:
-    """Strictly, with the settings of this project, whose cache it shares. Of a user's program: the oldest numpy's types are others than ours."""
+    """Strictly, with the settings of this project, whose cache it shares. Of a user's program: the oldest numpy's types
+    are others than ours."""
     (tmp_path / "user.py").write_text(USER)
-    done = subprocess.run([sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--no-error-summary", tmp_path / "user.py"],
-                          cwd=ROOT, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--config-file",
+            ROOT / "pyproject.toml",
+            "--no-error-summary",
+            tmp_path / "user.py",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     said = [line.split("error: ")[1] for line in done.stdout.splitlines() if "user.py:" in line]
-    assert said == ['Module has no attribute "nonsense"  [attr-defined]', '"Explanation" has no attribute "nonsense"  [attr-defined]'], done.stdout
+    assert said == [
+        'Module has no attribute "nonsense"  [attr-defined]',
+        '"Explanation" has no attribute "nonsense"  [attr-defined]',
+    ], done.stdout
 
 
 def without(package: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -338,7 +407,12 @@ print(json.dumps({name: told(modules, theirs) for name, modules in asked.items()
 """
 """What the modules of each part bring along, each in a process in which nothing of ours has been imported before."""
 
-LIGHT = ("ort_gpu_ep.isolation.worker", "ort_gpu_ep.health.worker", "ort_gpu_ep.scheduler.planner", "ort_gpu_ep.partitioner.decide")
+LIGHT = (
+    "ort_gpu_ep.isolation.worker",
+    "ort_gpu_ep.health.worker",
+    "ort_gpu_ep.scheduler.planner",
+    "ort_gpu_ep.partitioner.decide",
+)
 """What does without onnxruntime, although what it may import may import that."""
 
 
@@ -348,9 +422,16 @@ def loaded() -> dict[str, set[str]]:
     asked = {name: [name] for name in LIGHT}
     for path in MODULES:
         dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        if path.stem.isidentifier() and path.stem != "__main__" and part(dotted) not in ("hook", "__pyinstaller"):        # those run when they are imported
+        # those run when they are imported
+        if path.stem.isidentifier() and path.stem != "__main__" and part(dotted) not in ("hook", "__pyinstaller"):
             asked.setdefault(part(dotted), []).append(dotted)
-    done = subprocess.run([sys.executable, "-c", LOADED, json.dumps([asked, sorted(ONLY)])], capture_output=True, text=True, cwd=ROOT, timeout=500)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, json.dumps([asked, sorted(ONLY)])],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=500,
+    )
     assert done.returncode == 0, done.stderr
     return {name: set(found) for name, found in json.loads(done.stdout).items()}
 
@@ -367,12 +448,17 @@ def reached(name: str) -> set[str]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each part is imported in a fork of one process")
 def test_layers_hold_at_run_time(loaded: dict[str, set[str]]) -> None:
-    """Not only in the text: `from ort_gpu_ep.ir import contrib` asked the package for that name, which imported onnxruntime to look there."""
+    """Not only in the text: `from ort_gpu_ep.ir import contrib` asked the package for that name, which imported
+    onnxruntime to look there."""
     wrong = {}
     for name in loaded.keys() - set(LIGHT):
-        parts = reached(name) | {"errors"}       # the package itself has them
+        parts = reached(name) | {"errors"}  # the package itself has them
         theirs = {package for package, owners in ONLY.items() if owners & parts}
-        wrong[name] = {m for m in loaded[name] if (m.split(".")[1] not in parts if m.startswith("ort_gpu_ep.") else m not in theirs)}
+        wrong[name] = {
+            m
+            for m in loaded[name]
+            if (m.split(".")[1] not in parts if m.startswith("ort_gpu_ep.") else m not in theirs)
+        }
     assert {name: found for name, found in wrong.items() if found} == {}
     assert {name: loaded[name] & {"onnxruntime", "typer"} for name in LIGHT} == {name: set() for name in LIGHT}
 
@@ -409,6 +495,10 @@ def test_where_onnxruntime_aborts_is_printed() -> None:
 def test_pyinstaller_finds_the_hook() -> None:
     module, _, function = PROJECT["entry-points"]["pyinstaller40"]["hook-dirs"].partition(":")
     (folder,) = getattr(import_module(module), function)()
-    assert {p.name for p in Path(folder).iterdir() if not p.name.startswith("__")} == {"hook-ort_gpu_ep.py", "rthooks", "rthooks.dat"}
+    assert {p.name for p in Path(folder).iterdir() if not p.name.startswith("__")} == {
+        "hook-ort_gpu_ep.py",
+        "rthooks",
+        "rthooks.dat",
+    }
     for hooks in ast.literal_eval(Path(folder, "rthooks.dat").read_text("utf-8")).values():
         assert all(Path(folder, "rthooks", hook).is_file() for hook in hooks)

@@ -54,14 +54,18 @@ FITTING = {
     "positions": "(float[N, S, 8] x, float[1, 512, 8] p) => (y) { y = Add(x, p) }",
     "a mask": "(float[N, 2, S, T] x, bool[6, 6] m, float z) => (y) { y = Where(m, x, z) }",
     "a window": "(float[N, 1, S] x, float[6, 1, 1024] w) => (y) { y = Conv<strides=[16]>(x, w) }",
-    "windows behind one another": "(float[N, 1, S] x, float[6, 1, 1024] w, float[4, 6, 16] v) => (y) { a = Conv<strides=[16]>(x, w) y = Conv(a, v) }",
-    "boxes": "(float[1, N, M] b, float[1, 1, N] s) => (y) { k = Constant<value_ints=[5]>() y = NonMaxSuppression(b, s, k) }",
+    "windows behind one another": "(float[N, 1, S] x, float[6, 1, 1024] w, float[4, 6, 16] v) => (y) { a = "
+    "Conv<strides=[16]>(x, w) y = Conv(a, v) }",
+    "boxes": "(float[1, N, M] b, float[1, 1, N] s) => (y) { k = Constant<value_ints=[5]>() y = "
+    "NonMaxSuppression(b, s, k) }",
     "parts": "(float[N, 16] x) => (y) { a, b = Split<axis=0, num_outputs=2>(x) y = Mul(a, b) }",
-    "rows of a Reshape": "(float[N, 16] x) => (y) { s = Constant<value_ints=[-1, 4, 16]>() a = Reshape(x, s) y = Relu(a) }",
-    "all of a Reshape": "(float[1, 4, N] x) => (y) { s = Constant<value_ints=[1, 40]>() a = Reshape(x, s) y = Relu(a) }",
+    "rows of a Reshape": "(float[N, 16] x) => (y) { s = Constant<value_ints=[-1, 4, 16]>() a = Reshape(x, s) "
+    "y = Relu(a) }",
+    "all of a Reshape": "(float[1, 4, N] x) => (y) { s = Constant<value_ints=[1, 40]>() a = Reshape(x, s) "
+    "y = Relu(a) }",
     "a name in two places": "(float[M, K] a, float[K, N] b) => (y) { y = MatMul(a, b) }",
     "two resolutions": "(float[1, 4, H, W] a, float[1, 8, h, w] b, float[8, 4, 2, 2] k) => (y) "
-                       "{ u = ConvTranspose<strides=[2, 2]>(b, k) y = Concat<axis=1>(u, a) }",
+    "{ u = ConvTranspose<strides=[2, 2]>(b, k) y = Concat<axis=1>(u, a) }",
     "positions of patches": """(float[N, C, H, W] x, float[16, 3, 8, 8] w, float[1, 17, 16] p) => (y) {
         c = Conv<strides=[8, 8]>(x, w)
         s = Constant<value_ints=[0, 16, -1]>()
@@ -79,7 +83,7 @@ FITTING = {
         y = MatMul(b, k)
     }""",
     "what two constants say": "(float[1, A] x, float[1, B] z, float[1, 40] c) => (y) "
-                              "{ k = Concat<axis=1>(z, z) a = Add(x, k) y = Add(a, c) }",
+    "{ k = Concat<axis=1>(z, z) a = Add(x, k) y = Add(a, c) }",
 }
 
 
@@ -91,7 +95,9 @@ def test_sizes_are_found_that_the_graph_needs(text: str) -> None:
 
 def test_sizes_that_follow_from_one_another_stay_right() -> None:
     """The first pair has the same size, then a constant says which: both change."""
-    graph = graph_of("(float[1, A] x, float[1, B] z, float[1, 40] c) => (y) { k = Concat<axis=1>(z, z) a = Add(x, k) y = Add(a, c) }")
+    graph = graph_of(
+        "(float[1, A] x, float[1, B] z, float[1, 40] c) => (y) { k = Concat<axis=1>(z, z) a = Add(x, k) y = Add(a, c) }"
+    )
     solver, nodes = Solver(graph, Limits(), sizes.Guess(64), {}), [node.id for node in graph.nodes]
     assert sizes.input_types(graph, solver.solve(nodes[:2]).guess)["x"] == tensor(1, 128)
     found = sizes.input_types(graph, solver.solve(nodes).guess)
@@ -103,9 +109,16 @@ def test_a_reason_that_follows_from_a_guess_says_so() -> None:
     graph = graph_of("(float[1, K] x, float[3, 4] w, float[5, 4] v) => (y, z) { y = MatMul(x, w) z = MatMul(x, v) }")
     report = partition(graph, GPU, Limits(), software=False).report
     assert [n.device for n in report.nodes] == ["gpu", "cpu"]
-    assert report.nodes[1].reason.endswith("this follows from a guessed size (K of 'x' = 3): give it with --dim K=SIZE "
-                                           "(add_free_dimension_override_by_name)")
-    assert "guess" not in partition(graph_of("(string[N] x) => (y) { y = Identity(x) }"), GPU, Limits(), software=False).report.nodes[0].reason
+    assert report.nodes[1].reason.endswith(
+        "this follows from a guessed size (K of 'x' = 3): give it with --dim K=SIZE "
+        "(add_free_dimension_override_by_name)"
+    )
+    assert (
+        "guess"
+        not in partition(graph_of("(string[N] x) => (y) { y = Identity(x) }"), GPU, Limits(), software=False)
+        .report.nodes[0]
+        .reason
+    )
 
 
 # ---- partition
@@ -121,28 +134,42 @@ def test_placement_gpu_takes_what_has_a_kernel() -> None:
     assert [n.partition for n in found.report.nodes] == [0, -1, 1]
 
 
-@pytest.mark.parametrize(("placement", "software", "reason"), [
-    ("cpu", False, "placement=cpu"), ("auto", True, "the adapter is software"), ("auto", False, "the whole is predicted to take")])
+@pytest.mark.parametrize(
+    ("placement", "software", "reason"),
+    [
+        ("cpu", False, "placement=cpu"),
+        ("auto", True, "the adapter is software"),
+        ("auto", False, "the whole is predicted to take"),
+    ],
+)
 def test_what_stays_on_the_cpu_says_why(placement: str, software: bool, reason: str) -> None:
-    found = partition(graph_of("(float[4] x) => (y) { a = Exp(x) y = Softmax(a) }"), Config(placement=placement), Limits(), software)
+    found = partition(
+        graph_of("(float[4] x) => (y) { a = Exp(x) y = Softmax(a) }"), Config(placement=placement), Limits(), software
+    )
     assert found.groups == ()
     assert [(n.device, n.code) for n in found.report.nodes] == [("cpu", "COST")] * 2
     assert all(reason in n.reason for n in found.report.nodes)
 
 
 def test_placement_auto_takes_a_large_model() -> None:
-    graph = graph_of("(float[8, 64, 56, 56] x, float[64, 64, 3, 3] w) => (y) { a = Conv<pads=[1, 1, 1, 1]>(x, w) y = Relu(a) }")
+    graph = graph_of(
+        "(float[8, 64, 56, 56] x, float[64, 64, 3, 3] w) => (y) { a = Conv<pads=[1, 1, 1, 1]>(x, w) y = Relu(a) }"
+    )
     assert devices(graph, Config(placement="auto")) == {"a": "gpu", "y": "gpu"}
 
 
 def test_an_adapter_asked_for_by_name_is_judged_by_its_costs_even_if_it_is_software() -> None:
-    graph = graph_of("(float[8, 64, 56, 56] x, float[64, 64, 3, 3] w) => (y) { a = Conv<pads=[1, 1, 1, 1]>(x, w) y = Relu(a) }")
+    graph = graph_of(
+        "(float[8, 64, 56, 56] x, float[64, 64, 3, 3] w) => (y) { a = Conv<pads=[1, 1, 1, 1]>(x, w) y = Relu(a) }"
+    )
     assert devices(graph, Config(placement="auto", adapter="software"), software=True) == {"a": "gpu", "y": "gpu"}
 
 
 def test_placement_auto_decides_by_group() -> None:
-    graph = graph_of("(float[8, 64, 56, 56] x, float[64, 64, 3, 3] w, float[2, 2] z) => (y, q) "
-                     "{ a = Conv(x, w) y = Relu(a) i = com.microsoft.Inverse(z) q = Exp(i) }")
+    graph = graph_of(
+        "(float[8, 64, 56, 56] x, float[64, 64, 3, 3] w, float[2, 2] z) => (y, q) "
+        "{ a = Conv(x, w) y = Relu(a) i = com.microsoft.Inverse(z) q = Exp(i) }"
+    )
     assert devices(graph, Config(placement="auto")) == {"a": "gpu", "y": "gpu", "i": "cpu", "q": "cpu"}
 
 
@@ -184,7 +211,8 @@ def test_a_group_must_stand_on_its_own() -> None:
 
 
 def test_a_small_value_of_another_group_is_known_when_a_run_begins() -> None:
-    """The shape is computed before the island, where it is the host's; the group of the Reshape behind it is given it, and reads it."""
+    """The shape is computed before the island, where it is the host's; the group of the Reshape behind it is given it,
+    and reads it."""
     graph = graph_of("""(float[4, 4] x, float[2, 8] z) => (y, r) <float[4, 4] i> {
         s = Shape(z)
         r = Exp(z)
@@ -211,9 +239,17 @@ def test_fused_nodes_report_where_they_went() -> None:
 
 
 def test_bytes_that_cross() -> None:
-    graph = graph_of("(float[5, 16] x) => (y) { a = MatMul(x, w) y = Tanh(a) }", {"w": np.linspace(-1, 1, 128, dtype="f").reshape(16, 8)})
+    graph = graph_of(
+        "(float[5, 16] x) => (y) { a = MatMul(x, w) y = Tanh(a) }",
+        {"w": np.linspace(-1, 1, 128, dtype="f").reshape(16, 8)},
+    )
     (part,) = partition(graph, GPU, Limits(), software=False).report.partitions
-    assert (part.input_nbytes, part.output_nbytes, part.weight_nbytes, part.exact) == (5 * 16 * 4, 5 * 8 * 4, 16 * 8 * 4, True)
+    assert (part.input_nbytes, part.output_nbytes, part.weight_nbytes, part.exact) == (
+        5 * 16 * 4,
+        5 * 8 * 4,
+        16 * 8 * 4,
+        True,
+    )
 
 
 def test_a_size_at_which_the_model_makes_sense_is_found() -> None:

@@ -47,7 +47,7 @@ def test_each_pass_finds_what_it_requires() -> None:
         assert step.requires <= ensured, step.name
         ensured |= step.ensures
     assert ensured == set(PROPERTIES)
-    assert PASSES[:len(FUSION)] == FUSION
+    assert PASSES[: len(FUSION)] == FUSION
     assert len({step.name for step in PASSES}) == len(PASSES)
 
 

@@ -26,7 +26,9 @@ MLP = "(float[3, 16] x) => (float[3, 8] y) { h = MatMul(x, w)  s = Softmax(h)  y
 
 @pytest.fixture
 def plan(rng: np.random.Generator) -> Plan:
-    return plan_of(graph_of(MLP, {"w": rng.standard_normal((16, 8)).astype("f"), "v": rng.standard_normal((8, 8)).astype("f")}))
+    return plan_of(
+        graph_of(MLP, {"w": rng.standard_normal((16, 8)).astype("f"), "v": rng.standard_normal((8, 8)).astype("f")})
+    )
 
 
 @settings(max_examples=60)
@@ -91,30 +93,43 @@ def test_sizes(plan: Plan) -> None:
 
 
 def test_levels() -> None:
-    plan = plan_of(graph_of("(float[4, 4] x) => (y) { a = Softmax(x) b = Softmax<axis=0>(x) c = Softmax(b) y = MatMul(a, c) }"))
+    plan = plan_of(
+        graph_of("(float[4, 4] x) => (y) { a = Softmax(x) b = Softmax<axis=0>(x) c = Softmax(b) y = MatMul(a, c) }")
+    )
     assert {s.tensors[-1].place.kind for s in plan.steps[:3] if isinstance(s, Dispatch)} == {Kind.SLOT}
     assert [s.level for s in plan.steps if isinstance(s, Dispatch)] == [0, 0, 1, 2]
 
 
 def test_a_view_costs_nothing_and_keeps_its_source_alive() -> None:
-    graph = graph_of("(float[2, 6] x) => (float[4, 3] y) "
-                     "{ a = Softmax(x) r = Reshape(a, s) b = Softmax(a) t = Reshape(b, s) y = Add(r, t) }",
-                     {"s": np.array([4, 3])})
+    graph = graph_of(
+        "(float[2, 6] x) => (float[4, 3] y) "
+        "{ a = Softmax(x) r = Reshape(a, s) b = Softmax(a) t = Reshape(b, s) y = Add(r, t) }",
+        {"s": np.array([4, 3])},
+    )
     plan = plan_of(graph, with_fusion=False)
-    assert [s.label.split("/")[1] for s in plan.steps if isinstance(s, Dispatch)] == ["softmax", "softmax", "elementwise"]
+    assert [s.label.split("/")[1] for s in plan.steps if isinstance(s, Dispatch)] == [
+        "softmax",
+        "softmax",
+        "elementwise",
+    ]
     first, second, add = (s for s in plan.steps if isinstance(s, Dispatch))
     assert [t.place for t in add.tensors[:2]] == [first.tensors[-1].place, second.tensors[-1].place]
     assert first.tensors[-1].place != second.tensors[-1].place
 
 
 def test_an_output_that_is_an_input_a_constant_or_another_output_is_copied() -> None:
-    graph = graph_of("(float[2, 6] x) => (float[3, 4] a, float[2, 6] b, float[12] c, int64[2] d) "
-                     "{ a = Reshape(x, s) b = Relu(x) c = Reshape(b, t) d = Shape(x) }", {"s": np.array([3, 4]), "t": np.array([12])})
+    graph = graph_of(
+        "(float[2, 6] x) => (float[3, 4] a, float[2, 6] b, float[12] c, int64[2] d) "
+        "{ a = Reshape(x, s) b = Relu(x) c = Reshape(b, t) d = Shape(x) }",
+        {"s": np.array([3, 4]), "t": np.array([12])},
+    )
     plan = plan_of(graph)
     copies = {s.label: (s.source, s.target) for s in plan.steps if isinstance(s, Copy)}
     assert copies == {
-        "a": (Place(Kind.INPUT, 0), Place(Kind.OUTPUT, 0)), "c": (Place(Kind.OUTPUT, 1), Place(Kind.OUTPUT, 2)),
-        "d": (Place(Kind.CONSTANT, name="d"), Place(Kind.OUTPUT, 3))}
+        "a": (Place(Kind.INPUT, 0), Place(Kind.OUTPUT, 0)),
+        "c": (Place(Kind.OUTPUT, 1), Place(Kind.OUTPUT, 2)),
+        "d": (Place(Kind.CONSTANT, name="d"), Place(Kind.OUTPUT, 3)),
+    }
     assert np.frombuffer(plan.constants[0].data, np.int64).tolist() == [2, 6]
     check(plan)
 
@@ -122,16 +137,25 @@ def test_an_output_that_is_an_input_a_constant_or_another_output_is_copied() -> 
 def test_an_output_that_shows_a_weight(rng: np.random.Generator) -> None:
     """The weight stays where it is; the output gets a copy."""
     weight = rng.standard_normal((200, 200)).astype("f")
-    plan = plan_of(graph_of("(float[3, 200] x) => (y, v) { y = MatMul(x, w) v = Reshape(w, s) }", {"w": weight, "s": np.array([100, -1])}))
+    plan = plan_of(
+        graph_of(
+            "(float[3, 200] x) => (y, v) { y = MatMul(x, w) v = Reshape(w, s) }",
+            {"w": weight, "s": np.array([100, -1])},
+        )
+    )
     check(plan)
     assert plan.outputs[1] == tensor(100, 400)
-    assert [(s.source, s.target) for s in plan.steps if isinstance(s, Copy)] == [(Place(Kind.WEIGHT, name="w"), Place(Kind.OUTPUT, 1))]
+    assert [(s.source, s.target) for s in plan.steps if isinstance(s, Copy)] == [
+        (Place(Kind.WEIGHT, name="w"), Place(Kind.OUTPUT, 1))
+    ]
 
 
 def test_tensors_without_elements_need_no_producer() -> None:
     """An empty part is written by nobody and may be read, and given out, all the same."""
-    graph = graph_of("(float[4, 3] x, float[0, 3] z) => (float[4, 3] y, float[0, 3] e) "
-                     "{ e = Softmax(z) r = Softsign(e) y = Concat<axis=0>(x, r) }")
+    graph = graph_of(
+        "(float[4, 3] x, float[0, 3] z) => (float[4, 3] y, float[0, 3] e) "
+        "{ e = Softmax(z) r = Softsign(e) y = Concat<axis=0>(x, r) }"
+    )
     plan = plan_of(graph, with_fusion=False)
     check(plan)
     assert plan.outputs == (tensor(4, 3), tensor(0, 3))
@@ -140,13 +164,20 @@ def test_tensors_without_elements_need_no_producer() -> None:
 
 def test_what_a_row_declines_raises_with_its_node() -> None:
     with pytest.raises(UnsupportedNodeError, match=r"product: .*inner dimensions differ") as caught:
-        plan_of(graph_of("(float[2, N] x, float[3, 2] z) => (y) { [product] y = MatMul(x, z) }"), x=tensor(2, 4), z=tensor(3, 2))
+        plan_of(
+            graph_of("(float[2, N] x, float[3, 2] z) => (y) { [product] y = MatMul(x, z) }"),
+            x=tensor(2, 4),
+            z=tensor(3, 2),
+        )
     assert caught.value.code is Code.RANK
 
 
 @pytest.mark.parametrize(("op", "per_element"), [("Softsign", True), ("Softmax<axis=0>", False)])
-def test_a_kernel_for_each_element_writes_all_of_its_value(op: str, per_element: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_for_each_element_writes_all_of_its_value(
+    op: str, per_element: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a row says wrongly is found before it runs. Groups write as much as their body says."""
+
     def halved(node: Node, answer: Lowering, bound: BoundNode) -> tuple[Node, Lowering, BoundNode]:
         (only,) = answer.kernels
         assert (only.groups == 0) == per_element
@@ -157,7 +188,9 @@ def test_a_kernel_for_each_element_writes_all_of_its_value(op: str, per_element:
     if not per_element:
         assert plan_of(graph, with_fusion=False).dispatches == 1
         return
-    with pytest.raises(InternalError, match=r"softly: kernel .*wgsl writes float32\[2, 3\], its value is float32\[4, 3\]"):
+    with pytest.raises(
+        InternalError, match=r"softly: kernel .*wgsl writes float32\[2, 3\], its value is float32\[4, 3\]"
+    ):
         plan_of(graph, with_fusion=False)
 
 

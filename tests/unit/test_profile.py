@@ -18,8 +18,13 @@ from ort_gpu_ep.kernels.records import BY_FLOPS, FAMILIES, Work
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Operand, kernel
 
 MEASURED = Profile(
-    "a", 1e-4, 2e-6, Curve(((4096.0, 1e-6), (65536.0, 1e-5))), Curve(((4096.0, 2e-6),)),
-    {"product": Curve(((1e6, 1e-4), (1e8, 1e-3))), "elementwise": Curve(((1e4, 1e-6), (1e6, 3e-5)))})
+    "a",
+    1e-4,
+    2e-6,
+    Curve(((4096.0, 1e-6), (65536.0, 1e-5))),
+    Curve(((4096.0, 2e-6),)),
+    {"product": Curve(((1e6, 1e-4), (1e8, 1e-3))), "elementwise": Curve(((1e4, 1e-6), (1e6, 3e-5)))},
+)
 NUMBERS = st.floats(1e-9, 1e12)
 PAIRS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=6)
 
@@ -46,9 +51,20 @@ def test_a_measured_curve_never_descends(pairs: list[tuple[float, float]], a: fl
     assert curve.at(0) > 0
 
 
-@pytest.mark.parametrize("points", [
-    (), ((0.0, 1.0),), ((1.0, 0.0),), ((1.0, -1.0),), ((1.0, float("nan")),), ((float("inf"), 1.0),),
-    ((1.0, 1.0), (1.0, 2.0)), ((2.0, 1.0), (1.0, 2.0)), ((1.0, 2.0), (2.0, 1.0))])
+@pytest.mark.parametrize(
+    "points",
+    [
+        (),
+        ((0.0, 1.0),),
+        ((1.0, 0.0),),
+        ((1.0, -1.0),),
+        ((1.0, float("nan")),),
+        ((float("inf"), 1.0),),
+        ((1.0, 1.0), (1.0, 2.0)),
+        ((2.0, 1.0), (1.0, 2.0)),
+        ((1.0, 2.0), (2.0, 1.0)),
+    ],
+)
 def test_a_curve_that_nothing_could_be_predicted_from_is_refused(points: tuple[tuple[float, float], ...]) -> None:
     with pytest.raises(ValueError, match="curve"):
         Curve(points)
@@ -59,21 +75,25 @@ def test_noise_is_levelled() -> None:
 
 
 def test_transfers() -> None:
-    assert (MEASURED.upload_s(4096), MEASURED.upload_s(16384)) == (1e-6, pytest.approx(10 ** -5.5))
+    assert (MEASURED.upload_s(4096), MEASURED.upload_s(16384)) == (1e-6, pytest.approx(10**-5.5))
     assert MEASURED.download_s(8192) == pytest.approx(4e-6)
 
 
 def test_a_kernel_takes_its_operations_or_its_bytes_whichever_take_longer() -> None:
-    assert MEASURED.work_s(Work("product", 10**7, 12)) == pytest.approx(10 ** -3.5)
+    assert MEASURED.work_s(Work("product", 10**7, 12)) == pytest.approx(10**-3.5)
     assert MEASURED.work_s(Work("product", 10**7, 10**9)) == pytest.approx(3e-2)
     assert MEASURED.work_s(Work("elementwise", 0, 10**7)) == pytest.approx(3e-4)
-    assert MEASURED.work_s(Work("gather", 10**10, 8)) == pytest.approx(0.1)          # by the rate of `direct`, whose sibling is `product`
-    assert MEASURED.work_s(Work("gather", 10, 8)) == 1e-6                            # no operation is slower than at the best rate
+    # by the rate of `direct`, whose sibling is `product`
+    assert MEASURED.work_s(Work("gather", 10**10, 8)) == pytest.approx(0.1)
+    # no operation is slower than at the best rate
+    assert MEASURED.work_s(Work("gather", 10, 8)) == 1e-6
 
 
 def test_steps_wait_for_each_other() -> None:
     """Ten steps of so many operations take ten times one of them, not what as many operations at once take."""
-    made = Profile("a", 1e-4, 2e-6, MEASURED.upload, MEASURED.download, {"recurrent": Curve(((1e4, 1e-5), (1e6, 2e-5)))})
+    made = Profile(
+        "a", 1e-4, 2e-6, MEASURED.upload, MEASURED.download, {"recurrent": Curve(((1e4, 1e-5), (1e6, 2e-5)))}
+    )
     assert made.work_s(Work("recurrent", 10**5, 0, steps=10)) == pytest.approx(1e-4)
     assert MEASURED.work_s(Work("reduction", 0, 10**4, steps=1)) == pytest.approx(1e-6)
     assert MEASURED.work_s(Work("reduction", 0, 10**4, steps=101)) == pytest.approx(100 * MEASURED.dispatch_s)
@@ -114,9 +134,21 @@ def test_a_profile_survives_json(known: Profile) -> None:
     assert Profile.from_dict(json.loads(json.dumps(known.as_dict()))) == known
 
 
-@pytest.mark.parametrize("change", [
-    {"run_s": 0}, {"dispatch_s": -1}, {"run_s": "soon"}, {"upload": []}, {"upload": [[1, 2, 3]]}, {"download": 3}, {"families": []},
-    {"families": {"magic": [[1, 1]]}}, {"families": {"product": [[2, 1], [1, 1]]}}, {"run_s": float("nan")}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_s": 0},
+        {"dispatch_s": -1},
+        {"run_s": "soon"},
+        {"upload": []},
+        {"upload": [[1, 2, 3]]},
+        {"download": 3},
+        {"families": []},
+        {"families": {"magic": [[1, 1]]}},
+        {"families": {"product": [[2, 1], [1, 1]]}},
+        {"run_s": float("nan")},
+    ],
+)
 def test_a_foreign_profile_is_refused(change: dict[str, object]) -> None:
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
         Profile.from_dict({**MEASURED.as_dict(), **change})

@@ -1,4 +1,5 @@
-"""What a release carries: links that work outside of the repository, URLs, notices; and what scripts/setup.sh installs."""
+"""What a release carries: links that work outside of the repository, URLs, notices; and what scripts/setup.sh
+installs."""
 
 from __future__ import annotations
 
@@ -63,8 +64,15 @@ def test_actions_are_named_by_digest() -> None:
 
 def test_a_release_is_rehearsed_attested_and_tried() -> None:
     """Each job of what is published needs the ones before it."""
-    jobs = dict(re.findall(r"^  (\w+):\n((?:    .*\n|\n)+)", (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"), re.M))
-    needs = {name: set(re.findall(r"\w+", re.search(r"needs: (.*)", job)[1])) if "needs:" in job else set() for name, job in jobs.items()}
+    jobs = dict(
+        re.findall(
+            r"^  (\w+):\n((?:    .*\n|\n)+)", (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"), re.M
+        )
+    )
+    needs = {
+        name: set(re.findall(r"\w+", re.search(r"needs: (.*)", job)[1])) if "needs:" in job else set()
+        for name, job in jobs.items()
+    }
     assert needs["publish"] == {"install"}
     assert needs["install"] == {"rehearse"}
     assert needs["rehearse"] == {"smoke", "sdist", "attest"}

@@ -47,18 +47,25 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "build").mkdir()
     (tmp_path / "tests").mkdir()
     shutil.copy(ROOT / "scripts" / "test.sh", tmp_path / "scripts")
-    (tmp_path / "python").write_text(f'#!/bin/sh\ncase "$2" in pytest) exit 5;; mypy) exec sleep 60;; esac\n{sys.executable} --version\n')
+    (tmp_path / "python").write_text(
+        f'#!/bin/sh\ncase "$2" in pytest) exit 5;; mypy) exec sleep 60;; esac\n{sys.executable} --version\n'
+    )
     (tmp_path / "python").chmod(0o755)
     (tmp_path / "scripts" / "setup.sh").write_text('echo > build/set-up\npython="$PWD/python"\n')
     return tmp_path
 
 
 def run(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sh", checkout / "scripts" / "test.sh", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        ["sh", checkout / "scripts" / "test.sh", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a script for sh")
-@pytest.mark.parametrize("arguments", [["tests/none"], ["-x", "tests/none.py::test"], ["-k", "a name", "tests", "nowhere"], ["--maxfail=1", "none"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["tests/none"], ["-x", "tests/none.py::test"], ["-k", "a name", "tests", "nowhere"], ["--maxfail=1", "none"]],
+)
 def test_a_path_that_is_not_there_is_told_before_anything_is_set_up(checkout: Path, arguments: list[str]) -> None:
     done = run(checkout, *arguments)
     assert done.returncode == 2
@@ -68,7 +75,9 @@ def test_a_path_that_is_not_there_is_told_before_anything_is_set_up(checkout: Pa
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a script for sh")
-@pytest.mark.parametrize("arguments", [["-k", "no_such_name"], ["tests", "-m", "ray and gpu"], ["--maxfail", "3", "tests::test"]])
+@pytest.mark.parametrize(
+    "arguments", [["-k", "no_such_name"], ["tests", "-m", "ray and gpu"], ["--maxfail", "3", "tests::test"]]
+)
 def test_a_selection_of_nothing_is_told_and_ends_the_script(checkout: Path, arguments: list[str]) -> None:
     """Without waiting for mypy, which takes a minute."""
     done = run(checkout, *arguments)
@@ -77,14 +86,28 @@ def test_a_selection_of_nothing_is_told_and_ends_the_script(checkout: Path, argu
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a script for sh")
-@pytest.mark.parametrize(("arguments", "extras"), [
-    ([], "all,test"), (["-k", "tests"], "all,test"), (["tests"], "onnxruntime,cli,test,compress,scoring,plot"),
-    (["tests/ops"], "onnxruntime,cli,test"), (["tests/ops/test_add.py::test"], "onnxruntime,cli,test"),
-    (["-x", "tests/ops", "tests/small"], "onnxruntime,cli,test,compress"), (["tests/rows/test_rows.py"], "onnxruntime,cli,test,scoring"),
-    (["tests/drawn/test_drawn.py"], "onnxruntime,cli,test,plot")])
+@pytest.mark.parametrize(
+    ("arguments", "extras"),
+    [
+        ([], "all,test"),
+        (["-k", "tests"], "all,test"),
+        (["tests"], "onnxruntime,cli,test,compress,scoring,plot"),
+        (["tests/ops"], "onnxruntime,cli,test"),
+        (["tests/ops/test_add.py::test"], "onnxruntime,cli,test"),
+        (["-x", "tests/ops", "tests/small"], "onnxruntime,cli,test,compress"),
+        (["tests/rows/test_rows.py"], "onnxruntime,cli,test,scoring"),
+        (["tests/drawn/test_drawn.py"], "onnxruntime,cli,test,plot"),
+    ],
+)
 def test_of_paths_only_what_their_tests_name_is_installed(checkout: Path, arguments: list[str], extras: str) -> None:
-    for name, text in {"conftest.py": "import matplotlib", "ops/test_add.py": "import numpy", "small/test_small.py": "from sklearn import cluster",
-                       "rows/conftest.py": "import pyarrow", "rows/test_rows.py": "", "drawn/test_drawn.py": 'run("--plot")'}.items():
+    for name, text in {
+        "conftest.py": "import matplotlib",
+        "ops/test_add.py": "import numpy",
+        "small/test_small.py": "from sklearn import cluster",
+        "rows/conftest.py": "import pyarrow",
+        "rows/test_rows.py": "",
+        "drawn/test_drawn.py": 'run("--plot")',
+    }.items():
         (checkout / "tests" / name).parent.mkdir(exist_ok=True)
         (checkout / "tests" / name).write_text(text + "\n")
     (checkout / "scripts" / "setup.sh").write_text('echo "$extras" > build/set-up\npython="$PWD/python"\n')
@@ -96,7 +119,9 @@ def test_of_paths_only_what_their_tests_name_is_installed(checkout: Path, argume
 @pytest.mark.parametrize(("log", "line"), [("build/pip.log", "Collecting numpy"), ("build/none.log", "a driver")])
 def test_the_set_up_says_what_goes_on(tmp_path: Path, log: str, line: str) -> None:
     """Its last line of output, or a name; 170 seconds of the quick start were dots."""
-    wait = re.search(r"^_wait\(\) \{.*?^\}", (ROOT / "scripts" / "setup.sh").read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    wait = re.search(
+        r"^_wait\(\) \{.*?^\}", (ROOT / "scripts" / "setup.sh").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
     assert wait is not None
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "pip.log").write_text("first\nCollecting numpy\n")
@@ -136,7 +161,10 @@ def is_there(pid: int) -> bool:
 
 
 def test_the_ops_of_changed_lines() -> None:
-    where = {word: ROWS[:ROWS.index(word)].count("\n") + 1 for word in ("return helper", "@case", "return x", "return node", "SIZE")}
+    where = {
+        word: ROWS[: ROWS.index(word)].count("\n") + 1
+        for word in ("return helper", "@case", "return x", "return node", "SIZE")
+    }
     assert changed.ops_at(ROWS, [where["return helper"]]) == ["First"]
     assert changed.ops_at(ROWS, [where["@case"]]) == changed.ops_at(ROWS, [where["return x"]]) == ["Second"]
     assert changed.ops_at(ROWS, [where["return x"], where["return helper"]]) == ["First", "Second"]
@@ -146,12 +174,18 @@ def test_the_ops_of_changed_lines() -> None:
 def test_tests_that_name_the_op_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     module = "ort_gpu_ep/ops/ordered.py"
     text = (ROOT / module).read_text("utf-8")
-    monkeypatch.setattr(changed, "git", lambda *arguments: [f"@@ -9 +{text[:text.index('def top_k(')].count(chr(10)) + 2},2 @@ def"])
+    monkeypatch.setattr(
+        changed, "git", lambda *arguments: [f"@@ -9 +{text[: text.index('def top_k(')].count(chr(10)) + 2},2 @@ def"]
+    )
     tests = changed.of_file(module)
-    assert all("TopK" in (ROOT / file).read_text("utf-8") for file in tests[:tests.index(changed.EVERYWHERE[0])])
+    assert all("TopK" in (ROOT / file).read_text("utf-8") for file in tests[: tests.index(changed.EVERYWHERE[0])])
     assert set(changed.of_module(module)) <= set(tests)
 
 
 def test_lines_of_a_diff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changed, "git", lambda *arguments: ["--- a", "+++ b", "@@ -3 +4 @@ x", "+a", "@@ -9,2 +11,0 @@", "-b", "@@ -20,0 +30,3 @@"])
+    monkeypatch.setattr(
+        changed,
+        "git",
+        lambda *arguments: ["--- a", "+++ b", "@@ -3 +4 @@ x", "+a", "@@ -9,2 +11,0 @@", "-b", "@@ -20,0 +30,3 @@"],
+    )
     assert changed.changed_lines("any", "HEAD") == [4, 11, 30, 31, 32]

@@ -21,15 +21,24 @@ def without_code(text: str) -> str:
 @pytest.mark.parametrize("repository", ["", REPOSITORY])
 def test_links_between_pages_lead_to_pages(repository: str) -> None:
     pages = build_site.pages(repository)
-    files = {path.relative_to(build_site.DOCS).as_posix() for path in build_site.DOCS.rglob("*") if path.suffix in (".svg", ".json")}
-    links = [(page, os.path.normpath(PurePosixPath(page).parent / target)) for page, text in pages.items() for target in LINK.findall(without_code(text))]
+    files = {
+        path.relative_to(build_site.DOCS).as_posix()
+        for path in build_site.DOCS.rglob("*")
+        if path.suffix in (".svg", ".json")
+    }
+    links = [
+        (page, os.path.normpath(PurePosixPath(page).parent / target))
+        for page, text in pages.items()
+        for target in LINK.findall(without_code(text))
+    ]
     assert len(links) > 200
     assert [(page, target) for page, target in links if target not in pages and target not in files] == []
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
     listed = build_site.in_nav(build_site.settings()["nav"])
-    assert sorted(listed) == sorted({*build_site.pages()} - {"THIRD_PARTY_NOTICES.md"})     # which the page of the license names
+    # which the page of the license names
+    assert sorted(listed) == sorted({*build_site.pages()} - {"THIRD_PARTY_NOTICES.md"})
 
 
 def test_contributing_comes_before_the_decisions() -> None:
@@ -38,7 +47,9 @@ def test_contributing_comes_before_the_decisions() -> None:
 
 
 def test_links_to_sources_lead_into_the_repository_where_one_is_known() -> None:
-    assert f"[find_faces.py]({REPOSITORY}/blob/main/examples/find_faces.py)" in build_site.linked("[find_faces.py](../examples/find_faces.py)", "a.md", set(), REPOSITORY)
+    assert f"[find_faces.py]({REPOSITORY}/blob/main/examples/find_faces.py)" in build_site.linked(
+        "[find_faces.py](../examples/find_faces.py)", "a.md", set(), REPOSITORY
+    )
     assert build_site.linked("[find_faces.py](../examples/find_faces.py)", "a.md", set(), "") == "find_faces.py"
     assert f"({REPOSITORY}/tree/main/examples)" in build_site.linked("[all](../examples/)", "a.md", set(), REPOSITORY)
 

@@ -1,4 +1,5 @@
-"""Sizes that a run brings: arithmetic like that of ints, guards for every answer, one function that gives the values."""
+"""Sizes that a run brings: arithmetic like that of ints, guards for every answer, one function that gives the
+values."""
 
 from __future__ import annotations
 
@@ -32,16 +33,26 @@ from ort_gpu_ep.ir.symbolic import (
 from ort_gpu_ep.scheduler.counts import code_of
 
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b,
-    "ceil": lambda a, b: -(-a // b), "largest": largest, "max": lambda a, b: max(a, b), "abs": lambda a, b: abs(a - b),
-    "chosen": lambda a, b: a if a > b else b + 1}
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "floordiv": lambda a, b: a // b,
+    "mod": lambda a, b: a % b,
+    "ceil": lambda a, b: -(-a // b),
+    "largest": largest,
+    "max": lambda a, b: max(a, b),
+    "abs": lambda a, b: abs(a - b),
+    "chosen": lambda a, b: a if a > b else b + 1,
+}
 
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[tuple[str, int, int]]:
     """Operations on the values so far: the first three are sizes, then 2, 3, 7."""
-    return [(draw(st.sampled_from(sorted(OPERATIONS))), draw(st.integers(0, 5 + k)), draw(st.integers(0, 5 + k)))
-            for k in range(draw(st.integers(1, 8)))]
+    return [
+        (draw(st.sampled_from(sorted(OPERATIONS))), draw(st.integers(0, 5 + k)), draw(st.integers(0, 5 + k)))
+        for k in range(draw(st.integers(1, 8)))
+    ]
 
 
 def computed(program: list[tuple[str, int, int]], sizes: list[Any]) -> list[Any]:
@@ -51,9 +62,14 @@ def computed(program: list[tuple[str, int, int]], sizes: list[Any]) -> list[Any]
     return values
 
 
-@given(programs(), st.lists(st.integers(0, 50), min_size=3, max_size=3), st.lists(st.integers(0, 50), min_size=3, max_size=3))
+@given(
+    programs(),
+    st.lists(st.integers(0, 50), min_size=3, max_size=3),
+    st.lists(st.integers(0, 50), min_size=3, max_size=3),
+)
 def test_a_formula_gives_what_ints_give(program: list[tuple[str, int, int]], first: list[int], then: list[int]) -> None:
-    """For the sizes it was recorded with always; for others what ints give, or nothing where a guard answers otherwise."""
+    """For the sizes it was recorded with always; for others what ints give, or nothing where a guard answers
+    otherwise."""
     trace = Trace()
     try:
         recorded = computed(program, [trace.symbol(k, n) for k, n in enumerate(first)])
@@ -92,9 +108,22 @@ def test_sizes_that_happen_to_be_equal_are_not_the_same() -> None:
     assert formula((8, 9)) is None
 
 
-@pytest.mark.parametrize("use", [int, range, float, hash, lambda n: [0] * n, lambda n: "abcdefgh"[n], lambda n: n.bit_length(), bool,
-                                 lambda n: np.zeros(n), lambda n: {n: 1}],
-                         ids=["int", "range", "float", "hash", "repeated", "index", "attribute", "bool", "shape", "key"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        int,
+        range,
+        float,
+        hash,
+        lambda n: [0] * n,
+        lambda n: "abcdefgh"[n],
+        lambda n: n.bit_length(),
+        bool,
+        lambda n: np.zeros(n),
+        lambda n: {n: 1},
+    ],
+    ids=["int", "range", "float", "hash", "repeated", "index", "attribute", "bool", "shape", "key"],
+)
 def test_what_needs_a_number_guards_it(use: Callable[[Any], object]) -> None:
     trace, (n,) = sizes(3)
     use(n)
@@ -120,17 +149,42 @@ def test_derived_numbers() -> None:
 
 
 REAL_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b if b != 0 else a,
-    "floordiv": lambda a, b: a // b if b != 0 else a, "mod": lambda a, b: a % b if b > 0 else b, "floor": lambda a, b: math.floor(a),
-    "ceil": lambda a, b: math.ceil(b), "trunc": lambda a, b: math.trunc(a), "round": lambda a, b: round(b), "neg": lambda a, b: -a,
-    "abs": lambda a, b: abs(b), "max": lambda a, b: max(a, b), "at most": lambda a, b: a if a <= b else b, "at least": lambda a, b: a if a >= b else b,
-    "same": lambda a, b: 1 if a == b else 2.5, "other": lambda a, b: a if a != b else 0.5, "any": lambda a, b: a if b else 7, "number": lambda a, b: float(a)}
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b if b != 0 else a,
+    "floordiv": lambda a, b: a // b if b != 0 else a,
+    "mod": lambda a, b: a % b if b > 0 else b,
+    "floor": lambda a, b: math.floor(a),
+    "ceil": lambda a, b: math.ceil(b),
+    "trunc": lambda a, b: math.trunc(a),
+    "round": lambda a, b: round(b),
+    "neg": lambda a, b: -a,
+    "abs": lambda a, b: abs(b),
+    "max": lambda a, b: max(a, b),
+    "at most": lambda a, b: a if a <= b else b,
+    "at least": lambda a, b: a if a >= b else b,
+    "same": lambda a, b: 1 if a == b else 2.5,
+    "other": lambda a, b: a if a != b else 0.5,
+    "any": lambda a, b: a if b else 7,
+    "number": lambda a, b: float(a),
+}
 
 
-@given(st.lists(st.tuples(st.sampled_from(sorted(REAL_OPERATIONS)), st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=8),
-       st.lists(st.integers(0, 50), min_size=2, max_size=2), st.lists(st.integers(0, 50), min_size=2, max_size=2))
-def test_floats_of_a_run_are_what_floats_give(program: list[tuple[str, int, int]], first: list[int], then: list[int]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(REAL_OPERATIONS)), st.integers(0, 7), st.integers(0, 7)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.lists(st.integers(0, 50), min_size=2, max_size=2),
+    st.lists(st.integers(0, 50), min_size=2, max_size=2),
+)
+def test_floats_of_a_run_are_what_floats_give(
+    program: list[tuple[str, int, int]], first: list[int], then: list[int]
+) -> None:
     """Mixed with sizes, ints and floats: for other sizes the same, or nothing where a guard answers otherwise."""
+
     def values(sizes: list[Any]) -> list[Any]:
         found = [*sizes, derived(math.sqrt, sizes[0]), sizes[1] * 0.5, 3, 0.75, -2]
         for name, a, b in program:
@@ -160,8 +214,11 @@ def test_floats_of_a_run_that_are_no_numbers_compare_as_floats_do() -> None:
     assert Formula(trace, [])((4,)) == ()
 
 
-@pytest.mark.parametrize("use", [float, int, hash, lambda r: np.float32(r), lambda r: np.array([r], object).astype("f"), lambda r: {r: 1}],
-                         ids=["float", "int", "hash", "numpy", "array", "key"])
+@pytest.mark.parametrize(
+    "use",
+    [float, int, hash, lambda r: np.float32(r), lambda r: np.array([r], object).astype("f"), lambda r: {r: 1}],
+    ids=["float", "int", "hash", "numpy", "array", "key"],
+)
 def test_what_needs_the_number_of_a_float_guards_it(use: Callable[[Any], object]) -> None:
     trace, (n, m) = sizes(6, 3)
     use(derived(lambda a, b: a / b, n, m))
@@ -283,33 +340,55 @@ def _counted(operations: list[tuple[str, int, int]], bounds: tuple[int, int]) ->
 
 
 OF_COUNTS: dict[str, Callable[[Any, Any], Any]] = {
-    **{name: OPERATIONS[name] for name in ("add", "sub", "mul", "floordiv", "mod", "ceil", "largest", "max", "abs", "chosen")},
-    "lesser": lesser, "greater": greater, "minimum": lambda a, b: -largest(-a, -b), "missing": lambda a, b: a - lesser(a, b)}
+    **{
+        name: OPERATIONS[name]
+        for name in ("add", "sub", "mul", "floordiv", "mod", "ceil", "largest", "max", "abs", "chosen")
+    },
+    "lesser": lesser,
+    "greater": greater,
+    "minimum": lambda a, b: -largest(-a, -b),
+    "missing": lambda a, b: a - lesser(a, b),
+}
 
 
 def _results(code: list[int], counts: list[int]) -> list[int]:
     """What sizes.wgsl does with programs."""
     results = []
-    for start in code[1:1 + code[0]]:
+    for start in code[1 : 1 + code[0]]:
         stack = list[int]()
         for at in range(start, len(code), 2):
-            operation, word = code[at:at + 2]
+            operation, word = code[at : at + 2]
             if operation == 8:
-                results.append(stack[-1] & 0xffffffff)
+                results.append(stack[-1] & 0xFFFFFFFF)
                 break
             if operation < 2:
                 stack.append(counts[word] if operation else word - (word >> 31 << 32))
                 continue
             right, left = stack.pop(), stack.pop()
-            stack.append({2: lambda a, b: a + b, 3: lambda a, b: a * b, 4: lambda a, b: a // b if b else 0, 5: lambda a, b: a % b if b else 0,
-                          6: max}[operation](left, right))
+            stack.append(
+                {
+                    2: lambda a, b: a + b,
+                    3: lambda a, b: a * b,
+                    4: lambda a, b: a // b if b else 0,
+                    5: lambda a, b: a % b if b else 0,
+                    6: max,
+                }[operation](left, right)
+            )
     return results
 
 
-@given(st.lists(st.tuples(st.sampled_from(sorted(OF_COUNTS)), st.integers(0, 13), st.integers(0, 13)), min_size=1, max_size=7),
-       st.tuples(st.integers(1, 5), st.integers(1, 4)), st.data())
-def test_what_is_known_of_a_count_holds_for_all(operations: list[tuple[str, int, int]], bounds: tuple[int, int], data: st.DataObject) -> None:
-    """Answers, trends and the most there can be hold for every count; the device's programs calculate what the host would."""
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(OF_COUNTS)), st.integers(0, 13), st.integers(0, 13)), min_size=1, max_size=7
+    ),
+    st.tuples(st.integers(1, 5), st.integers(1, 4)),
+    st.data(),
+)
+def test_what_is_known_of_a_count_holds_for_all(
+    operations: list[tuple[str, int, int]], bounds: tuple[int, int], data: st.DataObject
+) -> None:
+    """Answers, trends and the most there can be hold for every count; the device's programs calculate what the host
+    would."""
     trace, values = _counted(operations, bounds)
     sizes = [v for v in values if counts_of(v)]
     below = []
@@ -334,14 +413,14 @@ def test_what_is_known_of_a_count_holds_for_all(operations: list[tuple[str, int,
     got = formula(bounds, {"first": first, "second": second})
     words = of_codes(bounds)
     if got is None or words is None:
-        return      # it divides by this count
-    assert all((value < 0) == answer for value, (_, answer) in zip(got[len(sizes):], below, strict=False))
-    limits = got[len(sizes) + len(below):]
+        return  # it divides by this count
+    assert all((value < 0) == answer for value, (_, answer) in zip(got[len(sizes) :], below, strict=False))
+    limits = got[len(sizes) + len(below) :]
     assert all(value <= limit for value, limit, trend in zip(got, limits, trends, strict=False) if trend in (0, 1))
-    wanted = [v & 0xffffffff for v in limits[len(sizes):]]
+    wanted = [v & 0xFFFFFFFF for v in limits[len(sizes) :]]
     at = 0
     for (_, code), value in zip(programs, wanted, strict=True):
-        assert _results(list(words[at:at + len(code)]), [first, second]) == [value]
+        assert _results(list(words[at : at + len(code)]), [first, second]) == [value]
         at += len(code)
 
 
@@ -355,8 +434,15 @@ def test_a_count_is_no_number() -> None:
     assert count <= trace.symbol(0, 7) * 4
     assert not -count > 0
     assert is_zero(count + 1) is False
-    for asked in (lambda: count < 9, lambda: int(count), lambda: float(count), lambda: {count: 1}, lambda: is_zero(count), lambda: [0] * count,
-                  lambda: derived(math.sqrt, count)):
+    for asked in (
+        lambda: count < 9,
+        lambda: int(count),
+        lambda: float(count),
+        lambda: {count: 1},
+        lambda: is_zero(count),
+        lambda: [0] * count,
+        lambda: derived(math.sqrt, count),
+    ):
         with pytest.raises(CountError):
             asked()
     assert not any(counts_of(Size(trace, terms, 0)) for terms, _ in trace.guards)

@@ -27,14 +27,18 @@ def tint() -> ModuleType:
 
 
 def test_texts_for_classes(tint: ModuleType, tmp_path: Path) -> None:
-    folders = tint.written(tmp_path, list(tint.CLASSES), "^record/(packed_matvec|sparse_matvec_held|matvec_rows|softmax_rows)/", 1)
+    folders = tint.written(
+        tmp_path, list(tint.CLASSES), "^record/(packed_matvec|sparse_matvec_held|matvec_rows|softmax_rows)/", 1
+    )
     assert [f.name for f in folders] == list(tint.CLASSES)
     texts = {f.name: [p.read_text("utf-8") for p in f.glob("*.wgsl")] for f in folders}
     assert all(len(found) > 2 for found in texts.values())
     for name, found in texts.items():
         assert all(text.startswith("// record/") for text in found)
         assert not [text for text in found if "i64" in text]
-        assert any(re.search(r"\bsubgroup[A-Z]\w*\(", text) for text in found) == ("subgroup" in classes()[name].features)
+        assert any(re.search(r"\bsubgroup[A-Z]\w*\(", text) for text in found) == (
+            "subgroup" in classes()[name].features
+        )
 
 
 def test_texts_on_matrix_units(tint: ModuleType, tmp_path: Path) -> None:

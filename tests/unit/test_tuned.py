@@ -45,7 +45,12 @@ def test_tables_compare_by_content() -> None:
 
 
 def test_a_worker_tells_what_is_tuned() -> None:
-    limits = Limits(tuned=Tuned({"k": "other"}), disabled=(("a", "b"),), figures=figures_of(Roofs(1e12, 1e11), 1e-5), configurations=("a",))
+    limits = Limits(
+        tuned=Tuned({"k": "other"}),
+        disabled=(("a", "b"),),
+        figures=figures_of(Roofs(1e12, 1e11), 1e-5),
+        configurations=("a",),
+    )
     info = AdapterInfo(0, "a", "discrete", "Vulkan", "1", 1, 2)
     answer = json.loads(json.dumps({"info": info.as_dict(), "limits": limits_answer(limits)}))
     assert device_of(answer) == (info, limits)
@@ -69,13 +74,25 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert not tuned.forget(str(tmp_path), "key")
 
 
-@pytest.mark.parametrize("content", [
-    "", "[", "[]", "null", '{"format": 1}', '{"format": 9, "choices": {}, "models": []}', '{"format": 1, "choices": [], "models": []}',
-    '{"format": 1, "choices": {"k": "quick"}, "models": []}', '{"format": 1, "choices": {"k": {"form": 3, "ns": {}}}, "models": []}',
-    '{"format": 1, "choices": {"k": {"form": "a", "ns": {"a": -1}}}, "models": []}',
-    '{"format": 1, "choices": {"k": {"form": "a", "ns": {"a": Infinity}}}, "models": []}',
-    '{"format": 1, "choices": {"k": {"form": "a", "ns": 1}}, "models": []}', '{"format": 1, "choices": {}, "models": 4}',
-    '{"format": 1, "choices": ' + "[" * 100_000 + "}"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[",
+        "[]",
+        "null",
+        '{"format": 1}',
+        '{"format": 9, "choices": {}, "models": []}',
+        '{"format": 1, "choices": [], "models": []}',
+        '{"format": 1, "choices": {"k": "quick"}, "models": []}',
+        '{"format": 1, "choices": {"k": {"form": 3, "ns": {}}}, "models": []}',
+        '{"format": 1, "choices": {"k": {"form": "a", "ns": {"a": -1}}}, "models": []}',
+        '{"format": 1, "choices": {"k": {"form": "a", "ns": {"a": Infinity}}}, "models": []}',
+        '{"format": 1, "choices": {"k": {"form": "a", "ns": 1}}, "models": []}',
+        '{"format": 1, "choices": {}, "models": 4}',
+        '{"format": 1, "choices": ' + "[" * 100_000 + "}",
+    ],
+)
 def test_a_damaged_file_says_nothing(content: str, tmp_path: Path) -> None:
     path = tuned.path_of(str(tmp_path), "key")
     path.parent.mkdir()

@@ -41,9 +41,17 @@ def test_bytes_are_the_bits_rounded_up() -> None:
         _ = UINT4.nbytes
 
 
-@pytest.mark.parametrize(("dtype", "values"), [
-    (INT4, [-8, 7, -1, 0, 3]), (UINT4, [15, 0, 8, 1, 7]), (INT2, [-2, -1, 0, 1, -2]), (UINT2, [3, 0, 2, 1, 3]), (FLOAT4E2M1, [-6, 0.5, 1.5, -0.5, 4]),
-], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (INT4, [-8, 7, -1, 0, 3]),
+        (UINT4, [15, 0, 8, 1, 7]),
+        (INT2, [-2, -1, 0, 1, -2]),
+        (UINT2, [3, 0, 2, 1, 3]),
+        (FLOAT4E2M1, [-6, 0.5, 1.5, -0.5, 4]),
+    ],
+    ids=str,
+)
 def test_unpacked_is_what_onnx_packs(dtype: DType, values: list[float]) -> None:
     array = np.array(values).astype(dtype.numpy)
     raw = np.frombuffer(onnx.numpy_helper.from_array(array).raw_data, np.uint8)
@@ -60,6 +68,10 @@ def test_float8_is_moved_by_rows_that_move_anything() -> None:
 @pytest.mark.parametrize("dtype", [INT4, UINT4, INT2, UINT2], ids=str)
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 7])
 def test_packed_is_what_onnx_packs(dtype: DType, size: int) -> None:
-    array = np.random.default_rng(size).integers(-2, 2, size).astype(dtype.numpy) if dtype.name[0] == "i" else np.arange(size).astype(dtype.numpy)
+    array = (
+        np.random.default_rng(size).integers(-2, 2, size).astype(dtype.numpy)
+        if dtype.name[0] == "i"
+        else np.arange(size).astype(dtype.numpy)
+    )
     assert packed(array).tobytes() == onnx.numpy_helper.from_array(array).raw_data
     np.testing.assert_array_equal(unpacked(packed(array), TensorType(dtype, (size,))).astype("i"), array.astype("i"))

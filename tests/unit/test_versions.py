@@ -13,7 +13,9 @@ from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.claim import claim
 from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits, Operand
 
-pytestmark = pytest.mark.skipif(onnx.defs.onnx_opset_version() < 28, reason="this onnx is older than the opset that the cases are of")
+pytestmark = pytest.mark.skipif(
+    onnx.defs.onnx_opset_version() < 28, reason="this onnx is older than the opset that the cases are of"
+)
 
 
 def answer(op: str, version: int, inputs: int = 1, **attributes: Attribute) -> object:
@@ -23,14 +25,19 @@ def answer(op: str, version: int, inputs: int = 1, **attributes: Attribute) -> o
 
 
 @pytest.mark.parametrize(("op", "attributes"), [("Cast", {"to": 6}), ("Celu", {}), ("DepthToSpace", {"blocksize": 2})])
-def test_a_newer_form_of_other_types_is_taken(op: str, attributes: dict[str, Attribute], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newer_form_of_other_types_is_taken(
+    op: str, attributes: dict[str, Attribute], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("ort_gpu_ep.kernels.claim.KNOWN_OPSET", 26)
     assert not isinstance(answer(op, 28, **attributes), Decline)
 
 
-@pytest.mark.parametrize(("op", "inputs", "attributes"), [("Mod", 2, {"fmod": 1}), ("SpaceToDepth", 1, {"blocksize": 2})])
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes"), [("Mod", 2, {"fmod": 1}), ("SpaceToDepth", 1, {"blocksize": 2})]
+)
 def test_a_newer_form_that_says_something_else_is_declined(
-        op: str, inputs: int, attributes: dict[str, Attribute], monkeypatch: pytest.MonkeyPatch) -> None:
+    op: str, inputs: int, attributes: dict[str, Attribute], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not isinstance(answer(op, 28, inputs, **attributes), Decline)
     monkeypatch.setattr("ort_gpu_ep.kernels.claim.KNOWN_OPSET", 26)
     found = answer(op, 28, inputs, **attributes)
@@ -44,8 +51,19 @@ def test_a_form_that_this_onnx_does_not_know_is_declined() -> None:
     assert found.code is Code.OPSET
 
 
-@pytest.mark.parametrize(("op", "old", "new", "same"), [
-    ("Cast", 25, 28, True), ("Cast", 18, 19, False), ("Relu", 13, 14, True), ("Range", 26, 27, False), ("SpaceToDepth", 26, 28, False),
-    ("Clip", 10, 11, False), ("BitShift", 26, 28, False), ("Cast", 28, 29, False), ("NoSuchOp", 1, 2, False)])
+@pytest.mark.parametrize(
+    ("op", "old", "new", "same"),
+    [
+        ("Cast", 25, 28, True),
+        ("Cast", 18, 19, False),
+        ("Relu", 13, 14, True),
+        ("Range", 26, 27, False),
+        ("SpaceToDepth", 26, 28, False),
+        ("Clip", 10, 11, False),
+        ("BitShift", 26, 28, False),
+        ("Cast", 28, 29, False),
+        ("NoSuchOp", 1, 2, False),
+    ],
+)
 def test_forms_are_compared_by_what_onnx_says(op: str, old: int, new: int, same: bool) -> None:
     assert same_but_for_types(op, old, new) is same

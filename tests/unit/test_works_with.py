@@ -16,7 +16,9 @@ ENTRIES = json.loads(works_with.RECORD.read_text("utf-8"))
 
 
 def test_the_page_has_what_was_recorded() -> None:
-    assert works_with.rows(ENTRIES, works_with.programs()) in works_with.PAGE.read_text("utf-8"), "run `python scripts/works_with.py --table`"
+    assert works_with.rows(ENTRIES, works_with.programs()) in works_with.PAGE.read_text("utf-8"), (
+        "run `python scripts/works_with.py --table`"
+    )
 
 
 def test_each_entry_says_what_was_run_when_and_with_what() -> None:
@@ -39,16 +41,26 @@ def test_pins_are_those_of_the_clients_group() -> None:
     assert {pin for pins in works_with.PINS.values() for pin in pins} >= {pin for pin in group if "==" in pin}
 
 
-@pytest.mark.parametrize(("got", "want", "apart"), [
-    ([1.0, {"a": 2.0}], [1.0, {"a": 2.5}], 0.2), ([1, "x"], [1, "y"], float("inf")), ([1.0], [1.0, 2.0], float("inf")), ([0.001], [0.0], 0.001),
-    ({"a": 1.0}, {"b": 1.0}, float("inf")), ([True, None], [True, None], 0.0)])
+@pytest.mark.parametrize(
+    ("got", "want", "apart"),
+    [
+        ([1.0, {"a": 2.0}], [1.0, {"a": 2.5}], 0.2),
+        ([1, "x"], [1, "y"], float("inf")),
+        ([1.0], [1.0, 2.0], float("inf")),
+        ([0.001], [0.0], 0.001),
+        ({"a": 1.0}, {"b": 1.0}, float("inf")),
+        ([True, None], [True, None], 0.0),
+    ],
+)
 def test_answers_are_compared_by_numbers_and_by_everything_else(got: object, want: object, apart: float) -> None:
     assert works_with.difference(got, want) == pytest.approx(apart)
 
 
 def test_a_run_that_falls_back_is_not_called_the_same() -> None:
     session = {"gpu": 3, "cpu": 0, "stats": {"fallbacks": 1}}
-    assert works_with.result_of({"answers": [1], "sessions": [session]}, {"answers": [1]}) == "runs fell back to the CPU"
+    assert (
+        works_with.result_of({"answers": [1], "sessions": [session]}, {"answers": [1]}) == "runs fell back to the CPU"
+    )
     assert works_with.result_of({"answers": [1], "sessions": []}, {"answers": [1]}) == "no session of it was reached"
     session["stats"]["fallbacks"] = 0
     assert works_with.result_of({"answers": [1.0], "sessions": [session]}, {"answers": [1.0]}) == "the same"
@@ -56,8 +68,19 @@ def test_a_run_that_falls_back_is_not_called_the_same() -> None:
 
 
 def test_a_table_is_replaced() -> None:
-    entry = {"program": "p", "package": "p", "version": "1", "nodes": [[1, 2]], "result": "the same", "onnxruntime": "1.32.0", "date": "2026-01-01"}
-    assert works_with.rows([entry], {"p": "something"}) == works_with.TABLE + "| p 1 | something | 1 of 2 | the same | 1.32.0 | 2026-01-01 |\n"
+    entry = {
+        "program": "p",
+        "package": "p",
+        "version": "1",
+        "nodes": [[1, 2]],
+        "result": "the same",
+        "onnxruntime": "1.32.0",
+        "date": "2026-01-01",
+    }
+    assert (
+        works_with.rows([entry], {"p": "something"})
+        == works_with.TABLE + "| p 1 | something | 1 of 2 | the same | 1.32.0 | 2026-01-01 |\n"
+    )
 
 
 def test_patches_to_propose_are_short() -> None:

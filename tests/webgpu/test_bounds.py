@@ -13,15 +13,18 @@ const SIZE = 4;
 """
 
 
-@pytest.mark.parametrize(("text", "wanted"), [
-    ("x[i + 1u]", "x[min(u32(i + 1u), arrayLength(&x) - 1u)]"),
-    ("y[x[i]]", "y[min(u32(x[min(u32(i), arrayLength(&x) - 1u)]), arrayLength(&y) - 1u)]"),
-    ("seen[k].x", "seen[min(u32(k), u32(SIZE * 2) - 1u)].x"),
-    ("seen[7]", "seen[7]"),
-    ("atomicAdd(&y[i], 1u)", "atomicAdd(&y[min(u32(i), arrayLength(&y) - 1u)], 1u)"),
-    ("params.x[i] + max[i]", "params.x[i] + max[i]"),
-    ("let x = vec4(1u); x[i]", "let x = vec4(1u); x[i]"),
-])
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("x[i + 1u]", "x[min(u32(i + 1u), arrayLength(&x) - 1u)]"),
+        ("y[x[i]]", "y[min(u32(x[min(u32(i), arrayLength(&x) - 1u)]), arrayLength(&y) - 1u)]"),
+        ("seen[k].x", "seen[min(u32(k), u32(SIZE * 2) - 1u)].x"),
+        ("seen[7]", "seen[7]"),
+        ("atomicAdd(&y[i], 1u)", "atomicAdd(&y[min(u32(i), arrayLength(&y) - 1u)], 1u)"),
+        ("params.x[i] + max[i]", "params.x[i] + max[i]"),
+        ("let x = vec4(1u); x[i]", "let x = vec4(1u); x[i]"),
+    ],
+)
 def test_each_index_into_an_array_of_the_module(text: str, wanted: str) -> None:
     assert with_bounds(f"{DECLARED}fn f() {{ {text} }}\n") == f"{DECLARED}fn f() {{ {wanted} }}\n"
 

@@ -1,4 +1,5 @@
-"""Dawn by the package wgpudawn: which versions are taken, what a process decides, and that whatever goes wrong ends as a reason."""
+"""Dawn by the package wgpudawn: which versions are taken, what a process decides, and that whatever goes wrong ends as
+a reason."""
 
 from __future__ import annotations
 
@@ -66,7 +67,10 @@ def a_package(folder: Path, version: str, extension: bytes | None = b"no library
 def ran(path: Path, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """PROGRAM in a process that finds packages there, too."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ORT_GPU_EP_WEBGPU")}
-    environment |= {"PYTHONPATH": os.pathsep.join((str(path), environment.get("PYTHONPATH", ""))), "ORT_GPU_EP_CACHE_DIR": str(cache)}
+    environment |= {
+        "PYTHONPATH": os.pathsep.join((str(path), environment.get("PYTHONPATH", ""))),
+        "ORT_GPU_EP_CACHE_DIR": str(cache),
+    }
     return subprocess.run([sys.executable, "-c", PROGRAM], env=environment | variables, capture_output=True, text=True)
 
 
@@ -83,9 +87,17 @@ def test_the_extra_asks_for_the_versions_that_are_taken() -> None:
     assert f'dawn = ["{choice.PACKAGE}>={first},<{end}"]' in (ROOT / "pyproject.toml").read_text("utf-8")
 
 
-@pytest.mark.parametrize(("version", "why"), [
-    (FIRST, ""), (f"{FIRST}.post1", ""), ("0.32.0.3", r"tested with 0\.32\.0\.4 and newer ones before 0\.32\.1"), ("0.32.1", "tested with"),
-    ("1.0", "tested with"), ("", "of an unknown version is installed")])
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        (FIRST, ""),
+        (f"{FIRST}.post1", ""),
+        ("0.32.0.3", r"tested with 0\.32\.0\.4 and newer ones before 0\.32\.1"),
+        ("0.32.1", "tested with"),
+        ("1.0", "tested with"),
+        ("", "of an unknown version is installed"),
+    ],
+)
 def test_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: None, version: str, why: str) -> None:
     monkeypatch.syspath_prepend(a_package(tmp_path, version))
     if why:
@@ -99,7 +111,9 @@ def test_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: No
         assert choice.dawn_package().name == f"Dawn 20300101.1 (wgpudawn {version})"
 
 
-def test_a_package_without_a_module_for_this_python_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: None) -> None:
+def test_a_package_without_a_module_for_this_python_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: None
+) -> None:
     monkeypatch.syspath_prepend(a_package(tmp_path, FIRST, None))
     with pytest.raises(ConfigError, match="has no compiled module for this Python"):
         choice.dawn_package()
@@ -119,7 +133,9 @@ def test_asked_for_it_is_an_error_where_it_cannot_be_had(tmp_path: Path) -> None
     assert "ConfigError: wgpudawn 9.0 is installed; this version of ort_gpu_ep was tested with" in done.stderr
 
 
-def test_a_library_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: None) -> None:
+def test_a_library_that_cannot_be_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: None
+) -> None:
     monkeypatch.syspath_prepend(a_package(tmp_path, FIRST))
     with pytest.raises(ConfigError, match="can't be read"):
         choice.check_dawn(str(tmp_path / "missing.so"))
@@ -130,15 +146,31 @@ def test_a_command_is_refused_with_the_reason(tmp_path: Path) -> None:
     environment = {**os.environ, "ORT_GPU_EP_WEBGPU": "dawn"}
     onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "m.onnx")
     for arguments, code in ((["doctor"], 2), (["run", "m.onnx"], 1)):
-        done = subprocess.run([sys.executable, "-m", "ort_gpu_ep", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "ort_gpu_ep", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == code
-        assert " ".join(done.stderr.split()).startswith("ConfigError: the package wgpudawn, which brings Dawn, is not installed")
+        assert " ".join(done.stderr.split()).startswith(
+            "ConfigError: the package wgpudawn, which brings Dawn, is not installed"
+        )
         assert "Traceback" not in done.stderr
 
 
 # ---- the trial
 
-ADAPTER = {"index": 0, "name": "a card", "type": "discrete", "backend": "Vulkan", "driver": "one", "vendor_id": 1, "device_id": 2}
+ADAPTER = {
+    "index": 0,
+    "name": "a card",
+    "type": "discrete",
+    "backend": "Vulkan",
+    "driver": "one",
+    "vendor_id": 1,
+    "device_id": 2,
+}
 BEGUN: list[dict[str, Any]] = [{"touches": "drivers"}, {"features": [], "limits": {}}, {"start": "matrix units"}]
 SEEN = {"name": "matrix units", "units": True, "seen": "fragments of 8x8x8"}
 
@@ -146,7 +178,7 @@ SEEN = {"name": "matrix units", "units": True, "seen": "fragments of 8x8x8"}
 class Told:
     """In place of a Worker: what its process prints, and how it ends."""
 
-    job: dict[str, Any] = {}        # noqa: RUF012  of the last one
+    job: dict[str, Any] = {}  # noqa: RUF012  of the last one
     variables: dict[str, str] = {}  # noqa: RUF012
 
     def __init__(self, lines: list[dict[str, Any]], code: int, hangs: bool) -> None:
@@ -166,7 +198,9 @@ class Told:
         return self._code
 
 
-def settled(monkeypatch: pytest.MonkeyPatch, folder: Path, lines: list[dict[str, Any]], code: int = 120, hangs: bool = False) -> Choice:
+def settled(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, lines: list[dict[str, Any]], code: int = 120, hangs: bool = False
+) -> Choice:
     monkeypatch.setattr(libraries, "list_adapters", lambda variables: [ADAPTER])
     monkeypatch.setattr(libraries, "Worker", Told(lines, code, hangs))
     decided = libraries.settle(Config(cache_dir=str(folder / "cache")))
@@ -174,18 +208,63 @@ def settled(monkeypatch: pytest.MonkeyPatch, folder: Path, lines: list[dict[str,
     return decided
 
 
-@pytest.mark.parametrize(("lines", "code", "hangs", "kind", "why"), [
-    ([*BEGUN, {**SEEN, "status": "PASS"}], 120, False, DAWN, r"the matrix units of a card passed their probe \(fragments of 8x8x8\)"),
-    ([*BEGUN, {**SEEN, "status": "FAIL", "seen": "3 of 9 are wrong"}], 120, False, WGPU, "fails the probe 'matrix units': 3 of 9 are wrong"),
-    ([*BEGUN, {**SEEN, "status": "UNSUPPORTED", "seen": "none are there"}], 120, False, WGPU, "has no matrix units .*: none are there"),
-    ([*BEGUN, {"name": "memory", "units": False, "status": "UNSUPPORTED", "seen": ""}, {**SEEN, "status": "PASS"}], 120, False, DAWN, ""),
-    (BEGUN, -6, False, WGPU, r"ends the process at 'matrix units' \(signal SIGABRT\)"),
-    (BEGUN[:1], 1, False, WGPU, r"ends the process at 'opening the device' \(exit code 1\)"),
-    (BEGUN, -9, True, WGPU, "does not answer: more than 60 s, at 'matrix units'"),
-    ([{"failed": "ImportError: it"}], 120, False, WGPU, r"could not be tried \(the process that tries it failed \(ImportError: it\)\)"),
-    ([*BEGUN, {**SEEN, "status": "PASS"}], -11, False, WGPU, "ends the process")])
+@pytest.mark.parametrize(
+    ("lines", "code", "hangs", "kind", "why"),
+    [
+        (
+            [*BEGUN, {**SEEN, "status": "PASS"}],
+            120,
+            False,
+            DAWN,
+            r"the matrix units of a card passed their probe \(fragments of 8x8x8\)",
+        ),
+        (
+            [*BEGUN, {**SEEN, "status": "FAIL", "seen": "3 of 9 are wrong"}],
+            120,
+            False,
+            WGPU,
+            "fails the probe 'matrix units': 3 of 9 are wrong",
+        ),
+        (
+            [*BEGUN, {**SEEN, "status": "UNSUPPORTED", "seen": "none are there"}],
+            120,
+            False,
+            WGPU,
+            "has no matrix units .*: none are there",
+        ),
+        (
+            [
+                *BEGUN,
+                {"name": "memory", "units": False, "status": "UNSUPPORTED", "seen": ""},
+                {**SEEN, "status": "PASS"},
+            ],
+            120,
+            False,
+            DAWN,
+            "",
+        ),
+        (BEGUN, -6, False, WGPU, r"ends the process at 'matrix units' \(signal SIGABRT\)"),
+        (BEGUN[:1], 1, False, WGPU, r"ends the process at 'opening the device' \(exit code 1\)"),
+        (BEGUN, -9, True, WGPU, "does not answer: more than 60 s, at 'matrix units'"),
+        (
+            [{"failed": "ImportError: it"}],
+            120,
+            False,
+            WGPU,
+            r"could not be tried \(the process that tries it failed \(ImportError: it\)\)",
+        ),
+        ([*BEGUN, {**SEEN, "status": "PASS"}], -11, False, WGPU, "ends the process"),
+    ],
+)
 def test_what_the_trial_tells_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: None, lines: list[dict[str, Any]], code: int, hangs: bool, kind: str, why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    undecided: None,
+    lines: list[dict[str, Any]],
+    code: int,
+    hangs: bool,
+    kind: str,
+    why: str,
 ) -> None:
     """And is kept, where it is about Dawn; another process of the same machine asks nobody."""
     monkeypatch.syspath_prepend(a_package(tmp_path, FIRST))
@@ -213,15 +292,22 @@ def test_a_library_that_is_loaded_stays(tmp_path: Path, monkeypatch: pytest.Monk
     assert choice.for_good().kind == WGPU
     choice.settle(Choice(DAWN, "it passed"))
     assert choice.for_good().kind == WGPU
-    assert choice.for_good().why == "it was loaded before Dawn had been tried; the next process uses the other one: it passed"
+    assert (
+        choice.for_good().why
+        == "it was loaded before Dawn had been tried; the next process uses the other one: it passed"
+    )
 
 
-def test_a_decision_of_another_package_or_driver_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: None) -> None:
+def test_a_decision_of_another_package_or_driver_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: None
+) -> None:
     monkeypatch.syspath_prepend(a_package(tmp_path / "one", FIRST))
     settled(monkeypatch, tmp_path, [*BEGUN, {**SEEN, "status": "PASS"}])
     (kept,) = (tmp_path / "cache" / "health").glob("library-*.json")
-    for change in (lambda: monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path)),
-                   lambda: (tmp_path / "one" / choice.PACKAGE / "_static_version.py").write_text("version = '0.32.0.5'")):
+    for change in (
+        lambda: monkeypatch.setenv("VK_DRIVER_FILES", str(tmp_path)),
+        lambda: (tmp_path / "one" / choice.PACKAGE / "_static_version.py").write_text("version = '0.32.0.5'"),
+    ):
         change()
         choice.dawn_package.cache_clear()
         monkeypatch.setattr(choice, "_settled", None)

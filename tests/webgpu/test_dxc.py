@@ -1,4 +1,5 @@
-"""DirectX's compiler: found beside wgpu-native or on PATH, given to it, and what is said where it is nowhere. No Windows is needed."""
+"""DirectX's compiler: found beside wgpu-native or on PATH, given to it, and what is said where it is nowhere. No
+Windows is needed."""
 
 from __future__ import annotations
 

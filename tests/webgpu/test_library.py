@@ -17,10 +17,20 @@ from ort_gpu_ep.webgpu.library import HEADER, GPUError, GPUValidationError, chec
 from scripts import gen_declarations
 
 DEVICE = Path(objects.__file__).parent
-USED = sorted({name for file in ("objects.py", "native.py", "library.py", "wgpu_native.py")
-               for name in re.findall(r'"(WGPU[A-Z][a-z]\w+)(?: \*|\[\])?"', (DEVICE / file).read_text("utf-8"))})
-FUNCTIONS = sorted({name for file in ("objects.py", "native.py", "wgpu_native.py")
-                    for name in re.findall(r"(?:lib|checked)\.(wgpu\w+)", (DEVICE / file).read_text("utf-8"))})
+USED = sorted(
+    {
+        name
+        for file in ("objects.py", "native.py", "library.py", "wgpu_native.py")
+        for name in re.findall(r'"(WGPU[A-Z][a-z]\w+)(?: \*|\[\])?"', (DEVICE / file).read_text("utf-8"))
+    }
+)
+FUNCTIONS = sorted(
+    {
+        name
+        for file in ("objects.py", "native.py", "wgpu_native.py")
+        for name in re.findall(r"(?:lib|checked)\.(wgpu\w+)", (DEVICE / file).read_text("utf-8"))
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +78,8 @@ def test_numbers_are_the_headers() -> None:
         assert 1 << int(shift[1]) == number
     for name in ("MAP_READ", "MAP_WRITE", "COPY_SRC", "COPY_DST", "STORAGE", "QUERY_RESOLVE"):
         assert getattr(lib, f"WGPUBufferUsage_{name.title().replace('_', '')}") == getattr(objects, name)
-    assert set(wgpu_native.WgpuNative().features) == set(info.FEATURES) - {"subgroup-matrix", "subgroup-size-control"}        # which only Dawn has
+    # which only Dawn has
+    assert set(wgpu_native.WgpuNative().features) == set(info.FEATURES) - {"subgroup-matrix", "subgroup-size-control"}
 
 
 def test_another_header_is_parsed() -> None:

@@ -1,5 +1,5 @@
-"""Runs before the code of a program that PyInstaller made. Such a program does not read PYTHONPATH, where hook/ is for the children of a
-patched process and below `ort-gpu-ep exec`: what sitecustomize.py does there is done here.
+"""Runs before the code of a program that PyInstaller made. Such a program does not read PYTHONPATH, where hook/ is for
+the children of a patched process and below `ort-gpu-ep exec`: what sitecustomize.py does there is done here.
 """
 
 import os

@@ -47,7 +47,9 @@ def _back(trial: Trial, copies: int, nbytes: int, offset: int) -> None:
         back[nbytes // 2] ^= 1
     wrong = np.flatnonzero(back != data)
     if wrong.size:
-        raise WrongResultError(f"{wrong.size} of {nbytes} bytes differ, the first at {int(wrong[0])}, after {copies} copies")
+        raise WrongResultError(
+            f"{wrong.size} of {nbytes} bytes differ, the first at {int(wrong[0])}, after {copies} copies"
+        )
 
 
 @probe("upload and readback", "adapter", fault=FLIPPED_BIT, quick=True)

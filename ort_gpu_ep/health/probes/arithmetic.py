@@ -13,7 +13,15 @@ COUNT = 4099
 """Elements: a prime, not a multiple of any workgroup."""
 
 
-def _each(trial: Trial, name: str, kinds: tuple[str, str], expression: str, inputs: Sequence[Array], out: str, enable: str = "") -> Array:
+def _each(
+    trial: Trial,
+    name: str,
+    kinds: tuple[str, str],
+    expression: str,
+    inputs: Sequence[Array],
+    out: str,
+    enable: str = "",
+) -> Array:
     """`expression` over x, y of each element; kinds: WGSL types of the inputs and the output."""
     count = len(inputs[0])
     source = f"""{enable}
@@ -40,7 +48,11 @@ def f32(trial: Trial) -> str:
         x, y = trial.normal(COUNT), trial.normal(COUNT)
         y += np.copysign(np.float32(0.5), y)
         wide = x.astype(np.float64), y.astype(np.float64)
-        expected = {"x * y + x": wide[0] * wide[1] + wide[0], "x / y": wide[0] / wide[1], "sqrt(abs(x))": np.sqrt(abs(wide[0]))}
+        expected = {
+            "x * y + x": wide[0] * wide[1] + wide[0],
+            "x / y": wide[0] / wide[1],
+            "sqrt(abs(x))": np.sqrt(abs(wide[0])),
+        }
         for text, want in expected.items():
             worst = max(worst, agree(text, _each(trial, "f32", ("f32", "f32"), text, (x, y), "float32"), want, 1e-6))
     return f"largest error {worst:.1e}"
@@ -50,12 +62,20 @@ def f32(trial: Trial) -> str:
 def integers(trial: Trial) -> str:
     """Products that wrap, division towards zero, shifts."""
     for _ in range(trial.rounds):
-        x, y = trial.integers(-2**31, 2**31, COUNT, dtype="int32"), trial.integers(1, 2**31, COUNT, dtype="int32")
+        x, y = trial.integers(-(2**31), 2**31, COUNT, dtype="int32"), trial.integers(1, 2**31, COUNT, dtype="int32")
         wide = x.astype(np.int64)
         agree("i32 x * y", _each(trial, "i32", ("i32", "i32"), "x * y", (x, y), "int32"), (wide * y).astype(np.int32))
-        agree("i32 x / y", _each(trial, "i32", ("i32", "i32"), "x / y", (x, y), "int32"), np.trunc(wide / y).astype(np.int32))
+        agree(
+            "i32 x / y",
+            _each(trial, "i32", ("i32", "i32"), "x / y", (x, y), "int32"),
+            np.trunc(wide / y).astype(np.int32),
+        )
         u, s = x.view(np.uint32), trial.integers(0, 32, COUNT, dtype="uint32")
-        agree("u32 x << y", _each(trial, "u32", ("u32", "u32"), "(x << y) ^ (x >> y)", (u, s), "uint32"), (u << s) ^ (u >> s))
+        agree(
+            "u32 x << y",
+            _each(trial, "u32", ("u32", "u32"), "(x << y) ^ (x >> y)", (u, s), "uint32"),
+            (u << s) ^ (u >> s),
+        )
     return f"{trial.rounds * 3 * COUNT} elements equal"
 
 
@@ -64,11 +84,15 @@ def int64(trial: Trial) -> str:
     """Sums, products and comparisons beyond 32 bits."""
     trial.need("shader-int64")
     for _ in range(trial.rounds):
-        x, y = (trial.integers(-2**40, 2**40, COUNT) for _ in range(2))
+        x, y = (trial.integers(-(2**40), 2**40, COUNT) for _ in range(2))
         small = y >> 20
         agree("i64 x * y", _each(trial, "i64", ("i64", "i64"), "x * y", (x, small), "int64"), x * small)
         agree("i64 x + y", _each(trial, "i64", ("i64", "i64"), "x + y", (x, y), "int64"), x + y)
-        agree("i64 x < y", _each(trial, "i64", ("i64", "u32"), "select(0u, 1u, x < y)", (x, y), "uint32"), (x < y).astype(np.uint32))
+        agree(
+            "i64 x < y",
+            _each(trial, "i64", ("i64", "u32"), "select(0u, 1u, x < y)", (x, y), "uint32"),
+            (x < y).astype(np.uint32),
+        )
     return f"{trial.rounds * 3 * COUNT} elements equal"
 
 
@@ -100,8 +124,11 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {{
 
 
 def _words(trial: Trial, what: str, text: str, x: Array, want: Sequence[Array]) -> None:
-    """Compares what an invocation writes, some words each, of its own number `x` and the next one's. Raises WrongResultError."""
-    got = trial.wgsl("words", _WORDS.format(count=x.size, text=text), [x], ("uint32", len(want) * x.size), -(-x.size // 64))
+    """Compares what an invocation writes, some words each, of its own number `x` and the next one's. Raises
+    WrongResultError."""
+    got = trial.wgsl(
+        "words", _WORDS.format(count=x.size, text=text), [x], ("uint32", len(want) * x.size), -(-x.size // 64)
+    )
     agree(what, got.reshape(x.size, -1), np.stack(want, 1))
 
 
@@ -114,11 +141,21 @@ _WRAPPED = """
 
 @probe("u32 quotients of what wraps", "arithmetic", fault=("% 3u", "% 5u"))
 def wrapped(trial: Trial) -> str:
-    """/ and % of sums and products beyond 32 bits, which Metal's compiler took for smaller ones. Source: crbug.com/517225032."""
+    """/ and % of sums and products beyond 32 bits, which Metal's compiler took for smaller ones. Source:
+    crbug.com/517225032."""
     for _ in range(trial.rounds):
         x = trial.integers(0, 2**32, COUNT, dtype="uint32")
-        _words(trial, "quotients", _WRAPPED, x, [
-            ((x * x) >> 16) % 3, ((x * np.uint32(2654435761)) >> 8) // 7, (x + np.uint32(0x9e3779b9)) % (np.roll(x, -1) | 1)])
+        _words(
+            trial,
+            "quotients",
+            _WRAPPED,
+            x,
+            [
+                ((x * x) >> 16) % 3,
+                ((x * np.uint32(2654435761)) >> 8) // 7,
+                (x + np.uint32(0x9E3779B9)) % (np.roll(x, -1) | 1),
+            ],
+        )
     return f"{trial.rounds * 3 * COUNT} elements equal"
 
 
@@ -155,8 +192,13 @@ def signs(trial: Trial) -> str:
     """Alone, nested, and inside a select. Source: crbug.com/448294721."""
     for _ in range(trial.rounds):
         f = trial.normal(COUNT)
-        _words(trial, "signs", _SIGNS, f.view(np.uint32), [
-            a.view(np.uint32) for a in (-f, abs(f), -abs(f), np.where(f < np.roll(f, -1), f, -f))])
+        _words(
+            trial,
+            "signs",
+            _SIGNS,
+            f.view(np.uint32),
+            [a.view(np.uint32) for a in (-f, abs(f), -abs(f), np.where(f < np.roll(f, -1), f, -f))],
+        )
     return f"{trial.rounds * 4 * COUNT} elements equal"
 
 

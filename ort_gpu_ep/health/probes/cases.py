@@ -25,8 +25,16 @@ def _run(trial: Trial, case: Case) -> None:
     """Raises WrongResultError; Unsupported where the adapter lacks an element type."""
     constants = {i: np.array(item.values, item.dtype) for i, item in enumerate(case.inputs) if isinstance(item, Known)}
     try:
-        compare(trial, case.op, case.version, [_drawn(trial, item) for item in case.inputs], constants, case.outputs, case.tolerance,
-                **dict(case.attributes))
+        compare(
+            trial,
+            case.op,
+            case.version,
+            [_drawn(trial, item) for item in case.inputs],
+            constants,
+            case.outputs,
+            case.tolerance,
+            **dict(case.attributes),
+        )
     except UnsupportedNodeError as error:
         if error.code != Code.DTYPE:
             raise
@@ -35,9 +43,12 @@ def _run(trial: Trial, case: Case) -> None:
 
 def _check(record: Record) -> Callable[[Trial], str]:
     def check(trial: Trial) -> str:
-        for case, in trial.repeated(record.cases, of=-(-len(record.cases) // 2) if len(record.cases) > 2 else 1):
+        for (case,) in trial.repeated(record.cases, of=-(-len(record.cases) // 2) if len(record.cases) > 2 else 1):
             _run(trial, case)
-        return f"{len(record.cases)} case{'s' if len(record.cases) > 1 else ''} of {', '.join(sorted({c.op for c in record.cases}))}"
+        return (
+            f"{len(record.cases)} case{'s' if len(record.cases) > 1 else ''} of "
+            f"{', '.join(sorted({c.op for c in record.cases}))}"
+        )
 
     check.__doc__ = f"The cases in the record of {record.shader}."
     return check

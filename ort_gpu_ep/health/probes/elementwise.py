@@ -1,4 +1,5 @@
-"""elementwise.wgsl: elements that share a word, expressions over broadcast operands, of every element type, beyond 65,535 workgroups."""
+"""elementwise.wgsl: elements that share a word, expressions over broadcast operands, of every element type, beyond
+65,535 workgroups."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ SIZES = (1, 2, 3, 4, 5, 255, 257, 4099)
 @probe("pack and unpack bool", "packed elements", disables=(PACKED,))
 def booleans(trial: Trial) -> str:
     """Comparisons write four to a word, logic reads them; sizes that end inside a word."""
-    for n, in trial.repeated(SIZES, of=4, turn=2):
+    for (n,) in trial.repeated(SIZES, of=4, turn=2):
         x, y, mask = trial.normal(n), trial.normal(n), trial.rng.random(n) < 0.5
         agree(f"Less of {n}", trial.node("Less", 13, [x, y])[0], x < y)
         agree(f"Not of {n}", trial.node("Not", 1, [mask])[0], ~mask)
@@ -24,13 +25,16 @@ def booleans(trial: Trial) -> str:
 @probe("pack and unpack int8 and uint8", "packed elements", disables=(PACKED,))
 def bytes_(trial: Trial) -> str:
     """Sums that wrap in 8 bits, conversions from and to 32, and bytes that are only moved."""
-    for n, in trial.repeated(SIZES, of=4, turn=2):
+    for (n,) in trial.repeated(SIZES, of=4, turn=2):
         for dtype, low, high in (("int8", -128, 128), ("uint8", 0, 256)):
             x, y = (trial.integers(low, high, n, dtype=dtype) for _ in range(2))
             agree(f"{dtype} x + y of {n}", trial.node("Add", 14, [x, y])[0], x + y)
         agree(f"Cast of {n}", trial.node("Cast", 13, [x], to=1)[0], x.astype(np.float32))
-        agree(f"Transpose of {n}", trial.node("Transpose", 13, [np.outer(x, np.ones(3, np.uint8))], perm=(1, 0))[0],
-              np.outer(np.ones(3, np.uint8), x))
+        agree(
+            f"Transpose of {n}",
+            trial.node("Transpose", 13, [np.outer(x, np.ones(3, np.uint8))], perm=(1, 0))[0],
+            np.outer(np.ones(3, np.uint8), x),
+        )
     return f"{len(SIZES)} sizes"
 
 
@@ -56,11 +60,30 @@ def other_types(trial: Trial) -> str:
     features = trial.gpu.limits.features
     types = ["int32", *(["int64"] if "shader-int64" in features else [])]
     for dtype in types:
-        compare(trial, "Mul", 14, [trial.integers(-1000, 1000, 131, 3, dtype=dtype), trial.integers(-1000, 1000, 3, dtype=dtype)])
-    for op, version in (("Erf", 13), ("Sigmoid", 13), ("Tanh", 13), ("Sqrt", 13), ("Neg", 13), ("Floor", 13), ("Exp", 13)):
+        compare(
+            trial,
+            "Mul",
+            14,
+            [trial.integers(-1000, 1000, 131, 3, dtype=dtype), trial.integers(-1000, 1000, 3, dtype=dtype)],
+        )
+    for op, version in (
+        ("Erf", 13),
+        ("Sigmoid", 13),
+        ("Tanh", 13),
+        ("Sqrt", 13),
+        ("Neg", 13),
+        ("Floor", 13),
+        ("Exp", 13),
+    ):
         compare(trial, op, version, [abs(trial.normal(513))])
     if "shader-f16" in features:
-        compare(trial, "Add", 14, [trial.normal(130).astype(np.float16), trial.normal(130).astype(np.float16)], tolerance=1e-3)
+        compare(
+            trial,
+            "Add",
+            14,
+            [trial.normal(130).astype(np.float16), trial.normal(130).astype(np.float16)],
+            tolerance=1e-3,
+        )
     return ", ".join(types)
 
 
@@ -69,6 +92,6 @@ def many_workgroups(trial: Trial) -> str:
     """A grid folded into two dimensions."""
     x, y = trial.rng.random(65_537 * 67, np.float32), trial.normal(1)
     got = trial.node("Mul", 14, [x, y])[0]
-    if not np.array_equal(got, x * y):      # both rounded once: else the comparison takes most of the probe's time
+    if not np.array_equal(got, x * y):  # both rounded once: else the comparison takes most of the probe's time
         agree("Mul", got, x.astype(np.float64) * y)
     return f"{x.size:,} elements"

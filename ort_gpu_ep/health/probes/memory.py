@@ -34,7 +34,9 @@ def memory(trial: Trial) -> str:
                 back[0] ^= 1
             if not np.array_equal(back, sample):
                 wrong = int((back != sample).sum())
-                raise WrongResultError(f"block {k} of {count}: {wrong} bytes at offset {offset} are not what was written")
+                raise WrongResultError(
+                    f"block {k} of {count}: {wrong} bytes at offset {offset} are not what was written"
+                )
     for buffer in blocks:
         gpu.free(buffer)
     gpu.trim()

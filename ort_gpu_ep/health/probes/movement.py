@@ -17,7 +17,7 @@ def strided(trial: Trial) -> str:
     for _ in range(trial.rounds):
         x = trial.normal(3, 17, 5)
         agree("Transpose", trial.node("Transpose", 13, [x], perm=(2, 0, 1))[0], x.transpose(2, 0, 1))
-        y = trial.integers(-2**60, 2**60, 31, 33)
+        y = trial.integers(-(2**60), 2**60, 31, 33)
         agree("Transpose of int64", trial.node("Transpose", 13, [y], perm=(1, 0))[0], y.T)
         bounds = {k: np.array(v, np.int64) for k, v in enumerate(((29, 2), (1, 31), (0, 1), (-3, 4)), 1)}
         agree("Slice", trial.node("Slice", 13, [y, *[None] * 4], bounds)[0], y[29:1:-3, 2:31:4])
@@ -26,29 +26,42 @@ def strided(trial: Trial) -> str:
 
 @probe("transposition by tiles", "kernels", disables=("transpose.wgsl",))
 def tiled(trial: Trial) -> str:
-    """Two dimensions that change places within a batch, by tiles of each form, around their edges; elements of 1 to 8 bytes."""
-    for form, in trial.some((*BLOCKS, *TILES), of=2):
+    """Two dimensions that change places within a batch, by tiles of each form, around their edges; elements of 1 to 8
+    bytes."""
+    for (form,) in trial.some((*BLOCKS, *TILES), of=2):
         x = trial.normal(2, 268, 36) if form in BLOCKS else trial.normal(2, 261, 37)
         with forced(form):
             agree(f"Transpose in {form}", trial.node("Transpose", 13, [x], perm=(0, 2, 1))[0], x.transpose(0, 2, 1))
     for kind, form in trial.some((np.uint8, np.float16, np.int64), ("blocks 32 x 32", "tile 32 x 32")):
         y = trial.integers(0, 250, 3, 36, 68).astype(kind)
         with forced(form):
-            agree(f"Transpose of {np.dtype(kind)} in {form}", trial.node("Transpose", 13, [y], perm=(0, 2, 1))[0], y.transpose(0, 2, 1))
+            agree(
+                f"Transpose of {np.dtype(kind)} in {form}",
+                trial.node("Transpose", 13, [y], perm=(0, 2, 1))[0],
+                y.transpose(0, 2, 1),
+            )
     return f"{len(BLOCKS) + len(TILES)} forms"
 
 
 @probe("tensors made of a shape", "kernels", disables=("fill.wgsl", "range.wgsl", "range_float.wgsl", "window.wgsl"))
 def made_of_a_shape(trial: Trial) -> str:
     """ConstantOfShape, Range and a window of sizes that the run brings: of fixed ones, the host computes them."""
-    constants = {"zero": np.array(0), "one": np.array(1), "start": np.array(-2.5, np.float32), "step": np.array(0.25, np.float32)}
-    values = {n: Value(n, dtype_of(a), a.shape, lambda a=a: a) for n, a in constants.items()}      # type: ignore[misc]
+    constants = {
+        "zero": np.array(0),
+        "one": np.array(1),
+        "start": np.array(-2.5, np.float32),
+        "step": np.array(0.25, np.float32),
+    }
+    values = {n: Value(n, dtype_of(a), a.shape, lambda a=a: a) for n, a in constants.items()}  # type: ignore[misc]
     nodes = (
         Node("Shape", ("x",), ("s",), version=15),
         Node("ConstantOfShape", ("s",), ("f",), attributes={"value": np.array([2.5], np.float32)}, version=9),
-        Node("Gather", ("s", "one"), ("n",), attributes={"axis": 0}, version=13), Node("Range", ("zero", "n", "one"), ("r",), version=11),
-        Node("Cast", ("n",), ("m",), attributes={"to": 1}, version=13), Node("Range", ("start", "m", "step"), ("q",), version=11),
-        Node("HannWindow", ("n",), ("w",), version=17))
+        Node("Gather", ("s", "one"), ("n",), attributes={"axis": 0}, version=13),
+        Node("Range", ("zero", "n", "one"), ("r",), version=11),
+        Node("Cast", ("n",), ("m",), attributes={"to": 1}, version=13),
+        Node("Range", ("start", "m", "step"), ("q",), version=11),
+        Node("HannWindow", ("n",), ("w",), version=17),
+    )
     graph = Graph("probe", ("x",), ("f", "r", "q", "w"), nodes, {"x": Value("x", FLOAT32, ("N", "L")), **values})
     for shape in ((3, 67), (1, 4099)):
         filled, counted, stepped, window = trial.graph(graph, [trial.normal(*shape)])
@@ -77,24 +90,38 @@ def topk(trial: Trial) -> str:
 
 @probe("resized bytes", "kernels", disables=("resize.wgsl", "resize_antialias.wgsl"))
 def resized_bytes(trial: Trial) -> str:
-    """Twice as large, in both layouts, and half as large with antialias: by weights of whole eighths, so that the bytes are known."""
+    """Twice as large, in both layouts, and half as large with antialias: by weights of whole eighths, so that the bytes
+    are known."""
     x = trial.integers(0, 256, 1, 2, 10, 12).astype(np.uint8)
     rows, columns = (np.minimum(np.arange(size)[:, None] // 2 + [0, 1], size // 2 - 1) for size in (20, 24))
     weights = [np.where(np.arange(size)[:, None] % 2 == 0, [1.0, 0.0], 0.5) for size in (20, 24)]
-    wide = sum(weights[0][:, a][:, None] * weights[1][:, b] * x[:, :, rows[:, a]][..., columns[:, b]] for a in (0, 1) for b in (0, 1))
+    wide = sum(
+        weights[0][:, a][:, None] * weights[1][:, b] * x[:, :, rows[:, a]][..., columns[:, b]]
+        for a in (0, 1)
+        for b in (0, 1)
+    )
     scales = np.array([1, 1, 2, 2], np.float32)
     asymmetric = "asymmetric"
-    got = trial.node("Resize", 19, [x, None, None], {2: scales}, mode="linear", coordinate_transformation_mode=asymmetric)[0]
+    got = trial.node(
+        "Resize", 19, [x, None, None], {2: scales}, mode="linear", coordinate_transformation_mode=asymmetric
+    )[0]
     agree("planes", got, np.floor(wide), 0.0)
     last = trial.node(
-        "Resize", 19, [np.ascontiguousarray(x.transpose(0, 2, 3, 1)), None, None], {2: scales[[0, 2, 3, 1]]}, mode="linear",
-        coordinate_transformation_mode=asymmetric)[0]
+        "Resize",
+        19,
+        [np.ascontiguousarray(x.transpose(0, 2, 3, 1)), None, None],
+        {2: scales[[0, 2, 3, 1]]},
+        mode="linear",
+        coordinate_transformation_mode=asymmetric,
+    )[0]
     agree("channels last", last, np.floor(wide).transpose(0, 2, 3, 1), 0.0)
     small = x.astype(np.int64)
     for axis in (3, 2):
         size = small.shape[axis]
         taps = [small.take(np.clip(np.arange(0, size, 2) + k, 0, size - 1), axis) for k in (-1, 0, 1, 2)]
         small = (taps[0] + 3 * taps[1] + 3 * taps[2] + taps[3] + 4) // 8
-    half = trial.node("Resize", 19, [x, None, None], {2: np.array([1, 1, 0.5, 0.5], np.float32)}, mode="linear", antialias=1)[0]
+    half = trial.node(
+        "Resize", 19, [x, None, None], {2: np.array([1, 1, 0.5, 0.5], np.float32)}, mode="linear", antialias=1
+    )[0]
     agree("antialias", half, small, 0.0)
     return "3 forms"

@@ -24,7 +24,15 @@ from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
 
 
 def _product(
-    trial: Trial, m: int, k: int, n: int, kind: str, transposed: bool, back: bool = False, block: int = 0, peak: float = 0.0,
+    trial: Trial,
+    m: int,
+    k: int,
+    n: int,
+    kind: str,
+    transposed: bool,
+    back: bool = False,
+    block: int = 0,
+    peak: float = 0.0,
 ) -> None:
     """x [m, k] times a matrix of codes, stored as [k, n] or as n rows, with a scale and a zero point for each of n.
 
@@ -39,16 +47,36 @@ def _product(
     scale, x = abs(trial.normal(*scales)) + np.float32(0.1), trial.normal(m, k)
     x[:, k - 1] = peak or x[:, k - 1]
     constants = {"w": codes.astype(dtype.numpy), "s": scale, "z": zeros.astype(dtype.numpy)}
-    node = Node("PackedGemm", ("x", "w", "s", "z"), ("y",), domain="ort_gpu_ep", version=1, attributes={
-        "transA": 0, "transB": int(transposed), "alpha": 1.0, "beta": 1.0, "weight_axis": int(transposed == bool(block)),
-        "weight_block": block, "weight_bits": 0, "weight_shape": (), "weight_perm": (), "weight_sparse": 0})
+    node = Node(
+        "PackedGemm",
+        ("x", "w", "s", "z"),
+        ("y",),
+        domain="ort_gpu_ep",
+        version=1,
+        attributes={
+            "transA": 0,
+            "transB": int(transposed),
+            "alpha": 1.0,
+            "beta": 1.0,
+            "weight_axis": int(transposed == bool(block)),
+            "weight_block": block,
+            "weight_bits": 0,
+            "weight_shape": (),
+            "weight_perm": (),
+            "weight_sparse": 0,
+        },
+    )
     graph = graph_of({"x": x}, constants, node)
+
     def wide(given: Array) -> Array:
         array: Array = given.T if transposed else given
         return np.repeat(array, block, axis=0)[:k] if block and given is not codes else array
 
-    agree(f"{kind} {m} x {k} x {n}", trial.graph(graph, [x])[0],
-          x.astype(np.float64) @ ((wide(codes) - wide(zeros)) * wide(scale).astype(np.float64)))
+    agree(
+        f"{kind} {m} x {k} x {n}",
+        trial.graph(graph, [x])[0],
+        x.astype(np.float64) @ ((wide(codes) - wide(zeros)) * wide(scale).astype(np.float64)),
+    )
     if back:
         agree(f"{kind} {k} x {n} given back", trial.weight(graph, [x], "w"), as_bytes(constants["w"]), 0.0)
     if back and block:
@@ -75,7 +103,9 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) { out[id.x] = unpack2x16fl
 @probe("packed weights together", "kernels", disables=("packed_matvecs.wgsl",))
 def together(trial: Trial) -> str:
     """Three products of one input behind a normalization, and two of which one is an argument of the other's step."""
-    for (count, rows, beside), in trial.repeated(((1, (69, 12, 5), False), (3, (33, 20), False), (2, (37, 37), True)), of=2):
+    for ((count, rows, beside),) in trial.repeated(
+        ((1, (69, 12, 5), False), (3, (33, 20), False), (2, (37, 37), True)), of=2
+    ):
         _together(trial, count, 132, rows, beside)
     return "queries, keys and values; gated units"
 
@@ -85,16 +115,24 @@ def _together(trial: Trial, count: int, k: int, rows: tuple[int, ...], beside: b
     blocks, x, gamma = -(-k // 16), trial.normal(count, k), trial.normal(k)
     constants, dense, names = {"g": gamma}, list[Array](), ["x", "g"]
     for i, n in enumerate(rows):
-        codes, scale = trial.integers(0, 256, n, blocks, 8).astype(np.uint8), abs(trial.normal(n, blocks)) + np.float32(0.1)
+        codes, scale = (
+            trial.integers(0, 256, n, blocks, 8).astype(np.uint8),
+            abs(trial.normal(n, blocks)) + np.float32(0.1),
+        )
         constants |= {f"w{i}": codes, f"s{i}": scale, f"c{i}": trial.normal(n)}
         names += [f"w{i}", f"s{i}", "", f"c{i}"]
         wide = np.stack((codes & 15, codes >> 4), 3).reshape(n, blocks, 16).astype(np.float64) - 8
         dense.append((wide * scale[..., None]).reshape(n, -1)[:, :k])
     outputs = ("y0",) if beside else tuple(f"y{i}" for i in range(len(rows)))
     node = Node(
-        "PackedProducts", tuple(names), outputs, domain="ort_gpu_ep", version=1,
+        "PackedProducts",
+        tuple(names),
+        outputs,
+        domain="ort_gpu_ep",
+        version=1,
         attributes={"K": k, "N": rows, "bits": 4, "block_size": 16, "epsilon": 1e-5, "beside": int(beside)},
-        epilogue=(Step("Sub", "x - y", ("v", BESIDE), FLOAT32),) if beside else ())
+        epilogue=(Step("Sub", "x - y", ("v", BESIDE), FLOAT32),) if beside else (),
+    )
     graph = graph_of({"x": x}, constants, node)
     normed = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5) * gamma
     expected = [normed @ d.T + constants[f"c{i}"] for i, d in enumerate(dense)]
@@ -103,9 +141,12 @@ def _together(trial: Trial, count: int, k: int, rows: tuple[int, ...], beside: b
         agree(f"{count} x {k} x {rows}, {i}", got, want)
 
 
-@probe("subnormal float16", "kernels", disables=(SUBNORMAL_HALVES,), fault=("0x10001u", "0x10000u"), ops=SUMS_OF_PRODUCTS)
+@probe(
+    "subnormal float16", "kernels", disables=(SUBNORMAL_HALVES,), fault=("0x10001u", "0x10000u"), ops=SUMS_OF_PRODUCTS
+)
 def subnormal(trial: Trial) -> str:
-    """All float16 numbers that are too small for an exponent, and products whose codes are read as such numbers: none becomes zero."""
+    """All float16 numbers that are too small for an exponent, and products whose codes are read as such numbers: none
+    becomes zero."""
     low = np.arange(1024)
     words = (low | low[::-1] << 16 | trial.integers(0, 64, 1024) << 10).astype(np.uint32)
     got = trial.wgsl("halves", _HALVES, [words], ("float32", 2048), 16)
@@ -115,7 +156,7 @@ def subnormal(trial: Trial) -> str:
     try:
         with forced(HALVES):
             _product(trial, 1, 132, 69, "int4", True)
-            _product(trial, 1, 132, 69, "int4", True, peak=1e32)    # which one invocation of a workgroup adds up anew
+            _product(trial, 1, 132, 69, "int4", True, peak=1e32)  # which one invocation of a workgroup adds up anew
     finally:
         trial.gpu.limits = usual
     return "1,024 numbers in each half"
@@ -123,18 +164,23 @@ def subnormal(trial: Trial) -> str:
 
 @probe("packed weights in blocks", "kernels", disables=("interleave_scales.wgsl", "restore_scales.wgsl"))
 def in_blocks(trial: Trial) -> str:
-    """Scales and zero points for some codes of a row each, block after block and row after row; and the scales back again."""
-    for (m, k, n, kind, block), transposed in trial.repeated(((1, 132, 136, "int4", 16), (3, 200, 67, "uint8", 32)), (False, True)):
+    """Scales and zero points for some codes of a row each, block after block and row after row; and the scales back
+    again."""
+    for (m, k, n, kind, block), transposed in trial.repeated(
+        ((1, 132, 136, "int4", 16), (3, 200, 67, "uint8", 32)), (False, True)
+    ):
         _product(trial, m, k, n, kind, transposed, back=True, block=block)
     return "blocks of 16 and 32"
 
 
 @probe("packed weights written out", "kernels", disables=("unpack_product.wgsl", packed_ops.TOGETHER))
 def written_out(trial: Trial) -> str:
-    """Before a dense product: rows of codes and columns of codes, words of one row and of several, full and others, two planes."""
+    """Before a dense product: rows of codes and columns of codes, words of one row and of several, full and others, two
+    planes."""
     for _ in range(trial.rounds):
         with forced(packed_ops.BEFORE):
-            shapes = ((17, 96, 68),) if trial.gpu.info.is_software else ((17, 96, 68), (5, 160, 36))    # one product, of all of them
+            # one product, of all of them
+            shapes = ((17, 96, 68),) if trial.gpu.info.is_software else ((17, 96, 68), (5, 160, 36))
             for kind, transposed, (m, k, n) in trial.some(("int8", "uint4"), (True, False), shapes):
                 _product(trial, m, k, n, kind, transposed)
             for bits in (3, 4, 5):
@@ -142,19 +188,24 @@ def written_out(trial: Trial) -> str:
     return "bytes, nibbles, two planes"
 
 
-@probe("vectors rounded to bytes", "kernels", disables=("quantize_blocks.wgsl", "rounded_product.wgsl", "order_codes.wgsl"))
+@probe(
+    "vectors rounded to bytes", "kernels", disables=("quantize_blocks.wgsl", "rounded_product.wgsl", "order_codes.wgsl")
+)
 def rounded(trial: Trial) -> str:
-    """Bytes and nibbles, with zero points and without, blocks of one step and of three, tiles that are full and others."""
+    """Bytes and nibbles, with zero points and without, blocks of one step and of three, tiles that are full and
+    others."""
     for _ in range(trial.rounds):
         with forced(ROUNDED):
             for bits, (m, k, n, block), zeros in trial.some(
-                    (4, 8), ((5, 64, 9, 32), (131, 100, 66, 32), (66, 192, 65, 96)), (False, True), of=5):
+                (4, 8), ((5, 64, 9, 32), (131, 100, 66, 32), (66, 192, 65, 96)), (False, True), of=5
+            ):
                 _rounded(trial, m, k, n, block, bits, zeros)
     return "4 and 8 bits"
 
 
 def _rounded(trial: Trial, m: int, k: int, n: int, block: int, bits: int, with_zeros: bool) -> None:
-    """A MatMulNBits whose x is bytes times a scale, so that rounding changes nothing; and with its k in another order, exact."""
+    """A MatMulNBits whose x is bytes times a scale, so that rounding changes nothing; and with its k in another order,
+    exact."""
     blocks, per = -(-k // block), 8 // bits
     codes, scale = trial.integers(0, 1 << bits, n, blocks * block), abs(trial.normal(n, blocks)) + np.float32(0.1)
     zeros = trial.integers(0, 1 << bits, n, -(-blocks // per) * per)
@@ -162,9 +213,15 @@ def _rounded(trial: Trial, m: int, k: int, n: int, block: int, bits: int, with_z
     steps[:, ::block] = 127
     x = (steps * np.exp2(trial.integers(-3, 4, m, blocks)).repeat(block, 1)).astype(np.float32)[:, :k]
     constants = {"w": pack_codes(codes, bits).reshape(n, blocks, -1), "s": scale}
-    constants |= {"z": pack_codes(zeros, bits).reshape(-1)[:zeros.size // per]} if with_zeros else {}
-    node = Node("MatMulNBits", ("x", *constants), ("y",), domain="com.microsoft", version=1, attributes={
-        "K": k, "N": n, "bits": bits, "block_size": block, "accuracy_level": 4, "weight_prepacked": 0})
+    constants |= {"z": pack_codes(zeros, bits).reshape(-1)[: zeros.size // per]} if with_zeros else {}
+    node = Node(
+        "MatMulNBits",
+        ("x", *constants),
+        ("y",),
+        domain="com.microsoft",
+        version=1,
+        attributes={"K": k, "N": n, "bits": bits, "block_size": block, "accuracy_level": 4, "weight_prepacked": 0},
+    )
     graph = graph_of({"x": x}, constants, node)
     taken = (zeros[:, :blocks] if with_zeros else np.full((n, blocks), 1 << bits - 1)).repeat(block, 1)
     dense = ((codes - taken) * scale.astype(np.float64).repeat(block, 1))[:, :k]
@@ -176,7 +233,7 @@ def _rounded(trial: Trial, m: int, k: int, n: int, block: int, bits: int, with_z
     dense = (codes[:, :k] - taken) * scale.astype(np.float64)[:, index]
     order = np.argsort(index, kind="stable")
     stands = x.copy()
-    stands[:, order] = x        # in the blocks' order x is what rounding leaves alone
+    stands[:, order] = x  # in the blocks' order x is what rounding leaves alone
     agree(f"{bits} bits in another order", trial.graph(sorted_graph, [stands])[0], stands.astype(np.float64) @ dense.T)
 
 
@@ -196,8 +253,21 @@ def _given_back(trial: Trial, bits: int, perm: tuple[int, ...]) -> None:
     codes, values = trial.integers(0, 1 << bits, *stored), trial.normal(1 << bits)
     constants = {"w": pack_codes(codes, bits), "t": values}
     x = trial.normal(1, stored[perm[0]])
-    node = Node("PackedMatMul", ("x", "w", "t"), ("y",), domain="ort_gpu_ep", version=1, attributes={
-        "weight_axis": 1, "weight_block": 0, "weight_bits": bits, "weight_shape": stored, "weight_perm": perm, "weight_sparse": 0})
+    node = Node(
+        "PackedMatMul",
+        ("x", "w", "t"),
+        ("y",),
+        domain="ort_gpu_ep",
+        version=1,
+        attributes={
+            "weight_axis": 1,
+            "weight_block": 0,
+            "weight_bits": bits,
+            "weight_shape": stored,
+            "weight_perm": perm,
+            "weight_sparse": 0,
+        },
+    )
     graph = graph_of({"x": x}, constants, node)
     agree(f"Codebook{bits} given back", trial.weight(graph, [x], "w"), constants["w"], 0.0)
 
@@ -220,14 +290,26 @@ def _decoded(trial: Trial, op: str, m: int, density: float = 0.2, stored: tuple[
     alone = Node(op, own, ("d",), domain=DOMAIN, version=1, attributes=form)
     agree(f"{op} by itself", trial.graph(graph_of({}, constants, alone), [])[0], values[codes].T, 0.0)
     whole: dict[str, Attribute] = {
-        "weight_axis": 1, "weight_block": 0, "weight_bits": CODEBOOK.get(op, 0), "weight_shape": stored, "weight_perm": (1, 0),
-        "weight_sparse": int(op == SPARSE)}
+        "weight_axis": 1,
+        "weight_block": 0,
+        "weight_bits": CODEBOOK.get(op, 0),
+        "weight_shape": stored,
+        "weight_perm": (1, 0),
+        "weight_sparse": int(op == SPARSE),
+    }
     node = Node("PackedMatMul", fused, ("y",), domain="ort_gpu_ep", version=1, attributes=whole)
-    agree(f"{op} in a product", trial.graph(graph_of({"x": x}, constants, node), [x])[0],
-          x.astype(np.float64) @ values[codes].T)
+    agree(
+        f"{op} in a product",
+        trial.graph(graph_of({"x": x}, constants, node), [x])[0],
+        x.astype(np.float64) @ values[codes].T,
+    )
 
 
-@probe("codebooks", "kernels", disables=("unpack_codebook.wgsl", "packed_matvec.wgsl", "packed_product.wgsl", "repack.wgsl"))
+@probe(
+    "codebooks",
+    "kernels",
+    disables=("unpack_codebook.wgsl", "packed_matvec.wgsl", "packed_product.wgsl", "repack.wgsl"),
+)
 def codebooks(trial: Trial) -> str:
     """Codes within a word, across words, and in two planes."""
     for op, m in trial.repeated((*CODEBOOK,), (2, 17), of=6, turn=1):
@@ -240,10 +322,20 @@ def codebooks(trial: Trial) -> str:
 def _levels(trial: Trial, kind: int, m: int) -> None:
     """A MatMulBnb4, and its codes given back."""
     n, k, block = 37, 96, 32
-    x, codes, scale = trial.normal(m, k), trial.integers(0, 16, n * k // 2, 2), abs(trial.normal(n * k // block)) + np.float32(0.1)
+    x, codes, scale = (
+        trial.normal(m, k),
+        trial.integers(0, 16, n * k // 2, 2),
+        abs(trial.normal(n * k // block)) + np.float32(0.1),
+    )
     constants = {"w": (codes[:, 0] * 16 + codes[:, 1]).astype(np.uint8), "s": scale}
-    node = Node("MatMulBnb4", ("x", *constants), ("y",), domain="com.microsoft", version=1, attributes={
-        "K": k, "N": n, "block_size": block, "quant_type": kind})
+    node = Node(
+        "MatMulBnb4",
+        ("x", *constants),
+        ("y",),
+        domain="com.microsoft",
+        version=1,
+        attributes={"K": k, "N": n, "block_size": block, "quant_type": kind},
+    )
     graph = graph_of({"x": x}, constants, node)
     dense = np.array(BLOCKS_OF_FOUR[kind])[codes].reshape(n, k) * scale.astype(np.float64).repeat(block).reshape(n, k)
     agree(f"levels {kind} of {m}", trial.graph(graph, [x])[0], x.astype(np.float64) @ dense.T)
@@ -255,7 +347,7 @@ def sparse_held(trial: Trial) -> str:
     """Rows that begin and end within words, and that take several rounds of a subgroup."""
     for _ in range(trial.rounds):
         with forced(HELD):
-            for (m, density), in trial.some(((1, 0.01), (2, 0.2), (1, 1.0)), of=3, turn=1):
+            for ((m, density),) in trial.some(((1, 0.01), (2, 0.2), (1, 1.0)), of=3, turn=1):
                 _decoded(trial, SPARSE, m, density, (67, 1500 + m))
     return "densities 0.01, 0.2 and 1"
 
@@ -292,12 +384,20 @@ def _pruned(trial: Trial, m: int, shape: tuple[int, int], transposed: bool) -> N
     agree(f"{what} given back", trial.weight(graph, [x], "w"), w, 0.0)
 
 
-@probe("sparse products", "kernels", disables=(sparse_products.SHADER,),
-       fault=(r"if \((p\d) < TOTAL && ", r"if (\1 + 1u < TOTAL && "))
+@probe(
+    "sparse products",
+    "kernels",
+    disables=(sparse_products.SHADER,),
+    fault=(r"if \((p\d) < TOTAL && ", r"if (\1 + 1u < TOTAL && "),
+)
 def sparse_product(trial: Trial) -> str:
     """Convolutions over planes and products of many vectors, of single pixels and of fours, in rows, and in slices."""
-    for form, case in trial.repeated(("1 x 1", "1 x 4, 4 slices", "4 x 8"), (
-            ((2, 64, 6, 6), (70, 64, 1, 1), 0, (1, 1)), ((1, 20, 7, 5), (33, 20, 3, 3), 1, (1, 2))), of=3, turn=2):
+    for form, case in trial.repeated(
+        ("1 x 1", "1 x 4, 4 slices", "4 x 8"),
+        (((2, 64, 6, 6), (70, 64, 1, 1), 0, (1, 1)), ((1, 20, 7, 5), (33, 20, 3, 3), 1, (1, 2))),
+        of=3,
+        turn=2,
+    ):
         with forced(form):
             _convolved(trial, *case)
     return "planes, windows, steps"
@@ -308,20 +408,22 @@ def entries(trial: Trial) -> str:
     """Packed into columns and values: rows of few and of many."""
     for _ in range(trial.rounds):
         with forced("1 x 4"):
-            for density, in trial.some((0.01, 0.2, 1.0), of=3, turn=1):
+            for (density,) in trial.some((0.01, 0.2, 1.0), of=3, turn=1):
                 _decoded(trial, SPARSE, 41, density)
     return "densities 0.01, 0.2 and 1"
 
 
-def _convolved(trial: Trial, shape: tuple[int, ...], filters: tuple[int, ...], pad: int = 0, strides: tuple[int, int] = (1, 1)) -> None:
+def _convolved(
+    trial: Trial, shape: tuple[int, ...], filters: tuple[int, ...], pad: int = 0, strides: tuple[int, int] = (1, 1)
+) -> None:
     """A convolution of one with filters that are mostly zeros, in its first filter nothing else."""
     w, x = trial.normal(*filters) * (trial.rng.random(filters) < 0.15), trial.normal(*shape)
     w[0] = 0
     node = Node("Conv", ("x", "w"), ("y",), version=11, attributes={"pads": (pad,) * 4, "strides": strides})
-    got, = trial.graph(graph_of({"x": x}, {"w": w}, node), [x])
+    (got,) = trial.graph(graph_of({"x": x}, {"w": w}, node), [x])
     padded, want = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (pad, pad), (pad, pad))), np.zeros(got.shape)
     for row, column in np.ndindex(*filters[2:]):
-        seen = padded[:, :, row:, column:][:, :, ::strides[0], ::strides[1]][:, :, :got.shape[2], :got.shape[3]]
+        seen = padded[:, :, row:, column:][:, :, :: strides[0], :: strides[1]][:, :, : got.shape[2], : got.shape[3]]
         want += np.einsum("nchw,mc->nmhw", seen, w[:, :, row, column])
     agree(f"{filters} over {shape}", got, want)
 
@@ -358,8 +460,14 @@ def _rows_of_blocks(trial: Trial, bits: int, has_zeros: bool) -> None:
         return array
 
     constants = {"w": in_bytes(codes), "s": scale, **({"z": in_bytes(zeros)} if has_zeros else {})}
-    node = Node("GatherBlockQuantized", ("w", "i", *list(constants)[1:]), ("y",), domain="com.microsoft", version=1, attributes={
-        "gather_axis": 0, "quantize_axis": 1, "block_size": block, "bits": bits})
+    node = Node(
+        "GatherBlockQuantized",
+        ("w", "i", *list(constants)[1:]),
+        ("y",),
+        domain="com.microsoft",
+        version=1,
+        attributes={"gather_axis": 0, "quantize_axis": 1, "block_size": block, "bits": bits},
+    )
     graph = graph_of({"i": indices}, constants, node)
     zero = zeros if has_zeros else np.full_like(zeros, 1 << bits - 1)
     expected = (codes - np.repeat(zero, block, axis=1)) * np.repeat(scale, block, axis=1)
@@ -375,11 +483,29 @@ def _picked(trial: Trial, kind: str, perm: tuple[int, ...]) -> None:
     else:
         dtype = BY_NAME[kind]
         low = -(1 << dtype.bits - 1) if dtype.value == "i32" else 0
-        codes, scale = trial.integers(low, low + (1 << dtype.bits), rows, width), abs(trial.normal(rows)) + np.float32(0.1)
+        codes, scale = (
+            trial.integers(low, low + (1 << dtype.bits), rows, width),
+            abs(trial.normal(rows)) + np.float32(0.1),
+        )
         constants, expected = {"w": codes.astype(dtype.numpy), "t": scale}, codes * scale[:, None]
     indices = trial.integers(-rows, rows, 19)
-    node = Node("PackedGather", ("w", "t", "", "i"), ("y",), domain="ort_gpu_ep", version=1, attributes={
-        "axis": 0, "weight_input": 0, "op_version": 13, "weight_axis": 0, "weight_block": 0, "weight_bits": bits, "weight_sparse": 0,
-        "weight_shape": codes.shape if bits else (), "weight_perm": perm})
+    node = Node(
+        "PackedGather",
+        ("w", "t", "", "i"),
+        ("y",),
+        domain="ort_gpu_ep",
+        version=1,
+        attributes={
+            "axis": 0,
+            "weight_input": 0,
+            "op_version": 13,
+            "weight_axis": 0,
+            "weight_block": 0,
+            "weight_bits": bits,
+            "weight_sparse": 0,
+            "weight_shape": codes.shape if bits else (),
+            "weight_perm": perm,
+        },
+    )
     graph = graph_of({"i": indices}, constants, node)
     agree(f"{kind}, rows picked", trial.graph(graph, [indices])[0], expected[indices])

@@ -25,7 +25,11 @@ def form_of(tile: Tile, split: int) -> str:
 
 def _product(trial: Trial, m: int, k: int, n: int, transposed: int, tolerance: float = 1e-5) -> None:
     """Gemm with bias; transposed: bit 0 A, bit 1 B."""
-    a, b, c = trial.normal(*((k, m) if transposed & 1 else (m, k))), trial.normal(*((n, k) if transposed & 2 else (k, n))), trial.normal(n)
+    a, b, c = (
+        trial.normal(*((k, m) if transposed & 1 else (m, k))),
+        trial.normal(*((n, k) if transposed & 2 else (k, n))),
+        trial.normal(n),
+    )
     wide_a, wide_b = (x.astype(np.float64) for x in (a, b))
     want = 0.5 * (wide_a.T if transposed & 1 else wide_a) @ (wide_b.T if transposed & 2 else wide_b) + 2.0 * c
     got = trial.node("Gemm", 13, [a, b, c], transA=transposed & 1, transB=transposed >> 1, alpha=0.5, beta=2.0)[0]
@@ -35,13 +39,15 @@ def _product(trial: Trial, m: int, k: int, n: int, transposed: int, tolerance: f
 def _tile_probe(tile: Tile) -> None:
     """Adds the probe of a tile: each orientation, around its edges, whole and split, and with windows read in place."""
     whole = (
-        (0, 1, (tile.m, 4 * tile.k, tile.n)), (1, 1, (tile.m + 1, 4 * tile.k + 1, tile.n - 1)),
-        (2, 1, (tile.m - 1, 37 * tile.k + 3, tile.n + 1)))
+        (0, 1, (tile.m, 4 * tile.k, tile.n)),
+        (1, 1, (tile.m + 1, 4 * tile.k + 1, tile.n - 1)),
+        (2, 1, (tile.m - 1, 37 * tile.k + 3, tile.n + 1)),
+    )
     cut = (3, 2, (2 * tile.m + 3, 9 * tile.k - 1, 5))
 
     def check(trial: Trial) -> str:
         for _ in range(trial.rounds):
-            software = trial.gpu.info.is_software      # whole products and windows are then seen in other probes only
+            software = trial.gpu.info.is_software  # whole products and windows are then seen in other probes only
             for transposed, split, (m, k, n) in (cut,) if software else (*whole, cut):
                 with forced(form_of(tile, split)):
                     _product(trial, m, k, n, transposed)
@@ -67,7 +73,9 @@ for _tile in TILES:
     _tile_probe(_tile)
 
 
-def _matvec_probe(name: str, shader: str, forms: Sequence[str], orders: Sequence[int], shapes: Sequence[tuple[int, int, int]]) -> None:
+def _matvec_probe(
+    name: str, shader: str, forms: Sequence[str], orders: Sequence[int], shapes: Sequence[tuple[int, int, int]]
+) -> None:
     """Adds the probe of a kernel that multiplies by a vector. orders: whether B is transposed. shapes: m, k, n."""
 
     def check(trial: Trial) -> str:
@@ -76,27 +84,44 @@ def _matvec_probe(name: str, shader: str, forms: Sequence[str], orders: Sequence
                 _product(trial, m, k, n, transposed)
         return f"{len(forms) * len(orders) * len(shapes)} products"
 
-    probe(name, "kernels", disables=(shader, "sum_parts.wgsl") if shader != "matvec_rows.wgsl" else (shader,), ops=PRODUCTS)(check)
+    probe(
+        name,
+        "kernels",
+        disables=(shader, "sum_parts.wgsl") if shader != "matvec_rows.wgsl" else (shader,),
+        ops=PRODUCTS,
+    )(check)
 
 
 _matvec_probe(
-    "matrix times vector", "matvec.wgsl", ("any",), (0, 2), ((1, 2051, 1000), (1, 33, 7), (1001, 130, 1), (5, 4099, 1), (1, 5000, 3)))
+    "matrix times vector",
+    "matvec.wgsl",
+    ("any",),
+    (0, 2),
+    ((1, 2051, 1000), (1, 33, 7), (1001, 130, 1), (5, 4099, 1), (1, 5000, 3)),
+)
 _matvec_probe(
-    "matrix times vector, rows by fours", "matvec_rows.wgsl", [f"rows {rows}" for rows in matvec.ROWS], (2,),
-    ((1, 2052, 1001), (1, 32, 7), (1001, 132, 1), (1, 5000, 3)))
+    "matrix times vector, rows by fours",
+    "matvec_rows.wgsl",
+    [f"rows {rows}" for rows in matvec.ROWS],
+    (2,),
+    ((1, 2052, 1001), (1, 32, 7), (1001, 132, 1), (1, 5000, 3)),
+)
 _matvec_probe(
-    "matrix times vector, columns by fours", "matvec_columns.wgsl", [f"columns {side}" for side in matvec.SIDES], (0,),
-    ((1, 2051, 1000), (1, 33, 8), (1, 130, 1004), (1, 5001, 36)))
+    "matrix times vector, columns by fours",
+    "matvec_columns.wgsl",
+    [f"columns {side}" for side in matvec.SIDES],
+    (0,),
+    ((1, 2051, 1000), (1, 33, 8), (1, 130, 1004), (1, 5001, 36)),
+)
 
 
 @probe("sums of parts", "kernels", disables=("sum_parts.wgsl",))
 def sum_parts(trial: Trial) -> str:
     """A product whose K is cut into 2 and into 12 parts."""
-    for split, in trial.some((2, 12), of=2, turn=1):
+    for (split,) in trial.some((2, 12), of=2, turn=1):
         with forced(form_of(TILES[-1], split)):
             _product(trial, 17, 400, 19, 0)
     return "2 splits"
-
 
 
 @probe("speed of the tiles", "performance", disables=("gemm.wgsl",), fault=SLOW)
@@ -116,5 +141,5 @@ def speed(trial: Trial) -> str:
 
 def _seconds(trial: Trial, a: Array, b: Array) -> float:
     start = time.perf_counter()
-    trial.node("Gemm", 13, [a, b], transA=1)        # without transA it is a product for product.wgsl
+    trial.node("Gemm", 13, [a, b], transA=1)  # without transA it is a product for product.wgsl
     return time.perf_counter() - start

@@ -15,14 +15,26 @@ ROWS = ((5, 1), (3, 31), (7, 257), (300, 9), (2, 1025), (1, 40_001))
 def reductions(trial: Trial) -> str:
     """Sum, mean, max, product over rows, columns and several axes."""
     for _ in range(trial.rounds):
-        for shape, in trial.some(ROWS, of=6, turn=2):
+        for (shape,) in trial.some(ROWS, of=6, turn=2):
             x = trial.normal(*shape)
-            agree(f"ReduceSum of {shape}", trial.node("ReduceSum", 11, [abs(x)], axes=(1,))[0], abs(x).sum(1, np.float64, keepdims=True))
-            agree(f"ReduceMax over columns of {shape}", trial.node("ReduceMax", 11, [x], axes=(0,))[0], x.max(0, keepdims=True))
+            agree(
+                f"ReduceSum of {shape}",
+                trial.node("ReduceSum", 11, [abs(x)], axes=(1,))[0],
+                abs(x).sum(1, np.float64, keepdims=True),
+            )
+            agree(
+                f"ReduceMax over columns of {shape}",
+                trial.node("ReduceMax", 11, [x], axes=(0,))[0],
+                x.max(0, keepdims=True),
+            )
         x = trial.normal(3, 7, 11)
         wide = x.astype(np.float64)
-        agree("ReduceMean over axes 0 and 2", trial.node("ReduceMean", 11, [x], axes=(0, 2))[0], wide.mean((0, 2), keepdims=True))
-        agree("ReduceL2", trial.node("ReduceL2", 11, [x], axes=(1,))[0], np.sqrt((wide ** 2).sum(1, keepdims=True)))
+        agree(
+            "ReduceMean over axes 0 and 2",
+            trial.node("ReduceMean", 11, [x], axes=(0, 2))[0],
+            wide.mean((0, 2), keepdims=True),
+        )
+        agree("ReduceL2", trial.node("ReduceL2", 11, [x], axes=(1,))[0], np.sqrt((wide**2).sum(1, keepdims=True)))
         agree("ReduceProd", trial.node("ReduceProd", 11, [x], axes=(2,))[0], wide.prod(2, keepdims=True))
         agree("ReduceMin", trial.node("ReduceMin", 11, [x], axes=(0,))[0], wide.min(0, keepdims=True))
     return f"{len(ROWS)} shapes"
@@ -41,7 +53,7 @@ def empty(trial: Trial) -> str:
 def softmax(trial: Trial) -> str:
     """Softmax, LogSoftmax and ReduceLogSumExp over rows of all lengths, with values that overflow exp."""
     for _ in range(trial.rounds):
-        for shape in ROWS if trial.rounds > 1 else ROWS[3:4]:      # others are softmax_rows.wgsl's
+        for shape in ROWS if trial.rounds > 1 else ROWS[3:4]:  # others are softmax_rows.wgsl's
             x = trial.normal(*shape) * np.float32(50)
             wide = x.astype(np.float64)
             power = np.exp(wide - wide.max(1, keepdims=True))
@@ -52,17 +64,24 @@ def softmax(trial: Trial) -> str:
     return f"{2 + len(ROWS)} shapes" if trial.rounds > 1 else "1 shape"
 
 
-
 @probe("normalisations", "kernels", disables=("normalize.wgsl",))
 def normalisations(trial: Trial) -> str:
     """LayerNormalization over rows of all lengths, InstanceNormalization, LpNormalization."""
     for _ in range(trial.rounds):
-        for (rows, n), in trial.some(ROWS[1:], of=2):
+        for ((rows, n),) in trial.some(ROWS[1:], of=2):
             x, scale, bias = trial.normal(rows, n), trial.normal(n), trial.normal(n)
             wide = x.astype(np.float64)
             want = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5) * scale + bias
-            agree(f"LayerNormalization of {rows} x {n}", trial.node("LayerNormalization", 17, [x, scale, bias])[0], want)
-        compare(trial, "InstanceNormalization", 6, [trial.normal(2, 5, 7, 9), trial.normal(5), trial.normal(5)], epsilon=1e-5)
+            agree(
+                f"LayerNormalization of {rows} x {n}", trial.node("LayerNormalization", 17, [x, scale, bias])[0], want
+            )
+        compare(
+            trial,
+            "InstanceNormalization",
+            6,
+            [trial.normal(2, 5, 7, 9), trial.normal(5), trial.normal(5)],
+            epsilon=1e-5,
+        )
         compare(trial, "LpNormalization", 1, [trial.normal(6, 33)], axis=1, p=2)
     return f"{len(ROWS) + 1} shapes"
 
@@ -71,7 +90,7 @@ def normalisations(trial: Trial) -> str:
 def pieces(trial: Trial) -> str:
     """Rows that several workgroups share, the last with less of them than the others."""
     scale, bias = trial.normal(3), trial.normal(3)
-    for (form, height), in trial.some((("2 pieces", 78), ("4 pieces", 156)), of=2):
+    for ((form, height),) in trial.some((("2 pieces", 78), ("4 pieces", 156)), of=2):
         x = trial.normal(2, 3, height, 61 * 4) + np.float32(3)
         wide = x.astype(np.float64)
         want = (wide - wide.mean((2, 3), keepdims=True)) / np.sqrt(wide.var((2, 3), keepdims=True) + 1e-5)
@@ -84,7 +103,7 @@ def pieces(trial: Trial) -> str:
 @probe("moments of rows", "kernels", disables=("row_moments.wgsl",))
 def moments(trial: Trial) -> str:
     """The mean and inverse deviation that LayerNormalization gives on request."""
-    for n, in trial.some((31, 1025), of=2, turn=1):
+    for (n,) in trial.some((31, 1025), of=2, turn=1):
         x = trial.normal(9, n)
         wide = x.astype(np.float64)
         got = trial.node("LayerNormalization", 17, [x, trial.normal(n)], outputs=3)
@@ -100,16 +119,25 @@ def neighbours(trial: Trial) -> str:
         x = trial.normal(2, 7, 5, 3)
         squares = np.pad(x.astype(np.float64) ** 2, ((0, 0), (1, 1), (0, 0), (0, 0)))
         sums = squares[:, :-2] + squares[:, 1:-1] + squares[:, 2:]
-        agree("LRN", trial.node("LRN", 13, [x], size=3, alpha=0.1, beta=0.75, bias=1.0)[0], x / (1 + 0.1 / 3 * sums) ** 0.75)
+        agree(
+            "LRN",
+            trial.node("LRN", 13, [x], size=3, alpha=0.1, beta=0.75, bias=1.0)[0],
+            x / (1 + 0.1 / 3 * sums) ** 0.75,
+        )
     return "1 window"
 
 
 @probe("attention", "kernels", disables=("attention.wgsl",), fault=(r"return j < SK;", "return j + 1u < SK;"))
 def attention(trial: Trial) -> str:
-    """Queries that fill a workgroup and one alone, keys in slices and in one, fewer heads of keys, causal, with a mask."""
-    for (shapes, attributes), in trial.repeated((
+    """Queries that fill a workgroup and one alone, keys in slices and in one, fewer heads of keys, causal, with a
+    mask."""
+    for ((shapes, attributes),) in trial.repeated(
+        (
             (((2, 3, 37, 8), (2, 3, 70, 8), (2, 3, 70, 12)), {}),
             (((1, 4, 1, 64), (1, 2, 500, 64), (1, 2, 500, 64), (1, 500)), {}),
-            (((1, 300, 64),) * 3, {"q_num_heads": 2, "kv_num_heads": 2, "is_causal": 1})), of=2):
+            (((1, 300, 64),) * 3, {"q_num_heads": 2, "kv_num_heads": 2, "is_causal": 1}),
+        ),
+        of=2,
+    ):
         compare(trial, "Attention", 23, [trial.normal(*shape) for shape in shapes], **attributes)
     return "3 shapes"

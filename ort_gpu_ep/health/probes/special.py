@@ -10,8 +10,12 @@ from ort_gpu_ep.health.probes.arithmetic import _each
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5, -2.5, 3e38, -3e38, 1e-30], np.float32)
 
 
-@probe("NaN and infinity in min and max", "special values", disables=("elementwise.wgsl", "reduce.wgsl", "softmax.wgsl"),
-       fault=(r"is_nan_f32\(x: f32\) -> bool \{ return .*?; \}", "is_nan_f32(x: f32) -> bool { return false; }"))
+@probe(
+    "NaN and infinity in min and max",
+    "special values",
+    disables=("elementwise.wgsl", "reduce.wgsl", "softmax.wgsl"),
+    fault=(r"is_nan_f32\(x: f32\) -> bool \{ return .*?; \}", "is_nan_f32(x: f32) -> bool { return false; }"),
+)
 def not_a_number(trial: Trial) -> str:
     """Max, Min, comparisons and tests of every pair of special values, as numpy has them."""
     x, y = (np.ascontiguousarray(a.reshape(-1)) for a in np.meshgrid(SPECIAL, SPECIAL))
@@ -26,7 +30,8 @@ def not_a_number(trial: Trial) -> str:
 
 @probe("denormals", "special values", fault=(r"x \* y", "x * y + 1.0"))
 def denormals(trial: Trial) -> str:
-    """Products below 1.2e-38 are either right or flushed to zero (WGSL allows both), and denormals that are only moved stay."""
+    """Products below 1.2e-38 are either right or flushed to zero (WGSL allows both), and denormals that are only moved
+    stay."""
     x, y = (np.abs(trial.normal(512)) + np.float32(0.5)) * np.float32(1e-30), np.full(512, 1e-10, np.float32)
     got = _each(trial, "denormals", ("f32", "f32"), "x * y", (x, y), "float32")
     want = x.astype(np.float64) * 1e-10

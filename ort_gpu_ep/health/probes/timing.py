@@ -22,13 +22,15 @@ def timestamps(trial: Trial) -> str:
         raise Unsupported("the adapter has no timestamp-query")
     try:
         start = time.perf_counter()
-        trial.node("MatMul", 13, [trial.normal(67, 129), trial.normal(129, 35)])     # as "matrix product"
+        trial.node("MatMul", 13, [trial.normal(67, 129), trial.normal(129, 35)])  # as "matrix product"
         waited = time.perf_counter() - start
         seconds = 0.0 if trial.planted == STOPPED_CLOCK else gpu.timer.read_s()
     finally:
         gpu.timer = None
     if not 0 < seconds < waited:
-        raise DeviceError(f"a pass took {seconds * 1e3:.3f} ms by its timestamps, the host waited {waited * 1e3:.3f} ms")
+        raise DeviceError(
+            f"a pass took {seconds * 1e3:.3f} ms by its timestamps, the host waited {waited * 1e3:.3f} ms"
+        )
     return f"{seconds * 1e3:.2f} ms"
 
 
@@ -54,8 +56,8 @@ ENOUGH_S = 0.1
 
 @probe("long dispatches", "timing", fault=(r"k < iterations\[0\]", "iterations[0] > 0u"), timeout_s=10.0)
 def long_dispatches(trial: Trial) -> str:
-    """Long loops in more and more workgroups, until a dispatch takes 0.1 s: a driver that stops them early is found by the result,
-    one that hangs by the time limit."""
+    """Long loops in more and more workgroups, until a dispatch takes 0.1 s: a driver that stops them early is found by
+    the result, one that hangs by the time limit."""
     groups, seconds = 1, 0.0
     while seconds < ENOUGH_S and groups <= 4096:
         start = time.perf_counter()

@@ -33,8 +33,15 @@ def _wide(arrays: list[Array]) -> list[Array]:
 
 def _lstm(trial: Trial, hidden: int) -> None:
     sequence, state = (STEPS, BATCH, hidden), (BATCH, hidden)
-    inputs = [trial.normal(*sequence), trial.normal(*state), trial.normal(*state), _sigmoid(trial.normal(STEPS, BATCH, 4 * hidden)),
-             trial.normal(*sequence), trial.normal(*sequence), trial.normal(4 * hidden, hidden) / np.float32(hidden)]
+    inputs = [
+        trial.normal(*sequence),
+        trial.normal(*state),
+        trial.normal(*state),
+        _sigmoid(trial.normal(STEPS, BATCH, 4 * hidden)),
+        trial.normal(*sequence),
+        trial.normal(*sequence),
+        trial.normal(4 * hidden, hidden) / np.float32(hidden),
+    ]
     dy, dh, dc, gates, cells, before, r = _wide(inputs)
     da = np.zeros_like(gates)
     for t in reversed(range(STEPS)):
@@ -49,10 +56,18 @@ def _lstm(trial: Trial, hidden: int) -> None:
 
 def _gru(trial: Trial, hidden: int, first: bool) -> None:
     sequence, state = (STEPS, BATCH, hidden), (BATCH, hidden)
-    inputs = [trial.normal(*sequence), trial.normal(*state), _sigmoid(trial.normal(STEPS, BATCH, 3 * hidden)), trial.normal(*sequence)]
+    inputs = [
+        trial.normal(*sequence),
+        trial.normal(*state),
+        _sigmoid(trial.normal(STEPS, BATCH, 3 * hidden)),
+        trial.normal(*sequence),
+    ]
     small = np.float32(hidden)
-    inputs += ([trial.normal(2 * hidden, hidden) / small, trial.normal(hidden, hidden) / small] if first
-              else [trial.normal(*sequence), trial.normal(3 * hidden, hidden) / small])
+    inputs += (
+        [trial.normal(2 * hidden, hidden) / small, trial.normal(hidden, hidden) / small]
+        if first
+        else [trial.normal(*sequence), trial.normal(3 * hidden, hidden) / small]
+    )
     dy, dh, gates, before, *rest = _wide(inputs)
     da = np.zeros_like(gates)
     for t in reversed(range(STEPS)):
@@ -62,14 +77,22 @@ def _gru(trial: Trial, hidden: int, first: bool) -> None:
         reset = an @ rest[1] if first else an * rest[0][t]
         ar = reset * (before[t] if first else 1) * r * (1 - r)
         da[t] = np.concatenate([az, ar, an], 1)
-        back = np.concatenate([az, ar], 1) @ rest[0] + reset * r if first else np.concatenate([az, ar, an * r], 1) @ rest[1]
+        back = (
+            np.concatenate([az, ar], 1) @ rest[0] + reset * r
+            if first
+            else np.concatenate([az, ar, an * r], 1) @ rest[1]
+        )
         dh = g * z + back
     _check(trial, "GRUBackwardResetFirst" if first else "GRUBackward", inputs, [da, dh])
 
 
 def _rnn(trial: Trial, hidden: int) -> None:
-    inputs = [trial.normal(STEPS, BATCH, hidden), trial.normal(BATCH, hidden), trial.normal(STEPS, BATCH, hidden),
-             trial.normal(hidden, hidden) / np.float32(hidden)]
+    inputs = [
+        trial.normal(STEPS, BATCH, hidden),
+        trial.normal(BATCH, hidden),
+        trial.normal(STEPS, BATCH, hidden),
+        trial.normal(hidden, hidden) / np.float32(hidden),
+    ]
     dy, dh, slope, r = _wide(inputs)
     da = np.zeros_like(dy)
     for t in reversed(range(STEPS)):
@@ -128,8 +151,18 @@ def adam(trial: Trial) -> str:
         wp, wg, wm, wv = _wide([p, g, m, v])
         mean, square = wm * 0.875 + wg * 0.125, wv * 0.9375 + wg**2 * 0.0625
         want = [wp * 0.9 - mean * 0.01 / (np.sqrt(square) * 3.0 + 1e-6), mean, square]
-        got = trial.node("AdamUpdate", 1, [p, g, m, v, hyper], outputs=3, domain=DOMAIN, beta1=0.875, beta2=0.9375, rest1=0.125,
-                         rest2=0.0625, epsilon=1e-6)
+        got = trial.node(
+            "AdamUpdate",
+            1,
+            [p, g, m, v, hyper],
+            outputs=3,
+            domain=DOMAIN,
+            beta1=0.875,
+            beta2=0.9375,
+            rest1=0.125,
+            rest2=0.0625,
+            epsilon=1e-6,
+        )
         for k in range(3):
             agree(f"AdamUpdate, output {k}", got[k], want[k], 1e-5)
     return "1 shape"
@@ -143,8 +176,17 @@ def momentum(trial: Trial) -> str:
         wp, wg, wv = _wide([p, g, v])
         slope = wg + 0.125 * wp
         velocity = wv * 0.875 + slope
-        got = trial.node("MomentumUpdate", 1, [p, g, v, np.array([0.25], np.float32)], outputs=2, domain=DOMAIN, momentum=0.875,
-                         decay=0.125, direct=1.0, along=0.875)
+        got = trial.node(
+            "MomentumUpdate",
+            1,
+            [p, g, v, np.array([0.25], np.float32)],
+            outputs=2,
+            domain=DOMAIN,
+            momentum=0.875,
+            decay=0.125,
+            direct=1.0,
+            along=0.875,
+        )
         for k, want in enumerate((wp - 0.25 * (slope + 0.875 * velocity), velocity)):
             agree(f"MomentumUpdate, output {k}", got[k], want, 1e-5)
     return "1 shape"
@@ -160,12 +202,24 @@ def max_pool(trial: Trial) -> str:
     for _ in range(trial.rounds):
         for shape, size, strides, dilations, before in POOLS:
             x = trial.normal(*shape)
-            y, at = reference("MaxPool", 12, [x], 2, kernel_shape=size, strides=strides, dilations=dilations, pads=(*before, *before))
+            y, at = reference(
+                "MaxPool", 12, [x], 2, kernel_shape=size, strides=strides, dilations=dilations, pads=(*before, *before)
+            )
             dy = trial.normal(*y.shape)
             want = np.zeros(x.size)
             np.add.at(want, at.reshape(-1), dy.reshape(-1).astype(np.float64))
-            (got,) = trial.node("MaxPoolGradient", 1, [dy, at.astype(np.int32)], domain=DOMAIN, kernel_shape=size, strides=strides,
-                                dilations=dilations, before=before, count=(x.size,), shape=shape)
+            (got,) = trial.node(
+                "MaxPoolGradient",
+                1,
+                [dy, at.astype(np.int32)],
+                domain=DOMAIN,
+                kernel_shape=size,
+                strides=strides,
+                dilations=dilations,
+                before=before,
+                count=(x.size,),
+                shape=shape,
+            )
             agree(f"MaxPoolGradient of {list(shape)}", got, want.reshape(shape))
     return f"{len(POOLS)} shapes"
 
@@ -175,16 +229,29 @@ def average_pool(trial: Trial) -> str:
     """The same windows; each with a share of its own."""
     for _ in range(trial.rounds):
         for shape, size, strides, dilations, before in POOLS:
-            out = [(n + 2 * h - (k - 1) * d - 1) // s + 1
-                   for n, k, s, d, h in zip(shape[2:], size, strides, dilations, before, strict=True)]
+            out = [
+                (n + 2 * h - (k - 1) * d - 1) // s + 1
+                for n, k, s, d, h in zip(shape[2:], size, strides, dilations, before, strict=True)
+            ]
             dy, share, want = trial.normal(*shape[:2], *out), trial.normal(1, 1, *out), np.zeros(shape)
             for at in np.ndindex(*out):
                 for tap in np.ndindex(*size):
-                    place = tuple(a * s + t * d - h for a, s, t, d, h in zip(at, strides, tap, dilations, before, strict=True))
+                    place = tuple(
+                        a * s + t * d - h for a, s, t, d, h in zip(at, strides, tap, dilations, before, strict=True)
+                    )
                     if all(0 <= p < n for p, n in zip(place, shape[2:], strict=True)):
                         want[(..., *place)] += dy[(..., *at)].astype(np.float64) * share[(0, 0, *at)]
-            (got,) = trial.node("AveragePoolGradient", 1, [dy, share], domain=DOMAIN, kernel_shape=size, strides=strides,
-                                dilations=dilations, before=before, shape=shape)
+            (got,) = trial.node(
+                "AveragePoolGradient",
+                1,
+                [dy, share],
+                domain=DOMAIN,
+                kernel_shape=size,
+                strides=strides,
+                dilations=dilations,
+                before=before,
+                shape=shape,
+            )
             agree(f"AveragePoolGradient of {list(shape)}", got, want, 1e-5)
     return f"{len(POOLS)} shapes"
 
@@ -199,10 +266,20 @@ def depthwise(trial: Trial) -> str:
         want = np.zeros((5, 1, 3, 3))
         for i in range(3):
             for j in range(3):
-                seen = around[:, :, i:i + 9:2, 2 * j:2 * j + 38]
+                seen = around[:, :, i : i + 9 : 2, 2 * j : 2 * j + 38]
                 want[:, 0, i, j] = (seen * maps).sum((0, 2, 3))
-        (got,) = trial.node("DepthwiseWeightGradient", 1, [image, maps], domain=DOMAIN, kernel_shape=(3, 3), strides=strides,
-                            dilations=dilations, pads=pads, group=5, planes=(1, -1, 9, 40))
+        (got,) = trial.node(
+            "DepthwiseWeightGradient",
+            1,
+            [image, maps],
+            domain=DOMAIN,
+            kernel_shape=(3, 3),
+            strides=strides,
+            dilations=dilations,
+            pads=pads,
+            group=5,
+            planes=(1, -1, 9, 40),
+        )
         agree("DepthwiseWeightGradient", got, want)
     return "1 shape"
 

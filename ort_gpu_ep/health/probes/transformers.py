@@ -1,4 +1,5 @@
-"""Probes of ONNX Runtime's own ops, most of them of transformers, against numpy, since ONNX's reference does not define them."""
+"""Probes of ONNX Runtime's own ops, most of them of transformers, against numpy, since ONNX's reference does not define
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ DOMAIN = "com.microsoft"
 TOKENS, EXPERTS, HIDDEN, INNER = 9, 6, 32, 24
 
 
-@probe("embeddings", "kernels", disables=("embed_tokens.wgsl",), fault=(r"var sum = words_at\(", "var sum = 0.5 * words_at("))
+@probe(
+    "embeddings",
+    "kernels",
+    disables=("embed_tokens.wgsl",),
+    fault=(r"var sum = words_at\(", "var sum = 0.5 * words_at("),
+)
 def embeddings(trial: Trial) -> str:
     """EmbedLayerNormalization: words, positions that are given, and segments."""
     for _ in range(trial.rounds):
@@ -22,8 +28,13 @@ def embeddings(trial: Trial) -> str:
         total = words.astype(np.float64)[ids] + positions[places] + segments[kinds]
         want = (total - total.mean(-1, keepdims=True)) / np.sqrt(total.var(-1, keepdims=True) + 1e-5)
         one, zero = np.ones(36, np.float32), np.zeros(36, np.float32)
-        got, = trial.node(
-            "EmbedLayerNormalization", 1, [ids, kinds, words, positions, segments, one, zero, None, places], domain=DOMAIN, epsilon=1e-5)
+        (got,) = trial.node(
+            "EmbedLayerNormalization",
+            1,
+            [ids, kinds, words, positions, segments, one, zero, None, places],
+            domain=DOMAIN,
+            epsilon=1e-5,
+        )
         agree("EmbedLayerNormalization", got, want)
     return "14 tokens"
 
@@ -34,8 +45,14 @@ def position_bias(trial: Trial) -> str:
     for _ in range(trial.rounds):
         table = trial.normal(16, 3)
         distance = np.maximum(np.arange(8)[:, None] - np.arange(8), 0)
-        got, = trial.node(
-            "RelativePositionBias", 1, [table, None, None], {1: np.array([8]), 2: np.array([8])}, domain=DOMAIN, max_distance=64)
+        (got,) = trial.node(
+            "RelativePositionBias",
+            1,
+            [table, None, None],
+            {1: np.array([8]), 2: np.array([8])},
+            domain=DOMAIN,
+            max_distance=64,
+        )
         agree("RelativePositionBias", got, table.reshape(3, 16)[:, distance][None])
     return "8 tokens"
 
@@ -46,19 +63,36 @@ def split_gelu(trial: Trial) -> str:
     for _ in range(trial.rounds):
         x, bias = trial.normal(5, 70), trial.normal(70)
         left, right = np.split((x + bias).astype(np.float64), 2, axis=1)
-        got, = trial.node("BiasSplitGelu", 1, [x, bias], domain=DOMAIN)
+        (got,) = trial.node("BiasSplitGelu", 1, [x, bias], domain=DOMAIN)
         agree("BiasSplitGelu", got, left * right * 0.5 * (1 + np.vectorize(math.erf)(right / math.sqrt(2))))
     return "5 rows"
 
 
-@probe("linear attention", "kernels", disables=("linear_attention.wgsl",), fault=(r"column < DV\)", "column + 1u < DV)"))
+@probe(
+    "linear attention", "kernels", disables=("linear_attention.wgsl",), fault=(r"column < DV\)", "column + 1u < DV)")
+)
 def linear_attention(trial: Trial) -> str:
-    """States of more columns than a workgroup has, with and without decay and correction; twice as many heads of queries."""
+    """States of more columns than a workgroup has, with and without decay and correction; twice as many heads of
+    queries."""
     for _ in range(trial.rounds):
-        q, k, v, past = trial.normal(2, 5, 48), trial.normal(2, 5, 24) / np.float32(4), trial.normal(2, 5, 40), trial.normal(2, 2, 12, 20)
+        q, k, v, past = (
+            trial.normal(2, 5, 48),
+            trial.normal(2, 5, 24) / np.float32(4),
+            trial.normal(2, 5, 40),
+            trial.normal(2, 2, 12, 20),
+        )
         decay, beta = -abs(trial.normal(2, 5, 24)), abs(trial.normal(2, 5, 2))
         for rule, more in (("linear", []), ("gated_delta", [decay, beta])):
-            compare(trial, "LinearAttention", 27, [q, k, v, past, *more], outputs=2, q_num_heads=4, kv_num_heads=2, update_rule=rule)
+            compare(
+                trial,
+                "LinearAttention",
+                27,
+                [q, k, v, past, *more],
+                outputs=2,
+                q_num_heads=4,
+                kv_num_heads=2,
+                update_rule=rule,
+            )
     return "2 rules"
 
 
@@ -67,10 +101,20 @@ def mixture(trial: Trial) -> str:
     """MoE with its two best experts, gates and ups in turn."""
     for _ in range(trial.rounds):
         x, scores = trial.normal(TOKENS, HIDDEN), trial.normal(TOKENS, EXPERTS)
-        first, second = trial.normal(EXPERTS, 2 * INNER, HIDDEN) / np.float32(6), trial.normal(EXPERTS, HIDDEN, INNER) / np.float32(5)
-        got, = trial.node(
-            "MoE", 1, [x, scores, first, None, second], domain=DOMAIN, k=2, activation_type="swiglu", swiglu_fusion=1,
-            normalize_routing_weights=1)
+        first, second = (
+            trial.normal(EXPERTS, 2 * INNER, HIDDEN) / np.float32(6),
+            trial.normal(EXPERTS, HIDDEN, INNER) / np.float32(5),
+        )
+        (got,) = trial.node(
+            "MoE",
+            1,
+            [x, scores, first, None, second],
+            domain=DOMAIN,
+            k=2,
+            activation_type="swiglu",
+            swiglu_fusion=1,
+            normalize_routing_weights=1,
+        )
         agree("MoE", got, _mixed(x, scores, first, second))
     return f"{TOKENS} tokens, {EXPERTS} experts"
 
@@ -89,60 +133,94 @@ def _mixed(x: Array, scores: Array, first: Array, second: Array) -> Array:
 
 @probe("cached tokens", "kernels", disables=("append_tokens.wgsl", "put_tokens.wgsl"))
 def cached_tokens(trial: Trial) -> str:
-    """GroupQueryAttention of one token behind a cache that grows, and in place in a longer one: normalized, turned; heads share keys."""
+    """GroupQueryAttention of one token behind a cache that grows, and in place in a longer one: normalized, turned;
+    heads share keys."""
     return _cached_attention(trial, True)
 
 
 @probe(
-    "attention in parts", "kernels", disables=("attention_split.wgsl", "attention_join.wgsl"),
-    fault=(r"exp2\(x \* 1\.44269504\)", "exp2(x)"))
+    "attention in parts",
+    "kernels",
+    disables=("attention_split.wgsl", "attention_join.wgsl"),
+    fault=(r"exp2\(x \* 1\.44269504\)", "exp2(x)"),
+)
 def attention_in_parts(trial: Trial) -> str:
     """The same without the normalization, where the parts store the newest key: what they give, and their join."""
     return _cached_attention(trial, False)
 
 
 def _cached_attention(trial: Trial, normed: bool) -> str:
-    for rows, in trial.repeated((150, 200), of=1 if normed else 2):
+    for (rows,) in trial.repeated((150, 200), of=1 if normed else 2):
         before, heads, groups, size = 150, 4, 2, 32
         q, k, v = trial.normal(1, 1, heads * size), trial.normal(1, 1, groups * size), trial.normal(1, 1, groups * size)
         past_k, past_v = trial.normal(1, groups, rows, size), trial.normal(1, groups, rows, size)
         tables = _tables(before + 1, size // 2)
         weights = [trial.normal(size) for _ in range(2 * normed)]
         got = trial.node(
-            "GroupQueryAttention", 1,
-            [q, k, v, past_k, past_v, np.array([before], np.int32), None, *tables, *([None] * 5 if normed else []), *weights],
-            {6: np.array(before + 1, np.int32)}, 3, DOMAIN, num_heads=heads, kv_num_heads=groups, do_rotary=1)
+            "GroupQueryAttention",
+            1,
+            [
+                q,
+                k,
+                v,
+                past_k,
+                past_v,
+                np.array([before], np.int32),
+                None,
+                *tables,
+                *([None] * 5 if normed else []),
+                *weights,
+            ],
+            {6: np.array(before + 1, np.int32)},
+            3,
+            DOMAIN,
+            num_heads=heads,
+            kv_num_heads=groups,
+            do_rotary=1,
+        )
         wide = [a.reshape(-1, size).astype(np.float64) for a in (q, k)]
         if normed:
             wide = [a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-6) * w for a, w in zip(wide, weights, strict=True)]
         tokens = [_turned(a, tables, before) for a in wide]
-        keys, values = (np.concatenate([p[0, :, :before], t[:, None]], 1).astype(np.float64)
-                        for p, t in ((past_k, tokens[1]), (past_v, v.reshape(groups, size))))
+        keys, values = (
+            np.concatenate([p[0, :, :before], t[:, None]], 1).astype(np.float64)
+            for p, t in ((past_k, tokens[1]), (past_v, v.reshape(groups, size)))
+        )
         shared = np.arange(heads) // (heads // groups)
         want = _attended(tokens[0], keys[shared], values[shared])
         agree(f"GroupQueryAttention, {rows} rows", got[0].reshape(heads, size), want)
         for name, cache, expected in zip(("keys", "values"), got[1:], (keys, values), strict=True):
-            agree(f"GroupQueryAttention, {rows} rows, {name}", cache[0, :, :before + 1], expected)
+            agree(f"GroupQueryAttention, {rows} rows, {name}", cache[0, :, : before + 1], expected)
     return "2 caches"
 
 
 @probe("caches that keep a window", "kernels", disables=("window_start.wgsl", "window_rows.wgsl"))
 def windowed_cache(trial: Trial) -> str:
-    """GroupQueryAttention with sliding_window_cache: one token behind 18, of which the cache keeps 10; with it, it is full."""
+    """GroupQueryAttention with sliding_window_cache: one token behind 18, of which the cache keeps 10; with it, it is
+    full."""
     window, capacity, before, kept, size = 8, 11, 18, 10, 32
     for _ in range(trial.rounds):
         q, k, v = (trial.normal(1, 1, size) for _ in range(3))
         past_k, past_v = trial.normal(1, 1, capacity, size), trial.normal(1, 1, capacity, size)
         tables = _tables(before + 1, size // 2)
         got = trial.node(
-            "GroupQueryAttention", 1, [q, k, v, past_k, past_v, np.array([before], np.int32), None, *tables],
-            {6: np.array(before + 1, np.int32)}, 3, DOMAIN, num_heads=1, kv_num_heads=1, do_rotary=1, local_window_size=window,
-            sliding_window_cache=1)
+            "GroupQueryAttention",
+            1,
+            [q, k, v, past_k, past_v, np.array([before], np.int32), None, *tables],
+            {6: np.array(before + 1, np.int32)},
+            3,
+            DOMAIN,
+            num_heads=1,
+            kv_num_heads=1,
+            do_rotary=1,
+            local_window_size=window,
+            sliding_window_cache=1,
+        )
         query, key = (_turned(a[0].astype(np.float64), tables, before) for a in (q, k))
         keys, values = np.concatenate([past_k[0, 0, :kept], key]), np.concatenate([past_v[0, 0, :kept], v[0]])
         agree("one token behind a window", got[0][0], _attended(query, keys[None, -window:], values[None, -window:]))
         for name, cache, want in zip(("keys", "values"), got[1:], (keys, values), strict=True):
-            agree(f"{name} that stay", cache[0, 0, :kept + 1], want)
+            agree(f"{name} that stay", cache[0, 0, : kept + 1], want)
     return "a cache of 11"
 
 
@@ -154,14 +232,21 @@ def shared_cache(trial: Trial) -> str:
         q, k, v = (trial.normal(1, 1, heads * size) for _ in range(3))
         past_k, past_v = trial.normal(1, heads, rows, size), trial.normal(1, heads, rows, size)
         got = trial.node(
-            "MultiHeadAttention", 1, [q, k, v, None, None, None, past_k, past_v, np.array([before], np.int32)], outputs=3, domain=DOMAIN,
-            num_heads=heads)
-        keys, values = (np.concatenate([past[0, :, :before], new.reshape(heads, 1, size)], 1).astype(np.float64)
-                        for past, new in ((past_k, k), (past_v, v)))
+            "MultiHeadAttention",
+            1,
+            [q, k, v, None, None, None, past_k, past_v, np.array([before], np.int32)],
+            outputs=3,
+            domain=DOMAIN,
+            num_heads=heads,
+        )
+        keys, values = (
+            np.concatenate([past[0, :, :before], new.reshape(heads, 1, size)], 1).astype(np.float64)
+            for past, new in ((past_k, k), (past_v, v))
+        )
         want = _attended(q.reshape(heads, size).astype(np.float64), keys, values)
         agree("one token over a shared cache", got[0].reshape(heads, size), want)
         for name, cache, expected in zip(("keys", "values"), got[1:], (keys, values), strict=True):
-            agree(f"{name} of a shared cache", cache[0, :, :before + 1], expected)
+            agree(f"{name} of a shared cache", cache[0, :, : before + 1], expected)
     return f"{before + 1} of {rows} rows"
 
 
@@ -187,14 +272,25 @@ def _attended(queries: Array, keys: Array, values: Array) -> Array:
 
 @probe("crops", "kernels", disables=("crop_and_resize.wgsl",))
 def crops(trial: Trial) -> str:
-    """CropAndResize of a region within an image and of one across its border, against a plane, which is linear between its elements."""
+    """CropAndResize of a region within an image and of one across its border, against a plane, which is linear between
+    its elements."""
     height, width = 9, 13
     slope = trial.normal(2)
     plane = (np.arange(height)[:, None] * slope[0] + np.arange(width) * slope[1]).astype(np.float32)
     x = np.stack([np.stack([plane, -plane]), np.stack([2 * plane, plane + 1])])
-    rois, batch, size = np.array([[0.1, 0.2, 0.9, 0.7], [-0.5, 0.5, 0.5, 1.25]], np.float32), np.array([1, 0], np.int32), (5, 4)
-    got, = trial.node(
-        "CropAndResize", 1, [x, rois, batch, None], {3: np.array(size, np.int32)}, domain=DOMAIN, extrapolation_value=-7.5)
+    rois, batch, size = (
+        np.array([[0.1, 0.2, 0.9, 0.7], [-0.5, 0.5, 0.5, 1.25]], np.float32),
+        np.array([1, 0], np.int32),
+        (5, 4),
+    )
+    (got,) = trial.node(
+        "CropAndResize",
+        1,
+        [x, rois, batch, None],
+        {3: np.array(size, np.int32)},
+        domain=DOMAIN,
+        extrapolation_value=-7.5,
+    )
     for region, (y0, x0, y1, x1) in enumerate(rois.astype(np.float64)):
         y, across = np.linspace(y0, y1, size[0])[:, None] * (height - 1), np.linspace(x0, x1, size[1]) * (width - 1)
         inside = (y >= 0) & (y <= height - 1) & (across >= 0) & (across <= width - 1)

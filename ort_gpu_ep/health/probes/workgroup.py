@@ -17,7 +17,9 @@ _HEAD = """
 @group(0) @binding(1) var<storage, read_write> out: array<{element}>;
 """
 
-_SCAN = _HEAD + """
+_SCAN = (
+    _HEAD
+    + """
 var<workgroup> shared_sum: array<u32, {size}>;
 @compute @workgroup_size({size})
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
@@ -33,22 +35,32 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     out[group.x * {size}u + lane] = shared_sum[{size}u - 1u - lane];
 }}
 """
+)
 
 
-@probe("workgroup memory and barriers", "workgroups", disables=(WORKGROUP,), quick=True,
-       fault=(r"shared_sum\[lane\] \+= add", "shared_sum[lane] = add"))
+@probe(
+    "workgroup memory and barriers",
+    "workgroups",
+    disables=(WORKGROUP,),
+    quick=True,
+    fault=(r"shared_sum\[lane\] \+= add", "shared_sum[lane] = add"),
+)
 def barriers(trial: Trial) -> str:
     """Prefix sums by neighbours, read back in reverse: each step needs its two barriers. 1 to 256 invocations."""
     sizes = (256,) if trial.rounds == 1 else (1, 3, 31, 32, 33, 64, 65, 128, 255, 256)
     for _ in range(trial.rounds):
         for size in sizes:
             x = trial.integers(0, 2**20, GROUPS, size, dtype="uint32")
-            got = trial.wgsl("scan", _SCAN.format(element="u32", size=size), [x.reshape(-1)], ("uint32", x.size), GROUPS)
+            got = trial.wgsl(
+                "scan", _SCAN.format(element="u32", size=size), [x.reshape(-1)], ("uint32", x.size), GROUPS
+            )
             agree(f"prefix sums of {size}", got.reshape(x.shape), np.cumsum(x, 1, dtype=np.uint32)[:, ::-1])
     return f"{trial.rounds * len(sizes) * GROUPS} workgroups of {sizes[0]} to {sizes[-1]}"
 
 
-_WHOLE = _HEAD + """
+_WHOLE = (
+    _HEAD
+    + """
 var<workgroup> words: array<u32, 4096>;
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
@@ -57,6 +69,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var k = lane; k < 4096u; k += 256u) {{ out[group.x * 4096u + k] = words[(k * 1021u) & 4095u]; }}
 }}
 """
+)
 
 
 @probe("all of the workgroup memory", "workgroups", disables=(WORKGROUP,), fault=("1021u", "1023u"))
@@ -69,7 +82,9 @@ def whole_memory(trial: Trial) -> str:
     return f"{trial.rounds * 8} times 16 KiB"
 
 
-_ATOMIC = _HEAD + """
+_ATOMIC = (
+    _HEAD
+    + """
 var<workgroup> most: atomic<u32>;
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(workgroup_id) group: vec3<u32>,
@@ -83,6 +98,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(workgroup_id) gro
     atomicAdd(&out[x % 16u], 1u);
 }}
 """
+)
 
 
 @probe("atomics", "workgroups", disables=ATOMICS, fault=("atomicMax", "atomicMin"))
@@ -90,14 +106,18 @@ def atomics(trial: Trial) -> str:
     """A histogram in a buffer by all invocations, and the maximum of a workgroup in its memory."""
     for _ in range(trial.rounds):
         x = trial.integers(0, 2**32, GROUPS, 64, dtype="uint32")
-        got = trial.wgsl("atomics", _ATOMIC.format(element="atomic<u32>"), [x.reshape(-1)], ("uint32", 16 + GROUPS), GROUPS)
+        got = trial.wgsl(
+            "atomics", _ATOMIC.format(element="atomic<u32>"), [x.reshape(-1)], ("uint32", 16 + GROUPS), GROUPS
+        )
         start = np.full(16, 0xFFFFFFFF, np.uint32)
         agree("histogram", got[:16], start + np.bincount(x.reshape(-1) % 16, minlength=16).astype(np.uint32))
         agree("maximum of a workgroup", got[16:], x.max(1))
     return f"{trial.rounds * GROUPS * 64} additions counted"
 
 
-_STORED = _HEAD + """
+_STORED = (
+    _HEAD
+    + """
 var<workgroup> words: array<atomic<u32>, 64>;
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
@@ -111,21 +131,30 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_
     out[2u * id.x + 1u] = atomicLoad(&words[63u - lane]);
 }}
 """
+)
 
 
-@probe("atomic stores over other numbers", "workgroups", disables=ATOMICS,
-       fault=(r"atomicStore\(&words\[lane\], lane \+ 1u\)", "atomicAdd(&words[lane], lane + 1u)"))
+@probe(
+    "atomic stores over other numbers",
+    "workgroups",
+    disables=ATOMICS,
+    fault=(r"atomicStore\(&words\[lane\], lane \+ 1u\)", "atomicAdd(&words[lane], lane + 1u)"),
+)
 def stored(trial: Trial) -> str:
     """Two rounds in the same workgroup memory. Source: crbug.com/487773864, a driver whose stores add."""
     for _ in range(trial.rounds):
         x = trial.integers(1, 2**32, GROUPS, 64, dtype="uint32")
-        got = trial.wgsl("stores", _STORED.format(element="u32"), [x.reshape(-1)], ("uint32", 2 * x.size), GROUPS).reshape(GROUPS, 64, 2)
+        got = trial.wgsl(
+            "stores", _STORED.format(element="u32"), [x.reshape(-1)], ("uint32", 2 * x.size), GROUPS
+        ).reshape(GROUPS, 64, 2)
         agree("the first round", got[..., 0], x[:, ::-1])
         agree("the second round", got[..., 1], np.tile(np.arange(64, 0, -1, dtype=np.uint32), (GROUPS, 1)))
     return f"{trial.rounds * GROUPS * 128} stores"
 
 
-_PAIR = _HEAD + """
+_PAIR = (
+    _HEAD
+    + """
 var<workgroup> words: array<atomic<u32>, 3>;
 @compute @workgroup_size(2)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{
@@ -139,6 +168,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var k = lane; k < 3u; k += 2u) {{ out[group.x * 3u + k] = atomicLoad(&words[k]); }}
 }}
 """
+)
 
 
 @probe("atomics of two invocations", "workgroups", disables=ATOMICS, fault=("atomicXor", "atomicOr"))
@@ -151,7 +181,9 @@ def pair(trial: Trial) -> str:
     return f"{trial.rounds * GROUPS} pairs"
 
 
-_VECTORS = _HEAD + """
+_VECTORS = (
+    _HEAD
+    + """
 var<workgroup> twos: array<vec2<u32>, 64>;
 var<workgroup> threes: array<vec3<u32>, 64>;
 var<workgroup> fours: array<vec4<u32>, 64>;
@@ -172,6 +204,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var k = 0u; k < 4u; k++) {{ out[at + 5u + k] = fours[other][k]; }}
 }}
 """
+)
 
 
 @probe("vectors in workgroup memory", "workgroups", disables=(WORKGROUP,), fault=("29u", "31u"))
@@ -180,14 +213,18 @@ def vectors(trial: Trial) -> str:
     other = np.arange(64) * 29 & 63
     for _ in range(trial.rounds):
         x = trial.integers(0, 2**31, GROUPS, 64, 4, dtype="uint32")
-        got = trial.wgsl("vectors", _VECTORS.format(element="u32"), [x.reshape(-1)], ("uint32", GROUPS * 64 * 9), GROUPS)
+        got = trial.wgsl(
+            "vectors", _VECTORS.format(element="u32"), [x.reshape(-1)], ("uint32", GROUPS * 64 * 9), GROUPS
+        )
         fours = x + (np.arange(4) == np.arange(64)[:, None] % 4).astype(np.uint32)
         want = np.concatenate([x[:, :, :2], x[:, ::-1, 1:], fours], 2)[:, other]
         agree("vectors", got.reshape(want.shape), want)
     return f"{trial.rounds * GROUPS * 192} vectors"
 
 
-_SUBGROUP = _HEAD + """
+_SUBGROUP = (
+    _HEAD
+    + """
 @compute @workgroup_size({lanes})
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32, @builtin(subgroup_size) size: u32,
         @builtin(subgroup_invocation_id) place: u32, @builtin(subgroup_id) which: u32, @builtin(num_subgroups) count: u32) {{
@@ -203,17 +240,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     out[i * 8u + 7u] = count;
 }}
 """
+)
 
 
 @probe("subgroups", "workgroups", disables=("subgroup",), fault=(r"subgroupAdd\(x\)", "subgroupMax(x)"))
 def subgroups(trial: Trial) -> str:
-    """Sums over subgroups that fill the workgroup, that the workgroup does not fill, and the last of which is filled in part."""
+    """Sums over subgroups that fill the workgroup, that the workgroup does not fill, and the last of which is filled in
+    part."""
     trial.need("subgroup")
     sizes = set[int]()
     for _ in range(trial.rounds):
         for lanes in (12, 32, 64, 96, 128):
             x = trial.integers(0, 2**16, GROUPS * lanes, dtype="uint32")
-            got = trial.wgsl("subgroups", _SUBGROUP.format(element="u32", lanes=lanes), [x], ("uint32", 8 * x.size), GROUPS)
+            got = trial.wgsl(
+                "subgroups", _SUBGROUP.format(element="u32", lanes=lanes), [x], ("uint32", 8 * x.size), GROUPS
+            )
             for values, of_group in zip(x.reshape(GROUPS, -1), got.reshape(GROUPS, lanes, 8), strict=True):
                 _subgroups_of(values, of_group, trial.gpu.limits.subgroup_size)
             sizes |= {int(size) for size in got.reshape(-1, 8)[:, 2]}
@@ -221,20 +262,25 @@ def subgroups(trial: Trial) -> str:
 
 
 def _subgroups_of(x: Array, got: Array, size: int) -> None:
-    """What a workgroup with these numbers gave. size: of every subgroup, if the adapter has one size. Raises WrongResultError."""
+    """What a workgroup with these numbers gave. size: of every subgroup, if the adapter has one size. Raises
+    WrongResultError."""
     agree("number of subgroups", got[:, 7], np.full(len(x), got[:, 6].max() + 1, np.uint32))
     if size and len(x) % size == 0:
         agree(f"invocations of subgroups of {size}", got[:, [2, 4]], np.full((len(x), 2), size, np.uint32))
     for which in range(int(got[0, 7])):
         its = got[:, 6] == which
         count, of_subgroup = int(its.sum()), got[its]
-        agree("places in a subgroup", of_subgroup[:, [3, 5]], np.repeat(np.arange(count, dtype=np.uint32)[:, None], 2, 1))
+        agree(
+            "places in a subgroup", of_subgroup[:, [3, 5]], np.repeat(np.arange(count, dtype=np.uint32)[:, None], 2, 1)
+        )
         agree("invocations of a subgroup", of_subgroup[:, 4], np.full(count, count, np.uint32))
         agree("subgroupAdd", of_subgroup[:, 0], np.full(count, x[its].sum(dtype=np.uint32), np.uint32))
         agree("subgroupBroadcastFirst", of_subgroup[:, 1], np.full(count, x[its][0], np.uint32))
 
 
-_QUADS = _HEAD + """
+_QUADS = (
+    _HEAD
+    + """
 @compute @workgroup_size(128)
 fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(subgroup_id) which: u32, @builtin(num_subgroups) count: u32,
         @builtin(subgroup_size) size: u32) {{
@@ -249,6 +295,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(subgroup_id) whic
     out[id.x * 6u + 5u] = far;
 }}
 """
+)
 
 
 @probe("fours in a subgroup", "workgroups", disables=("subgroup",), fault=("quadSwapX", "quadSwapY"))
@@ -268,17 +315,24 @@ def quads(trial: Trial) -> str:
     return f"{GROUPS * 32} fours"
 
 
-_NESTED = _HEAD + """
+_NESTED = (
+    _HEAD
+    + """
 @compute @workgroup_size(1)
 fn main(@builtin(workgroup_id) group: vec3<u32>) {{
     let most = subgroupMax(xs[group.x]);
     out[group.x] = subgroupMin(subgroupMax(most));
 }}
 """
+)
 
 
-@probe("reductions of one invocation", "workgroups", disables=("subgroup",),
-       fault=(r"subgroupMin\(subgroupMax\(most\)\)", "subgroupMin(most) + 1u"))
+@probe(
+    "reductions of one invocation",
+    "workgroups",
+    disables=("subgroup",),
+    fault=(r"subgroupMin\(subgroupMax\(most\)\)", "subgroupMin(most) + 1u"),
+)
 def alone(trial: Trial) -> str:
     """subgroupMin of subgroupMax in workgroups of one. Source: a fault of AMD's drivers in Dawn's tests."""
     trial.need("subgroup")
@@ -312,9 +366,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 """
 
 
-@probe("long sums over subgroups", "workgroups", disables=("subgroup",), fault=(r"subgroupAdd\(sum\)", "subgroupMax(sum)"))
+@probe(
+    "long sums over subgroups", "workgroups", disables=("subgroup",), fault=(r"subgroupAdd\(sum\)", "subgroupMax(sum)")
+)
 def long_sums(trial: Trial) -> str:
-    """Dot products of 4,096 whole numbers, which float32 adds exactly in any order. Source: KosmicKrisp's, wrong from 1,536 on."""
+    """Dot products of 4,096 whole numbers, which float32 adds exactly in any order. Source: KosmicKrisp's, wrong from
+    1,536 on."""
     trial.need("subgroup")
     for _ in range(trial.rounds):
         x, y = (trial.integers(-8, 9, GROUPS, 4096).astype(np.float32) for _ in range(2))
@@ -323,7 +380,9 @@ def long_sums(trial: Trial) -> str:
     return f"{trial.rounds * GROUPS} sums"
 
 
-_SHUFFLED = _HEAD + """
+_SHUFFLED = (
+    _HEAD
+    + """
 @compute @workgroup_size(64)
 fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(subgroup_invocation_id) place: u32) {{
     let a = xs[id.x] & 0xffu;
@@ -338,6 +397,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(subgroup_invocati
     out[2u * id.x + 1u] = mixed;
 }}
 """
+)
 
 
 @probe("products by shuffles", "workgroups", disables=("subgroup",), fault=(r"\(k \+ 1u\)", "(k + 2u)"))

@@ -10,10 +10,40 @@ from onnx import helper
 from ort_gpu_ep.training.gradient import STOPS, Gradients, Rule, Site, gradient
 from ort_gpu_ep.training.writer import Value
 
-STOPS.update((
-    "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Ceil", "ConstantOfShape", "Equal",
-    "EyeLike", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "IsInf", "IsNaN", "Less", "LessOrEqual", "NonZero", "Not", "OneHot",
-    "Or", "Range", "Round", "Shape", "Sign", "Size", "Xor"))
+STOPS.update(
+    (
+        "And",
+        "ArgMax",
+        "ArgMin",
+        "BitShift",
+        "BitwiseAnd",
+        "BitwiseNot",
+        "BitwiseOr",
+        "BitwiseXor",
+        "Ceil",
+        "ConstantOfShape",
+        "Equal",
+        "EyeLike",
+        "Floor",
+        "Greater",
+        "GreaterOrEqual",
+        "Hardmax",
+        "IsInf",
+        "IsNaN",
+        "Less",
+        "LessOrEqual",
+        "NonZero",
+        "Not",
+        "OneHot",
+        "Or",
+        "Range",
+        "Round",
+        "Shape",
+        "Sign",
+        "Size",
+        "Xor",
+    )
+)
 
 
 def where(condition: Value, yes: Value | float, no: Value | float, like: Value) -> Value:
@@ -35,7 +65,9 @@ def cast(n: Site) -> Gradients:
     """Between floats; integers pass no gradient."""
     if not n.x.is_float:
         return []
-    return [n.writer.op("CastLike", n.dy, n.x) if n.writer.opset >= 15 else n.writer.op("Cast", n.dy, to=_onnx_type(n.x))]
+    return [
+        n.writer.op("CastLike", n.dy, n.x) if n.writer.opset >= 15 else n.writer.op("Cast", n.dy, to=_onnx_type(n.x))
+    ]
 
 
 def _onnx_type(value: Value) -> int:
@@ -141,7 +173,7 @@ _SLOPES: dict[str, Callable[[Site], Value]] = {
 """f'(x) of an op."""
 
 _RULES: dict[str, Rule] = {
-    "Dropout": lambda n: [n.dy],    # only where the step leaves it as it is: then it passes everything
+    "Dropout": lambda n: [n.dy],  # only where the step leaves it as it is: then it passes everything
     "Identity": lambda n: [n.dy],
     "LeakyRelu": lambda n: [where(compare("Less", n.x, 0.0), n.dy * n.attr("alpha"), n.dy, n.dy)],
     "Log": lambda n: [n.dy / n.x],
@@ -150,7 +182,7 @@ _RULES: dict[str, Rule] = {
     "Shrink": lambda n: _gated(n, compare("Greater", n.writer.op("Abs", n.x), n.attr("lambd"))),
     "Sqrt": lambda n: [n.dy * 0.5 / n.y],
     "ThresholdedRelu": lambda n: _gated(n, compare("Greater", n.x, n.attr("alpha"))),
-    **{op: lambda n, slope=slope: [n.dy * slope(n)] for op, slope in _SLOPES.items()},      # type: ignore[misc]
+    **{op: lambda n, slope=slope: [n.dy * slope(n)] for op, slope in _SLOPES.items()},  # type: ignore[misc]
 }
 """The rules of one expression."""
 

@@ -10,7 +10,8 @@ from ort_gpu_ep.training.rules.movement import pick
 from ort_gpu_ep.training.writer import Value
 
 PRODUCT_ELEMENTS = 1 << 24
-"""Elements of a matrix of zeros and ones up to which rows are added up by a product: no GPU waits for another place's row then."""
+"""Elements of a matrix of zeros and ones up to which rows are added up by a product: no GPU waits for another place's
+row then."""
 
 
 @gradient("Gather")
@@ -18,7 +19,7 @@ def gather(n: Site) -> Gradients:
     """Rows by a product with the indices' one-hot matrix; by ScatterElements where that matrix is too large."""
     axis, size, indices = axis_of(n), n.x.shape[axis_of(n)], n.input(1)
     count = int(np.prod(indices.shape, dtype=np.int64))
-    rows = n.writer.reshape(n.dy, [*n.x.shape[:axis], count, *n.x.shape[axis + 1:]])
+    rows = n.writer.reshape(n.dy, [*n.x.shape[:axis], count, *n.x.shape[axis + 1 :]])
     if indices.content is not None:
         taken = indices.content.reshape(-1) % size
         if len(set(taken.tolist())) == count:
@@ -35,14 +36,19 @@ def _placed(n: Site, rows: Value, axis: int, places: Array) -> Value:
     """Rows, all from different places, back at these; by zeros around them where they are neighbours."""
     taken = np.flatnonzero(places >= 0)
     if np.array_equal(places[taken], np.arange(len(taken))) and taken[-1] - taken[0] == len(taken) - 1:
-        around = ([count if i == axis else 0 for i in range(rows.rank)] for count in (int(taken[0]), len(places) - 1 - int(taken[-1])))
+        around = (
+            [count if i == axis else 0 for i in range(rows.rank)]
+            for count in (int(taken[0]), len(places) - 1 - int(taken[-1]))
+        )
         return n.writer.pad(rows, *around)
     return pick(n.writer, rows, axis, places)
 
 
 def _product(n: Site, rows: Value, axis: int, size: int, indices: Value) -> Value:
     """The transposed one-hot matrix [size, count] times the rows [count, rest]."""
-    onehot = n.writer.op("OneHot", indices, n.writer.ints(size), n.writer.constant(np.array([0, 1], rows.dtype)), axis=0)
+    onehot = n.writer.op(
+        "OneHot", indices, n.writer.ints(size), n.writer.constant(np.array([0, 1], rows.dtype)), axis=0
+    )
     perm = [axis] + [i for i in range(rows.rank) if i != axis]
     first = n.writer.transpose(rows, perm)
     flat = n.writer.reshape(first, [first.shape[0], int(np.prod(first.shape[1:], dtype=np.int64))])

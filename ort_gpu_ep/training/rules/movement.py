@@ -47,8 +47,11 @@ def concat(n: Site) -> Gradients:
 @gradient("Split")
 def split(n: Site) -> Gradients:
     """The parts side by side, zeros for those that the loss does not depend on."""
-    parts = [grad if grad is not None else n.writer.zeros(value.shape, value.dtype)
-             for value, grad in zip(n.outputs, n.grads, strict=True) if value is not None]
+    parts = [
+        grad if grad is not None else n.writer.zeros(value.shape, value.dtype)
+        for value, grad in zip(n.outputs, n.grads, strict=True)
+        if value is not None
+    ]
     return [n.writer.op("Concat", *parts, axis=axis_of(n)) if len(parts) > 1 else parts[0]]
 
 

@@ -108,7 +108,7 @@ def local_response_normalization(n: Site) -> Gradients:
     """
     size, alpha, beta, channels = n.attr("size"), n.attr("alpha"), n.attr("beta"), n.x.shape[1]
     before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
-    apart = np.arange(channels)[:, None] - np.arange(channels)[None]       # [of what is added, of the sum]
+    apart = np.arange(channels)[:, None] - np.arange(channels)[None]  # [of what is added, of the sum]
     band = ((apart >= -before) & (apart <= after)).astype(np.float64)
     s = n.writer.along(n.x * n.x, 1, band) * (alpha / size) + n.attr("bias")
     power = n.writer.op("Pow", s, n.writer.like(-beta, s))

@@ -33,22 +33,39 @@ def global_max_pool(n: Site) -> Gradients:
 
 @gradient("AveragePool")
 def average_pool(n: Site) -> Gradients:
-    """Each place's share of the windows that hold it. The body is a transposed convolution, map by map, by windows of ones."""
+    """Each place's share of the windows that hold it. The body is a transposed convolution, map by map, by windows of
+    ones."""
     lay, x, rank = _windows(n), n.x.shape, n.x.rank - 2
     share = np.ones(())
     for axis in range(rank):
-        share = share[..., None] * _share(lay, axis, x[2 + axis], n.y.shape[2 + axis], bool(n.attr("count_include_pad")))
+        share = share[..., None] * _share(
+            lay, axis, x[2 + axis], n.y.shape[2 + axis], bool(n.attr("count_include_pad"))
+        )
     end = [(n.y.shape[2 + a] - 1) * lay.strides[a] + lay.reach(a) - lay.before[a] - x[2 + a] for a in range(rank)]
     return n.writer.call(
-        function("AveragePoolGradient", n.writer.opset), [(n.x.dtype, x)], n.dy, n.writer.constant(share[None, None].astype(n.x.dtype)),
-        kernel_shape=list(lay.kernel), strides=list(lay.strides), dilations=list(lay.dilations), before=list(lay.before),
-        planes=[-1, 1, *n.y.shape[2:]], taps=[1, 1, *lay.kernel], pads=[*lay.before, *(max(e, 0) for e in end)],
-        beyond=[max(-e, 0) for e in end], shape=list(x))
+        function("AveragePoolGradient", n.writer.opset),
+        [(n.x.dtype, x)],
+        n.dy,
+        n.writer.constant(share[None, None].astype(n.x.dtype)),
+        kernel_shape=list(lay.kernel),
+        strides=list(lay.strides),
+        dilations=list(lay.dilations),
+        before=list(lay.before),
+        planes=[-1, 1, *n.y.shape[2:]],
+        taps=[1, 1, *lay.kernel],
+        pads=[*lay.before, *(max(e, 0) for e in end)],
+        beyond=[max(-e, 0) for e in end],
+        shape=list(x),
+    )
 
 
 def _share(lay: Windows, axis: int, size: int, count: int, padding_counts: bool) -> Array:
     """[count]: what a place has of each window's average along an axis: they divide by a product over the axes, too."""
-    taps = np.arange(count)[:, None] * lay.strides[axis] - lay.before[axis] + np.arange(lay.kernel[axis]) * lay.dilations[axis]
+    taps = (
+        np.arange(count)[:, None] * lay.strides[axis]
+        - lay.before[axis]
+        + np.arange(lay.kernel[axis]) * lay.dilations[axis]
+    )
     there = taps < size + lay.after[axis] if padding_counts else (taps >= 0) & (taps < size)
     return np.asarray(1.0 / there.sum(1))
 
@@ -57,9 +74,9 @@ def _share(lay: Windows, axis: int, size: int, count: int, padding_counts: bool)
 def max_pool(n: Site) -> Gradients:
     """Of the windows that hold a place (as many as a kernel is strides long), those whose maximum it is.
 
-    The forward node also gives its indices. From opset 16 on the rest is a function, whose body scatters. Before, a window's gradient is
-    read at each place that may be in it, by a Gather along each axis with constant indices; it is kept where the window's index is
-    that place.
+    The forward node also gives its indices. From opset 16 on the rest is a function, whose body scatters. Before, a
+    window's gradient is read at each place that may be in it, by a Gather along each axis with constant indices; it is
+    kept where the window's index is that place.
     """
     if n.attr("storage_order"):
         raise n.unsupported("storage_order=1")
@@ -67,9 +84,18 @@ def max_pool(n: Site) -> Gradients:
     space, rank = x.shape[2:], len(lay.kernel)
     index = w.op("Cast", w.add_output(n.node, 1, np.int64, n.y.shape), to=6)
     if w.opset >= 16:
-        return w.call(function("MaxPoolGradient", w.opset), [(x.dtype, x.shape)], n.dy, index, kernel_shape=list(lay.kernel),
-                      strides=list(lay.strides), dilations=list(lay.dilations), before=list(lay.before), count=[math.prod(x.shape)],
-                      shape=list(x.shape))
+        return w.call(
+            function("MaxPoolGradient", w.opset),
+            [(x.dtype, x.shape)],
+            n.dy,
+            index,
+            kernel_shape=list(lay.kernel),
+            strides=list(lay.strides),
+            dilations=list(lay.dilations),
+            before=list(lay.before),
+            count=[math.prod(x.shape)],
+            shape=list(x.shape),
+        )
     index = index - w.constant(_first_places(x.shape))
     steps = [range(math.ceil(lay.reach(a) / lay.strides[a])) for a in range(rank)]
     parts: list[Value] = []
@@ -86,7 +112,9 @@ def max_pool(n: Site) -> Gradients:
 def _first_places(shape: tuple[int, ...]) -> Array:
     """[N, C, 1...]: the index of each map's first element."""
     batch, channels, *space = shape
-    return (np.arange(batch * channels, dtype=np.int32) * math.prod(space)).reshape(batch, channels, *(1 for _ in space))
+    return (np.arange(batch * channels, dtype=np.int32) * math.prod(space)).reshape(
+        batch, channels, *(1 for _ in space)
+    )
 
 
 def _last_window(lay: Windows, axis: int, size: int) -> Array:

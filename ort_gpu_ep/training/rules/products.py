@@ -14,7 +14,7 @@ def matmul(n: Site) -> Gradients:
     w, a, b = n.writer, n.x, n.input(1)
     rows = w.reshape(a, [1, *a.shape]) if a.rank == 1 else a
     columns = w.reshape(b, [*b.shape, 1]) if b.rank == 1 else b
-    batch = n.dy.shape[:n.dy.rank - (a.rank > 1) - (b.rank > 1)]
+    batch = n.dy.shape[: n.dy.rank - (a.rank > 1) - (b.rank > 1)]
     dy = w.reshape(n.dy, [*batch, rows.shape[-2], columns.shape[-1]])
     da = db = None
     if columns.rank == 2:
@@ -46,11 +46,17 @@ def gemm(n: Site) -> Gradients:
     a, b, dy = n.x, n.input(1), n.dy
     da = db = dc = None
     if n.wants(0):
-        da = (w.op("Gemm", b, dy, alpha=alpha, transA=b_turned, transB=1) if a_turned
-              else w.op("Gemm", dy, b, alpha=alpha, transB=1 - b_turned))
+        da = (
+            w.op("Gemm", b, dy, alpha=alpha, transA=b_turned, transB=1)
+            if a_turned
+            else w.op("Gemm", dy, b, alpha=alpha, transB=1 - b_turned)
+        )
     if n.wants(1):
-        db = (w.op("Gemm", dy, a, alpha=alpha, transA=1, transB=a_turned) if b_turned
-              else w.op("Gemm", a, dy, alpha=alpha, transA=1 - a_turned))
+        db = (
+            w.op("Gemm", dy, a, alpha=alpha, transA=1, transB=a_turned)
+            if b_turned
+            else w.op("Gemm", a, dy, alpha=alpha, transA=1 - a_turned)
+        )
     if n.wants(2):
         dc = w.reduce_to(dy if n.attr("beta") == 1.0 else dy * n.attr("beta"), n.input(2).shape)
     return [da, db, dc]

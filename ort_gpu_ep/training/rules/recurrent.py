@@ -1,6 +1,8 @@
-"""LSTM, GRU and RNN: gates are computed again from the states, all steps at once; only what hangs together over time is a function.
+"""LSTM, GRU and RNN: gates are computed again from the states, all steps at once; only what hangs together over time is
+a function.
 
-Shapes: x [T, B, I], w [directions, gates * H, I], r [directions, gates * H, H], b [directions, 2 * gates * H], y [T, directions, B, H].
+Shapes: x [T, B, I], w [directions, gates * H, I], r [directions, gates * H, H], b [directions, 2 * gates * H], y [T,
+directions, B, H].
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ _ACTIVATIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"),
 class Way:
     """One direction of a layer, its sequences in the order in which it goes through them.
 
-    w [gates * H, I], r [gates * H, H]; b: both biases side by side or None; dy [T, B, H]: the gradient of what it gives.
-    before [T, B, H]: the state that each step began with.
+    w [gates * H, I], r [gates * H, H]; b: both biases side by side or None; dy [T, B, H]: the gradient of what it
+    gives. before [T, B, H]: the state that each step began with.
     """
 
     n: Site
@@ -67,13 +69,17 @@ class Way:
     def call(self, name: str, outputs: int, *inputs: Value) -> list[Value]:
         """A function over the sequence: (dA [T, B, gates * H], then gradients of states [B, H])."""
         steps, batch, _ = self.dy.shape
-        types = [("float32", (steps, batch, self.gates * self.hidden)), *[("float32", (batch, self.hidden))] * (outputs - 1)]
+        types = [
+            ("float32", (steps, batch, self.gates * self.hidden)),
+            *[("float32", (batch, self.hidden))] * (outputs - 1),
+        ]
         return self.n.writer.call(function(name, self.n.writer.opset), types, *inputs)
 
 
 @dataclass
 class Grads:
-    """What a direction gives: gradients of the pre-activations as W sees them and as R does, of r itself, and of the first states."""
+    """What a direction gives: gradients of the pre-activations as W sees them and as R does, of r itself, and of the
+    first states."""
 
     by_input: Value
     by_state: Value
@@ -87,8 +93,13 @@ def _lstm_way(v: Way) -> Grads:
     total = v.product(v.x, v.w, v.bias(0)) + v.product(v.before, v.r, v.bias(1))
     opened, added = w.op("Sigmoid", v.part(total, 0, 3)), w.op("Tanh", v.part(total, 3))
     c0 = _first_state(n, v, 6)
-    (cells,) = w.call(function("LSTMCells", w.opset), [("float32", v.dy.shape)],
-                      v.steps(v.part(opened, 2)), v.steps(v.part(opened, 0) * added), c0)
+    (cells,) = w.call(
+        function("LSTMCells", w.opset),
+        [("float32", v.dy.shape)],
+        v.steps(v.part(opened, 2)),
+        v.steps(v.part(opened, 0) * added),
+        c0,
+    )
     before = w.op("Concat", w.reshape(c0, [1, *c0.shape]), w.slice(cells, 0, 0, cells.shape[0] - 1), axis=0)
     gates = v.steps(w.op("Concat", opened, added, axis=1))
     da, dh, dc = v.call("LSTMBackward", 3, v.dy, v.dh_last, _last_gradient(n, v, 2), gates, cells, before, v.r)
@@ -96,7 +107,8 @@ def _lstm_way(v: Way) -> Grads:
 
 
 def _gru_gates(v: Way, hidden: Value) -> tuple[Value, Value, Value]:
-    """z and r side by side, and what is left of the input's and the state's product. hidden: unused rows of neither are made."""
+    """z and r side by side, and what is left of the input's and the state's product. hidden: unused rows of neither are
+    made."""
     w = v.n.writer
     from_x, from_h = v.product(v.x, v.w, v.bias(0)), hidden
     return w.op("Sigmoid", v.part(from_x, 0, 2) + v.part(from_h, 0, 2)), v.part(from_x, 2), from_h
@@ -119,15 +131,21 @@ def _gru_first(v: Way) -> Grads:
     w, size = v.n.writer, v.hidden
     r_gates, r_new = w.slice(v.r, 0, 0, 2 * size), w.slice(v.r, 0, 2 * size, 3 * size)
     bias = v.bias(1)
-    b_gates, b_new = (None, None) if bias is None else (w.slice(bias, 0, 0, 2 * size), w.slice(bias, 0, 2 * size, 3 * size))
+    b_gates, b_new = (
+        (None, None) if bias is None else (w.slice(bias, 0, 0, 2 * size), w.slice(bias, 0, 2 * size, 3 * size))
+    )
     zr, from_x, _ = _gru_gates(v, v.product(v.before, r_gates, b_gates))
     reset = v.steps(v.part(zr, 1)) * v.before
     new = w.op("Tanh", from_x + v.product(reset, r_new, b_new))
     gates = v.steps(w.op("Concat", zr, new, axis=1))
     da, dh = v.call("GRUBackwardResetFirst", 2, v.dy, v.dh_last, gates, v.before, r_gates, r_new)
     flat = v.flat(da)
-    dr = w.op("Concat", w.op("Gemm", v.part(flat, 0, 2), v.flat(v.before), transA=1),
-              w.op("Gemm", v.part(flat, 2), v.flat(reset), transA=1), axis=0)
+    dr = w.op(
+        "Concat",
+        w.op("Gemm", v.part(flat, 0, 2), v.flat(v.before), transA=1),
+        w.op("Gemm", v.part(flat, 2), v.flat(reset), transA=1),
+        axis=0,
+    )
     return Grads(da, da, dr, [dh])
 
 
@@ -155,13 +173,25 @@ def _recurrent(n: Site, through: Callable[[Way], Grads]) -> Gradients:
     grads = [through(v) for v in ways]
     dx = None
     if n.wants(0):
-        parts = [_in_order(n, v, v.steps(w.op("MatMul", v.flat(g.by_input), v.w))) for v, g in zip(ways, grads, strict=True)]
+        parts = [
+            _in_order(n, v, v.steps(w.op("MatMul", v.flat(g.by_input), v.w))) for v, g in zip(ways, grads, strict=True)
+        ]
         dx = sum(parts[1:], parts[0])
-    dw = [w.op("Gemm", v.flat(g.by_input), v.flat(v.x), transA=1) for v, g in zip(ways, grads, strict=True)] if n.wants(1) else []
+    dw = (
+        [w.op("Gemm", v.flat(g.by_input), v.flat(v.x), transA=1) for v, g in zip(ways, grads, strict=True)]
+        if n.wants(1)
+        else []
+    )
     db = [_bias_gradient(v, g) for v, g in zip(ways, grads, strict=True)] if n.wants(3) else []
     states = [[g.first[k] for g in grads] if n.wants(5 + k) else [] for k in range(len(grads[0].first))]
-    return [dx, _stacked(n, dw), _stacked(n, [g.r for g in grads]) if n.wants(2) else None, _stacked(n, db), None,
-            *(_stacked(n, s) for s in states)]
+    return [
+        dx,
+        _stacked(n, dw),
+        _stacked(n, [g.r for g in grads]) if n.wants(2) else None,
+        _stacked(n, db),
+        None,
+        *(_stacked(n, s) for s in states),
+    ]
 
 
 def _check(n: Site) -> None:
@@ -175,8 +205,11 @@ def _check(n: Site) -> None:
         raise n.unsupported("layout=1, clip or input_forget is set")
     usual = _ACTIVATIONS[n.node.op_type]
     activations = n.attr("activations") or usual
-    is_known = set(activations) <= {"Tanh", "Relu", "Sigmoid"} if n.node.op_type == "RNN" else all(
-        tuple(activations[i:i + len(usual)]) == usual for i in range(0, len(activations), len(usual)))
+    is_known = (
+        set(activations) <= {"Tanh", "Relu", "Sigmoid"}
+        if n.node.op_type == "RNN"
+        else all(tuple(activations[i : i + len(usual)]) == usual for i in range(0, len(activations), len(usual)))
+    )
     if not is_known:
         raise n.unsupported(f"activations {', '.join(activations)}")
 
@@ -184,6 +217,7 @@ def _check(n: Site) -> None:
 def _way(n: Site, index: int, reverse: bool) -> Way:
     w = n.writer
     steps, batch, _ = n.x.shape
+
     def own(v: Value, axis: int) -> Value:
         """The direction's part of a value that has one for each."""
         return w.reshape(w.slice(v, axis, index, index + 1), [size for i, size in enumerate(v.shape) if i != axis])

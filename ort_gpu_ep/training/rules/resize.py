@@ -37,13 +37,24 @@ def _scales(n: Site) -> dict[int, float]:
 
 
 def _matrix(n: Site, size: int, out: int, scale: float | None) -> Array:
-    """[out, size]: each output as a sum of inputs, by resizing the unit vectors. scale: None where the model gives sizes."""
-    kept = {a.name: helper.get_attribute_value(a) for a in n.node.attribute if a.name not in ("axes", "keep_aspect_ratio_policy")}
+    """[out, size]: each output as a sum of inputs, by resizing the unit vectors. scale: None where the model gives
+    sizes."""
+    kept = {
+        a.name: helper.get_attribute_value(a)
+        for a in n.node.attribute
+        if a.name not in ("axes", "keep_aspect_ratio_policy")
+    }
     to = np.array([out, size], np.int64) if scale is None else np.array([scale, 1.0], np.float32)
     node = helper.make_node("Resize", ["x", "", "", "to"] if scale is None else ["x", "", "to"], ["y"], **kept)
-    graph = helper.make_graph([node], "resize", [onnx.ValueInfoProto(name=name) for name in ("x", "to")], [onnx.ValueInfoProto(name="y")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", n.writer.opset)], ir_version=n.writer.ir_version)
+    graph = helper.make_graph(
+        [node], "resize", [onnx.ValueInfoProto(name=name) for name in ("x", "to")], [onnx.ValueInfoProto(name="y")]
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", n.writer.opset)], ir_version=n.writer.ir_version
+    )
     matrix = np.asarray(ReferenceEvaluator(model).run(None, {"x": np.eye(size, dtype=np.float32), "to": to})[0])  # type: ignore[index]
     if matrix.shape != (out, size):
-        raise n.unsupported(f"an axis of {size} becomes one of {out} at scale {scale}, where the reference has {matrix.shape[0]}")
+        raise n.unsupported(
+            f"an axis of {size} becomes one of {out} at scale {scale}, where the reference has {matrix.shape[0]}"
+        )
     return matrix
