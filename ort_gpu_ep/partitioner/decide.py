@@ -177,9 +177,10 @@ def _solved(graph: Graph, config: Config, limits: Limits, given: Mapping[str, Te
     return _with_guesses(best, graph, solution)
 
 
-def _at_most(value: T) -> T:
-    """With the most that there can be of what a run counts: nothing else is a size of a run here."""
-    return cast(T, mapped(value, hint))
+def _at_most(value: T, facts: Facts) -> T:
+    """With the most that there can be of what a run counts: nothing else is a size of a run here. Where no node before
+    counts, the facts have no trace."""
+    return value if facts.trace is None else cast(T, mapped(value, hint))
 
 
 def _declined_by_guess(state: _State) -> set[int]:
@@ -209,11 +210,11 @@ def _attempt(graph: Graph, config: Config, limits: Limits, given: Mapping[str, T
     fused = fuse(graph, inputs, limits, otherwise) if config.fusion else graph
     facts = facts_of(fused, inputs)
     answers = {
-        id(node): (node, _at_most(answer), _at_most(bound))
+        id(node): (node, _at_most(answer, facts), _at_most(bound, facts))
         for node, answer, bound in walk(fused, facts, limits, otherwise)
     }
     if facts.trace is not None:
-        facts.types = {name: _at_most(tensor) for name, tensor in facts.types.items()}
+        facts.types = {name: _at_most(tensor, facts) for name, tensor in facts.types.items()}
     declined = {key: answer for key, (_, answer, _) in answers.items() if isinstance(answer, Decline)}
     return _State(fused, graph, facts, answers, declined)
 
@@ -312,11 +313,12 @@ def _check_group(state: _State, group: list[Node], config: Config, limits: Limit
     constants = {n for n in names if graph.values.get(n) is not None and graph.values[n].is_constant}
     inputs = {n: state.facts.types[n] for n in names if n not in constants and n in state.facts.types}
     alone = Graph(graph.name, tuple(inputs), tuple(outputs), tuple(group), graph.values, graph.nested)
-    answers = list(walk(alone, facts_of(alone, inputs), limits, state.facts.types.get))
+    facts = facts_of(alone, inputs)
+    answers = list(walk(alone, facts, limits, state.facts.types.get))
     for node, answer, _ in answers:
         if isinstance(answer, Decline):
             state.declined[id(node)] = answer
-        state.answers[id(node)] = (node, _at_most(answer), state.answers[id(node)][2])
+        state.answers[id(node)] = (node, _at_most(answer, facts), state.answers[id(node)][2])
     if not any(id(node) in state.declined for node in group):
         _decline_open(state, alone, answers, inputs, limits)
     for name in (*inputs, *outputs):
