@@ -26,10 +26,10 @@ _err = Console(stderr=True)
 
 
 def _what(name: str) -> str:
-    """The first line of the builder's docstring."""
+    """The first paragraph of the builder's docstring, in a line."""
     builder = BUILDERS[name]
     function = builder.func if isinstance(builder, partial) else builder
-    return (inspect.getdoc(function) or "").partition("\n")[0]
+    return " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
 
 
 def _defaults(name: str) -> dict[str, Any]:
