@@ -326,6 +326,7 @@ def _may_arrive(product: TiledProduct, out: TensorType, tile: Tile, split: int) 
     limits = product.target.limits
     return (
         limits.allow("byte_product.wgsl", LAST_ARRIVING)
+        and 16 * tile.shared + tiles.PLACE_NBYTES <= limits.max_workgroup_nbytes
         and not is_symbolic(out.size)
         and _parts(product, tile, split).nbytes <= limits.max_binding_nbytes
     )

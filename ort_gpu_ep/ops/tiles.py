@@ -294,11 +294,8 @@ def shares(product: TiledProduct) -> dict[str, tuple[Tile, int]]:
 def _splits(product: TiledProduct, tile: Tile) -> Iterator[int]:
     yield 1
     if tile.name not in SPLIT_TILES or (
-        product.spread and (is_symbolic(product.rows) or not _may_arrive(product.target))
+        product.spread and (is_symbolic(product.rows) or not may_arrive(product, tile))
     ):
-        return
-    nbytes = tile.workgroup_nbytes(product.halves) + PLACE_NBYTES
-    if nbytes > product.target.limits.max_workgroup_nbytes and _may_arrive(product.target):
         return
     steps, tiles, by = ceil_div(product.fours, tile.fours), _tiles(product, tile), product.target.figures
     for split in sorted({aim // tiles for aim in (by.few_groups, by.many_groups)}):
@@ -336,7 +333,7 @@ def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
     teams_ns = by.byte_teams_ns if product.bytes and tile.slices > 1 else 0.0
     time = launch_ns + steps * waves / resident * max(step_ns, work, reads) + teams_ns
     time += 4 * (groups // split) * tile.m * tile.n * by.byte_ns  # of bytes, too: what ends them takes as long
-    if split > 1 and _may_arrive(product.target):
+    if split > 1 and may_arrive(product, tile):
         time += arrival_ns + by.arrival_element_ns * split * tile.m * tile.n
     elif split > 1:
         time += by.dispatch_ns + 8 * split * hint(product.rows) * product.columns * by.byte_ns
@@ -401,7 +398,7 @@ def _lowered(product: TiledProduct, tile: Tile, split: int, choice: Choice, out:
     groups = tiles_of(product, tile)
     parts = TensorType(FLOAT32, (groups * split * tile.m * tile.n,))
     if (
-        _may_arrive(product.target)
+        may_arrive(product, tile)
         and not is_symbolic(groups)
         and parts.nbytes <= product.target.limits.max_binding_nbytes
     ):
@@ -436,8 +433,12 @@ def _lowered(product: TiledProduct, tile: Tile, split: int, choice: Choice, out:
     return Lowering((out,), tuple(kernels), (*temps, ("parts", parts)), once=tuple(once), inverses=inverses)
 
 
-def _may_arrive(target: Target) -> bool:
-    return target.limits.allow("product.wgsl", LAST_ARRIVING)
+def may_arrive(product: TiledProduct, tile: Tile) -> bool:
+    """Whether the last workgroup may add up the parts of K: its word lies beside the tile in workgroup memory. Else a
+    dispatch of its own adds them up."""
+    limits = product.target.limits
+    fits = tile.workgroup_nbytes(product.halves) + PLACE_NBYTES <= limits.max_workgroup_nbytes
+    return fits and limits.allow("product.wgsl", LAST_ARRIVING)
 
 
 def tiles_of(product: TiledProduct, tile: Tile) -> int:
