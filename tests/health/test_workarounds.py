@@ -257,7 +257,8 @@ def test_pipelines_are_made_one_at_a_time(alone: bool, opened: Opened, monkeypat
             return error
         return meeting
 
-    monkeypatch.setattr(pipelines, "_compile", meet)
+    monkeypatch.setattr(Device, "create_shader_module", meet)
+    monkeypatch.setattr(Device, "create_compute_pipeline", lambda self, label, layout, module: module)
     with ThreadPoolExecutor(2) as pool:
         met = list(
             pool.map(
