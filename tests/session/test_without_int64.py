@@ -9,7 +9,13 @@ import sys
 PROGRAM = '''
 import numpy as np, onnx.parser, onnxruntime
 from ort_gpu_ep.webgpu.wgpu_native import WgpuNative
-WgpuNative.features.pop("shader-int64")           # neither seen nor asked for
+begin = WgpuNative.__init__
+
+def without(self):
+    begin(self)
+    self.features.pop("shader-int64")           # neither seen nor asked for
+
+WgpuNative.__init__ = without
 import ort_gpu_ep
 model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
 g (int64[B, N] ids, float[B, N, 6] x) => (float[B, N, 6] y, int64[B] best) <int64 zero = {0}, int64 one = {1}, int64[1] last = {-1}> {
