@@ -75,8 +75,8 @@ def test_a_text_that_loses_the_device_is_put_out_of_use(
         for got, wanted in zip(ours.run(None, {"x": x}), expected(model, x), strict=True):
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
     assert losses  # else nothing was planted
+    until(lambda: not any(gpu.lost for gpu in Gpu._open.values()), "a new device")
     (gpu,) = Gpu._open.values()
-    assert not gpu.lost
     assert [what for what, _ in gpu.limits.disabled] == [shader]
     assert gpu.circuit.is_closed
     assert len(losses) <= 2  # a device, and one more where it was compiled beside others
