@@ -210,6 +210,61 @@ def test_ctrl_c_is_acknowledged_while_what_holds_it_goes_on() -> None:
         assert process.wait() == 130
 
 
+SLOW = """
+import sys
+from ort_gpu_ep.device import pipelines
+from ort_gpu_ep.__main__ import main
+
+real = pipelines._compile
+
+def compile_slowly(*arguments):
+    print("compiling", file=sys.stderr, flush=True)
+    sys.stdin.readline()
+    return real(*arguments)
+
+pipelines._compile = compile_slowly
+main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize(
+    "command",
+    [["run"], ["bench"], ["compare"], ["tune"], ["profile"], ["explain", "--profile"], ["conformance"]],
+    ids=" ".join,
+)
+def test_ctrl_c_ends_with_the_kernels_that_are_compiling(command: list[str], tmp_path: Path) -> None:
+    """A session compiled all of its kernels first: minutes with a slow driver."""
+    path = tmp_path / "m.onnx"
+    text = " ".join(
+        f"v{k + 1} = {op} <axis = 0> (v{k})" for k, op in enumerate(["Softmax", "LogSoftmax", "Hardmax", "Softmax"] * 3)
+    )
+    path.write_bytes(model_of(f"(float[4, 8] v0) => (float[4, 8] v12) {{ {text} }}").SerializeToString())
+    arguments = [*command, *([] if command == ["conformance"] else [path, "-o", "placement=gpu"])]
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW, *map(str, arguments), "-o", f"cache_dir={tmp_path}"],
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:
+        assert process.stdin
+        assert process.stderr
+        while (line := process.stderr.readline()) != "compiling\n":
+            assert line, "it ended before it compiled anything"
+        process.send_signal(signal.SIGINT)
+        while not (line := process.stderr.readline()).startswith(("Ctrl-C: ", "interrupted")):
+            assert line, "it did not say that a Ctrl-C has come"
+        process.stdin.close()  # all that are compiling are done
+        said = (line + process.stderr.read()).splitlines()
+        begun = said.count("compiling")  # by threads that had asked before the signal
+        assert begun <= (os.cpu_count() or 1)
+        known = ("", "compiling", "Ctrl-C: this ends when the kernel or run that goes on is over")
+        assert [line for line in said if line not in known] == ["interrupted"]
+        assert process.wait() == 130
+
+
 def test_the_wakeup_of_a_program_that_calls_a_command_is_given_back(model: Path) -> None:
     source, sink = os.pipe()
     os.set_blocking(sink, False)
