@@ -218,7 +218,7 @@ from ort_gpu_ep.__main__ import main
 real = pipelines._compile
 
 def compile_slowly(*arguments):
-    print("compiling", file=sys.stderr, flush=True)
+    sys.stderr.write("compiling\\n")  # in one piece: two threads compile
     sys.stdin.readline()
     return real(*arguments)
 
@@ -257,11 +257,12 @@ def test_ctrl_c_ends_with_the_kernels_that_are_compiling(command: list[str], tmp
         while not (line := process.stderr.readline()).startswith(("Ctrl-C: ", "interrupted")):
             assert line, "it did not say that a Ctrl-C has come"
         process.stdin.close()  # all that are compiling are done
-        said = (line + process.stderr.read()).splitlines()
-        begun = said.count("compiling")  # by threads that had asked before the signal
-        assert begun <= (os.cpu_count() or 1)
-        known = ("", "compiling", "Ctrl-C: this ends when the kernel or run that goes on is over")
-        assert [line for line in said if line not in known] == ["interrupted"]
+        said = line + process.stderr.read()
+        ends = "\n" * (command == ["conformance"])  # its progress ends its line
+        assert (
+            said.replace("Ctrl-C: this ends when the kernel or run that goes on is over\n", "")
+            == f"{ends}interrupted\n"
+        )
         assert process.wait() == 130
 
 
