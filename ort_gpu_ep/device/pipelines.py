@@ -97,9 +97,15 @@ def compiled(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, chec
     text = worked_around(gpu, label, source)
 
     def make() -> Any:
-        if interrupts.ending.is_set():
-            raise ShaderError(f"{label}: not compiled, since Ctrl-C ends this program")
-        return _compile(gpu, label, shader, text, bound, checked)
+        code = rolled(shader, text) if gpu.info.is_software else text
+        try:
+            with gpu.compilation_of(shader):
+                if interrupts.ending.is_set():
+                    raise ShaderError(f"{label}: not compiled, since Ctrl-C ends this program")
+                return _compile(gpu, label, code, bound, checked)
+        except GPUError as error:
+            numbered = "\n".join(f"{n:4} {line}" for n, line in enumerate(code.splitlines(), 1))
+            raise ShaderError(f"{label}: {shader} does not compile on {gpu.info.name}: {error}\n{numbered}") from error
 
     return gpu.pipeline((text, checked, bound[2]), make)
 
@@ -133,19 +139,8 @@ def rolled(shader: str, source: str) -> str:
     )
 
 
-def _compile(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, checked: bool) -> Any:
-    if gpu.info.is_software:
-        source = rolled(shader, source)
-    try:
-        device = gpu.device
-        with gpu.compilation_of(shader):
-            module = (
-                device.create_shader_module(label, source) if checked else native.trusted_module(device, label, source)
-            )
-            layout = gpu.layouts.get(
-                ("pipeline", bound), lambda: device.create_pipeline_layout(bind_group_layout(gpu, *bound))
-            )
-            return device.create_compute_pipeline(label, layout, module)
-    except GPUError as error:
-        numbered = "\n".join(f"{n:4} {line}" for n, line in enumerate(source.splitlines(), 1))
-        raise ShaderError(f"{label}: {shader} does not compile on {gpu.info.name}: {error}\n{numbered}") from error
+def _compile(gpu: Gpu, label: str, source: str, bound: Layout, checked: bool) -> Any:
+    device = gpu.device
+    module = device.create_shader_module(label, source) if checked else native.trusted_module(device, label, source)
+    layout = gpu.layouts.get(("pipeline", bound), lambda: device.create_pipeline_layout(bind_group_layout(gpu, *bound)))
+    return device.create_compute_pipeline(label, layout, module)

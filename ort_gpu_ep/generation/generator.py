@@ -331,9 +331,7 @@ class Generator:
                 return NOTHING
             if draw is None or logits is None:
                 return int(chosen[row])  # type: ignore[index]
-            return self._sampler(draw).token(
-                OrtValue.ortvalue_from_numpy(np.ascontiguousarray(logits[:, row, None])), draw.next()
-            )
+            return self._drawn_of(draw, OrtValue.ortvalue_from_numpy(np.ascontiguousarray(logits[:, row, None])))
 
         return choose
 
@@ -343,17 +341,20 @@ class Generator:
         if len(tokens) + count > self.max_length:
             return []
         with self._lock:
-            if self._turn != self._continuing:
+            if self._failed or self._turn != self._continuing:
                 self._continuing, self._continued = self._next_turn(), []
-            same = min(shared(self._continued, tokens), len(tokens) - 1)
-            self._continued = []
-            self._read(np.asarray([tokens[same:]], self._step.ids), CHUNK, self._outputs(0), same)
-            waiting = [self._token(0)]
-            for place in range(1, count):
-                self._runs.run((place - 1) % 2)
-                waiting.append(self._token(place % 2))
-            drafts = [wait() for wait in waiting]
-            self._continued = [*tokens, *drafts[:-1]]
+            with self._fit_for_others(self._turn):
+                same = min(shared(self._continued, tokens), len(tokens) - 1)
+                self._read(np.asarray([tokens[same:]], self._step.ids), CHUNK, self._outputs(0), same)
+                waiting = deque([self._token(0)])
+                try:
+                    for place in range(1, count):
+                        self._runs.run((place - 1) % 2)
+                        waiting.append(self._token(place % 2))
+                    drafts = [_oldest(waiting) for _ in range(count)]
+                finally:
+                    _drain(waiting)  # the device writes what these read
+                self._continued = [*tokens, *drafts[:-1]]
         return [*takewhile(lambda token: token != NOTHING, drafts)]
 
     def _next_turn(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,10 +63,15 @@ def test_only_software_adapters_get_them(software: bool) -> None:
         create_shader_module=lambda label, source: texts.append(source), create_compute_pipeline=lambda *given: None
     )
     gpu: Any = SimpleNamespace(
-        info=SimpleNamespace(is_software=software), device=device, layouts=SimpleNamespace(get=lambda *given: None)
+        info=SimpleNamespace(is_software=software),
+        device=device,
+        layouts=SimpleNamespace(get=lambda *given: None),
+        rewritings=(),
+        compilation_of=lambda shader: nullcontext(),
+        pipeline=lambda key, make: make(),
     )
     text = "fn main(lane: u32) {\nfor (var e = 0u; e < 16u; e++) {} }"
-    pipelines._compile(gpu, "a product", "gemm.wgsl", text, ((True,), False, 0), True)
+    pipelines.compiled(gpu, "a product", "gemm.wgsl", text, ((True,), False, 0), True)
     assert ("never" in texts[0]) is software
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from models.language import language_model
-from ort_gpu_ep.errors import ConfigError, InputError
+from ort_gpu_ep.errors import ConfigError, DeviceError, InputError
 from ort_gpu_ep.generation import Generator, generator
 from ort_gpu_ep.generation.drafts import Lookup, accepted, shared
+from ort_gpu_ep.runtime.program import Program
 from tests.decoder import decoder
 from tests.generation.test_threads_and_limits import SIDES, small
 
@@ -92,6 +93,26 @@ def test_a_draft_that_also_answers_others() -> None:
         assert list(draft.generate(PROMPTS[0], max_new_tokens=8)) == own
         answer.append(token)
     assert answer == expected
+
+
+def test_a_draft_that_failed_writes_the_same_drafts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caches may hold anything after that: they are not gone on with."""
+    expected = list(Generator(small(), max_length=64).generate(PROMPTS[2], max_new_tokens=20))
+    draft = Generator(small(), max_length=64, provider_options={"strict": 1})
+    ours, real, failing = Generator(small(), max_length=64, lookahead=3, draft=draft), Program.run_bound, [True]
+
+    def run(self: Program, *arguments: Any) -> Any:
+        if failing and self.graph is draft_graph:
+            failing.clear()
+            raise DeviceError("on purpose")
+        return real(self, *arguments)
+
+    draft_graph = draft.session.state.partitions[0].program.graph
+    monkeypatch.setattr(Program, "run_bound", run)
+    with pytest.raises(DeviceError, match="on purpose"):
+        list(ours.generate(PROMPTS[2], max_new_tokens=20))
+    assert list(ours.generate(PROMPTS[2], max_new_tokens=20)) == expected
+    assert ours.tokens_per_pass > 2
 
 
 def test_a_draft_with_less_room_writes_none() -> None:

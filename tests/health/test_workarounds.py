@@ -257,8 +257,7 @@ def test_pipelines_are_made_one_at_a_time(alone: bool, opened: Opened, monkeypat
             return error
         return meeting
 
-    monkeypatch.setattr(Device, "create_shader_module", meet)
-    monkeypatch.setattr(Device, "create_compute_pipeline", lambda self, label, layout, module: module)
+    monkeypatch.setattr(pipelines, "_compile", meet)
     with ThreadPoolExecutor(2) as pool:
         met = list(
             pool.map(
