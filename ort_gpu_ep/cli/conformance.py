@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ort_gpu_ep.cli import shared
+from ort_gpu_ep.device.classes import classes, named
 from ort_gpu_ep.files import whole
 from ort_gpu_ep.health.conformance import STATUSES, Outcome, cases, run
 
@@ -30,9 +31,7 @@ def conformance(
         str,
         typer.Option(
             "--device",
-            help="Use the limits of a class of GPUs: minimum, adreno-6xx, mali-g7x, mali-g610, raspberry-pi-4, "
-            "raspberry-pi-5, "
-            "intel-uhd, apple-m1 or amd-rdna.",
+            help=f"Use the limits of a class of GPUs: {', '.join(classes())}.",
         ),
     ] = "",
     option: shared.OptionOption = None,
@@ -43,10 +42,9 @@ def conformance(
     from ort_gpu_ep.session.session import InferenceSession
 
     if device:
-        from ort_gpu_ep.device import classes
         from ort_gpu_ep.device.adapter import hold_to
 
-        hold_to(classes.named(device))
+        hold_to(named(device))
     selected = cases(select)
     options = shared.pairs(option, "--option")
     outcomes = list(
