@@ -6,7 +6,7 @@ import threading
 
 from ort_gpu_ep.device.classes import DeviceClass
 from ort_gpu_ep.device.identity import identified, physical_devices
-from ort_gpu_ep.device.info import FEATURES, AdapterInfo, is_identity, pick
+from ort_gpu_ep.device.info import FEATURES, NVIDIA, AdapterInfo, is_identity, pick
 from ort_gpu_ep.errors import AdapterError, ConfigError
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.webgpu.library import GPUError, lib
@@ -140,7 +140,7 @@ def _storage_buffers(raw: Adapter) -> int:
     return min(told - BESIDE_STORAGE if _BACKENDS[raw.info.backendType] == "Metal" else told, MOST_BUFFERS)
 
 
-_SUBGROUP_SIZES = {0x10DE: 32}
+_SUBGROUP_SIZES = {NVIDIA: 32}
 """PCI vendor -> invocations of every subgroup. NVIDIA: a warp (CUDA C++ Programming Guide, "Hardware
 Implementation")."""
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ort_gpu_ep.device.info import AdapterInfo
-
-AMD, APPLE, ARM, INTEL, NVIDIA, QUALCOMM = 0x1002, 0x106B, 0x13B5, 0x8086, 0x10DE, 0x5143
-"""PCI vendors, or Khronos's numbers for makers."""
+from ort_gpu_ep.device.info import ARM, INTEL, NVIDIA, QUALCOMM, AdapterInfo
 
 _DOTTED = re.compile(r"\d+(?:\.\d+)+")
 

@@ -21,8 +21,9 @@ FEATURES = (
 )
 """Asked for where the adapter has them."""
 
-MAKERS = {0x1002: "amd", 0x10DE: "nvidia", 0x13B5: "arm", 0x5143: "qualcomm", 0x8086: "intel"}
-"""By PCI vendor, or what stands for it."""
+AMD, APPLE, ARM, INTEL, NVIDIA, QUALCOMM = 0x1002, 0x106B, 0x13B5, 0x8086, 0x10DE, 0x5143
+"""PCI vendors, or Khronos's numbers for makers."""
+MAKERS = {AMD: "amd", NVIDIA: "nvidia", ARM: "arm", QUALCOMM: "qualcomm", INTEL: "intel"}
 COMPILERS = {"nvk": "nvk", "honeykrisp": "apple"}
 """By the driver's name, where the vendor says nothing or another."""
 

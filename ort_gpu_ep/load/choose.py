@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ort_gpu_ep.device.info import INTEL, NVIDIA
 from ort_gpu_ep.errors import ConfigError
-from ort_gpu_ep.load import amdgpu, kgsl, macos, mali, nvml
-from ort_gpu_ep.load.drm import INTEL
+from ort_gpu_ep.load import macos, nvml
+from ort_gpu_ep.load.busy_files import COUNTERS, open_busy_file
 from ort_gpu_ep.load.fdinfo import open_fdinfo
 from ort_gpu_ep.load.file import FileSource
 from ort_gpu_ep.load.probe import DispatchProbe
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
 
 FILE = "file:"
 
-EXPERIMENTAL = frozenset({"IOKit", "kgsl", "mali", "xe", "i915", "amdgpu", "fdinfo"})
+DRIVERS: Mapping[int, Mapping[str, tuple[str, ...]]] = {INTEL: {"xe": ("xe",), "i915": ("i915",)}}
+"""Sources by fdinfo of a vendor's GPUs, and the drivers of each; of others one for whatever driver there is."""
+
+EXPERIMENTAL = frozenset({"IOKit", "xe", "i915", "fdinfo", *(counter.name for counter in COUNTERS)})
 """Sources that are written by the documents of kernels and vendors, and that no hardware has confirmed."""
 
 Opener = Callable[[], Source]
@@ -92,27 +97,15 @@ def openers(
     """(name, opener) of the sources to try for an adapter, best first; none on Windows but for NVIDIA, whose counters
     need its PDH."""
     linux = platform in ("linux", "android")
-    if info.vendor_id == nvml.VENDOR:
+    if info.vendor_id == NVIDIA:
         return [("NVML", lambda: nvml.NvmlLoad(info, order))]
     if platform == "darwin":
         return [("IOKit", lambda: macos.IoregLoad(info))]
     if not linux:
         return [("system counters", lambda: _nothing(platform))]
-    if info.vendor_id == kgsl.VENDOR:
-        return [("kgsl", lambda: kgsl.open_kgsl(root)), ("fdinfo", lambda: open_fdinfo(info, root, order))]
-    if info.vendor_id == mali.VENDOR:
-        return [("mali", lambda: mali.open_mali(root)), ("fdinfo", lambda: open_fdinfo(info, root, order))]
-    if info.vendor_id == INTEL:
-        return [
-            ("xe", lambda: open_fdinfo(info, root, order, ("xe",))),
-            ("i915", lambda: open_fdinfo(info, root, order, ("i915",))),
-        ]
-    if info.vendor_id == amdgpu.VENDOR:
-        return [
-            ("amdgpu", lambda: amdgpu.AmdgpuLoad(info, root, order)),
-            ("fdinfo", lambda: open_fdinfo(info, root, order)),
-        ]
-    return [("fdinfo", lambda: open_fdinfo(info, root, order))]
+    files = [(c.name, partial(open_busy_file, c, info, root, order)) for c in COUNTERS if c.vendor_id == info.vendor_id]
+    drivers = DRIVERS.get(info.vendor_id, {"fdinfo": ()})
+    return [*files, *((name, partial(open_fdinfo, info, root, order, own)) for name, own in drivers.items())]
 
 
 def _nothing(platform: str) -> Source:

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ort_gpu_ep.load import amdgpu, nvml
-from ort_gpu_ep.load.drm import INTEL, find_card
-from ort_gpu_ep.load.source import SourceError, number, read_text
-
-if TYPE_CHECKING:
-    from ort_gpu_ep.device.info import AdapterInfo
+from ort_gpu_ep.device.info import AMD, INTEL, NVIDIA, AdapterInfo
+from ort_gpu_ep.load import nvml
+from ort_gpu_ep.load.drm import find_card
+from ort_gpu_ep.load.source import SourceError, read_text
 
 SMI = ("nvidia-smi", "--format=csv,noheader,nounits", "--query-gpu=name,clocks.sm,clocks.max.sm,clocks.mem")
 
@@ -45,8 +43,8 @@ def read_clocks(info: AdapterInfo, order: int = 0, root: Path = Path("/"), smi: 
     """The clocks now, None where nothing tells them. order: which of several equal adapters. smi: gives nvidia-smi's
     lines."""
     ways: dict[int, tuple[Callable[[], Clocks], ...]] = {
-        nvml.VENDOR: (lambda: _nvml(info, order), lambda: _smi(info, order, smi or _run_smi)),
-        amdgpu.VENDOR: (lambda: _amdgpu(info, order, root),),
+        NVIDIA: (lambda: _nvml(info, order), lambda: _smi(info, order, smi or _run_smi)),
+        AMD: (lambda: _amdgpu(info, order, root),),
         INTEL: (lambda: _i915(info, order, root),),
     }
     for way in ways.get(info.vendor_id, ()) if not info.is_software else ():
@@ -106,5 +104,12 @@ def _amdgpu(info: AdapterInfo, order: int, root: Path) -> Clocks:
 def _i915(info: AdapterInfo, order: int, root: Path) -> Clocks:
     """Source: i915_sysfs.c, attributes of the card: `gt_act_freq_mhz`, `gt_RP0_freq_mhz`."""
     card = find_card(info, root, order, ("i915",)).path.parent
-    now, most = (int(number(card / name, read_text(card / name))) for name in ("gt_act_freq_mhz", "gt_RP0_freq_mhz"))
+    now, most = (_mhz(card / name) for name in ("gt_act_freq_mhz", "gt_RP0_freq_mhz"))
     return Clocks(now, most, 0, "i915")
+
+
+def _mhz(path: Path) -> int:
+    text = read_text(path).strip()
+    if not text.isdecimal():
+        raise SourceError(f"{path}: got {text[:40]!r}, expected a number")
+    return int(text)

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from ort_gpu_ep.device.info import AdapterInfo
 
 
-INTEL = 0x8086
-
-
 @dataclass(frozen=True, slots=True)
 class Card:
     """A card below /sys/class/drm. slot: its PCI address, or the name of its platform device; driver: of the kernel."""

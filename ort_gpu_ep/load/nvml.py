@@ -13,8 +13,6 @@ from ort_gpu_ep.processes.known import own_pids
 if TYPE_CHECKING:
     from ort_gpu_ep.device.info import AdapterInfo
 
-VENDOR = 0x10DE
-
 PERIOD_S = 1.0
 """NVML's longest sample period: a process without a sample for so long does nothing."""
 

@@ -43,31 +43,9 @@ def read_text(path: Path) -> str:
         raise SourceError(f"{path}: {error.strerror or error}") from error
 
 
-def number(path: Path, text: str) -> float:
-    """The first number of a text such as `37` or `37 %`. Raises SourceError, where it begins with something else."""
-    first = text.replace("%", " ").split()[:1]
-    try:
-        return float(first[0])
-    except (IndexError, ValueError) as error:
-        raise SourceError(f"{path}: got {text.strip()[:40]!r}, expected a number") from error
-
-
 def clip(part: float) -> float:
     """A measured part, put between 0 and 1: counters that are read one after another may disagree by a little."""
     return min(max(part, 0.0), 1.0)
-
-
-class Percentage(Source):
-    """A file that holds a busy percentage. Raises SourceError, where it can't be read."""
-
-    includes_own = True
-
-    def __init__(self, name: str, path: Path, full: float = 100.0) -> None:
-        self.name, self.path, self._full = name, path, full
-        self.read()
-
-    def read(self) -> float | None:
-        return clip(number(self.path, read_text(self.path)) / self._full)
 
 
 class Rate:

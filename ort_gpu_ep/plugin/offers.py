@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ort_gpu_ep.config import resolve
-from ort_gpu_ep.device.info import AdapterInfo
+from ort_gpu_ep.device.info import AMD, APPLE, ARM, INTEL, NVIDIA, QUALCOMM, AdapterInfo
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, text_of
 from ort_gpu_ep.plugin.transfer import GPU_DEVICE
@@ -18,13 +18,13 @@ ADAPTER = "adapter"
 """The key of a device's metadata that holds what the option of this name takes."""
 
 _VENDORS = {
-    0x1002: "AMD",
-    0x106B: "Apple",
-    0x10DE: "NVIDIA",
-    0x13B5: "ARM",
+    AMD: "AMD",
+    APPLE: "Apple",
+    NVIDIA: "NVIDIA",
+    ARM: "ARM",
     0x1414: "Microsoft",
-    0x5143: "Qualcomm",
-    0x8086: "Intel",
+    QUALCOMM: "Qualcomm",
+    INTEL: "Intel",
     0x10005: "Mesa",
 }
 """By PCI's numbers, and those of Khronos (VkVendorId)."""

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from ort_gpu_ep.config import resolve
-from ort_gpu_ep.device.info import AdapterInfo, pick
+from ort_gpu_ep.device.info import NVIDIA, AdapterInfo, pick
 from ort_gpu_ep.errors import AdapterError
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-
-NVIDIA = 0x10DE
 
 CPU, AUTO = "cpu", "auto"
 """Instead of an adapter: none, and the one that this process is to find for itself."""

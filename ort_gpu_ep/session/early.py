@@ -50,9 +50,9 @@ class Early:
             from ort_gpu_ep.health.workarounds import with_workarounds
 
             gpu = open_gpu(self._config, self._uses)
-            self._known = known_now = _known(self._config, self._model, self._device)
+            pipelines = self._known = _known(self._config, self._model, self._device)
             self._read.set()
-            known_now.compile(gpu, with_workarounds(self._config, gpu.workarounds).checked_shaders)
+            pipelines.compile(gpu, with_workarounds(self._config, gpu.workarounds).checked_shaders)
         except Exception as error:  # the session meets it, too, and says it
             log.info("nothing is compiled ahead: %s: %s", type(error).__name__, str(error)[:200])
         finally:
@@ -119,8 +119,8 @@ def uses_of(config: Config, model: Source) -> Uses:
 
 def in_order(config: Config) -> str | None:
     """Names the adapter that `known_verdict` is about. Loads no driver."""
-    verdict_there = known_verdict(config)
-    return verdict_there[0] if verdict_there is not None else None
+    last = known_verdict(config)
+    return last[0] if last is not None else None
 
 
 def known_verdict(config: Config) -> tuple[str, Verdict] | None:
@@ -142,8 +142,8 @@ def _last_verdict(config: Config) -> tuple[str, Verdict] | None:
     from ort_gpu_ep.health.enumeration import known
 
     try:
-        verdict_there = known(config)
-        info = pick(verdict_there, config.adapter) if verdict_there else None
+        adapters = known(config)
+        info = pick(adapters, config.adapter) if adapters else None
     except AdapterError:
         return None
     if info is None or (info.is_software and config.placement == "auto" and not config.adapter):

@@ -241,9 +241,9 @@ def stays_on_cpu(config: Config) -> bool:
     if config.adapter:
         return False
     try:
-        verdict = known(config)
-        if verdict is not None:
-            return pick(verdict, "").is_software
+        adapters = known(config)
+        if adapters is not None:
+            return pick(adapters, "").is_software
         why = no_driver(os.environ)
         if why:
             say_once(why)
