@@ -45,7 +45,7 @@ from ort_gpu_ep.session.opening import (
     without_ours,
 )
 from ort_gpu_ep.session.refining import Refinement
-from ort_gpu_ep.session.starting import WAITING, Start
+from ort_gpu_ep.session.starting import Stage, Start
 
 if TYPE_CHECKING:
     from ort_gpu_ep.isolation.remote import Lease
@@ -597,10 +597,9 @@ class InferenceSession(plugin.PlainSession):
         from ort_gpu_ep.plugin.explain import Explanation, explanation
 
         if self._start is not None and not self._start.is_over:
-            if self._start.stage != WAITING:
-                return Explanation(
-                    "not open yet", (), (), (f"placement: the CPU answers, until {self._start.stage} is done",)
-                )
+            if self._start.stage is not Stage.FIRST_RUN:
+                why = f"placement: the CPU answers; the session waits for {self._start.stage.waits_for}"
+                return Explanation("not open yet", (), (), (why,))
             self._start.wait()
         # the CPU was chosen before the graph was seen: ask the partitioner now
         if self._asked is not None and self._source is not None:
@@ -629,7 +628,7 @@ class InferenceSession(plugin.PlainSession):
                 "renewals": 0,
                 "runs": start.runs,
                 "runs_by_candidate": {CPU: start.runs} if start.runs else {},
-                "waits_for": start.stage,
+                "waits_for": start.stage.waits_for,
             }
         if self._runner is not None:
             return self._runner.stats()

@@ -20,6 +20,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -89,14 +90,31 @@ SETTINGS = (
 """What can be read of SessionOptions and changes what a run takes. What can't be read (custom ops) may keep another
 process from finding out; this one does then."""
 
-WAITING, QUEUED, SEARCHING, OPENING, OVER = (
-    "the first run",
-    "its turn",
-    "another process that finds out",
-    "the GPU to be open",
-    "",
-)
-"""What a session waits for."""
+
+class Stage(IntEnum):
+    """How far the start of a session is. A session only goes on to a later stage."""
+
+    FIRST_RUN = 0
+    TURN = 1
+    KNOWN = 2
+    SEARCH = 3
+    GPU = 4
+    OVER = 5
+
+    @property
+    def waits_for(self) -> str:
+        """For people."""
+        return _WAITS_FOR[self]
+
+
+_WAITS_FOR = {
+    Stage.FIRST_RUN: "the first run",
+    Stage.TURN: "its turn",
+    Stage.KNOWN: "what earlier sessions have noted",
+    Stage.SEARCH: "another process, which finds out where it runs best",
+    Stage.GPU: "the GPU to be opened",
+    Stage.OVER: "",
+}
 
 
 class Start:
@@ -105,7 +123,7 @@ class Start:
     settings: the user's SessionOptions. front: the session on the CPU, held no longer than it answers the runs. fixed:
     all its input shapes are known. threads: that it has, where they leave a core to the search (opening.py), else 0.
     become, take: of the session, held weakly; take is told at last what answers its runs (None: the CPU alone), and why
-    if that is a surprise. stage: what it waits for. runs: that the CPU has answered. least_s: the quickest of them
+    if that is a surprise. runs: that the CPU has answered. least_s: the quickest of them
     behind the first.
     """
 
@@ -124,13 +142,13 @@ class Start:
     ) -> None:
         self.source, self.config, self.fixed, self._threads = source, config, fixed, threads
         self.front: Candidate | None = front
-        self.stage, self.runs, self.least_s = WAITING, 0, math.inf
+        self.stage, self.runs, self.least_s = Stage.FIRST_RUN, 0, math.inf
         self._settings, self._options, self._kwargs, self._become, self._take = settings, options, kwargs, become, take
         self._feeds: Feeds | None = None
         self._runner: Runner | None = None
         self._shapes: dict[str, Any] = {}
         self._over, self._cancelled, self._hurried = threading.Event(), threading.Event(), threading.Event()
-        self._lock, self._begun, self._taken, self._pid = threading.Lock(), False, False, os.getpid()
+        self._lock, self._pid = threading.Lock(), os.getpid()
         self._searched = False  # by another process
 
     # ---- the session's threads
@@ -152,20 +170,26 @@ class Start:
         """A run is over. With the first one, the search begins."""
         with self._lock:
             self._count(1)
-        if self._begun:
+        if self.stage is not Stage.FIRST_RUN:
             if seconds < self.least_s and (
                 self.fixed or all(getattr(v, "shape", ()) == self._shapes.get(n) for n, v in feeds.items())
             ):
                 self.least_s = seconds
             return
-        with self._lock:
-            if self._begun:
-                return
-            self._begun, self._pid = True, os.getpid()
+        if not self._begin():
+            return
         load(FORKS)
-        self._feeds, self.stage = _copied(feeds), QUEUED
+        self._feeds = _copied(feeds)
         self._shapes = {name: value.shape for name, value in (self._feeds or {}).items()}
         _queue.add(self._work)
+
+    def _begin(self) -> bool:
+        """Whether this thread is the one that begins it."""
+        with self._lock:
+            if self.stage is not Stage.FIRST_RUN:
+                return False
+            self.stage, self._pid = Stage.TURN, os.getpid()
+            return True
 
     def _count(self, runs: int) -> None:
         if self._runner is None:
@@ -176,7 +200,11 @@ class Start:
     @property
     def is_over(self) -> bool:
         """Also in a forked child, which has no thread that could go on."""
-        return self._over.is_set() or self._cancelled.is_set() or (self._begun and self._pid != os.getpid())
+        return (
+            self._over.is_set()
+            or self._cancelled.is_set()
+            or (self.stage is not Stage.FIRST_RUN and self._pid != os.getpid())
+        )
 
     def wait(self, timeout_s: float | None = None, hurry: bool = False) -> bool:
         """Whether it is over, after this time at most; it begins now, without a run to try candidates with, if it has
@@ -186,13 +214,10 @@ class Start:
         """
         if self.is_over:
             return True
-        with self._lock:
-            first, self._begun = not self._begun, True
-            if first:
-                self._pid = os.getpid()
+        first = self._begin()
         if hurry:
             self._hurried.set()
-        if first or (hurry and not self._taken):
+        if first or (hurry and self.stage is Stage.TURN):
             load(FORKS)
             threading.Thread(target=self._work, name="ort_gpu_ep-start").start()
         return self._over.wait(timeout_s)
@@ -205,17 +230,17 @@ class Start:
         """The session is gone: what it was made of is not kept until its turn."""
         self._cancelled.set()
         with self._lock:
-            if not self._taken:
-                self._taken, self._feeds = True, None
+            if self.stage <= Stage.TURN:
+                self.stage, self._feeds = Stage.OVER, None
                 del self.front, self.source
 
     # ---- the thread beside them
 
     def _work(self) -> None:
         with self._lock:
-            if self._taken:
+            if self.stage is not Stage.TURN:  # another thread has it, or the session is gone
                 return
-            self._taken = True
+            self.stage = Stage.KNOWN
         assert self.front is not None, "until this thread has done its work"
         first = weakref.ref(behind(self.front.session))
         runner = lease = None
@@ -233,7 +258,7 @@ class Start:
         except Exception as error:  # the file has changed, no memory: it goes on with the threads that it has
             log.info("placement: runs on the CPU keep %d threads: %s: %s", self._threads, type(error).__name__, error)
         self._feeds = None
-        self.stage = OVER
+        self.stage = Stage.OVER
         with self._lock:
             self._runner, runs, self.runs = runner, self.runs, 0
             self._count(runs)
@@ -266,7 +291,7 @@ class Start:
             uses = uses_of(self.config, self.source)  # that process has left pipelines
         if self._stops:
             return None, None, ""
-        self.stage = OPENING
+        self.stage = Stage.GPU
         early = begin(self.config, self.source.path_or_bytes, uses)
         load(*MODULES)
         nothing_to_gain, lease, why = look_for_gpu(self.config, uses)
@@ -307,7 +332,7 @@ class Start:
         if job is None:
             return None
         payload = [np.ascontiguousarray(value).reshape(-1).view(np.uint8).data for value in feeds.values()]
-        self.stage = SEARCHING
+        self.stage = Stage.SEARCH
         try:
             with self.source.there() as model, _folder() as folder:
                 content = b"" if isinstance(model, str) else model

@@ -520,7 +520,7 @@ def openings(count: int, seed: int, folder: Path) -> dict[str, Any]:
             wrong += not np.allclose(session.run(None, {"x": x})[0], want, rtol=2e-5, atol=2e-5)
             if time.monotonic() >= until_s:
                 break
-        stages[(session._start.stage if session._start is not None else "") or "nothing"] += 1
+        stages[session.stats().get("waits_for") or "nothing"] += 1
         del session
         shutil.rmtree(cache, ignore_errors=True) if cache is not known else None
         if number in moments:

@@ -99,10 +99,10 @@ def test_the_cpu_answers_until_the_gpu_has_won(
     session = begin(model, settings)
     assert session.get_providers() == [CPU]
     assert not session.ready()
-    assert session.stats()["waits_for"] == starting.WAITING
+    assert session.stats()["waits_for"] == starting.Stage.FIRST_RUN.waits_for
     assert_close(session.run(None, feeds), want)
     assert session.stats()["runs_by_candidate"] == {"cpu": 1}
-    assert "the CPU answers, until" in str(session.explain())
+    assert "the CPU answers; the session waits for" in str(session.explain())
     runs = 1
     while not session.ready():
         assert_close(session.run(None, feeds), want)
