@@ -85,5 +85,5 @@ def test_a_table_is_replaced() -> None:
 
 def test_patches_to_propose_are_short() -> None:
     patches = re.findall(r"^```diff\n(.*?)^```", works_with.PAGE.read_text("utf-8"), re.M | re.S)
-    assert len(patches) == 4
+    assert len(patches) == 6
     assert [patch for patch in patches if sum(line[:1] in "+-" for line in patch.splitlines()) > 10] == []
