@@ -55,7 +55,7 @@ NOT_SEARCHED = ("CHANGELOG.md", "decisions/", "benchmarks-log.md", "modules.md",
 """History, and lists of everything: they name all words."""
 
 NOT_FOUND = """<h1>There is no page at this address</h1>
-<p>It may have moved. The search above looks through all pages. Or start from one of these:</p>
+<p>It may have moved. The search above looks through the documents. Or start from one of these:</p>
 <ul>
 <li><a href="{base}">Overview</a></li>
 <li><a href="{base}getting-started/">Getting started</a></li>
