@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -52,6 +53,17 @@ Apache License 2.0. The [notices](THIRD_PARTY_NOTICES.md) name the work of other
 DECISIONS = "decisions/index.md"
 NOT_SEARCHED = ("CHANGELOG.md", "decisions/", "benchmarks-log.md", "modules.md", "THIRD_PARTY_NOTICES.md")
 """History, and lists of everything: they name all words."""
+
+NOT_FOUND = """<h1>There is no page at this address</h1>
+<p>It may have moved. The search above looks through the documents. Or start from one of these:</p>
+<ul>
+<li><a href="{base}">Overview</a></li>
+<li><a href="{base}getting-started/">Getting started</a></li>
+<li><a href="{base}commands/">What the commands print</a></li>
+<li><a href="{base}OPERATORS/">Operators</a></li>
+<li><a href="{base}SUPPORT/">Where to ask</a></li>
+</ul>"""
+"""base: of the site, from the root of its server: the page is shown at addresses of any depth."""
 
 MIN_WORDS = 8
 """Of an entry of the reference: a name and a sentence."""
@@ -131,8 +143,16 @@ def settings(repository: str = "") -> dict[str, Any]:
             "repo_url": repository,
             "repo_name": "/".join(repository.split("/")[-2:]),
             "edit_uri": f"edit/{BRANCH}/docs",
+            "site_url": address(repository),
         }
     return project
+
+
+def address(repository: str) -> str:
+    """Where GitHub publishes the pages of a repository. The page for unknown addresses needs it: its links start at the
+    root of the server."""
+    owner, name = repository.split("/")[-2:]
+    return f"https://{owner.lower()}.github.io/{name}/"
 
 
 def in_nav(nav: Iterable[Any]) -> list[str]:
@@ -171,6 +191,7 @@ def build(folder: Path, repository: str = "") -> None:
             sys.exit(f"api.md: these names render empty: {', '.join(problems)}")
         for page, name in AT_ROOT.items():
             _edit(staged / "site" / page, f"edit/{BRANCH}/docs/{page}", f"edit/{BRANCH}/{name}")
+        _say_where_to_go(staged / "site" / "404.html", urlsplit(address(repository)).path if repository else "/")
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(staged / "site", folder)
 
@@ -178,6 +199,14 @@ def build(folder: Path, repository: str = "") -> None:
 def _edit(page: Path, path: str, real: str) -> None:
     html = page.with_suffix(".html") if page.stem == "index" else page.with_suffix("") / "index.html"
     html.write_text(html.read_text("utf-8").replace(path, real), "utf-8")
+
+
+def _say_where_to_go(html: Path, base: str) -> None:
+    """Zensical's page for unknown addresses has a heading and nothing else."""
+    before, heading, after = html.read_text("utf-8").partition("<h1>404 - Not found</h1>")
+    if not heading:
+        sys.exit(f"{html.name}: zensical writes another heading; see _say_where_to_go")
+    html.write_text(before + NOT_FOUND.format(base=base) + after, "utf-8")
 
 
 def empty_names(site: Path) -> list[str]:

@@ -29,19 +29,31 @@ TABLE = "| package | what ran | nodes on the GPU | answers | with onnxruntime | 
 TIMEOUT_S = 1500
 
 PINS: Mapping[str, tuple[str, ...]] = {
+    "chromadb": ("chromadb==1.5.9",),
     "ddddocr": ("ddddocr==1.6.1",),
+    "fast_plate_ocr": ("fast-plate-ocr==1.1.0", "onnxruntime"),
     "fastembed": ("fastembed==0.9.1",),
     "faster_whisper": ("faster-whisper==1.2.1",),
     "flashrank": ("flashrank==0.2.10",),
+    "insightface": ("insightface==2.1", "onnxruntime"),
+    "keras": ("keras==3.15.1", "torch", "onnxscript"),
+    "kokoro_onnx": ("kokoro-onnx==0.6.1",),
+    "livekit_silero": ("livekit-plugins-silero==1.8.9",),
     "magika": ("magika==1.0.3",),
+    "mlflow": ("mlflow-skinny==3.17.2", "pandas", "onnx"),
     "nudenet": ("nudenet==3.4.2",),
     "onnx_asr": ("onnx-asr==0.12.0",),
+    "optimum": ("optimum-onnx[onnxruntime]==0.1.0",),
     "piper": ("piper-tts==1.8.0",),
+    "pymupdf_layout": ("pymupdf-layout==1.28.2", "pymupdf4llm==1.28.2"),
     "rapidocr": ("rapidocr-onnxruntime==1.4.4",),
     "rapidocr3": ("rapidocr==3.10.0", "onnxruntime"),
     "rembg": ("rembg==2.0.86",),
     "scikit_learn": ("skl2onnx==1.20.0", "scikit-learn"),
+    "sentence_transformers": ("sentence-transformers[onnx]==5.7.0",),
     "silero_vad": ("silero-vad==6.2.3",),
+    "speechmos": ("speechmos==0.0.1.1", "librosa"),
+    "swift_f0": ("swift-f0==0.3.0",),
 }
 """Of tests/clients/programs.py -> what it installs; the first is the package."""
 
@@ -163,6 +175,11 @@ def page(text: str, entries: Sequence[Mapping[str, Any]]) -> str:
     return before + rows(entries, programs()) + re.sub(r"\A(\|.*\n)*", "", rest)
 
 
+def recorded() -> dict[str, dict[str, Any]]:
+    """By program. Read again for each entry: other packages may be tried at the same time."""
+    return {entry["program"]: entry for entry in json.loads(RECORD.read_text("utf-8"))}
+
+
 def write(record: Mapping[str, Mapping[str, Any]]) -> None:
     """The record, and the page from it."""
     entries = [record[name] for name in sorted(record)]
@@ -179,15 +196,14 @@ def main() -> int:
     unknown = sorted(set(arguments.packages) - set(PINS))
     if unknown:
         parser.error(f"no such package: {', '.join(unknown)}")
-    record = {entry["program"]: entry for entry in json.loads(RECORD.read_text("utf-8"))}
     failed = []
     for name in [] if arguments.table else arguments.packages or PINS:
-        record[name] = tried(arguments.python or interpreter(name), name)
-        print(f"{name}: {record[name]['result']}, {record[name]['nodes']}", flush=True)
-        if record[name]["result"] != "the same":
+        entry = tried(arguments.python or interpreter(name), name)
+        print(f"{name}: {entry['result']}, {entry['nodes']}", flush=True)
+        if entry["result"] != "the same":
             failed.append(name)
-        write(record)
-    write(record)
+        write({**recorded(), name: entry})
+    write(recorded())
     return 1 if failed else 0
 
 

@@ -70,7 +70,7 @@ def doctor(
         elif text:
             _print_text(nothing)
         else:
-            shared.out.print(shared.lines(trouble))
+            shared.out.print(shared.lines(trouble), soft_wrap=True)
         raise typer.Exit(2)
     chosen, device = pick(infos, config.adapter), Device()
     if not json and not text:

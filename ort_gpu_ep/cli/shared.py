@@ -205,7 +205,7 @@ def acknowledged() -> Iterator[None]:
 def _say_error(error: Exception) -> None:
     """Its further lines are indented: none of them looks like one that a command begins."""
     text = "\n".join((str(error), *getattr(error, "__notes__", ())))
-    err.print(Text.assemble((type(error).__name__, "red"), ": ", lines(text.replace("\n", "\n  "))))
+    err.print(Text.assemble((type(error).__name__, "red"), ": ", lines(text.replace("\n", "\n  "))), soft_wrap=True)
 
 
 def lines(text: str) -> Text:

@@ -136,6 +136,241 @@ def scikit_learn() -> Any:
     return found
 
 
+def speechmos() -> Any:
+    """Scores of speech by networks of the wheel: DNSMOS, AECMOS and PLCMOS."""
+    from speechmos import aecmos, dnsmos, plcmos
+
+    from tests.clients.programs import kept
+
+    sound = voice(9.1)
+    echo = np.roll(sound, 4000) / 3
+    found = []
+    for kind in ("dnsmos", "dnsmos_personalized"):
+        found.append(dnsmos.run(sound, 16000, model_type=kind))
+        kept(dnsmos.dnsmos)
+    clips = {"lpb": echo, "mic": sound + echo, "enh": sound}
+    found.append(aecmos.run(clips, 16000, talk_type="dt"))
+    kept(aecmos.aecmos)
+    np.random.seed(11)  # the raters that it draws
+    found.append(plcmos.run(sound, 16000))
+    kept(plcmos.plcmos)
+    return [{name: float(score) for name, score in scores.items() if name.endswith("mos")} for scores in found]
+
+
+def swift_f0() -> Any:
+    """The pitch of a voice, and how sure it is, by the model of the wheel."""
+    from swift_f0 import SwiftF0
+
+    from tests.clients.programs import kept
+
+    result = kept(SwiftF0()).detect(voice(), 16000)
+    return [result.pitch_hz.tolist(), result.confidence.tolist()]
+
+
+def optimum() -> Any:
+    """A small BERT and a small Llama, exported by it: scores of classes, tokens of a greedy and of a beam search."""
+    from optimum.onnxruntime import ORTModelForCausalLM, ORTModelForSequenceClassification
+    from transformers import AutoTokenizer
+
+    from tests.clients.programs import kept
+
+    own_models.encoder(Path("encoder"))
+    own_models.decoder(Path("decoder"))
+    tokenizer = AutoTokenizer.from_pretrained("encoder")
+    classes = kept(ORTModelForSequenceClassification.from_pretrained("encoder", export=True))
+    scores = classes(**tokenizer(list(SENTENCES), padding=True, return_tensors="pt")).logits
+    writer = kept(ORTModelForCausalLM.from_pretrained("decoder", export=True))
+    prompt = tokenizer(SENTENCES[0], return_token_type_ids=False, return_tensors="pt")
+    texts = [writer.generate(**prompt, max_new_tokens=24, do_sample=False, num_beams=beams) for beams in (1, 3)]
+    return [scores.tolist(), *(text.tolist() for text in texts)]
+
+
+def sentence_transformers() -> Any:
+    """Embeddings of three sentences with backend="onnx", by a small BERT that it exports."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+
+    from tests.clients.programs import kept
+
+    own_models.encoder(Path("encoder"))
+    body = Transformer("encoder")
+    SentenceTransformer(modules=[body, Pooling(body.get_word_embedding_dimension())]).save("sentences")
+    client = kept(SentenceTransformer("sentences", backend="onnx", model_kwargs={"export": True}))
+    return client.encode(list(SENTENCES)).tolist()
+
+
+def chromadb() -> Any:
+    """A collection's nearest documents and distances, by a small model in the place of all-MiniLM-L6-v2."""
+    from chromadb import EphemeralClient, Settings
+    from chromadb.utils.embedding_functions import ONNXMiniLM_L6_V2
+
+    from tests.clients.programs import kept
+
+    ONNXMiniLM_L6_V2.DOWNLOAD_PATH = Path("minilm").absolute()
+    folder = ONNXMiniLM_L6_V2.DOWNLOAD_PATH / ONNXMiniLM_L6_V2.EXTRACTED_FOLDER_NAME
+    folder.mkdir(parents=True)
+    own_models.tokenizer(folder)
+    own_models.text_model(folder / "model.onnx", 384)
+    (folder / "vocab.txt").write_text("\n".join(own_models.WORDS), "utf-8")
+    embedding = kept(ONNXMiniLM_L6_V2())
+    collection = EphemeralClient(Settings(anonymized_telemetry=False)).create_collection(
+        "sentences", embedding_function=embedding
+    )
+    collection.add([str(i) for i in range(len(SENTENCES))], documents=list(SENTENCES))
+    nearest = collection.query(query_texts=["a fast cat", "gpu models"], n_results=3)
+    return [nearest["ids"], nearest["distances"]]
+
+
+def mlflow() -> Any:
+    """The scores of a table of rows, by a small model that it saved and loaded as a pyfunc."""
+    import mlflow.onnx
+    import onnx
+    import pandas
+
+    from tests.clients.programs import kept
+
+    own_models.scores_of_rows(Path("rows.onnx"), 8)
+    mlflow.onnx.save_model(onnx.load("rows.onnx"), "saved")
+    client = kept(mlflow.pyfunc.load_model("saved"))
+    rows = np.random.default_rng(12).standard_normal((50, 8)).astype("f")
+    return client.predict(pandas.DataFrame(rows))["scores"].tolist()
+
+
+def kokoro_onnx() -> Any:
+    """The sound of a sentence, by a small model in the place of Kokoro-82M."""
+    from kokoro_onnx import Kokoro
+
+    from tests.clients.programs import kept
+
+    own_models.speech_model(Path("kokoro.onnx"))
+    styles = np.random.default_rng(13).standard_normal((510, 1, 256)).astype("f")
+    with open("voices.bin", "wb") as file:
+        np.savez(file, own=styles)
+    client = kept(Kokoro("kokoro.onnx", "voices.bin"))
+    sound, rate = client.create("The cat sleeps on the mat.", voice="own", speed=1.1)
+    return [rate, sound[::16].tolist()]
+
+
+def pymupdf_layout() -> Any:
+    """The Markdown of a drawn page with a heading, two columns and a table; the kinds and boxes of its blocks."""
+    import pymupdf.layout
+    import pymupdf4llm
+
+    from tests.clients.programs import kept
+
+    document = kept(pymupdf.open())
+    sheet = document.new_page(width=420, height=420)
+    sheet.insert_text((40, 50), "Graphics 2026", fontsize=22)
+    for left in (40, 220):
+        sheet.insert_textbox(
+            (left, 70, left + 160, 210), "A processing unit runs many threads at once. " * 5, fontsize=9
+        )
+    for row in range(4):
+        for column in range(3):
+            box = pymupdf.Rect(40 + 110 * column, 230 + 24 * row, 150 + 110 * column, 254 + 24 * row)
+            sheet.draw_rect(box)
+            sheet.insert_text((box.x0 + 6, box.y0 + 16), f"{'abc'[column]}{row}", fontsize=10)
+    return [pymupdf4llm.to_markdown(document), sheet.get_layout()]
+
+
+def livekit_silero() -> Any:
+    """The probability of speech for each window, by the silero_vad of the wheel."""
+    from livekit.plugins.silero import onnx_model
+
+    from tests.clients.programs import kept
+
+    client = kept(onnx_model.OnnxModel(onnx_session=onnx_model.new_inference_session(True), sample_rate=16000))
+    windows = voice(2.0)[: 512 * 60].reshape(60, 512)
+    return [client(window) for window in windows]
+
+
+def insightface() -> Any:
+    """Embeddings of two faces, before and after the session is pickled, by a small model in the place of ArcFace."""
+    import pickle
+
+    from insightface.model_zoo import get_model
+
+    from tests.clients.programs import kept, page
+
+    own_models.face_model(Path("arcface.onnx"))
+    client = kept(get_model("arcface.onnx", providers=["CPUExecutionProvider"]))
+    faces = [np.asarray(page((text,), (112, 112))) for text in ("a", "b")]
+    before = client.get_feat(faces)
+    client.session = kept(pickle.loads(pickle.dumps(client.session)))
+    return [before.tolist(), client.get_feat(faces).tolist()]
+
+
+def fast_plate_ocr() -> Any:
+    """The letters of two plates and how sure they are, by a small model that it loads."""
+    from fast_plate_ocr import LicensePlateRecognizer
+
+    from tests.clients.programs import kept, page
+
+    letters = "0123456789ABC_"
+    own_models.plate_model(Path("plate.onnx"), 6, len(letters))
+    Path("plate.yaml").write_text(
+        f"max_plate_slots: 6\nalphabet: {letters!r}\npad_char: '_'\nimg_height: 32\nimg_width: 64\n"
+        "image_color_mode: grayscale\n",
+        "utf-8",
+    )
+    client = kept(LicensePlateRecognizer(onnx_model_path="plate.onnx", plate_config_path="plate.yaml"))
+    plates = [np.asarray(page((text,), (64, 32), 16).convert("L")) for text in ("AB12", "7C7")]
+    read = client.run(plates, return_confidence=True)
+    return [[each.plate, np.asarray(each.char_probs).tolist()] for each in read]
+
+
+def keras() -> Any:
+    """A network with convolutions and a GRU that it exported: scores of four pictures."""
+    import os
+
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras as package
+    import onnxruntime
+
+    from tests.clients.programs import kept
+
+    package.utils.set_random_seed(16)
+    layers = package.layers
+    model = package.Sequential(
+        [
+            layers.Input((16, 16, 3)),
+            layers.Conv2D(8, 3, activation="relu"),
+            layers.BatchNormalization(),
+            layers.Reshape((14, 112)),
+            layers.GRU(12, return_sequences=True),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(5, activation="softmax"),
+        ]
+    )
+    pictures = np.random.default_rng(17).random((4, 16, 16, 3), np.float32)
+    model(pictures)
+    model.export("model.onnx", format="onnx")
+    session = kept(onnxruntime.InferenceSession("model.onnx"))
+    return session.run(None, {session.get_inputs()[0].name: pictures})[0].tolist()
+
+
 MORE: dict[str, Callable[[], Any]] = {
-    f.__name__: f for f in (rapidocr3, faster_whisper, onnx_asr, piper, fastembed, flashrank, rembg, scikit_learn)
+    f.__name__: f
+    for f in (
+        rapidocr3,
+        faster_whisper,
+        onnx_asr,
+        piper,
+        fastembed,
+        flashrank,
+        rembg,
+        scikit_learn,
+        speechmos,
+        swift_f0,
+        optimum,
+        sentence_transformers,
+        chromadb,
+        mlflow,
+        kokoro_onnx,
+        pymupdf_layout,
+        livekit_silero,
+        insightface,
+        fast_plate_ocr,
+        keras,
+    )
 }

@@ -145,3 +145,151 @@ def mask_model(path: Path) -> None:
         [helper.make_tensor_value_info("mask", TensorProto.FLOAT, [1, 1, 320, 320])],
         weights,
     )
+
+
+def encoder(folder: Path) -> None:
+    """A BERT of transformers: two layers of width 64, its tokenizer, and a head of three classes."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+    torch.manual_seed(7)
+    folder.mkdir(parents=True)
+    (folder / "vocab.txt").write_text("\n".join(WORDS), "utf-8")
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    config = BertConfig(len(WORDS), 64, 2, 4, 128, max_position_embeddings=64, num_labels=3, initializer_range=0.3)
+    BertForSequenceClassification(config).eval().save_pretrained(folder)
+
+
+def decoder(folder: Path) -> None:
+    """A Llama of transformers: two layers of width 64, two heads of keys for four of queries; and a tokenizer."""
+    import torch
+    from transformers import BertTokenizerFast, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(7)
+    folder.mkdir(parents=True)
+    (folder / "vocab.txt").write_text("\n".join(WORDS), "utf-8")
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    config = LlamaConfig(
+        len(WORDS),
+        64,
+        128,
+        2,
+        4,
+        2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        bos_token_id=2,
+        eos_token_id=3,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).eval().save_pretrained(folder)
+
+
+def scores_of_rows(path: Path, columns: int) -> None:
+    """Rows [rows, columns] -> their scores [rows, 3]: two layers."""
+    rng = np.random.default_rng(9)
+    weights = {
+        "a": rng.standard_normal((columns, 16)).astype("f"),
+        "b": rng.standard_normal(16).astype("f"),
+        "c": rng.standard_normal((16, 3)).astype("f"),
+    }
+    nodes = [
+        helper.make_node("Gemm", ["x", "a", "b"], ["p"]),
+        helper.make_node("Tanh", ["p"], ["q"]),
+        helper.make_node("MatMul", ["q", "c"], ["r"]),
+        helper.make_node("Softmax", ["r"], ["scores"]),
+    ]
+    _saved(
+        path,
+        nodes,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", columns])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["rows", 3])],
+        weights,
+    )
+
+
+def speech_model(path: Path) -> None:
+    """Tokens [1, n], a style [1, 256] and a speed [1] -> sound: the inputs of Kokoro."""
+    rng = np.random.default_rng(10)
+    weights = {
+        "table": rng.standard_normal((178, 32)).astype("f"),
+        "styles": rng.standard_normal((256, 32)).astype("f") / 16,
+        "filters": rng.standard_normal((32, 1, 600)).astype("f") / 8,
+        "flat": np.array([-1]),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "tokens"], ["words"]),
+        helper.make_node("MatMul", ["style", "styles"], ["how"]),
+        helper.make_node("Mul", ["words", "how"], ["x"]),
+        helper.make_node("Div", ["x", "speed"], ["scaled"]),
+        helper.make_node("Transpose", ["scaled"], ["rows"], perm=[0, 2, 1]),
+        helper.make_node("ConvTranspose", ["rows", "filters"], ["wave"], strides=[300]),
+        helper.make_node("Tanh", ["wave"], ["bounded"]),
+        helper.make_node("Reshape", ["bounded", "flat"], ["audio"]),
+    ]
+    _saved(
+        path,
+        nodes,
+        [
+            helper.make_tensor_value_info("tokens", TensorProto.INT64, [1, "tokens"]),
+            helper.make_tensor_value_info("style", TensorProto.FLOAT, [1, 256]),
+            helper.make_tensor_value_info("speed", TensorProto.FLOAT, [1]),
+        ],
+        [helper.make_tensor_value_info("audio", TensorProto.FLOAT, ["samples"])],
+        weights,
+    )
+
+
+def face_model(path: Path) -> None:
+    """A face [n, 3, 112, 112] -> its embedding [n, 64]: the inputs of ArcFace."""
+    rng = np.random.default_rng(14)
+    weights = {
+        "a": rng.standard_normal((8, 3, 3, 3)).astype("f") / 5,
+        "slope": np.full((8, 1, 1), 0.25, "f"),
+        "b": rng.standard_normal((16, 8, 3, 3)).astype("f") / 8,
+        "c": rng.standard_normal((16, 64)).astype("f"),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "a"], ["p"], pads=[1] * 4, strides=[2, 2]),
+        helper.make_node("PRelu", ["p", "slope"], ["q"]),
+        helper.make_node("Conv", ["q", "b"], ["r"], pads=[1] * 4, strides=[2, 2]),
+        helper.make_node("GlobalAveragePool", ["r"], ["s"]),
+        helper.make_node("Flatten", ["s"], ["t"]),
+        helper.make_node("MatMul", ["t", "c"], ["embedding"]),
+    ]
+    _saved(
+        path,
+        nodes,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 112, 112])],
+        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["n", 64])],
+        weights,
+    )
+
+
+def plate_model(path: Path, slots: int, letters: int) -> None:
+    """Plates [n, 32, 64, 1] of bytes -> scores of the letters [n, slots, letters]."""
+    rng = np.random.default_rng(15)
+    weights = {
+        "whole": np.array(255, "f"),
+        "a": rng.standard_normal((8, 1, 4, 4)).astype("f"),
+        "b": rng.standard_normal((8 * 8 * 16, slots * letters)).astype("f") / 8,
+        "places": np.array([0, slots, letters]),
+    }
+    nodes = [
+        helper.make_node("Cast", ["input"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Div", ["floats", "whole"], ["x"]),
+        helper.make_node("Transpose", ["x"], ["planes"], perm=[0, 3, 1, 2]),
+        helper.make_node("Conv", ["planes", "a"], ["p"], strides=[4, 4]),
+        helper.make_node("Relu", ["p"], ["q"]),
+        helper.make_node("Flatten", ["q"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "b"], ["scores"]),
+        helper.make_node("Reshape", ["scores", "places"], ["rows"]),
+        helper.make_node("Softmax", ["rows"], ["plate"], axis=-1),
+    ]
+    _saved(
+        path,
+        nodes,
+        [helper.make_tensor_value_info("input", TensorProto.UINT8, ["n", 32, 64, 1])],
+        [helper.make_tensor_value_info("plate", TensorProto.FLOAT, ["n", slots, letters])],
+        weights,
+    )

@@ -128,7 +128,8 @@ def sessions() -> list[dict[str, Any]]:
     """What the kept clients' sessions of this package say of themselves; none without `ort-gpu-ep exec`."""
     from onnxruntime import InferenceSession
 
-    found = [s for s in gc.get_objects() if isinstance(s, InferenceSession) and hasattr(s, "explain")]
+    # by type(): isinstance() looks through weak proxies, of which some packages leave dead ones
+    found = [s for s in gc.get_objects() if issubclass(type(s), InferenceSession) and hasattr(s, "explain")]
     return [
         {
             "gpu": s.explain().count("gpu"),

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,7 @@ from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.health.conformance import cases
 from tests.conformance.test_conformance import is_refused, recorded, unlike
 
+ROOT = Path(__file__).resolve().parents[2]
 DAILY = ("adreno-6xx", "mali-g7x", "intel-uhd", "apple-m1", "amd-rdna")
 OTHERS = [name for name in classes() if name != "minimum"]
 
@@ -125,6 +128,14 @@ def test_the_data_of_each_class() -> None:
             assert own <= value if limit.startswith("min") else own >= value, (name, limit)
     with pytest.raises(ConfigError, match="there are minimum, adreno-6xx"):
         named("voodoo")
+
+
+def test_the_page_names_each_class_in_the_order_of_their_file() -> None:
+    text = (ROOT / "docs" / "doctor.md").read_text("utf-8").partition("## Classes of GPUs")[2].partition("\n## ")[0]
+    measured = re.findall(r"^\| ([a-z0-9-]+)[^|]*\| [\d,]+ \|", text, re.M)
+    nightly = re.split(r", | and ", re.search(r"\(([^()]*),\s+which are not in this table", text)[1].replace("\n", " "))  # type: ignore[index]
+    assert measured == ["minimum", *DAILY]
+    assert [name for name in classes() if name not in measured] == nightly
 
 
 HELD = """

@@ -97,3 +97,13 @@ def test_what_renders_empty_is_found(site: Path, tmp_path: Path) -> None:
     (tmp_path / "api").mkdir()
     (tmp_path / "api" / "index.html").write_text("", "utf-8")
     assert "ort_gpu_ep.generation.generator.Generator" in build_site.empty_names(tmp_path)
+
+
+def test_the_page_for_unknown_addresses_leads_on_from_any_depth(site: Path) -> None:
+    html = (site / "404.html").read_text("utf-8")
+    leads = re.findall(r'(?:href|src)="([^"#]*)"', html)
+    own = [at for at in leads if not re.match(r"[a-z]+:", at)]
+    assert "There is no page at this address" in html
+    assert [at for at in own if not at.startswith("/ort-gpu-ep/")] == []
+    pages = [site / at.removeprefix("/ort-gpu-ep/") for at in own]
+    assert [str(page) for page in pages if not (page.is_file() or (page / "index.html").is_file())] == []
