@@ -151,7 +151,8 @@ class Device:
 
 
 DEVICES = tuple(
-    Device(kind, units, *SMALL_GPUS[kind]) for kind, units in (("intel-uhd", 3), ("mali-g7x", 14), ("apple-m1", 8))
+    Device(kind, units, SMALL_GPUS[kind].dispatch_s, SMALL_GPUS[kind].roofs)
+    for kind, units in (("intel-uhd", 3), ("mali-g7x", 14), ("apple-m1", 8))
 )
 H200 = Limits(max_workgroup_nbytes=49152, max_invocations=1024, features=frozenset({"shader-f16"}))
 PRODUCTS = tuple(itertools.product((49, 196, 784, 3136), (64, 256, 1024), (64, 256, 1024, 4608)))
@@ -210,11 +211,8 @@ def test_slow_workgroup_memory_is_read_less(device: Device) -> None:
 def test_what_a_parameter_is_worth_is_counted() -> None:
     """As `python -m benchmarks.small_gpus` does: of LeNet-5's two products one takes other tiles on a phone that reads
     workgroup memory slowly."""
-    kind, (dispatch_s, roofs) = "mali-g7x", SMALL_GPUS["mali-g7x"]
-    figures, graphs = (
-        figures_for("integrated", figures_of(roofs, dispatch_s)),
-        {"lenet5": from_onnx(models.build("lenet5"))},
-    )
+    kind, graphs = "mali-g7x", {"lenet5": from_onnx(models.build("lenet5"))}
+    figures = SMALL_GPUS[kind].figures
     before, slow, same = (
         choices(graphs, limits_of(kind, replace(figures, workgroup_byte_ns=factor * figures.workgroup_byte_ns)))
         for factor in (1.0, 4.0, 0.25)
