@@ -139,7 +139,7 @@ _WRAPPED = """
 """
 
 
-@probe("u32 quotients of what wraps", "arithmetic", fault=("% 3u", "% 5u"))
+@probe("u32 quotients of what wraps", "arithmetic", fault=("% 3u", "% 5u"), cure="opaque_divisors")
 def wrapped(trial: Trial) -> str:
     """/ and % of sums and products beyond 32 bits, which Metal's compiler took for smaller ones. Source:
     crbug.com/517225032."""
@@ -167,7 +167,7 @@ _SELECTED = """
 """
 
 
-@probe("selects by masked bits", "arithmetic", fault=("low == 0u", "low != 0u"))
+@probe("selects by masked bits", "arithmetic", fault=("low == 0u", "low != 0u"), cure="compared_below_one")
 def selected(trial: Trial) -> str:
     """Comparisons with zero of a few bits of a word, one select inside another. Source: crbug.com/543420711."""
     for _ in range(trial.rounds):
@@ -187,7 +187,7 @@ _SIGNS = """
 """
 
 
-@probe("minus and abs", "arithmetic", fault=(r"-abs\(-f\)", "abs(-f)"))
+@probe("minus and abs", "arithmetic", fault=(r"-abs\(-f\)", "abs(-f)"), cure="sign_bits")
 def signs(trial: Trial) -> str:
     """Alone, nested, and inside a select. Source: crbug.com/448294721."""
     for _ in range(trial.rounds):
@@ -216,7 +216,7 @@ _BOUNDS = """
 """
 
 
-@probe("bounds beside a NaN", "arithmetic", fault=(r"vec4<f32>\(0\.25\)", "vec4<f32>(0.3)"))
+@probe("bounds beside a NaN", "arithmetic", fault=(r"\bclamp\(v,", "clamp(v.wzyx,"), cure="scalar_bounds")
 def bounds(trial: Trial) -> str:
     """min, max and clamp of vectors whose first element is NaN leave the others alone. Source: crbug.com/407109052."""
     for _ in range(trial.rounds):
