@@ -42,7 +42,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {{
 
 @probe("f32 arithmetic", "arithmetic", fault=(r"x \* y \+ x", "x * y - x"))
 def f32(trial: Trial) -> str:
-    """x y + x, x / y and sqrt within WGSL's error bounds (2.5 ULP for a division)."""
+    """x y + x, x / y and sqrt within WGSL's error bounds (2.5 ULP for a division), and remainders."""
     worst = 0.0
     for _ in range(trial.rounds):
         x, y = trial.normal(COUNT), trial.normal(COUNT)
@@ -55,6 +55,11 @@ def f32(trial: Trial) -> str:
         }
         for text, want in expected.items():
             worst = max(worst, agree(text, _each(trial, "f32", ("f32", "f32"), text, (x, y), "float32"), want, 1e-6))
+        # far from where the quotient's rounding makes it another one
+        quotients, part = trial.integers(0, 16, COUNT), 0.25 + 0.5 * trial.rng.random(COUNT)
+        z = ((quotients + part) * y).astype(np.float32)
+        want = np.fmod(z.astype(np.float64), wide[1])
+        worst = max(worst, agree("x % y", _each(trial, "f32", ("f32", "f32"), "x % y", (z, y), "float32"), want, 1e-5))
     return f"largest error {worst:.1e}"
 
 
