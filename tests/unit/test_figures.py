@@ -199,10 +199,10 @@ def test_choices_stay_sane_on_other_gpus(device: Device) -> None:
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.kind)
 def test_slow_workgroup_memory_is_read_less(device: Device) -> None:
     """Of a quarter of the speed: larger shares of lanes, which read less for each multiply-add, though they fill fewer
-    units."""
+    units. Where a lane has registers for them."""
     slow = replace(device, roofs=replace(device.roofs, workgroup_nbytes_per_s=device.roofs.workgroup_nbytes_per_s / 4))
     blind, seeing = (
-        lost(slow, figures_for("integrated", figures_of(roofs, slow.dispatch_s)))
+        lost(slow, figures_of(roofs, slow.dispatch_s))
         for roofs in (replace(slow.roofs, workgroup_nbytes_per_s=0.0), slow.roofs)
     )
     assert sum(blind) / len(blind) > 1.13 > 1.06 > sum(seeing) / len(seeing)
@@ -315,6 +315,18 @@ def test_no_form_is_taken_that_a_lane_has_no_registers_for() -> None:
     apple = Target(replace(H200, figures=figures_for("integrated", None, "apple")))
     assert "wide 1024" in row_forms.forms(Target(H200), 10_000)
     assert "wide 1024" not in row_forms.forms(apple, 10_000)
+
+
+@pytest.mark.parametrize("compiler", ["arm", ""])
+def test_where_no_tile_has_registers_those_with_the_fewest_are_left(compiler: str) -> None:
+    """A Mali's 64, or what is assumed of an integrated GPU of another maker, are too few for all of them."""
+    figures = figures_for("integrated", None, compiler)
+    assert figures.lane_registers < min(tile.registers for tile in tiles.TILES)
+    for rows, m, k in PRODUCTS:
+        limits = replace(named("mali-g610").as_limits(), figures=figures)
+        found = shares(TiledProduct(rows, m, Weights(1, k, 1, 1, m, 0, True), target=Target(limits)))
+        assert {tile.name for tile, _ in found.values()} <= {"32x32/4", "32x16/4", "32x64", "16x32/4", "32x32"}
+        assert "32x32/4*1" in found
 
 
 def test_every_figure_says_its_unit_and_is_told_of() -> None:
