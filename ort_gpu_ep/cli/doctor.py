@@ -152,7 +152,8 @@ def _data(
         "health": verdict.health,
         "healthy": verdict.health == HEALTHY,
         "disabled": [{"what": what, "why": why} for what, why in verdict.disabled],
-        "workarounds": [{"what": name, "value": value, "why": q.why} for q in known for name, value in q.workarounds],
+        "workarounds": [{"what": name, "value": value, "why": q.why} for q in known for name, value in q.workarounds]
+        + [{"what": name, "value": 1, "why": why} for name, why in verdict.cures],
         "known_faults": [
             {
                 "what": q.what,
@@ -214,5 +215,9 @@ def _print(chosen: AdapterInfo, device: Device, outcomes: list[Outcome], verdict
     shared.out.print(tested.about(chosen))
     for what, why in verdict.disabled:
         shared.out.print(f"not used from now on: {what}: {why}")
+    for name, why in verdict.cures:
+        shared.out.print(
+            shared.lines(f"workaround from now on: {name}: {why} (please open an issue with doctor --report FILE.zip)")
+        )
     for quirk in known:
         shared.out.print(shared.lines(str(quirk)))

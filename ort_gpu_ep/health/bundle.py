@@ -90,7 +90,7 @@ def summary(report: Mapping[str, Any]) -> list[str]:
         for probe in probes
         if probe["status"] not in ("PASS", "UNSUPPORTED")
     ]
-    faults = [entry["what"] for key in ("known_faults", "disabled") for entry in report.get(key, ())]
+    faults = [entry["what"] for key in ("known_faults", "disabled", "workarounds") for entry in report.get(key, ())]
     ours = {name: shortened(value) for name, value in sorted(os.environ.items()) if name.startswith("ORT_GPU_EP_")}
     adapter = (
         f"{chosen['name']} ({chosen['type']}), {chosen['backend']}, driver {chosen['driver']}"

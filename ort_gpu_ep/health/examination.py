@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ort_gpu_ep.health import helper
@@ -19,7 +19,8 @@ from ort_gpu_ep.processes.child import ending
 class Outcome:
     """What became of a probe. seen: for people. disables: what can't be trusted now.
 
-    unchecked: its shaders passed without bounds checks.
+    unchecked: its shaders passed without bounds checks. cures: rewritings of shaders that the adapter turned out to
+    need while it ran, each with the reason; what follows has run with them.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Outcome:
     time_ms: float = 0.0
     disables: tuple[str, ...] = ()
     unchecked: bool = False
+    cures: tuple[tuple[str, str], ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -86,12 +88,13 @@ def examine(
     begun: a worker that has begun with these probes.
     """
     left, device, deadline = list(names), device or Device(), time.monotonic() + budget_s
-    barren = 0
+    barren, cures = 0, dict[str, str]()
     while left and barren < 2:
         before = len(left)
-        worker, begun = begun or _begun(adapter, left, rounds), None
+        worker, begun = begun or _begun(adapter, left, rounds, cures), None
         for outcome in _one_worker(worker, list(left), device, deadline):
             left.remove(outcome.name)
+            cures |= dict(outcome.cures)
             yield outcome
         barren = barren + 1 if len(left) == before else 0
         if time.monotonic() >= deadline:
@@ -100,9 +103,16 @@ def examine(
         yield Outcome(name, PROBES[name].group, "NOT_RUN", "the time is up" if barren < 2 else "no worker came so far")
 
 
-def _begun(adapter: int, names: Sequence[str], rounds: int) -> Worker:
+def _begun(adapter: int, names: Sequence[str], rounds: int, cures: Collection[str] = ()) -> Worker:
     return Worker(
-        {"task": "probe", "adapter": adapter, "probes": list(names), "rounds": rounds, "seed": secrets.randbits(64)}
+        {
+            "task": "probe",
+            "adapter": adapter,
+            "probes": list(names),
+            "rounds": rounds,
+            "seed": secrets.randbits(64),
+            "cures": list(cures),
+        }
     )
 
 
@@ -136,7 +146,14 @@ def _one_worker(worker: Worker, names: list[str], device: Device, deadline: floa
             passed = line["status"] in ("PASS", "UNSUPPORTED")
             disables = () if passed else current.disables
             yield Outcome(
-                line["name"], current.group, line["status"], line["seen"], line["time_ms"], disables, line["unchecked"]
+                line["name"],
+                current.group,
+                line["status"],
+                line["seen"],
+                line["time_ms"],
+                disables,
+                line["unchecked"],
+                tuple((name, why) for name, why in line["cures"]),
             )
             running, limit_s = False, helper.START_S
             following = names.index(line["name"]) + 1

@@ -21,7 +21,7 @@ from ort_gpu_ep.health.enumeration import look
 from ort_gpu_ep.health.quirks import known as known_quirks
 from ort_gpu_ep.health.quirks import reasons, workarounds_for
 from ort_gpu_ep.health.verdicts import Late, Verdict
-from ort_gpu_ep.health.workarounds import apply, lowered, with_workarounds
+from ort_gpu_ep.health.workarounds import Workaround, apply, lowered, with_workarounds
 from ort_gpu_ep.kernels import profile, tuned
 from ort_gpu_ep.kernels.cost_parameters import Figures, figures_for
 from ort_gpu_ep.kernels.target import MATRIX_ATTENTION, MATRIX_BYTES, MATRIX_UNITS, SHOWN_FEATURES, UNTUNED
@@ -78,7 +78,7 @@ def open_gpu(config: Config, uses: Uses | None = None) -> Gpu:
                 f"{info.name} is not used: {why}. Update its driver, choose another adapter (option adapter), or "
                 f"see `ort-gpu-ep doctor`."
             )
-        changes = workarounds_for(quirks, info)
+        changes = [*workarounds_for(quirks, info), *(Workaround(name, 1, why) for name, why in verdict.cures)]
         gpu = uninterrupted(Gpu.open, with_workarounds(config, changes), maker(config))
         disabled = verdicts.with_quirks(verdict, (*gpu.limits.disabled, *reasons(quirks, info))).disabled
         off = {what for what, _ in disabled}

@@ -46,7 +46,8 @@ class Probe:
     features, registry.PACKED, INLINED, WORKGROUP or ADAPTER. fault: (pattern, replacement) in the text of the shaders
     that the probe compiles, or the name of a fault that `Trial.planted` announces to the probe. quick: part of the
     first use of an adapter. ops: types, for models with one of which it is likewise, where the adapter is hardware:
-    then kernels need no bounds checks, or have another form (`late`). timeout_s: a probe that takes longer hangs.
+    then kernels need no bounds checks, or have another form (`late`). timeout_s: a probe that takes longer hangs. cure:
+    the rewriting of shaders (shaders/rewriting.py) that is made for the fault that it looks for.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Probe:
     quick: bool = False
     timeout_s: float = 30.0
     ops: frozenset[str] = frozenset()
+    cure: str = ""
 
     def is_quick(self, software: bool) -> bool:
         """Whether it is part of the first use of an adapter, by some model. software: the adapter computes on the
@@ -117,13 +119,14 @@ def probe(
     quick: bool = False,
     timeout_s: float = 30.0,
     ops: Collection[str] = (),
+    cure: str = "",
 ) -> Callable[[Callable[[Trial], str]], Callable[[Trial], str]]:
     """Adds a row."""
 
     def add(check: Callable[[Trial], str]) -> Callable[[Trial], str]:
         if name in PROBES:
             raise ValueError(f"two probes are named {name!r}")
-        PROBES[name] = Probe(name, group, check, tuple(disables), fault, quick, timeout_s, frozenset(ops))
+        PROBES[name] = Probe(name, group, check, tuple(disables), fault, quick, timeout_s, frozenset(ops), cure)
         return check
 
     return add

@@ -21,6 +21,7 @@ from ort_gpu_ep import store
 from ort_gpu_ep.device import AdapterInfo
 from ort_gpu_ep.files import open_regular
 from ort_gpu_ep.health.drivers import wgpu_version
+from ort_gpu_ep.health.workarounds import REWRITINGS
 from ort_gpu_ep.kernels.records import FAMILIES, RECORDS, unchecked
 from ort_gpu_ep.kernels.registry import ADAPTER
 from ort_gpu_ep.kernels.target import SHOWN_FEATURES
@@ -29,7 +30,7 @@ from ort_gpu_ep.webgpu import choice
 if TYPE_CHECKING:
     from ort_gpu_ep.health.examination import Outcome
 
-FORMAT = 4
+FORMAT = 5
 HEALTHY, DEGRADED, UNUSABLE = "healthy", "degraded", "unusable"
 
 Late: TypeAlias = tuple[str, tuple[str, ...]]
@@ -46,7 +47,8 @@ class Verdict:
     that ran; doubtful: those of which one has not. late: probes that no model has wanted so far. unchecked: the shader
     files that need no bounds checks by that: of trusted families, and no late probe is about them. shown: what no
     adapter promises and a probe has seen hold (of SHOWN_FEATURES). complete: no probe is left for want of time, or once
-    more has been tried: shaders are in the driver's cache then.
+    more has been tried: shaders are in the driver's cache then. cures: (rewriting of shaders, why) without which a probe
+    fails that passes with it.
     """
 
     disabled: tuple[tuple[str, str], ...] = ()
@@ -59,6 +61,7 @@ class Verdict:
     unchecked: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = ()
     late: tuple[Late, ...] = ()
+    cures: tuple[tuple[str, str], ...] = ()
 
     @property
     def unfit(self) -> str:
@@ -77,8 +80,9 @@ def verdict_of(outcomes: Iterable[Outcome], depth: str, late: Iterable[Late] = (
     late: probes that are left for another model.
     """
     disabled: dict[str, str] = {}
-    trusted, doubtful, shown = set[str](), set[str](), set[str]()
+    trusted, doubtful, shown, cures = set[str](), set[str](), set[str](), dict[str, str]()
     for outcome in outcomes:
+        cures |= dict(outcome.cures)
         if outcome.status in ("NOT_RUN", "UNSUPPORTED"):
             continue
         (trusted if outcome.unchecked else doubtful).update(_families(outcome))
@@ -94,6 +98,7 @@ def verdict_of(outcomes: Iterable[Outcome], depth: str, late: Iterable[Late] = (
             shown=tuple(sorted(shown)),
             doubtful=tuple(sorted(doubtful)),
             late=tuple(late),
+            cures=tuple(cures.items()),
         )
     )
 
@@ -128,18 +133,26 @@ def joined(one: Verdict, other: Verdict) -> Verdict:
             doubtful=tuple(sorted(doubtful)),
             shown=tuple(sorted({*one.shown, *other.shown})),
             late=tuple(entry for entry in one.late if entry in other.late),
+            cures=_cures(one, other),
         )
     )
+
+
+def _cures(one: Verdict, other: Verdict) -> tuple[tuple[str, str], ...]:
+    return tuple((dict(other.cures) | dict(one.cures)).items())
 
 
 def added(quick: Verdict, cached: Verdict) -> Verdict:
     """A quick look at an adapter that has a verdict: it takes nothing back that the doctor has found, and no
     strikes."""
     if cached.depth == "full" and cached.probed:
-        quick = replace(with_quirks(quick, cached.disabled), depth="full")
+        quick = replace(with_quirks(quick, cached.disabled), depth="full", cures=_cures(cached, quick))
     if not cached.complete:  # the first of two looks, each with the time that a session waits
         quick = replace(
-            with_quirks(quick, cached.disabled), shown=tuple(sorted({*quick.shown, *cached.shown})), complete=True
+            with_quirks(quick, cached.disabled),
+            shown=tuple(sorted({*quick.shown, *cached.shown})),
+            complete=True,
+            cures=_cures(cached, quick),
         )
     return replace(quick, strikes=cached.strikes)
 
@@ -203,9 +216,11 @@ def read(cache_path: str, key: str) -> Verdict | None:
 
 
 def _parsed(data: dict[str, Any]) -> Verdict:
-    disabled = tuple((str(what), str(why)) for what, why in data["disabled"])
+    disabled, cures = (tuple((str(what), str(why)) for what, why in data[name]) for name in ("disabled", "cures"))
     if data["depth"] not in ("quick", "full") or type(data["strikes"]) is not int or type(data["probed"]) is not bool:
         raise TypeError(f"depth {data['depth']!r}, strikes {data['strikes']!r}, probed {data['probed']!r}")
+    if not {*dict(cures)} <= {*REWRITINGS}:
+        raise TypeError(f"cures {str(cures)[:100]}, expected rewritings of shaders")
     trusted, shown, files, doubtful = (
         tuple(str(item) for item in data[name]) for name in ("trusted", "shown", "unchecked", "doubtful")
     )
@@ -221,6 +236,7 @@ def _parsed(data: dict[str, Any]) -> Verdict:
         files,
         doubtful,
         late,
+        cures,
     )
 
 

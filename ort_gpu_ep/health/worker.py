@@ -7,8 +7,12 @@ prints a line of JSON before it touches a driver, before and after each probe, a
 that calls exit(0) has not succeeded. Source: TFLite's mini-benchmark, which uses the same code for the same reason.
 What goes wrong in its own Python is printed too: that says nothing about a driver.
 
+A probe that fails runs again with the rewriting of shaders that is its cure; where it passes, the worker goes on with
+that. One that has none looks whether a probe that has one fails, too.
+
 ORT_GPU_EP_DRILL=FAULT@PROBE plants a fault, to see that it is found (docs/doctor.md): `wrong` spoils the probe's shader
-or result; `abort`, `segfault`, `exit` and `hang` happen to the process as the probe begins.
+or result; `miscompile` does so where the driver compiles it, so that a cure helps; `abort`, `segfault`, `exit` and
+`hang` happen to the process as the probe begins.
 """
 
 from __future__ import annotations
@@ -18,11 +22,12 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 DONE = 120
-FAULTS = ("wrong", "abort", "segfault", "exit", "hang")
+FAULTS = ("wrong", "miscompile", "abort", "segfault", "exit", "hang")
 DRILL = "ORT_GPU_EP_DRILL"
 
 
@@ -54,7 +59,7 @@ def _work(pipe: Any, job: dict[str, Any]) -> None:
         _probe(pipe, job, fault, target)
 
 
-def _say(pipe: Any, line: dict[str, object]) -> None:
+def _say(pipe: Any, line: Mapping[str, object]) -> None:
     pipe.write(json.dumps(line) + "\n")
     pipe.flush()
 
@@ -85,21 +90,34 @@ def _probe(pipe: Any, job: dict[str, Any], fault: str, target: str) -> None:
     gpu = Gpu.open(Config(adapter=str(job["adapter"])))
     here = adapters()[gpu.info.index]
     apply(gpu, workarounds_for(shipped(), here))  # a probe sees what sessions get
+    gpu.rewritings |= {*job.get("cures", ())}
     _say(pipe, {"features": sorted(gpu.limits.features), "limits": limits_of(gpu)})
+    if fault == "miscompile":
+        _miscompile(*PROBES[target].fault)
+
+    def check(probe: Any, planted: Any = "") -> dict[str, object]:
+        return _both_ways(gpu, probe.check, partial(_trial, gpu, job, planted))
+
+    under_way = dict[str, str]()
+    cures = Cures(gpu, check, lambda: _say(pipe, under_way))  # a line as at its begin: it has as long again
     for name in _of_libraries() if job["probes"] is None else job["probes"]:
-        _say(pipe, {"start": name})
+        under_way["start"] = name
+        _say(pipe, under_way)
         probe = PROBES[name]
         if name == target:
             _suffer(fault)
         planted = probe.fault if (fault, target) == ("wrong", name) else ""
         start = time.perf_counter()
-        outcome = _both_ways(gpu, probe.check, partial(_trial, gpu, job, planted))
+        outcome = check(probe, planted)
+        if outcome["status"] == "FAIL":
+            outcome = cures.tried(probe, outcome, partial(check, probe, planted))
         _say(
             pipe,
             {
                 "name": name,
                 "time_ms": (time.perf_counter() - start) * 1e3,
                 "units": MATRIX_UNITS in probe.disables,
+                "cures": cures.news(),
                 **outcome,
             },
         )
@@ -144,6 +162,72 @@ def _both_ways(gpu: Any, check: Any, begin: Any) -> dict[str, object]:
     status, passed = _outcome(check, again)
     seen = f"{passed}; only with bounds checks, without: {seen}" if status == "PASS" else seen
     return {"status": status, "seen": seen, "shaders": sorted(trial.shaders | again.shaders), "unchecked": False}
+
+
+class Cures:
+    """The rewritings that a device turns out to need while its probes run: shaders have them from then on.
+
+    check: runs a probe, see _both_ways. longer: told before each further run of the probe that is under way.
+    """
+
+    def __init__(self, gpu: Any, check: Callable[[Any], dict[str, object]], longer: Callable[[], None]) -> None:
+        self._gpu, self._check, self._longer = gpu, check, longer
+        self._why, self._told, self._asked = dict[str, str](), 0, False
+
+    def tried(self, probe: Any, failed: dict[str, object], run: Callable[[], dict[str, object]]) -> dict[str, object]:
+        """What a probe that has failed says in the end: its own cure counts where it passes with it and fails without;
+        one that has none runs again where another's turns out to be needed.
+        """
+        gpu, before = self._gpu, self._gpu.rewritings
+        if probe.cure:
+            gpu.rewritings |= {probe.cure}
+        elif not self._asked:
+            self._asked = True
+            self._ask()
+        if gpu.lost or gpu.rewritings == before:
+            return failed
+        self._longer()
+        again = run()
+        if probe.cure:
+            with_it, gpu.rewritings = gpu.rewritings, before
+            if again["status"] != "PASS" or run()["status"] != "FAIL":  # the latter fails now and then
+                return failed
+            gpu.rewritings = with_it
+            self._why[probe.cure] = f"probe {probe.name!r} fails without it: {failed['seen']}"
+        if again["status"] != "PASS":
+            return failed
+        return again | {"seen": f"{again['seen']}; only with {', '.join(self._why)}, without: {failed['seen']}"}
+
+    def _ask(self) -> None:
+        """Runs the probes that have a cure."""
+        from ort_gpu_ep.health.probe import PROBES
+
+        for probe in PROBES.values():
+            if probe.cure and not self._gpu.lost:
+                self._longer()
+                run = partial(self._check, probe)
+                seen = run()
+                if seen["status"] == "FAIL":
+                    self.tried(probe, seen, run)
+
+    def news(self) -> list[tuple[str, str]]:
+        """What was found since the last call: names, and why."""
+        new = list(self._why.items())[self._told :]
+        self._told += len(new)
+        return new
+
+
+def _miscompile(pattern: str, replacement: str) -> None:
+    """From now on the driver compiles something else where it is given what the pattern finds."""
+    import re
+
+    from ort_gpu_ep.webgpu import native
+    from ort_gpu_ep.webgpu.objects import Device
+
+    trusted, checked = native.trusted_module, Device.create_shader_module
+    spoilt = partial(re.sub, pattern, replacement)
+    native.trusted_module = lambda device, label, code: trusted(device, label, spoilt(code))
+    Device.create_shader_module = lambda self, label, code: checked(self, label, spoilt(code))  # type: ignore[method-assign]
 
 
 def _outcome(check: Any, trial: Any) -> tuple[str, str]:

@@ -96,6 +96,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         "shown": [],
         "unchecked": ["pool.wgsl"],
         "doubtful": ["matvec"],
+        "cures": [["sign_bits", "probe 'minus and abs' fails without it"]],
         "late": [["pool", ["MaxPool", "resize.wgsl"]]],
     },
     "drivers": {

@@ -220,7 +220,7 @@ RADV, MESA_INTEL, WINDOWS_INTEL = "radv", "Intel open-source Mesa driver", "Inte
         (
             "Windows",
             AdapterInfo(0, "Arc", "discrete", "Vulkan", "101.8600", 0x8086, 1, family=WINDOWS_INTEL),
-            ["subgroup"],
+            ["subgroup", "matrix-units", "matrix-units-int8", "matrix-units-attention"],
         ),
         ("Windows", AdapterInfo(0, "Arc", "discrete", "Vulkan", "101.8860", 0x8086, 1, family=WINDOWS_INTEL), []),
         ("Windows", AdapterInfo(0, "RTX", "discrete", "Vulkan", "580.88", 0x10DE, 1, family="NVIDIA"), []),
@@ -248,6 +248,13 @@ RADV, MESA_INTEL, WINDOWS_INTEL = "radv", "Intel open-source Mesa driver", "Inte
             [],
         ),
         ("macOS", AdapterInfo(0, "Apple M3", "integrated", "Metal", "", 0, 0), ["opaque_divisors"]),
+        (
+            "macOS",
+            AdapterInfo(0, "M3", "integrated", "Vulkan", "Mesa 26.2", 0x106B, 1, family="KosmicKrisp"),
+            ["subgroup"],
+        ),
+        ("Windows", AdapterInfo(0, "UHD", "integrated", "D3D12", "31.0.101.5700", 0x8086, 0x4680), []),
+        ("Linux", AdapterInfo(0, "T4", "discrete", "Vulkan", "580.88", 0x10DE, 0x1EB8), ["matrix-units-attention"]),
         (
             "Linux",
             AdapterInfo(0, "Xclipse", "integrated", "Vulkan", "", 0x144D, 1, driver_number=24 << 22),

@@ -151,7 +151,8 @@ class Device:
 
 
 DEVICES = tuple(
-    Device(kind, units, *SMALL_GPUS[kind]) for kind, units in (("intel-uhd", 3), ("mali-g7x", 14), ("apple-m1", 8))
+    Device(kind, units, SMALL_GPUS[kind].dispatch_s, SMALL_GPUS[kind].roofs)
+    for kind, units in (("intel-uhd", 3), ("mali-g7x", 14), ("apple-m1", 8))
 )
 H200 = Limits(max_workgroup_nbytes=49152, max_invocations=1024, features=frozenset({"shader-f16"}))
 PRODUCTS = tuple(itertools.product((49, 196, 784, 3136), (64, 256, 1024), (64, 256, 1024, 4608)))
@@ -198,10 +199,10 @@ def test_choices_stay_sane_on_other_gpus(device: Device) -> None:
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.kind)
 def test_slow_workgroup_memory_is_read_less(device: Device) -> None:
     """Of a quarter of the speed: larger shares of lanes, which read less for each multiply-add, though they fill fewer
-    units."""
+    units. Where a lane has registers for them."""
     slow = replace(device, roofs=replace(device.roofs, workgroup_nbytes_per_s=device.roofs.workgroup_nbytes_per_s / 4))
     blind, seeing = (
-        lost(slow, figures_for("integrated", figures_of(roofs, slow.dispatch_s)))
+        lost(slow, figures_of(roofs, slow.dispatch_s))
         for roofs in (replace(slow.roofs, workgroup_nbytes_per_s=0.0), slow.roofs)
     )
     assert sum(blind) / len(blind) > 1.13 > 1.06 > sum(seeing) / len(seeing)
@@ -210,11 +211,8 @@ def test_slow_workgroup_memory_is_read_less(device: Device) -> None:
 def test_what_a_parameter_is_worth_is_counted() -> None:
     """As `python -m benchmarks.small_gpus` does: of LeNet-5's two products one takes other tiles on a phone that reads
     workgroup memory slowly."""
-    kind, (dispatch_s, roofs) = "mali-g7x", SMALL_GPUS["mali-g7x"]
-    figures, graphs = (
-        figures_for("integrated", figures_of(roofs, dispatch_s)),
-        {"lenet5": from_onnx(models.build("lenet5"))},
-    )
+    kind, graphs = "mali-g7x", {"lenet5": from_onnx(models.build("lenet5"))}
+    figures = SMALL_GPUS[kind].figures
     before, slow, same = (
         choices(graphs, limits_of(kind, replace(figures, workgroup_byte_ns=factor * figures.workgroup_byte_ns)))
         for factor in (1.0, 4.0, 0.25)
@@ -317,6 +315,18 @@ def test_no_form_is_taken_that_a_lane_has_no_registers_for() -> None:
     apple = Target(replace(H200, figures=figures_for("integrated", None, "apple")))
     assert "wide 1024" in row_forms.forms(Target(H200), 10_000)
     assert "wide 1024" not in row_forms.forms(apple, 10_000)
+
+
+@pytest.mark.parametrize("compiler", ["arm", ""])
+def test_where_no_tile_has_registers_those_with_the_fewest_are_left(compiler: str) -> None:
+    """A Mali's 64, or what is assumed of an integrated GPU of another maker, are too few for all of them."""
+    figures = figures_for("integrated", None, compiler)
+    assert figures.lane_registers < min(tile.registers for tile in tiles.TILES)
+    for rows, m, k in PRODUCTS:
+        limits = replace(named("mali-g610").as_limits(), figures=figures)
+        found = shares(TiledProduct(rows, m, Weights(1, k, 1, 1, m, 0, True), target=Target(limits)))
+        assert {tile.name for tile, _ in found.values()} <= {"32x32/4", "32x16/4", "32x64", "16x32/4", "32x32"}
+        assert "32x32/4*1" in found
 
 
 def test_every_figure_says_its_unit_and_is_told_of() -> None:

@@ -139,6 +139,7 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_
     "workgroups",
     disables=ATOMICS,
     fault=(r"atomicStore\(&words\[lane\], lane \+ 1u\)", "atomicAdd(&words[lane], lane + 1u)"),
+    cure="exchanged_stores",
 )
 def stored(trial: Trial) -> str:
     """Two rounds in the same workgroup memory. Source: crbug.com/487773864, a driver whose stores add."""
@@ -243,7 +244,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 )
 
 
-@probe("subgroups", "workgroups", disables=("subgroup",), fault=(r"subgroupAdd\(x\)", "subgroupMax(x)"))
+@probe(
+    "subgroups",
+    "workgroups",
+    disables=("subgroup",),
+    fault=(r"subgroupAdd\(x\)", "subgroupMax(x)"),
+    cure="counted_subgroups",
+)
 def subgroups(trial: Trial) -> str:
     """Sums over subgroups that fill the workgroup, that the workgroup does not fill, and the last of which is filled in
     part."""
