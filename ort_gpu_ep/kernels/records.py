@@ -100,15 +100,18 @@ write; None where its order can't be restored."""
 
 
 def restored_by(
-    shader: str, *names: str, consts: Callable[[Mapping[str, Const]], Mapping[str, Const]] = dict
+    shader: str,
+    *names: str,
+    consts: Callable[[Mapping[str, Const]], Mapping[str, Const]] = dict,
+    optionals: tuple[tuple[str, bool], ...] = (),
 ) -> Inverse:
     """The inverse of a kernel that packs an input by itself. names: what `shader` calls the tensors that it writes.
-    consts: from its constants to those of `shader`."""
+    consts: from its constants to those of `shader`. optionals: of the inverse."""
 
     def inverse(packing: Sequence[Kernel], stored: TensorType) -> Kernel:
         reads = {name: target for name, (_, target) in zip(names, packing[0].writes or (), strict=True)}
         own = consts(dict(packing[0].consts))
-        return kernel(shader, [stored], consts=own, reads=reads, writes={"y": "restored"})
+        return replace(kernel(shader, [stored], consts=own, reads=reads, writes={"y": "restored"}), optionals=optionals)
 
     return inverse
 

@@ -82,12 +82,7 @@ def _is_static(node: BoundNode, outputs: int) -> bool:
     if outputs % 4 or node.input(W_SCALE).size not in (1, outputs):
         return False
     ones = all(node.input(i).size == 1 for i in (X_SCALE, X_ZERO, *ends(node)[:2]) if node.has(i))
-    return (
-        ones
-        and requantized.are_constant(node, folded=True)
-        and not requantized.zero_counts(node, W, W_ZERO)
-        and _may_run(node)
-    )
+    return ones and requantized.are_constant(node) and not requantized.zero_counts(node, W, W_ZERO) and _may_run(node)
 
 
 def _may_run(node: BoundNode) -> bool:

@@ -12,11 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ort_gpu_ep.ir.types import FLOAT32, UINT32, TensorType
-from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.records import ceil_div, record, restored_by
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel
 
 PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (8, 0)}
 """Bits of a code -> bits in the first and in the second plane, as the kernels read them."""
+
+OPTIONALS = (("c", False),)
+"""Of a kernel that brings operands into order, whichever inputs its node has: it is one kernel for all nodes, and what
+it writes is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +108,8 @@ class Layout:
 
 
 def _ordering(shader: str, outputs: Sequence[TensorType], **given: Any) -> Kernel:
-    """A kernel that knows none of its node's optional inputs, so that it is one kernel for all nodes, and what it
-    writes is shared."""
-    return replace(kernel(shader, outputs, **given), optionals=(("c", False),))
+    """A kernel that knows none of its node's optional inputs."""
+    return replace(kernel(shader, outputs, **given), optionals=OPTIONALS)
 
 
 def _restored_codes(packing: Sequence[Kernel], stored: TensorType) -> Kernel | None:
@@ -126,20 +129,18 @@ def _restored_codes(packing: Sequence[Kernel], stored: TensorType) -> Kernel | N
     )
 
 
-def _restored_scales(packing: Sequence[Kernel], stored: TensorType) -> Kernel:
-    own = dict(packing[0].consts)
-    return _ordering(
-        "restore_scales.wgsl",
-        [stored],
-        consts={**{name: own[name] for name in ("N", "PER", "BLOCKS")}, "BLOCK_FIRST": own["TABLE_BLOCK"] == 1},
-        reads=dict(zip(("scales",), (target for _, target in packing[0].writes or ()), strict=True)),
-        writes={"y": "restored"},
-    )
+def _of_scales(k: Mapping[str, Const]) -> dict[str, Const]:
+    """The constants of restore_scales.wgsl."""
+    return {**{name: k[name] for name in ("N", "PER", "BLOCKS")}, "BLOCK_FIRST": k["TABLE_BLOCK"] == 1}
 
 
 record("repack.wgsl", "movement", loop_bound=lambda k: 32 // k["BITS"], inverse=_restored_codes)
 record("restore_codes.wgsl", "movement", loop_bound=lambda k: 2 + k["ELEMENT"] // k["FROM"])
-record("interleave_scales.wgsl", "movement", inverse=_restored_scales)
+record(
+    "interleave_scales.wgsl",
+    "movement",
+    inverse=restored_by("restore_scales.wgsl", "scales", consts=_of_scales, optionals=OPTIONALS),
+)
 record("restore_scales.wgsl", "movement")
 
 

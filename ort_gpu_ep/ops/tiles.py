@@ -372,9 +372,8 @@ def lower_tiled(product: TiledProduct, out: TensorType) -> Lowering:
 
 
 def _lowered(product: TiledProduct, tile: Tile, split: int, choice: Choice, out: TensorType) -> Lowering:
-    """The weights packed, if they don't lie right already; the product; where K is
-    cut and the parts are not added up by the product itself, their sum.
-    """
+    """The weights packed, if they don't lie right already; the product; where K is cut and the parts are not added up by
+    the product itself, their sum."""
     per = ceil_div(ceil_div(product.fours, tile.fours), split)
     rows = product.packed_rows
     kernels, temps = list[Kernel](), list[tuple[str, TensorType]]()
