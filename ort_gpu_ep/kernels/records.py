@@ -324,11 +324,12 @@ def _with_once(built: Lowering, bound: BoundNode) -> Lowering:
 
 
 def _of_constants(built: Lowering, bound: BoundNode, each_run: Collection[str]) -> list[Kernel]:
-    """The kernels that read constants, or what others of these make, and write temporaries that are not `each_run`."""
+    """The kernels that read constants, or what others of these make, and write temporaries that are not `each_run`. One
+    that looks at what data bring is none of them: a run has to hear of it."""
     once, kernels = {*built.once}, list[Kernel]()
     for k in built.kernels:
         targets = [target for _, target in k.writes or ()]
-        if not k.reads or not all(isinstance(target, str) and target not in each_run for target in targets):
+        if k.looks or not k.reads or not all(isinstance(target, str) and target not in each_run for target in targets):
             continue
         if all(at in once if isinstance(at, str) else bound.source(at).is_constant for _, at in k.reads):
             once.update(map(str, targets))

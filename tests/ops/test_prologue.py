@@ -138,16 +138,16 @@ def test_what_no_plan_reads_any_more_is_freed(programs: Any) -> None:
     assert_close(run_program(programs(model), feeds), on_cpu(model, feeds))
 
 
-def completed_with(bound: BoundNode, **facts: Any) -> Lowering:
+def completed_with(bound: BoundNode, reports: bool = False, **facts: Any) -> Lowering:
     """A row that packs input 1, copies input 0 and the packed one, and adds something to `sums` after a first kernel
-    has written it, as `completed` leaves it. facts: of its Lowering."""
+    has written it, as `completed` leaves it. reports: of the kernel that makes `copy`. facts: of its Lowering."""
     x, w = bound.input(0).type, bound.input(1).type
     consts = {"M": w.shape[1], "PADDED": w.shape[0], "CHANNELS": w.shape[0], "TAPS": 1, "FILTERS": w.shape[1]}
     strides = {"W_M": 1, "W_CHANNEL": w.shape[1], "W_TAP": 0}
     kernels = (
         kernel("pack_rows.wgsl", [w], consts=consts | strides, reads={"w": 1}, writes={"y": "packed"}),
         kernel("strided.wgsl", [w], reads={"x": "packed"}, writes={"y": "sums"}),
-        kernel("strided.wgsl", [w], reads={"x": "packed"}, writes={"y": "copy"}),
+        kernel("strided.wgsl", [w], reads={"x": "packed"}, writes={"y": "copy"}, reports=reports),
         kernel("strided.wgsl", [w], reads={"x": 0}, writes={"y": "sums"}),
         kernel("strided.wgsl", [x], reads={"x": "sums"}, writes={"y": 0}),
     )
@@ -162,8 +162,9 @@ def matrices(constant: bool = True, keeps_dense: bool = False) -> BoundNode:
 
 
 def test_what_follows_from_constants_alone_is_made_once() -> None:
-    """But not what another kernel writes in every run, too."""
+    """But not what another kernel writes in every run, too, nor what tells of an index out of range."""
     assert completed_with(matrices()).once == ("packed", "copy")
+    assert completed_with(matrices(), reports=True).once == ("packed",)
     assert completed_with(matrices(constant=False)).once == ()
     assert completed_with(matrices(), kept=("packed",)).once == ()
     assert completed_with(matrices(), stored=(("packed", 0),)).once == ()
