@@ -226,15 +226,16 @@ class Lowering:
 
     deferred: a value that a run brings decides; until then only the types of the outputs are known, as shape inference
     tells them. once: temporaries whose kernels read constants of the graph only: these run once for a program, not in
-    every run. dense: of these, a weight written out whose input is packed. kept: temporaries that are zero before the
-    first run and that every run leaves as it found them. stored: (temporary, output index): outputs that kernels of the
-    same node read again; plain temporaries where the node leaves them out. inverses: (input index, kernel from a `once`
-    temporary to that input): the input need not stay on the device beside the temporary. in_place: other kernels, for
-    where some outputs may be what some inputs were. counted: outputs whose length the kernels find; the temporary that
-    holds it is among `kept`. equal: pairs of a size that follows from counts and what it has to be: a run whose data
-    give another one is noted. scaled: (temporary, input index, whether they are of images): scales of an input, which
-    another node may have found already. Those of images (Scales) may come from what writes the input: with another
-    number of parts, `PARTS` in what reads them.
+    every run; a builder names those that are made of nothing, `completed` finds the others. dense: a weight written out
+    whose input is packed: once where it may stay on the device. kept: temporaries that are zero before the first run
+    and that every run leaves as it found them. stored: (temporary, output index): outputs that kernels of the same node
+    read again; plain temporaries where the node leaves them out. inverses: (input index, kernel from a `once` temporary
+    to that input), filled by `completed`: the input need not stay on the device beside the temporary. in_place: other
+    kernels, for where some outputs may be what some inputs were. counted: outputs whose length the kernels find; the
+    temporary that holds it is among `kept`. equal: pairs of a size that follows from counts and what it has to be: a
+    run whose data give another one is noted. scaled: (temporary, input index, whether they are of images): scales of an
+    input, which another node may have found already. Those of images (Scales) may come from what writes the input: with
+    another number of parts, `PARTS` in what reads them.
     """
 
     outputs: tuple[TensorType | None, ...]

@@ -7,7 +7,7 @@ conversion. The float32 original leaves the device, as that of any weight that w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ort_gpu_ep.ir.types import FLOAT32, HALF, TensorType
@@ -31,6 +31,12 @@ def halved(built: Lowering, bound: BoundNode, weights: Iterable[int]) -> Lowerin
         if operand.fits_half and may_bind and {k.shader for k in packing} <= {ORDER}:
             built = _halved(built, index, operand.type, packing)
     return built
+
+
+def widened(packing: Sequence[Kernel], stored: TensorType) -> Kernel | None:
+    """What gives a weight in float32 back that lies in float16; None for any other conversion."""
+    (half,), ((_, copy),) = packing[0].outputs, packing[0].writes or ()
+    return kernel("convert.wgsl", [stored], reads={"x": copy}, writes={"y": "restored"}) if half.dtype is HALF else None
 
 
 def left_whole(bound: BoundNode, weights: Iterable[int]) -> tuple[str, ...]:
@@ -67,14 +73,7 @@ def _halved(built: Lowering, index: int, weight: TensorType, packing: list[Kerne
         return replace(built, kernels=tuple(kernels), temps=tuple(temps.items()))
     stored = _half(weight)
     lowering = kernel("convert.wgsl", [stored], reads={"x": index}, writes={"y": copy})
-    back = kernel("convert.wgsl", [weight], reads={"x": copy}, writes={"y": "restored"})
-    return replace(
-        built,
-        kernels=(lowering, *kernels),
-        temps=(*temps.items(), (copy, stored)),
-        once=(*built.once, copy),
-        inverses=(*built.inverses, (index, back)),
-    )
+    return replace(built, kernels=(lowering, *kernels), temps=(*temps.items(), (copy, stored)))
 
 
 def _half(tensor: TensorType) -> TensorType:

@@ -1,22 +1,24 @@
 """Records of kernels: facts about each shader file besides its WGSL, written in `ops/` beside the op that uses it.
 
 From it come what the kernel is predicted to take (profile.py), whether a driver would cut its loops short (claim.py),
-and the doctor's probe of it (health/probes/cases.py). The functions of a record are plain arithmetic over constants and
-sizes. `completed` fills in what a row's builder leaves open.
+the doctor's probe of it (health/probes/cases.py), and what undoes it. The functions of a record are plain arithmetic
+over constants and sizes. `completed` fills in what a row's builder leaves open: also which temporaries are made once,
+of constants, and how a weight is restored from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Attribute
-from ort_gpu_ep.ir.symbolic import hint, hints
+from ort_gpu_ep.ir.symbolic import hint, hints, is_symbolic
 from ort_gpu_ep.ir.types import Shape, TensorType
 from ort_gpu_ep.kernels.halves import halved
-from ort_gpu_ep.kernels.registry import Bindings, BoundNode, Kernel, Lowering, OpSpec, View
+from ort_gpu_ep.kernels.registry import Bindings, BoundNode, Const, Kernel, Lowering, OpSpec, View, kernel
 
 FAMILIES: Mapping[str, str] = {
     "product": "a tile of a matrix product in workgroup memory; most convolutions, too",
@@ -92,6 +94,27 @@ def ceil_div(a: int, b: int) -> int:
 
 Count: TypeAlias = Callable[[KernelCall], int]
 
+Inverse: TypeAlias = Callable[[Sequence[Kernel], TensorType], Kernel | None]
+"""From the kernels of a shader that pack an input, and its type, to the kernel that restores the input from what they
+write; None where its order can't be restored."""
+
+
+def restored_by(
+    shader: str,
+    *names: str,
+    consts: Callable[[Mapping[str, Const]], Mapping[str, Const]] = dict,
+    optionals: tuple[tuple[str, bool], ...] = (),
+) -> Inverse:
+    """The inverse of a kernel that packs an input by itself. names: what `shader` calls the tensors that it writes.
+    consts: from its constants to those of `shader`. optionals: of the inverse."""
+
+    def inverse(packing: Sequence[Kernel], stored: TensorType) -> Kernel:
+        reads = {name: target for name, (_, target) in zip(names, packing[0].writes or (), strict=True)}
+        own = consts(dict(packing[0].consts))
+        return replace(kernel(shader, [stored], consts=own, reads=reads, writes={"y": "restored"}), optionals=optionals)
+
+    return inverse
+
 
 @dataclass(frozen=True, slots=True)
 class Random:
@@ -153,7 +176,7 @@ class Record:
     at places that the content of a tensor decides on, and its text does not clamp them: such a kernel keeps its bounds
     checks. pairs: its text also serves 64-bit integers that are pairs of words (Kernel.pairs); others it only may
     store, after fused steps. cases: nodes that show whether the kernel is right; none where a probe in health/probes/
-    is written for it.
+    is written for it. inverse: of a kernel that brings weights into another order.
     """
 
     shader: str
@@ -165,6 +188,7 @@ class Record:
     cases: tuple[Case, ...] = ()
     data_indices: bool = False
     pairs: bool = False
+    inverse: Inverse | None = None
 
 
 RECORDS: dict[str, Record] = {}
@@ -182,6 +206,7 @@ def record(
     cases: Sequence[Case] = (),
     data_indices: bool = False,
     pairs: bool = False,
+    inverse: Inverse | None = None,
 ) -> None:
     """States the record of a shader file. Raises InternalError for a second one, or an unknown family."""
     if shader in RECORDS or family not in FAMILIES:
@@ -193,7 +218,9 @@ def record(
                 else f"got family {family!r}, expected one of {', '.join(FAMILIES)}"
             )
         )
-    RECORDS[shader] = Record(shader, family, loop_bound, flops, nbytes, steps, tuple(cases), data_indices, pairs)
+    RECORDS[shader] = Record(
+        shader, family, loop_bound, flops, nbytes, steps, tuple(cases), data_indices, pairs, inverse
+    )
 
 
 def unchecked(families: Iterable[str]) -> frozenset[str]:
@@ -274,7 +301,50 @@ def completed(spec: OpSpec, bound: BoundNode) -> Lowering:
     if built.in_place is not None:
         kernels = tuple(_complete(spec, bound, k) for k in built.in_place.kernels)
         built = replace(built, in_place=replace(built.in_place, kernels=kernels))
-    return halved(built, bound, spec.weights)
+    built = _with_once(built, bound)
+    stored = halved(built, bound, spec.weights)
+    return built if stored is built else _with_once(stored, bound)
+
+
+def _with_once(built: Lowering, bound: BoundNode) -> Lowering:
+    """With the temporaries that a kernel makes of constants alone, and what restores the weights that it packs.
+
+    What a kernel makes of nothing is only taken where the builder names it: it may cost more memory than time. Dense
+    copies of what is packed are taken where they may stay on the device.
+    """
+    if not built.temps:
+        return built
+    writers = Counter(target for k in built.kernels for _, target in k.writes or ())
+    each_run = {*built.kept, *(name for name, _ in built.stored)}
+    each_run |= {name for name, tensor in built.temps if writers[name] > 1 or is_symbolic(tensor.size)}
+    each_run |= set() if bound.target.limits.keeps_dense else {*built.dense}
+    packing = _of_constants(built, bound, each_run)
+    once = dict.fromkeys((*built.once, *(str(target) for k in packing for _, target in k.writes or ())))
+    return replace(built, once=tuple(once), inverses=tuple(_inverses(packing, bound)))
+
+
+def _of_constants(built: Lowering, bound: BoundNode, each_run: Collection[str]) -> list[Kernel]:
+    """The kernels that read constants, or what others of these make, and write temporaries that are not `each_run`. One
+    that looks at what data bring is none of them: a run has to hear of it."""
+    once, kernels = {*built.once}, list[Kernel]()
+    for k in built.kernels:
+        targets = [target for _, target in k.writes or ()]
+        if k.looks or not k.reads or not all(isinstance(target, str) and target not in each_run for target in targets):
+            continue
+        if all(at in once if isinstance(at, str) else bound.source(at).is_constant for _, at in k.reads):
+            once.update(map(str, targets))
+            kernels.append(k)
+    return kernels
+
+
+def _inverses(packing: Sequence[Kernel], bound: BoundNode) -> Iterator[tuple[int, Kernel]]:
+    """Of each input the first kernel that restores it, by the record of what packs it."""
+    for at in dict.fromkeys(at for k in packing for _, at in k.reads or () if isinstance(at, int)):
+        readers = [k for k in packing if any(source == at for _, source in k.reads or ())]
+        inverse = next((record.inverse for k in readers if (record := record_of(k.shader)).inverse), None)
+        own = [k for k in readers if record_of(k.shader).inverse is inverse]
+        if inverse is not None and (restoring := inverse(own, bound.source(at).type)) is not None:
+            yield at, restoring
 
 
 def _single(bound: BoundNode, built: Kernel) -> Lowering:

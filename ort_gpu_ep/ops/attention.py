@@ -3,8 +3,9 @@ by fusion)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -13,11 +14,12 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import BOOL, FLOAT32, FLOATS, DType, Shape, TensorType, names
 from ort_gpu_ep.kernels.cost_parameters import Figures
+from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
 from ort_gpu_ep.kernels.registry import (
     BoundNode,
     Const,
-    Kernel,
+    Lowering,
     Operand,
     Rounded,
     broadcast,
@@ -105,7 +107,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Share:
     """How a workgroup shares its queries and keys, see attention.wgsl."""
 
     queries: int
@@ -124,14 +126,14 @@ class Form:
         return f"{self.per_lane} x {self.queries} queries, {self.parts} parts, {self.slices} slices{fewer}"
 
 
-def registers_of(problem: Problem, form: Form) -> int:
+def registers_of(problem: Problem, form: Share) -> int:
     """Of an invocation: its queries and sums, and the keys' vectors, then the values', whose loads a compiler moves
     up."""
     own, ahead = form.per_lane * (problem.dq + problem.dv), form.keys * max(problem.dq, problem.dv)
     return 4 * (own + ahead) // form.parts + OTHER_REGISTERS
 
 
-def forms_of(problem: Problem, target: Target) -> list[Form]:
+def forms_of(problem: Problem, target: Target) -> list[Share]:
     """All that the adapter allows and that may be worth it. Where its compiler loads ahead, those that fit into the
     registers of an invocation, with as many keys at a time as do; if none does, those that come closest.
     """
@@ -139,7 +141,7 @@ def forms_of(problem: Problem, target: Target) -> list[Form]:
     if not target.figures.loads_ahead:
         return forms
     fewer = [replace(form, keys=keys) for form in forms for keys in (KEYS, KEYS // 2, 1)]
-    fitting: dict[Form, Form] = {}
+    fitting: dict[Share, Share] = {}
     for form in fewer:
         if registers_of(problem, form) <= most:
             fitting.setdefault(replace(form, keys=KEYS), form)
@@ -149,7 +151,7 @@ def forms_of(problem: Problem, target: Target) -> list[Form]:
     return [form for form in fewer if registers_of(problem, form) == least]
 
 
-def _forms_of(problem: Problem, target: Target) -> Iterator[Form]:
+def _forms_of(problem: Problem, target: Target) -> Iterator[Share]:
     """Full workgroups, as far as there are keys and registers for them; eight parts where four may not fit."""
     most, by = min(256, target.limits.max_invocations), target.figures
     quads = target.limits.allow("attention.wgsl", "subgroup")
@@ -169,17 +171,17 @@ def _forms_of(problem: Problem, target: Target) -> Iterator[Form]:
                 yield from _sliced(queries, per_lane, parts, hint(problem.keys), most)
 
 
-def _sliced(queries: int, per_lane: int, parts: int, keys: int, most: int) -> Iterator[Form]:
+def _sliced(queries: int, per_lane: int, parts: int, keys: int, most: int) -> Iterator[Share]:
     """With the most slices that there are keys and invocations for, and with half of them."""
     slices = 1
     while 2 * slices * queries * parts <= most and 4 * slices < keys:
         slices *= 2
-    yield Form(queries, per_lane, parts, slices)
+    yield Share(queries, per_lane, parts, slices)
     if slices > 1 and slices * queries * parts > 64:
-        yield Form(queries, per_lane, parts, slices // 2)
+        yield Share(queries, per_lane, parts, slices // 2)
 
 
-def estimate_ns(problem: Problem, form: Form, target: Target) -> float:
+def estimate_ns(problem: Problem, form: Share, target: Target) -> float:
     """By the target's figures: what the subgroups of a unit do adds up, but a block of keys takes as long as its loads
     from the cache and what follows from them, more of it where units have several workgroups.
     """
@@ -210,7 +212,7 @@ def estimate_ns(problem: Problem, form: Form, target: Target) -> float:
     return float(by.dispatch_ns + by.attention_launch_ns + (blocks * work + joining) / by.clocks_per_ns)
 
 
-def _registers_factor(by: Figures, form: Form, vectors: float) -> float:
+def _registers_factor(by: Figures, form: Share, vectors: float) -> float:
     """What the registers that a lane's queries and sums take cost: fewer subgroups at once, then reads of memory."""
     registers = 4 * form.per_lane * vectors
     if registers > by.attention_spill_registers:
@@ -218,22 +220,16 @@ def _registers_factor(by: Figures, form: Form, vectors: float) -> float:
     return by.attention_high_factor if registers >= by.attention_high_registers else 1.0
 
 
-def choose(problem: Problem, target: Target, dtype: DType = FLOAT32) -> tuple[Form | UnitForm, Choice]:
-    """The form with the smallest estimated time, or the one that was measured to be the fastest. dtype: of the
-    queries."""
-    forms: dict[str, Form | UnitForm] = {form.name: form for form in forms_of(problem, target)}
-    times = {name: estimate_ns(problem, form, target) for name, form in forms.items() if isinstance(form, Form)}
+def estimates(problem: Problem, target: Target, dtype: DType = FLOAT32) -> dict[str, tuple[Share | UnitForm, float]]:
+    """Every form that may be taken, by name, with its nanoseconds. dtype: of the queries."""
+    by_name: dict[str, tuple[Share | UnitForm, float]] = {
+        share.name: (share, estimate_ns(problem, share, target)) for share in forms_of(problem, target)
+    }
     queries, keys, heads = (int(hint(n)) for n in (problem.queries, problem.keys, problem.batch * problem.heads))
     for form in attention_units.forms_of(target.limits, dtype, queries, keys, 4 * problem.dq, 4 * problem.dv):
-        forms[form.name] = form
-        times[form.name] = attention_units.estimate_ns(
-            form, target, heads, queries, keys, 4 * (problem.dq + problem.dv)
-        )
-    rounded = " ".join(str(1 << (hint(size) - 1).bit_length()) for size in (problem.queries, problem.keys))
-    choice = target.choose(
-        f"attention {hint(problem.batch * problem.heads)} x {rounded} x {problem.dq} {problem.dv}", times
-    )
-    return forms[choice.form], choice
+        ns = attention_units.estimate_ns(form, target, heads, queries, keys, 4 * (problem.dq + problem.dv))
+        by_name[form.name] = (form, ns)
+    return by_name
 
 
 Mask: TypeAlias = tuple[int | str, Operand] | None
@@ -307,9 +303,9 @@ def attend(
     out: TensorType,
     y_strides: tuple[int, int, int],
     target: int | str = 0,
-) -> Kernel:
-    """The kernel. y_strides: of a batch, a head, a query, in elements. target: what it writes. Raises
-    UnsupportedNodeError."""
+) -> Lowering:
+    """The kernel of the form that is taken. y_strides: of a batch, a head, a query, in elements. target: what it
+    writes. Raises UnsupportedNodeError."""
     batch, heads, queries, width = q.shape
     if (
         k.shape[3] != width
@@ -331,7 +327,6 @@ def attend(
             Code.RANK, f"attention of {list(q.shape)} over keys {list(k.shape)} and values {list(v.shape)}"
         )
     problem = Problem(batch, heads, queries, k.shape[2], width // 4, v.shape[3] // 4)
-    form, choice = choose(problem, node.target, node.input(0).dtype)
     consts: dict[str, Const] = {
         "BATCH": batch,
         "HEADS": heads,
@@ -346,44 +341,63 @@ def attend(
         **options.consts(),
         **mask_consts(mask, (batch, heads, queries, problem.keys), options.least),
     }
+    reads = {"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {}), **options.reads()}
+    forms = {
+        name: Form(ns, partial(_lowered, node, problem, (q, k, v), form, consts, reads, target))
+        for name, (form, ns) in estimates(problem, node.target, node.input(0).dtype).items()
+    }
+    rounded = " ".join(str(1 << (hint(size) - 1).bit_length()) for size in (problem.queries, problem.keys))
+    key = f"attention {hint(problem.batch * problem.heads)} x {rounded} x {problem.dq} {problem.dv}"
+    return lower(node.target, key, forms, out)
+
+
+def _lowered(
+    node: BoundNode,
+    problem: Problem,
+    of_heads: tuple[Heads, Heads, Heads],
+    form: Share | UnitForm,
+    consts: Mapping[str, Const],
+    reads: Mapping[str, int | str],
+    target: int | str,
+    choice: Choice,
+    out: TensorType,
+) -> Lowering:
+    """attention.wgsl in a share, or attention_units.wgsl. consts: what both have."""
     limits, features, words, rounded = node.target.limits, tuple[str, ...](), tuple[str, ...](), tuple[Rounded, ...]()
     if isinstance(form, UnitForm):
         shader, per_group, features = attention_units.SHADER, form.queries, attention_units.FEATURES
-        consts |= attention_units.consts_of(form, limits, node.input(0).dtype, width, v.shape[3])
-        memory = form.workgroup_nbytes(width, attention_units.chunk_of(v.shape[3]))
-        eights = tuple(name for name, heads in zip("qkv", (q, k, v), strict=True) if _by_eight(heads))
-        consts |= {f"{name.upper()}_EIGHTS": name in eights and bool(consts["HALVES"]) for name in "qkv"}
-        words = eights if consts["HALVES"] else ()
+        width, values = 4 * problem.dq, 4 * problem.dv
+        own = attention_units.consts_of(form, limits, node.input(0).dtype, width, values)
+        memory = form.workgroup_nbytes(width, attention_units.chunk_of(values))
+        eights = tuple(name for name, heads in zip("qkv", of_heads, strict=True) if _by_eight(heads))
+        own |= {f"{name.upper()}_EIGHTS": name in eights and bool(own["HALVES"]) for name in "qkv"}
+        words = eights if own["HALVES"] else ()
         rounded = (
             ()
-            if consts["SCALED"] or consts["HALVES"]
+            if own["SCALED"] or own["HALVES"]
             else tuple(
                 Rounded(name, ((f"{name.upper()}_EIGHTS", True),) if name in eights else (), name in eights)
                 for name in "qkv"
             )
         )
     else:
-        shader, per_group, features = (
-            "attention.wgsl",
-            form.queries * form.per_lane,
-            ("subgroup",) if form.parts > 1 else features,
-        )
-        shared, memory = _shared(form, problem, limits.max_workgroup_nbytes)
-        consts |= shared
+        shader, per_group = "attention.wgsl", form.queries * form.per_lane
+        features = ("subgroup",) if form.parts > 1 else ()
+        own, memory = _shared(form, problem, limits.max_workgroup_nbytes)
     built = kernel(
         shader,
         [out],
-        consts=consts,
-        grid=(-(-queries // per_group), heads, batch),
+        consts={**consts, **own},
+        grid=(-(-problem.queries // per_group), problem.heads, problem.batch),
         workgroup_size=form.workgroup_size,
         workgroup_nbytes=memory,
         writes={"y": target},
         vectors=("q", "k", "v", "y"),
         features=features,
         choice=choice,
-        reads={"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {}), **options.reads()},
+        reads=reads,
     )
-    return replace(built, words=words, rounded=rounded)
+    return Lowering((out,), (replace(built, words=words, rounded=rounded),))
 
 
 def _by_eight(heads: Heads) -> bool:
@@ -392,7 +406,7 @@ def _by_eight(heads: Heads) -> bool:
     return all(same(n % 8, 0) for n in (*heads.strides, heads.first, heads.shape[3]))
 
 
-def _shared(form: Form, problem: Problem, most: int) -> tuple[dict[str, Const], int]:
+def _shared(form: Share, problem: Problem, most: int) -> tuple[dict[str, Const], int]:
     """How attention.wgsl shares its work, and the bytes of workgroup memory."""
     dq, dv = problem.dq // form.parts, problem.dv // form.parts
     chunk, memory = _chunk(form, dv, most)
@@ -408,7 +422,7 @@ def _shared(form: Form, problem: Problem, most: int) -> tuple[dict[str, Const], 
     }, memory
 
 
-def _chunk(form: Form, dv: int, most: int) -> tuple[int, int]:
+def _chunk(form: Share, dv: int, most: int) -> tuple[int, int]:
     """Vectors of a result that slices join at a time, and the bytes of workgroup memory."""
     if form.slices == 1:
         return 1, 0
@@ -436,7 +450,7 @@ def mask_consts(mask: Mask, scores: Shape, least: float = 0.0) -> dict[str, Cons
 
 
 @op("Attention", domain="ort_gpu_ep", dtypes={}, bindings="q k v mask? -> y", epilogue=True)
-def fused_attention(node: BoundNode) -> Kernel:
+def fused_attention(node: BoundNode) -> Lowering:
     """softmax(scale q k^T + mask) v, through the transpositions around it, in one dispatch.
 
     q, k, v: transposed by `q_perm`, `k_perm`, `v_perm` they are [B, heads, S, D] or [B, S, D]; mask: broadcasts to the

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.ir.symbolic import hint, is_symbolic
+from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import INT32, UINT32, TensorType
 from ort_gpu_ep.kernels.forms import Form, best_ns, lower
-from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.records import ceil_div, record, restored_by
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, kernel
-from ort_gpu_ep.kernels.target import LAST_ARRIVING, Choice
+from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.ops import requantized, tiles, unit_bytes
 from ort_gpu_ep.ops.conv_last import DEPTHWISE_WORKGROUP_SIZE, MAX_PLANES
 from ort_gpu_ep.ops.matrix_units import UnitTile
@@ -44,7 +44,16 @@ record(
     flops=lambda k: 2 * k["ROWS"] * k["C4"] * 4 * k["WINDOW_Y"] * k["WINDOW_X"],
 )
 record("column_sums.wgsl", "reduction", loop_bound=lambda k: k["K"])
-record("pack_bytes.wgsl", "movement", loop_bound=lambda k: 4)
+record(
+    "pack_bytes.wgsl",
+    "movement",
+    loop_bound=lambda k: 4,
+    inverse=restored_by(
+        "unpack_bytes.wgsl",
+        "packed",
+        consts=lambda k: {n: k[n] for n in ("M", "PADDED", "TAPS", "CHANNELS", "SHIFT")} | {"M_LAST": k["W_M"] == 1},
+    ),
+)
 record("unpack_bytes.wgsl", "movement")
 
 
@@ -73,12 +82,7 @@ def _is_static(node: BoundNode, outputs: int) -> bool:
     if outputs % 4 or node.input(W_SCALE).size not in (1, outputs):
         return False
     ones = all(node.input(i).size == 1 for i in (X_SCALE, X_ZERO, *ends(node)[:2]) if node.has(i))
-    return (
-        ones
-        and requantized.are_constant(node, folded=True)
-        and not requantized.zero_counts(node, W, W_ZERO)
-        and _may_run(node)
-    )
+    return ones and requantized.are_constant(node) and not requantized.zero_counts(node, W, W_ZERO) and _may_run(node)
 
 
 def _may_run(node: BoundNode) -> bool:
@@ -221,25 +225,20 @@ def _of_image(node: BoundNode, window: Window) -> TiledProduct:
     )
 
 
-def _packing(
-    node: BoundNode, source: int, words: int, m: int, folded: Folded, padded: int, taps: int
-) -> tuple[Kernel, Kernel]:
-    """Weights to words, [words, m], and back. source: the input that has them. padded: words of a tap."""
-    w, m_last = node.input(source), folded.output == 1
-    channels = folded.k // taps
-    consts: dict[str, Const] = {"M": m, "PADDED": padded, "TAPS": taps, "CHANNELS": channels, "SHIFT": shift(w.dtype)}
-    places: dict[str, Const] = {"W_M": folded.output, "W_CHANNEL": folded.along if m_last else taps, "W_TAP": 1}
+def _packing(node: BoundNode, source: int, words: int, m: int, folded: Folded, padded: int, taps: int) -> Kernel:
+    """Weights to words, [words, m]. source: the input that has them. padded: words of a tap."""
+    consts: dict[str, Const] = {
+        "M": m,
+        "PADDED": padded,
+        "TAPS": taps,
+        "CHANNELS": folded.k // taps,
+        "SHIFT": shift(node.input(source).dtype),
+        "W_M": folded.output,
+        "W_CHANNEL": folded.along if folded.output == 1 else taps,
+        "W_TAP": 1,
+    }
     packed = TensorType(UINT32, (words, m))
-    return (
-        kernel("pack_bytes.wgsl", [packed], consts=consts | places, reads={"w": source}, writes={"y": "packed"}),
-        kernel(
-            "unpack_bytes.wgsl",
-            [w.type],
-            consts=consts | {"M_LAST": m_last},
-            reads={"packed": "packed"},
-            writes={"y": "restored"},
-        ),
-    )
+    return kernel("pack_bytes.wgsl", [packed], consts=consts, reads={"w": source}, writes={"y": "packed"})
 
 
 def _lowered(
@@ -256,7 +255,7 @@ def _lowered(
             tiles.estimate_ns(product, *share), partial(_in_tiles, node, product, share, channels, folded, ending)
         )
         for name, share in tiles.shares(product).items()
-        if share[1] == 1 or _may_arrive(product, out, *share)
+        if share[1] == 1 or tiles.may_arrive(product, *share)
     }
     forms |= {
         name: Form(
@@ -279,7 +278,7 @@ def _on_units(
 ) -> Lowering:
     """Weights lie along k, packed once; the model's own stay on the device, too."""
     words, source = 4 * unit_bytes.row_quads(product), int(product.weights.source)
-    pack, _ = _packing(
+    pack = _packing(
         node, source, words, product.m, folded, 1 if product.planes else product.weights.padded, folded.k // channels
     )
     packed = TensorType(UINT32, (product.m, words))
@@ -289,7 +288,7 @@ def _on_units(
         product, tile, _kernel(node, product, tiles.TILES[0], 1, choice, out, channels, ending), choice
     )
     temps = (("packed", packed), ("numbers", ending.numbers.outputs[0]))
-    return Lowering((out,), (rows, ending.numbers, built), temps, once=("packed", "numbers"))
+    return Lowering((out,), (rows, ending.numbers, built), temps)
 
 
 def _in_tiles(
@@ -305,35 +304,13 @@ def _in_tiles(
     tile, split = share
     taps = folded.k // channels
     source = int(product.weights.source)
-    pack, unpack = _packing(
+    pack = _packing(
         node, source, product.packed_rows, product.m, folded, 1 if product.planes else product.weights.padded, taps
     )
     built = _kernel(node, product, tile, split, choice, out, channels, ending)
-    temps = [("packed", pack.outputs[0]), ("numbers", ending.numbers.outputs[0])]
-    temps += zip(("parts", "arrived"), built.outputs[1:], strict=False)
-    return Lowering(
-        (out,),
-        (pack, ending.numbers, built),
-        tuple(temps),
-        once=("packed", "numbers"),
-        inverses=((source, unpack),),
-        kept=("arrived",) if split > 1 else (),
-    )
-
-
-def _may_arrive(product: TiledProduct, out: TensorType, tile: Tile, split: int) -> bool:
-    """Whether K may be cut: the workgroup that arrives last adds up."""
-    limits = product.target.limits
-    return (
-        limits.allow("byte_product.wgsl", LAST_ARRIVING)
-        and 16 * tile.shared + tiles.PLACE_NBYTES <= limits.max_workgroup_nbytes
-        and not is_symbolic(out.size)
-        and _parts(product, tile, split).nbytes <= limits.max_binding_nbytes
-    )
-
-
-def _parts(product: TiledProduct, tile: Tile, split: int) -> TensorType:
-    return TensorType(UINT32, (tiles.tiles_of(product, tile) * split * tile.m * tile.n,))
+    temps = (("packed", pack.outputs[0]), ("numbers", ending.numbers.outputs[0]))
+    whole = Lowering((out,), (pack, ending.numbers, built), temps)
+    return tiles.in_last_arriving(whole, product, tile, split, UINT32) if split > 1 else whole
 
 
 def _kernel(
@@ -359,7 +336,7 @@ def _kernel(
         "STEPS": ceil_div(product.fours, tile.fours),
         "PER": ceil_div(ceil_div(product.fours, tile.fours), split),
         "SPLIT": split,
-        "LAST": split > 1,
+        "LAST": False,
         "WIDE": wide,
         "POINTWISE": product.pointwise,
         "STRIDED": product.strided,
@@ -370,21 +347,18 @@ def _kernel(
         **tiles.consts_of(tile),
         **product.window,
     }
-    parts = (_parts(product, tile, split), TensorType(UINT32, (tiles.tiles_of(product, tile),))) if split > 1 else ()
     return kernel(
         "byte_product.wgsl",
-        [out, *parts],
+        [out],
         consts=consts,
         workgroup_size=tile.workgroup_size,
-        workgroup_nbytes=16 * tile.shared + (tiles.PLACE_NBYTES if parts else 0),
+        workgroup_nbytes=16 * tile.shared,
         grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split),
-        writes={"y": 0, **({"parts": "parts", "arrived": "arrived"} if parts else {})},
+        writes={"y": 0},
         words=ending.words,
         choice=choice,
         reads={"x": X, "w": "packed", "numbers": "numbers", **ending.reads},
-        vectors=("w", "numbers", *(("x",) if wide else ()), *(("parts",) if parts else ())),
-        atomics=("arrived",) if parts else (),
-        features=(LAST_ARRIVING,) if parts else (),
+        vectors=("w", "numbers", *(("x",) if wide else ())),
     )
 
 
@@ -393,7 +367,7 @@ def _depthwise(node: BoundNode, window: Window, out: TensorType, folded: Folded)
     filters, rows = out.shape[3], math.prod(out.shape[:3])
     # a word of weights has a tap of four filters: as one of four channels
     four = Folded(4 * window.taps, 4 * window.taps, 1)
-    pack, unpack = _packing(node, W, window.taps, filters // 4, four, 1, window.taps)
+    pack = _packing(node, W, window.taps, filters // 4, four, 1, window.taps)
     numbers = requantized.numbers(node, filters, folded)
     built = kernel(
         "byte_depthwise.wgsl",
@@ -416,8 +390,6 @@ def _depthwise(node: BoundNode, window: Window, out: TensorType, folded: Folded)
         (out,),
         (pack, numbers, built),
         (("packed", pack.outputs[0]), ("numbers", numbers.outputs[0])),
-        once=("packed", "numbers"),
-        inverses=((W, unpack),),
     )
 
 

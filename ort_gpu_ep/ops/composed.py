@@ -68,8 +68,8 @@ class Composed:
     kernels: list[Kernel] = field(default_factory=list)
     temps: dict[str, TensorType] = field(default_factory=dict)
     once: list[str] = field(default_factory=list)
+    dense: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
-    inverses: list[tuple[int, Kernel]] = field(default_factory=list)
     stored: list[tuple[str, int]] = field(default_factory=list)
     outputs: dict[int, TensorType] = field(default_factory=dict)
     in_place: InPlace | None = None
@@ -149,7 +149,6 @@ class Composed:
         parts = self._merged(built, sources, to, str(number))
         if not constant:
             return parts
-        self.once += [name for name in self.temps if name.startswith(f"{number}.") and name not in self.once]
         return tuple(replace(part, operand=replace(part.operand, constant=True)) for part in parts)
 
     def part(self, op: str, operands: Sequence[Operand], attributes: Mapping[str, Attribute]) -> BoundNode:
@@ -199,7 +198,6 @@ class Composed:
         result = self.computed(built, to)
         if to is not None or not all(part.operand.is_constant for part in inputs):
             return result
-        self.once.append(str(result.source))
         return replace(result, operand=replace(result.operand, constant=True))
 
     def store(self, part: Part, to: int) -> None:
@@ -233,12 +231,10 @@ class Composed:
                 raise InternalError(f"{self.node.op}: a kernel of its part {prefix} reads what the host alone knows")
             return source
 
-        def renamed(one: Kernel, forward: bool = True) -> Kernel:
+        def renamed(one: Kernel) -> Kernel:
             reads = tuple((name, source_of(at)) for name, at in one.reads or ())
-            writes = (
-                tuple((name, f"{prefix}.{at}" if isinstance(at, str) else places[at]) for name, at in one.writes or ())
-                if forward
-                else one.writes
+            writes = tuple(
+                (name, f"{prefix}.{at}" if isinstance(at, str) else places[at]) for name, at in one.writes or ()
             )
             return replace(one, reads=reads, writes=writes)
 
@@ -249,11 +245,8 @@ class Composed:
                 self.in_place = InPlace(tuple(pairs), before)  # type: ignore[arg-type]
         self.kernels += [renamed(one) for one in built.kernels]
         self.temps |= {f"{prefix}.{name}": tensor for name, tensor in built.temps}
-        self.once += [f"{prefix}.{name}" for name in built.once]
-        self.kept += [f"{prefix}.{name}" for name in built.kept]
-        self.inverses += [
-            (at, renamed(one, False)) for index, one in built.inverses if isinstance(at := sources[index], int)
-        ]
+        for names, part in ((self.once, built.once), (self.dense, built.dense), (self.kept, built.kept)):
+            names += [f"{prefix}.{name}" for name in part]
         parts = []
         for k, at in enumerate(to):
             tensor = built.outputs[k]
@@ -285,8 +278,8 @@ class Composed:
             kernels=(*self.kernels, *rest.kernels),
             temps=(*self.temps.items(), *rest.temps),
             once=(*self.once, *rest.once),
+            dense=(*self.dense, *rest.dense),
             kept=(*self.kept, *rest.kept),
-            inverses=(*self.inverses, *rest.inverses),
         )
 
     def lowering(self, outputs: Sequence[TensorType | None] = ()) -> Lowering:
@@ -299,8 +292,8 @@ class Composed:
             tuple(self.kernels),
             tuple(self.temps.items()),
             once=tuple(self.once),
+            dense=tuple(self.dense),
             kept=tuple(self.kept),
-            inverses=tuple(self.inverses),
             stored=tuple(self.stored),
             in_place=self.in_place,
         )

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
-from ort_gpu_ep.ir.types import FLOAT32, TensorType
+from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import DEFAULT_TARGET, Choice, Target
-from ort_gpu_ep.ops import matvec
+from ort_gpu_ep.ops import matvec, split_k
 from ort_gpu_ep.ops.matvec import Make, VectorProduct
 from ort_gpu_ep.ops.matvec import Matrix as Matrix
 
@@ -50,7 +50,6 @@ record(
     loop_bound=lambda k: k["STEPS"] * (1 + k["TK"] // 4) + 16,
     flops=lambda k: 2 * k["BATCH"] * k["M"] * k["N"] * k["K"],
 )
-record("sum_parts.wgsl", "elementwise", loop_bound=lambda k: k["SPLIT"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,38 +107,20 @@ def forms(product: Product, target: int | str = 0) -> dict[str, Form]:
 
 def _lowered(product: Product, make: Make, target: int | str, choice: Choice, out: TensorType) -> Lowering:
     """The product, and where K is cut the sum of its parts."""
-    built = replace(make(out), choice=choice)
-    temps = () if target == 0 else ((str(target), out),)
-    split = int(dict(built.consts)["SPLIT"])
-    if split == 1:
-        return Lowering((out,), (_finished(product, built, target),), temps)
-    parts = TensorType(FLOAT32, (split, *out.shape))
-    first = replace(
+    built, index = make(out), product.bias or Strided((1,), (0,))
+    split, bias = int(dict(built.consts)["SPLIT"]), None if product.bias is None else 2
+    last: tuple[float, float, int | None, Strided] = (product.alpha, product.beta, bias, index)
+    alpha, beta, c, c_index = last if split == 1 else (1.0, 0.0, None, Strided((1,), (0,)))
+    built = replace(
         built,
-        outputs=(parts,),
-        consts=(*built.consts, ("ALPHA", 1.0), ("BETA", 0.0)),
-        indices=(*built.indices, _NO_BIAS),
-        writes=(("y", "parts"),),
-    )
-    total = kernel("sum_parts.wgsl", [out], consts={"SPLIT": split, "SIZE": out.size}, reads={"part": "parts"})
-    return Lowering((out,), (first, _finished(product, total, target)), (*temps, ("parts", parts)))
-
-
-_NO_BIAS = ("c_index", Strided((1,), (0,)))
-
-
-def _finished(product: Product, built: Kernel, target: int | str) -> Kernel:
-    """The kernel that stores the result: with alpha, beta and c."""
-    reads, index = built.reads or (), _NO_BIAS
-    if product.bias is not None:
-        reads, index = (*reads, ("c", 2)), ("c_index", product.bias)
-    return replace(
-        built,
-        consts=(*built.consts, ("ALPHA", float(product.alpha)), ("BETA", float(product.beta))),
-        indices=(*built.indices, index),
-        reads=reads,
+        consts=(*built.consts, ("ALPHA", float(alpha)), ("BETA", float(beta))),
+        indices=(*built.indices, ("c_index", c_index)),
+        reads=(*(built.reads or ()), *(() if c is None else (("c", c),))),
         writes=(("y", target),),
+        choice=choice,
     )
+    whole = Lowering((out,), (built,), () if target == 0 else ((str(target), out),))
+    return whole if split == 1 else split_k.in_dispatch(whole, split, *last, target)
 
 
 def _by_vector(product: Product) -> VectorProduct:

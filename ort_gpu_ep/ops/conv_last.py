@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT32, Shape, TensorType
 from ort_gpu_ep.kernels.forms import Form, Forms, best_ns, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, kernel
+from ort_gpu_ep.kernels.registry import BoundNode, Lowering, kernel
 from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.ops import tiles, unit_windows, winograd
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window, transpose_window
@@ -268,15 +267,7 @@ def _grouped(node: BoundNode, window: Window, pixels: int, slices: int, choice: 
         writes={"y": 0},
         choice=choice,
     )
-    return _of_packed(built, weights, packed)
-
-
-def _of_packed(built: Kernel, weights: tiles.Weights, packed: TensorType) -> Lowering:
-    """A kernel behind the one that packs its weights, once where they are constant."""
-    once: dict[str, Any] = (
-        {"once": ("packed",), "inverses": ((1, tiles.unpacking(weights, packed.shape[1])),)} if weights.constant else {}
-    )
-    return Lowering(built.outputs, (tiles.packing(weights, packed), built), (("packed", packed),), **once)
+    return Lowering((out,), (tiles.packing(weights, packed), built), (("packed", packed),))
 
 
 def _depthwise(node: BoundNode, window: Window, out: TensorType) -> Lowering:
@@ -287,7 +278,7 @@ def _depthwise(node: BoundNode, window: Window, out: TensorType) -> Lowering:
         1, 1, window.taps, window.taps, 0, 1, node.input(1).is_constant, multiple=1, dtype=node.input(1).dtype
     )
     bias = {"c": 2} if node.has(2) else {}
-    built: Kernel = kernel(
+    built = kernel(
         "depthwise_last.wgsl",
         [out],
         consts={"ROWS": rows, "C4": channels // 4, **window.consts(INPUT_AXES, OUTPUT_AXES)},
@@ -297,4 +288,4 @@ def _depthwise(node: BoundNode, window: Window, out: TensorType) -> Lowering:
         reads={"x": 0, "w": "packed", **bias},
         writes={"y": 0},
     )
-    return _of_packed(built, weights, packed)
+    return Lowering((out,), (tiles.packing(weights, packed), built), (("packed", packed),))

@@ -153,7 +153,7 @@ def stft(node: BoundNode) -> Lowering:
         lowered,
         kernels=(lowering, *lowered.kernels),
         temps=(("matrix", matrix), *lowered.temps),
-        once=("matrix", *lowered.once) if window is None or window.is_constant else lowered.once,
+        once=("matrix",) if window is None else (),
     )
 
 

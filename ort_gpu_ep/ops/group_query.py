@@ -144,7 +144,7 @@ def group_query_attention(node: BoundNode) -> Lowering:
             at_once if at_once and _bindings(at_once[0]) <= node.target.limits.max_buffers_per_stage else [*put, *split]
         )
     else:
-        kernels.append(attend(node, queries, keys, values, mask, options, out, y_strides))
+        kernels += attend(node, queries, keys, values, mask, options, out, y_strides).kernels
         changing = [*put, *kernels]
     present = [cache if node.wants(i) else None for i in (1, 2)]
     stays = (

@@ -246,10 +246,10 @@ class Assembly:
             (rows * count * padded, padded, count * padded) if three else (count * rows * padded, rows * padded, padded)
         )
         if padded == width:
-            self.kernels.append(attend(self.node, q, k, v, mask, options, out, strides))
+            self.kernels += attend(self.node, q, k, v, mask, options, out, strides).kernels
             return out
         self.temps["padded"] = TensorType(self.dtype, (*shape[:2], count, padded) if three else (*shape[:3], padded))
-        self.kernels.append(attend(self.node, q, k, v, mask, options, self.temps["padded"], strides, "padded"))
+        self.kernels += attend(self.node, q, k, v, mask, options, self.temps["padded"], strides, "padded").kernels
         seen = (batch, rows, count) if three else (batch, count, rows)
         stored = contiguous("padded", (*seen, padded))
         self.kernels.append(

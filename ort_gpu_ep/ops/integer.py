@@ -304,8 +304,7 @@ def _requantized(node: BoundNode, product: Kernel, indices: tuple[Strided, Strid
             writes=(("y", 0),),
             words=("y",),
         )
-        once = ("numbers",) if requantized.are_constant(node) else ()
-        return Lowering((out,), (numbers, done), (("numbers", numbers.outputs[0]),), once=once)
+        return Lowering((out,), (numbers, done), (("numbers", numbers.outputs[0]),))
     last = kernel(
         "requantize.wgsl",
         [out],

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, UINT32, TensorType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, TensorType
 from ort_gpu_ep.kernels.built import PINNED_SUBGROUP
 from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.forms import Form
@@ -21,7 +21,6 @@ from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Rounded, Strided, kernel
 from ort_gpu_ep.kernels.target import (
     FRAGMENTS,
-    LAST_ARRIVING,
     MATRIX_UNITS,
     SUBGROUP_MATRIX,
     TF32,
@@ -31,7 +30,7 @@ from ort_gpu_ep.kernels.target import (
     Target,
     no_matrix_units,
 )
-from ort_gpu_ep.ops import tiles
+from ort_gpu_ep.ops import split_k, tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product
 from ort_gpu_ep.ops.tile_weights import Weights
 
@@ -277,7 +276,7 @@ def _by_fours(units: UnitProduct, operand: Operand) -> bool:
 
 def _lowered(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType) -> Lowering:
     product = units.product
-    kernels, temps, once = list[Kernel](), list[tuple[str, TensorType]](), list[str]()
+    kernels, temps = list[Kernel](), list[tuple[str, TensorType]]()
     reads: dict[str, int | str] = {
         "x": product.a.source,
         "w": product.b.source,
@@ -288,8 +287,6 @@ def _lowered(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType
         kernels.append(built)
         temps.append((f"{name}_scales", built.outputs[0]))
         reads[f"{name}_scales"] = f"{name}_scales"
-        if operand.constant and not is_symbolic(built.outputs[0].size):
-            once.append(f"{name}_scales")
     if units.stored is not None:
         packed = TensorType(HALF, (product.k, product.n))
         kernels.append(
@@ -308,13 +305,12 @@ def _lowered(units: UnitProduct, tile: UnitTile, choice: Choice, out: TensorType
             )
         )
         temps.append(("packed", packed))
-        once.append("packed")
         reads["w"] = "packed"
     built = product_kernel(units, tile, choice, out, reads)
     source, scaled = product.a.source, tuple[tuple[str, int, bool], ...]()
-    if "x_scales" in reads and "x_scales" not in once and isinstance(source, int):
+    if units.scaled and not units.x.constant and isinstance(source, int):
         scaled = (("x_scales", source, False),)
-    return Lowering((out,), (*kernels, built), tuple(temps), once=tuple(once), scaled=scaled)
+    return Lowering((out,), (*kernels, built), tuple(temps), scaled=scaled)
 
 
 def ready_weights(packed: TensorType, weights: Weights, target: str = "packed") -> Kernel:
@@ -467,11 +463,13 @@ clearly."""
 def splits(target: Target, tile: UnitTile, rows: int, columns: int, k: int) -> Iterator[int]:
     """Parts that k may be cut into, each of enough steps; none where the whole keeps the compute units busy, or rows
     are the run's."""
-    if is_symbolic(rows) or not target.limits.allow("matrix_product.wgsl", LAST_ARRIVING):
+    if is_symbolic(rows):
         return
     steps, there = ceil_div(k, tile.k), ceil_div(rows, tile.n) * ceil_div(columns, tile.m)
+    nbytes = max(tile.workgroup_nbytes(w_rows, target.limits) for w_rows in (False, True))
     for split in range(2, MOST_SPLIT + 1) if there < MOST_WAVES * target.figures.units else ():
-        fits = 4 * split * there * tile.m * tile.n <= target.limits.max_binding_nbytes
+        size = split * there * tile.m * tile.n
+        fits = split_k.may_arrive(target.limits, "matrix_product.wgsl", nbytes, size)
         if fits and steps >= split * LEAST_STEPS and ceil_div(steps, ceil_div(steps, split)) == split:
             yield split
 
@@ -481,21 +479,8 @@ def in_parts(whole: Lowering, tile: UnitTile, rows: int, columns: int, k: int, s
     adds them up."""
     if split == 1:
         return whole
-    built, there = whole.kernels[-1], ceil_div(rows, tile.n) * ceil_div(columns, tile.m)
-    parts, arrived = TensorType(FLOAT32, (split * there * tile.m * tile.n,)), TensorType(UINT32, (there,))
-    own: dict[str, Const] = {**dict(built.consts), "SPLIT": split, "PER": ceil_div(ceil_div(k, tile.k), split) * tile.k}
     grid = (ceil_div(columns, tile.m), ceil_div(rows, tile.n), split)
-    cut = replace(
-        built,
-        outputs=(*built.outputs, parts, arrived),
-        writes=(("y", 0), ("parts", "parts"), ("arrived", "arrived")),
-        atomics=("arrived",),
-        vectors=(*built.vectors, "parts"),
-        features=(*built.features, LAST_ARRIVING),
-        consts=tuple(own.items()),
-        grid=grid,
-        groups=math.prod(grid),
-        workgroup_nbytes=built.workgroup_nbytes + 4,
-    )
-    temps = (*whole.temps, ("parts", parts), ("arrived", arrived))
-    return replace(whole, kernels=(*whole.kernels[:-1], cut), temps=temps, kept=("arrived",))
+    *before, product = whole.kernels
+    whole = replace(whole, kernels=(*before, replace(product, grid=grid, groups=math.prod(grid))))
+    consts = {"SPLIT": split, "PER": ceil_div(ceil_div(k, tile.k), split) * tile.k}
+    return split_k.in_last_arriving(whole, grid[0] * grid[1], math.prod(grid) * tile.m * tile.n, consts)

@@ -78,7 +78,7 @@ def lower_packed(
     if dense is not None:
         unpacked_ns = best_ns(tiles.forms(dense)) + (0 if keeps else unpack_ns(node.target, weights))
         forms[BEFORE] = Form(DENSE_SHARE * unpacked_ns, partial(_unpacked, node, weights, rows, dense))
-    stored = rows_of(weights, node.input(weights.source).type)
+    stored = rows_of(weights)
     forms |= unit_packed.forms(
         node,
         weights,
@@ -107,11 +107,7 @@ def _layout(node: BoundNode, weights: Weights, columns: Columns, rounds: bool) -
     limits, alone = node.target.limits, columns.batches * weights.groups == 1 and not columns.window
     as_stored = limits.keeps_dense or weights.codebook or (rounds and not rounded_products.together(weights))
     few = alone and not as_stored and weights.bits in (2, 4, 8)
-    return (
-        interleaved(node, weights)
-        if few and limits.allow(TOGETHER)
-        else rows_of(weights, node.input(weights.source).type)
-    )
+    return interleaved(node, weights) if few and limits.allow(TOGETHER) else rows_of(weights)
 
 
 def _in_tiles(
@@ -140,9 +136,7 @@ def _in_tiles(
         ),
         indices=(("c_index", bias[1] if bias else Strided((1,), (0,))),),
     )
-    return Lowering(
-        (out,), (*rows.kernels, last), rows.temps, once=tuple(name for name, _ in rows.temps), inverses=rows.inverses
-    )
+    return Lowering((out,), (*rows.kernels, last), rows.temps)
 
 
 def _dense(
@@ -200,14 +194,12 @@ def _unpacked(
     """The weights written out, for this run or, where a dense copy may stay, for all; and the dense product."""
     written = ("unpacked", TensorType(FLOAT32, (weights.k, weights.rows)))
     unpack = _unpacking(node, weights, rows, written[1], choice)
-    product, kept = tiles.lower_tiled(dense, out), [written] if node.target.limits.keeps_dense else []
+    product = tiles.lower_tiled(dense, out)
     return replace(
         product,
         kernels=(*rows.kernels, unpack, *product.kernels),
         temps=(*rows.temps, written, *product.temps),
-        once=tuple(name for name, _ in (*rows.temps, *kept)),
-        dense=tuple(name for name, _ in kept),
-        inverses=rows.inverses,
+        dense=("unpacked",),
     )
 
 

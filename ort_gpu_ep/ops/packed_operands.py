@@ -12,16 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ort_gpu_ep.ir.types import FLOAT32, UINT32, TensorType
-from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.records import ceil_div, record, restored_by
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel
 
 PLANES = {2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (8, 0), 8: (8, 0)}
 """Bits of a code -> bits in the first and in the second plane, as the kernels read them."""
 
-record("repack.wgsl", "movement", loop_bound=lambda k: 32 // k["BITS"])
-record("restore_codes.wgsl", "movement", loop_bound=lambda k: 2 + k["ELEMENT"] // k["FROM"])
-record("interleave_scales.wgsl", "movement")
-record("restore_scales.wgsl", "movement")
+OPTIONALS = (("c", False),)
+"""Of a kernel that brings operands into order, whichever inputs its node has: it is one kernel for all nodes, and what
+it writes is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +93,8 @@ NO_WINDOW: Mapping[str, Const] = {
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Codes in words, as kernels read them. words: of a row, or of the rows that share words, in the first plane. bits,
-    high: of a code, in either plane. sources: WGSL name -> input or temporary. kernels, temps, inverses: as a Lowering
-    has them, for its prologue. together: rows share words, see `interleaved`.
+    high: of a code, in either plane. sources: WGSL name -> input or temporary. kernels, temps: as a Lowering has them,
+    for its prologue. together: rows share words, see `interleaved`.
     """
 
     words: int
@@ -105,17 +104,47 @@ class Layout:
     sources: Mapping[str, int | str]
     kernels: tuple[Kernel, ...] = ()
     temps: tuple[tuple[str, TensorType], ...] = ()
-    inverses: tuple[tuple[int, Kernel], ...] = ()
     together: bool = False
 
 
 def _ordering(shader: str, outputs: Sequence[TensorType], **given: Any) -> Kernel:
-    """A kernel that knows none of its node's optional inputs, so that it is one kernel for all nodes, and what it
-    writes is shared."""
-    return replace(kernel(shader, outputs, **given), optionals=(("c", False),))
+    """A kernel that knows none of its node's optional inputs."""
+    return replace(kernel(shader, outputs, **given), optionals=OPTIONALS)
 
 
-def rows_of(weights: Weights, stored: TensorType) -> Layout:
+def _restored_codes(packing: Sequence[Kernel], stored: TensorType) -> Kernel | None:
+    """From the words back to the model's own codes, where these are rows or columns. packing: of one plane, or two."""
+    planes = [packing[0], *(k for k in packing[1:2] if dict(k.consts)["SHIFT"])]
+    own, bits = dict(packing[0].consts), [int(dict(k.consts)["BITS"]) for k in planes]
+    if 1 not in (own["ROW"], own["STEP"]):
+        return None
+    own |= {"BITS": bits[0], "HIGH": sum(bits[1:]), "ELEMENT": stored.dtype.bits}
+    targets = [target for k in planes for _, target in k.writes or ()]
+    return _ordering(
+        "restore_codes.wgsl",
+        [stored],
+        consts={name: value for name, value in own.items() if name != "SHIFT"},
+        reads=dict(zip(("rows", "upper"), targets, strict=False)),
+        writes={"y": "restored"},
+    )
+
+
+def _of_scales(k: Mapping[str, Const]) -> dict[str, Const]:
+    """The constants of restore_scales.wgsl."""
+    return {**{name: k[name] for name in ("N", "PER", "BLOCKS")}, "BLOCK_FIRST": k["TABLE_BLOCK"] == 1}
+
+
+record("repack.wgsl", "movement", loop_bound=lambda k: 32 // k["BITS"], inverse=_restored_codes)
+record("restore_codes.wgsl", "movement", loop_bound=lambda k: 2 + k["ELEMENT"] // k["FROM"])
+record(
+    "interleave_scales.wgsl",
+    "movement",
+    inverse=restored_by("restore_scales.wgsl", "scales", consts=_of_scales, optionals=OPTIONALS),
+)
+record("restore_scales.wgsl", "movement")
+
+
+def rows_of(weights: Weights) -> Layout:
     """The codes where they are, if rows begin at words; else the planes that repack.wgsl makes of them, which then
     stand for them."""
     bits, high = PLANES[weights.bits]
@@ -142,10 +171,7 @@ def rows_of(weights: Weights, stored: TensorType) -> Layout:
         )
         temps.append((name, layout))
     sources: dict[str, int | str] = {"w": "rows", "high": "upper"} if high else {"w": "rows"}
-    reads = {"rows": "rows", "upper": "upper"} if high else {"rows": "rows"}
-    return Layout(
-        words, bits, high, 0, sources, tuple(kernels), tuple(temps), _inverse(weights, stored, reads, words, bits, high)
-    )
+    return Layout(words, bits, high, 0, sources, tuple(kernels), tuple(temps))
 
 
 def interleaved(node: BoundNode, weights: Weights, number: str = "") -> Layout:
@@ -155,43 +181,40 @@ def interleaved(node: BoundNode, weights: Weights, number: str = "") -> Layout:
     Scales of blocks are brought into the same order, and zero points that are codes of as many bits: `scales`, `zeros`
     of its sources. number: behind these names, and behind `w`.
     """
-    layout, scaled = _interleaved(node, weights, f"w{number}", ceil_div(weights.k, 4) * 4), f"scales{number}"
+    layout, scaled = _interleaved(weights, f"w{number}", ceil_div(weights.k, 4) * 4), f"scales{number}"
     if not 0 < weights.block < weights.k:
         return layout
     blocks, per = ceil_div(weights.k, weights.block), 32 // weights.bits
     ordered = TensorType(FLOAT32, (ceil_div(weights.rows, per), blocks, per))
-    places = {"N": weights.rows, "PER": per, "BLOCKS": blocks}
     scales = _ordering(
         "interleave_scales.wgsl",
         [ordered],
         reads={"table": weights.table},
         writes={"y": scaled},
-        consts={**places, "TABLE_ROW": weights.table_strides[0], "TABLE_BLOCK": weights.table_strides[1]},
+        consts={
+            "N": weights.rows,
+            "PER": per,
+            "BLOCKS": blocks,
+            "TABLE_ROW": weights.table_strides[0],
+            "TABLE_BLOCK": weights.table_strides[1],
+        },
     )
-    back = _ordering(
-        "restore_scales.wgsl",
-        [node.input(weights.table).type],
-        reads={"scales": scaled},
-        writes={"y": weights.table},
-        consts={**places, "BLOCK_FIRST": weights.table_strides[1] == 1},
-    )
-    parts = [layout, Layout(0, 0, 0, 0, {scaled: scaled}, (scales,), ((scaled, ordered),), ((weights.table, back),))]
+    parts = [layout, Layout(0, 0, 0, 0, {scaled: scaled}, (scales,), ((scaled, ordered),))]
     if weights.zp is not None:
         zp = node.input(weights.zp).dtype
         if zp.value in ("u32", "i32") and (weights.zp_bits or zp.bits) == weights.bits:
             outer, inner = weights.zp_strides
             points = replace(weights, source=weights.zp, k=blocks, outer=outer, inner=inner)
-            parts.append(_interleaved(node, points, f"zeros{number}", blocks))
+            parts.append(_interleaved(points, f"zeros{number}", blocks))
     return replace(
         layout,
         sources={name: source for p in parts for name, source in p.sources.items()},
         kernels=tuple(k for p in parts for k in p.kernels),
         temps=tuple(t for p in parts for t in p.temps),
-        inverses=tuple(i for p in parts for i in p.inverses),
     )
 
 
-def _interleaved(node: BoundNode, weights: Weights, name: str, words: int) -> Layout:
+def _interleaved(weights: Weights, name: str, words: int) -> Layout:
     """Codes alone, which the kernel knows by that name."""
     layout, temp = TensorType(UINT32, (ceil_div(weights.rows, 32 // weights.bits), words)), f"interleaved_{name}"
     repacked = _ordering(
@@ -201,12 +224,11 @@ def _interleaved(node: BoundNode, weights: Weights, name: str, words: int) -> La
         reads={"w": weights.source},
         writes={"y": temp},
     )
-    inverses = _inverse(weights, node.input(weights.source).type, {"rows": temp}, words, weights.bits, 0, True)
-    return Layout(words, weights.bits, 0, 0, {name: temp}, (repacked,), ((temp, layout),), inverses, together=True)
+    return Layout(words, weights.bits, 0, 0, {name: temp}, (repacked,), ((temp, layout),), together=True)
 
 
 def _places(weights: Weights, words: int, interleaves: bool) -> dict[str, int]:
-    """The constants of repack.wgsl and of its inverse."""
+    """The constants of repack.wgsl, but for its plane."""
     return {
         "FROM": weights.bits,
         "FLIP": weights.flip,
@@ -218,23 +240,3 @@ def _places(weights: Weights, words: int, interleaves: bool) -> dict[str, int]:
         "INTERLEAVED": interleaves,
         **({"SWAPPED": True} if weights.swapped else {}),
     }
-
-
-def _inverse(
-    weights: Weights,
-    stored: TensorType,
-    reads: Mapping[str, str],
-    words: int,
-    bits: int,
-    high: int,
-    interleaves: bool = False,
-) -> tuple[tuple[int, Kernel], ...]:
-    """From the words back to the model's own codes, where these are rows or columns."""
-    inverse = _ordering(
-        "restore_codes.wgsl",
-        [stored],
-        consts={**_places(weights, words, interleaves), "BITS": bits, "HIGH": high, "ELEMENT": stored.dtype.bits},
-        reads=reads,
-        writes={"y": weights.source},
-    )
-    return ((weights.source, inverse),) if 1 in (weights.outer, weights.inner) else ()

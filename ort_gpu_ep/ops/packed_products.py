@@ -131,8 +131,6 @@ def _in_order(node: BoundNode, index: Array) -> Lowering:
             reads={"w": 1, **({"places": places.source} if places.source is not None else {})},
         )
     )
-    assert isinstance(codes.source, str)
-    composed.once.append(codes.source)
     codes = replace(codes, operand=replace(codes.operand, constant=True))
     names = ("K", "N", "bits", "block_size", "accuracy_level")
     composed.add(

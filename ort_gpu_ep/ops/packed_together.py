@@ -88,13 +88,10 @@ def packed_products(node: BoundNode) -> Lowering:
         built,
         optionals=(("zp", False), *((name, name in biases) for name in (f"c{i or ''}" for i in range(len(rows))))),
     )
-    temps = tuple(temp for layout in layouts for temp in layout.temps)
     return Lowering(
         tuple(outs),
         (*(step for layout in layouts for step in layout.kernels), built),
-        temps,
-        once=tuple(name for name, _ in temps),
-        inverses=tuple(inverse for layout in layouts for inverse in layout.inverses),
+        tuple(temp for layout in layouts for temp in layout.temps),
     )
 
 

@@ -152,13 +152,7 @@ def _vectors(
         features=[name for name, used in (("subgroup", subgroups), (SUBNORMAL_HALVES, halves)) if used],
         choice=choice,
     )
-    return Lowering(
-        (out,),
-        (*layout.kernels, built),
-        layout.temps,
-        once=tuple(name for name, _ in layout.temps),
-        inverses=layout.inverses,
-    )
+    return Lowering((out,), (*layout.kernels, built), layout.temps)
 
 
 def decoding_ns(target: Target, codes: int, shader: str = "packed_matvec.wgsl") -> dict[str, float]:

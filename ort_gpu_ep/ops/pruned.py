@@ -14,7 +14,7 @@ from functools import partial
 from ort_gpu_ep.ir.symbolic import is_symbolic
 from ort_gpu_ep.ir.types import FLOAT32, UINT32, TensorType
 from ort_gpu_ep.kernels.forms import Form
-from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.records import ceil_div, record, restored_by
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
 
@@ -34,6 +34,7 @@ record(
     "movement",
     loop_bound=lambda k: 2 * ceil_div(k["K"], PACKING_SIZE) + k["K"] + k["WIDTH"] + 8,
     data_indices=True,
+    inverse=restored_by(RESTORING, "columns", "values"),
 )
 record(RESTORING, "movement", loop_bound=lambda k: k["WIDTH"].bit_length() + 1)
 record(
@@ -131,7 +132,7 @@ def _estimate_ns(product: PrunedProduct, team: int) -> float:
 def _lowered(product: PrunedProduct, team: int, choice: Choice, out: TensorType) -> Lowering:
     """The packing, once, and the product."""
     workgroup_size, (columns, values) = TEAMS[team], places(product.n, product.width)
-    packing, inverse = packed(product.n, product.k, product.width, product.w_strides)
+    packing = packed(product.n, product.k, product.width, product.w_strides)
     built = kernel(
         SHADER,
         [out],
@@ -157,7 +158,7 @@ def _lowered(product: PrunedProduct, team: int, choice: Choice, out: TensorType)
         reads={"columns": "columns", "values": "values", "x": 0, **({"c": 2} if product.bias else {})},
         writes={"y": 0},
     )
-    return Lowering((out,), (packing, built), (columns, values), once=("columns", "values"), inverses=((1, inverse),))
+    return Lowering((out,), (packing, built), (columns, values))
 
 
 def width_of(most: int) -> int:
@@ -170,24 +171,18 @@ def places(n: int, width: int) -> tuple[tuple[str, TensorType], tuple[str, Tenso
     return ("columns", TensorType(UINT32, (n, width // 2))), ("values", TensorType(FLOAT32, (n, width)))
 
 
-def packed(n: int, k: int, width: int, strides: tuple[int, int]) -> tuple[Kernel, Kernel]:
-    """The kernel that packs the weights in input 1, with these strides of n and of k, and its inverse."""
+def packed(n: int, k: int, width: int, strides: tuple[int, int]) -> Kernel:
+    """The kernel that packs the weights in input 1, with these strides of n and of k."""
     (_, columns), (_, values) = places(n, width)
-    consts = {"N": n, "K": k, "WIDTH": width, "W_N": strides[0], "W_K": strides[1]}
-    there = {"columns": "columns", "values": "values"}
-    packing = kernel(
+    return kernel(
         PACKING,
         [columns, values],
-        consts=consts,
+        consts={"N": n, "K": k, "WIDTH": width, "W_N": strides[0], "W_K": strides[1]},
         groups=n,
         workgroup_size=PACKING_SIZE,
         workgroup_nbytes=4 * PACKING_SIZE,
         reads={"w": 1},
-        writes=there,
-    )
-    stored = (n, k) if strides[1] == 1 else (k, n)
-    return packing, kernel(
-        RESTORING, [TensorType(FLOAT32, stored)], consts=consts, reads=there, writes={"y": "restored"}
+        writes={"columns": "columns", "values": "values"},
     )
 
 

@@ -147,9 +147,8 @@ def layer(node: BoundNode, cell: Cell) -> Lowering:
         t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)])
     )
     temps = (*((("packed", weights.outputs[0]),) if weights.reads else ()), *product.temps, *unwanted)
-    constant = all(node.input(int(i)).is_constant for _, i in weights.reads or ())
     kernels = (*((weights,) if weights.reads else ()), *product.kernels, steps)
-    return Lowering(outputs, kernels, temps, once=("packed",) if constant else ())
+    return Lowering(outputs, kernels, temps)
 
 
 def _fits(node: BoundNode, steps: Kernel) -> bool:

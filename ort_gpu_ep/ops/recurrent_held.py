@@ -229,14 +229,11 @@ def held(node: BoundNode, cell: Cell, sizes: Sizes, layers: tuple[Layer, ...], c
         if any(node.input(i).decoded for i in (layer.w, layer.r)) and (name := f"packed{k}")
     )
     temps = tuple((name, packed.outputs[0]) for name, packed in packing.items())
-    once = tuple(
-        name for name, packed in packing.items() if all(node.input(int(i)).is_constant for _, i in packed.reads or ())
-    )
     steps = replace(_steps(node, cell, sizes, shares, layers, dict(inlined)), choice=choice, inlined=inlined)
     outputs = tuple(
         t if node.wants(i) else None for i, t in enumerate(output_types(node, sizes)[: len(node.node.outputs)])
     )
-    return Lowering(outputs, (*packing.values(), *product.kernels, steps), (*temps, *product.temps), once=once)
+    return Lowering(outputs, (*packing.values(), *product.kernels, steps), (*temps, *product.temps))
 
 
 def product_of(node: BoundNode, sizes: Sizes) -> Lowering:

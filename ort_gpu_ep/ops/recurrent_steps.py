@@ -191,8 +191,5 @@ def stepwise(
         reports=node.has(4) and not are_lengths(node.input(4), sizes.steps),
     )
     temps = (("packed", weights.outputs[0]), *product.temps, ("ticks", ticks), ("state", state))
-    constant = all(node.input(int(i)).is_constant for _, i in weights.reads or ())
     results = tuple(t if node.wants(i) else None for i, t in enumerate(types[: len(node.node.outputs)]))
-    return Lowering(
-        results, (weights, *product.kernels, steps), temps, once=("packed",) if constant else (), kept=("ticks",)
-    )
+    return Lowering(results, (weights, *product.kernels, steps), temps, kept=("ticks",))

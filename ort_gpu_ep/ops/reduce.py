@@ -23,6 +23,7 @@ from ort_gpu_ep.ir.types import (
     TensorType,
     summed,
 )
+from ort_gpu_ep.kernels.halves import widened
 from ort_gpu_ep.kernels.records import Known, Random, case, integers, record
 from ort_gpu_ep.kernels.registry import (
     BoundNode,
@@ -58,7 +59,12 @@ record(
     loop_bound=lambda k: 40 * k["N"] + 300,  # an exponential has loops, too
     cases=[case("ReduceLogSumExp", 18, Random((5, 19), "float64"), Known([1]))],
 )
-record("convert.wgsl", "elementwise", cases=[case("ReduceMax", 20, integers(-100, 100, 33, 67, dtype="int8"))])
+record(
+    "convert.wgsl",
+    "elementwise",
+    cases=[case("ReduceMax", 20, integers(-100, 100, 33, 67, dtype="int8"))],
+    inverse=widened,
+)
 record(
     "arg_reduce.wgsl",
     "reduction",

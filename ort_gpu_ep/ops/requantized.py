@@ -119,7 +119,7 @@ def numbers(node: BoundNode, outputs: int, folded: Folded | None = None) -> Kern
     )
 
 
-def are_constant(node: BoundNode, folded: bool = False) -> bool:
+def are_constant(node: BoundNode) -> bool:
     """Whether what `numbers` reads is held by the model."""
-    read = (X_SCALE, W_SCALE, *ends(node), *((X_ZERO, W, W_ZERO) if folded else ()))
+    read = (X_SCALE, W_SCALE, *ends(node), X_ZERO, W, W_ZERO)
     return all(node.input(i).is_constant for i in read if node.has(i))

@@ -131,8 +131,6 @@ def _lowered(
         (out,),
         (*rows.kernels, rounding, product),
         (*rows.temps, ("codes", codes), ("numbers", numbers)),
-        once=tuple(name for name, _ in rows.temps),
-        inverses=rows.inverses,
     )
 
 

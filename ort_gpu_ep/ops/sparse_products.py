@@ -66,11 +66,10 @@ class Held:
     strides: tuple[int, int] | None
     entries: int = 0
 
-    def packing(self) -> tuple[Kernel, tuple[tuple[int, Kernel], ...]]:
-        """The kernel that packs it, and inverses as a Lowering has them."""
+    def packing(self) -> Kernel:
+        """The kernel that packs it."""
         if self.strides is not None:
-            packing, inverse = pruned.packed(self.n, self.k, self.width, self.strides)
-            return packing, ((1, inverse),)
+            return pruned.packed(self.n, self.k, self.width, self.strides)
         consts = {"K": self.k, "ENTRIES": self.entries, "WIDTH": self.width}
         outputs = [tensor for _, tensor in pruned.places(self.n, self.width)]
         return kernel(
@@ -82,7 +81,7 @@ class Held:
             workgroup_nbytes=8 * pruned.PACKING_SIZE,
             reads={"entries": 1, "starts": 3, "table": 2},
             writes={"columns": "columns", "values": "values"},
-        ), ()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +263,7 @@ def _estimate_ns(product: SparseProduct, rows: int, each: int, slices: int) -> f
 def _lowered(product: SparseProduct, choice: Choice, out: TensorType) -> Lowering:
     """The packing, once; x in planes, where it does not lie so; the product."""
     codes = product.held
-    packing, inverses = codes.packing()
-    kernels, temps = [packing], [*pruned.places(codes.n, codes.width)]
+    kernels, temps = [codes.packing()], [*pruned.places(codes.n, codes.width)]
     x: int | str = 0
     if not product.x_planes:
         x = "planes"
@@ -281,7 +279,7 @@ def _lowered(product: SparseProduct, choice: Choice, out: TensorType) -> Lowerin
             )
         )
     kernels.append(_kernel(product, choice, x, out))
-    return Lowering((out,), tuple(kernels), tuple(temps), once=("columns", "values"), inverses=inverses)
+    return Lowering((out,), tuple(kernels), tuple(temps))
 
 
 def _kernel(product: SparseProduct, choice: Choice, x: int | str, out: TensorType) -> Kernel:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ort_gpu_ep.ir.types import FLOAT32, DType, Shape, TensorType
-from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.records import ceil_div, record, restored_by
 from ort_gpu_ep.kernels.registry import Const, Kernel, kernel
 
-record("pack_rows.wgsl", "movement")
+
+def _of_rows(k: Mapping[str, Const]) -> dict[str, Const]:
+    """The constants of unpack_rows.wgsl."""
+    return {**{name: k[name] for name in ("M", "PADDED", "CHANNELS", "TAPS")}, "M_LAST": k["W_M"] == 1}
+
+
+record("pack_rows.wgsl", "movement", inverse=restored_by("unpack_rows.wgsl", "packed", consts=_of_rows))
 record("unpack_rows.wgsl", "movement")
-record("pack_phases.wgsl", "movement")
+record("pack_phases.wgsl", "movement", inverse=restored_by("unpack_phases.wgsl", "packed"))
 record("unpack_phases.wgsl", "movement")
 
 PACKED_ROWS = 32
@@ -97,28 +104,4 @@ def packing(weights: Weights, packed: TensorType) -> Kernel:
         },
         reads={"w": weights.source},
         writes={"y": "packed"},
-    )
-
-
-def unpacking(weights: Weights, m: int) -> Kernel:
-    """The inverse of `packing`."""
-    if weights.phases:
-        stored = TensorType(weights.dtype, (weights.channels, weights.phases.filters, *weights.phases.window))
-        consts = weights.phases.consts(weights.channels, m)
-        return kernel(
-            "unpack_phases.wgsl", [stored], consts=consts, reads={"packed": "packed"}, writes={"y": "restored"}
-        )
-    shape = (weights.channels, m) if weights.m_stride == 1 else (weights.filters or m, weights.channels, weights.taps)
-    return kernel(
-        "unpack_rows.wgsl",
-        [TensorType(weights.dtype, shape)],
-        consts={
-            "M": m,
-            "PADDED": weights.padded,
-            "CHANNELS": weights.channels,
-            "TAPS": weights.taps,
-            "M_LAST": weights.m_stride == 1,
-        },
-        reads={"packed": "packed"},
-        writes={"y": "restored"},
     )

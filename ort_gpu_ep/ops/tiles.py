@@ -14,20 +14,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOATS, UINT32, Shape, TensorType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOATS, DType, Shape, TensorType
 from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
-from ort_gpu_ep.kernels.target import DEFAULT_TARGET, LAST_ARRIVING, Choice, Limits, Target
+from ort_gpu_ep.kernels.target import DEFAULT_TARGET, Choice, Limits, Target
+from ort_gpu_ep.ops import split_k
 from ort_gpu_ep.ops.tile_weights import PACKED_ROWS as PACKED_ROWS
 from ort_gpu_ep.ops.tile_weights import Phases as Phases
 from ort_gpu_ep.ops.tile_weights import Weights as Weights
 from ort_gpu_ep.ops.tile_weights import packing as packing
-from ort_gpu_ep.ops.tile_weights import unpacking as unpacking
-
-PLACE_NBYTES = 4
-"""Workgroup memory, beside the tile's, of a kernel whose last workgroup adds up the parts of K: the number of those
-before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,69 +377,38 @@ def lower_tiled(product: TiledProduct, out: TensorType) -> Lowering:
 
 
 def _lowered(product: TiledProduct, tile: Tile, split: int, choice: Choice, out: TensorType) -> Lowering:
-    """The weights packed, once where they are constant, and if they don't lie right already; the product; where K is
-    cut and the parts are not added up by the product itself, their sum.
-    """
+    """The weights packed, if they don't lie right already; the product; where K is cut and the parts are not added up by
+    the product itself, their sum."""
     per = ceil_div(ceil_div(product.fours, tile.fours), split)
     rows = product.packed_rows
-    kernels, temps, once = list[Kernel](), list[tuple[str, TensorType]](), list[str]()
+    kernels, temps = list[Kernel](), list[tuple[str, TensorType]]()
     weights: int | str = product.weights.source
-    inverses: tuple[tuple[int, Kernel], ...] = ()
     if rows != product.weights.taps * product.weights.channels or not product.weights.are_rows(product.columns):
         temps.append(("packed", TensorType(product.weights.dtype, (rows, product.columns))))
         kernels.append(packing(product.weights, temps[0][1]))
-        if product.weights.constant and isinstance(product.weights.source, int):
-            once, inverses = ["packed"], ((product.weights.source, unpacking(product.weights, product.columns)),)
         weights = "packed"
-    built = tiled_kernel(product, tile, split, per, weights, choice)
-    bias = {} if product.bias is None else {"c": product.bias}
-    if split == 1:
-        kernels.append(replace(built, outputs=(out,), reads=(*(built.reads or ()), *bias.items()), writes=(("y", 0),)))
-        return Lowering((out,), tuple(kernels), tuple(temps), once=tuple(once), inverses=inverses)
+    by_dispatch = split > 1 and not may_arrive(product, tile, split)
+    built = tiled_kernel(product, tile, split, per, weights, None if by_dispatch else product.bias, choice)
+    whole = Lowering((out,), (*kernels, replace(built, outputs=(out,), writes=(("y", 0),))), tuple(temps))
+    if by_dispatch:
+        index = Strided((product.rows, product.columns), (0, 1))
+        return split_k.in_dispatch(whole, split, product.alpha, 1.0, product.bias, index)
+    return whole if split == 1 else in_last_arriving(whole, product, tile, split)
+
+
+def may_arrive(product: TiledProduct, tile: Tile, split: int = 0) -> bool:
+    """Whether the last workgroup may add up so many parts of K; 0: how many is not looked at."""
+    shader, nbytes = "byte_product.wgsl" if product.bytes else "product.wgsl", tile.workgroup_nbytes(product.halves)
+    size = tiles_of(product, tile) * split * tile.m * tile.n if split else 0
+    return split_k.may_arrive(product.target.limits, shader, nbytes, size)
+
+
+def in_last_arriving(
+    whole: Lowering, product: TiledProduct, tile: Tile, split: int, dtype: DType = FLOAT32
+) -> Lowering:
+    """A product in tiles in so many parts of K, of that type."""
     groups = tiles_of(product, tile)
-    parts = TensorType(FLOAT32, (groups * split * tile.m * tile.n,))
-    if (
-        may_arrive(product, tile)
-        and not is_symbolic(groups)
-        and parts.nbytes <= product.target.limits.max_binding_nbytes
-    ):
-        arrived = TensorType(UINT32, (groups,))
-        kernels.append(
-            replace(
-                built,
-                workgroup_nbytes=built.workgroup_nbytes + PLACE_NBYTES,
-                outputs=(out, parts, arrived),
-                reads=(*(built.reads or ()), *bias.items()),
-                features=(*built.features, LAST_ARRIVING),
-                writes=(("y", 0), ("parts", "parts"), ("arrived", "arrived")),
-                vectors=(*built.vectors, "parts", *(bias if "y" in built.vectors else ())),
-                atomics=("arrived",),
-                consts=tuple((name, name == "LAST" or value) for name, value in built.consts),
-            )
-        )
-        temps += [("parts", parts), ("arrived", arrived)]
-        return Lowering((out,), tuple(kernels), tuple(temps), once=tuple(once), inverses=inverses, kept=("arrived",))
-    parts = TensorType(FLOAT32, (split, *out.shape))
-    kernels.append(replace(built, outputs=(parts,), writes=(("y", "parts"),)))
-    kernels.append(
-        kernel(
-            "sum_parts.wgsl",
-            [out],
-            consts={"SPLIT": split, "SIZE": out.size, "ALPHA": product.alpha, "BETA": 1.0},
-            indices={"c_index": Strided((product.rows, product.columns), (0, 1))},
-            reads={"part": "parts", **bias},
-            writes={"y": 0},
-        )
-    )
-    return Lowering((out,), tuple(kernels), (*temps, ("parts", parts)), once=tuple(once), inverses=inverses)
-
-
-def may_arrive(product: TiledProduct, tile: Tile) -> bool:
-    """Whether the last workgroup may add up the parts of K: its word lies beside the tile in workgroup memory. Else a
-    dispatch of its own adds them up."""
-    limits = product.target.limits
-    fits = tile.workgroup_nbytes(product.halves) + PLACE_NBYTES <= limits.max_workgroup_nbytes
-    return fits and limits.allow("product.wgsl", LAST_ARRIVING)
+    return split_k.in_last_arriving(whole, groups, groups * split * tile.m * tile.n, {"LAST": True}, dtype)
 
 
 def tiles_of(product: TiledProduct, tile: Tile) -> int:
@@ -477,8 +442,10 @@ def consts_of(tile: Tile, halves: bool = False) -> dict[str, Const]:
     }
 
 
-def tiled_kernel(product: TiledProduct, tile: Tile, split: int, per: int, weights: int | str, choice: Choice) -> Kernel:
-    """product.wgsl without its bias and output."""
+def tiled_kernel(
+    product: TiledProduct, tile: Tile, split: int, per: int, weights: int | str, bias: int | None, choice: Choice
+) -> Kernel:
+    """product.wgsl without its output."""
     fours, outputs = product.weights.padded // 4, tile.own_m // 4 * tile.own_n
     consts: dict[str, Const] = {
         "ROWS": product.rows,
@@ -508,7 +475,7 @@ def tiled_kernel(product: TiledProduct, tile: Tile, split: int, per: int, weight
         **product.window,
     }
     by_elements = product.spread is not None and product.spread.planes
-    final = (() if by_elements else ("y",)) + (() if by_elements or product.bias is None or split > 1 else ("c",))
+    final = () if by_elements else ("y",) if bias is None else ("y", "c")
     vectors = ("w", *final, *(() if product.planes else ("x",)))
     return kernel(
         "product.wgsl",
@@ -517,7 +484,7 @@ def tiled_kernel(product: TiledProduct, tile: Tile, split: int, per: int, weight
         workgroup_size=tile.workgroup_size,
         workgroup_nbytes=tile.workgroup_nbytes(product.halves),
         grid=(product.groups * ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), split * product.batch),
-        reads={"x": 0, "w": weights},
+        reads={"x": 0, "w": weights, **({} if bias is None else {"c": bias})},
         vectors=vectors,
         choice=choice,
         features=(FLOAT16.feature,) if product.halves else (),

@@ -199,7 +199,7 @@ def _lowered(packed: PackedProduct, tile: UnitTile, in_tile: bool, choice: Choic
     of_w = matrix_units.weight_scales(packed.weights.table, product.n, blocks, row, block, packed.powers)
     table = tiles.Weights(packed.weights.table, blocks, 1, row, block, 0, True, multiple=1)
     kernels = [*packed.rows.kernels, of_w, matrix_units.ready_weights(scaled[1], table, "scaled")]
-    temps, kept = [*packed.rows.temps, ("w_scales", of_w.outputs[0]), scaled], list[tuple[str, TensorType]]()
+    temps = [*packed.rows.temps, ("w_scales", of_w.outputs[0]), scaled]
     reads: dict[str, int | str] = {"x": product.a.source, "w_scales": "w_scales"}
     if in_tile:
         reads |= {
@@ -211,7 +211,6 @@ def _lowered(packed: PackedProduct, tile: UnitTile, in_tile: bool, choice: Choic
         written = ("unpacked", TensorType(FLOAT16, (product.k, product.n)))
         kernels.append(packed.unpack(written[1], choice))
         temps.append(written)
-        kept = [written] if packed.keeps else []
         reads["w"] = "unpacked"
     reads |= {} if packed.bias is None else {"c": packed.bias}
     if units.scaled:
@@ -222,10 +221,10 @@ def _lowered(packed: PackedProduct, tile: UnitTile, in_tile: bool, choice: Choic
     kernels.append(
         matrix_units.product_kernel(units, tile, choice, out, reads, packed.codes_in(tile) if in_tile else None)
     )
-    return replace(
-        Lowering((out,), tuple(kernels), tuple(temps)),
-        once=("w_scales", "scaled", *(name for name, _ in (*packed.rows.temps, *kept))),
-        dense=tuple(name for name, _ in kept),
-        inverses=packed.rows.inverses,
+    return Lowering(
+        (out,),
+        tuple(kernels),
+        tuple(temps),
+        dense=() if in_tile else ("unpacked",),
         scaled=(("x_scales", packed.source, False),) if units.scaled else (),
     )

@@ -140,9 +140,8 @@ def _whole(units: UnitConvolution, tile: UnitTile, choice: Choice, out: TensorTy
     rows = product.packed_rows
     if not units.scaled:
         packed = TensorType(weights.dtype, (rows, columns))
-        inverses = ((weights.source, tiles.unpacking(weights, columns)),) if isinstance(weights.source, int) else ()
         plain = (tiles.packing(weights, packed), _product(units, tile, choice, out, {"x": 0, "w": "packed"}))
-        return Lowering((out,), plain, (("packed", packed),), once=("packed",), inverses=inverses)
+        return Lowering((out,), plain, (("packed", packed),))
     parts, w_scales = TensorType(FLOAT32, (units.images, units.parts)), TensorType(FLOAT32, (columns,))
     packed = TensorType(HALF, (rows, columns))
     of_w = matrix_units.weight_scales(weights.source, columns, weights.taps * weights.channels, weights.m_stride, 1)
@@ -150,8 +149,7 @@ def _whole(units: UnitConvolution, tile: UnitTile, choice: Choice, out: TensorTy
     built = _product(units, tile, choice, out, read)
     kernels = (of_w, matrix_units.ready_weights(packed, weights), _scales(units, parts), built)
     temps = (("w_scales", w_scales), ("packed", packed), ("x_scales", parts))
-    once = ("w_scales", "packed", *(("x_scales",) if units.constant else ()))
-    return Lowering((out,), kernels, temps, once=once, scaled=() if units.constant else (("x_scales", 0, True),))
+    return Lowering((out,), kernels, temps, scaled=() if units.constant else (("x_scales", 0, True),))
 
 
 def _scales(units: UnitConvolution, parts: TensorType) -> Kernel:

@@ -161,7 +161,7 @@ def _lowered(conv: TiledConvolution, tile: Tile, choice: Choice, out: TensorType
         {"y": "seen"},
     )
     middle = replace(
-        tiles.tiled_kernel(product, tile, 1, ceil_div(product.fours, tile.fours), "weights", choice),
+        tiles.tiled_kernel(product, tile, 1, ceil_div(product.fours, tile.fours), "weights", None, choice),
         outputs=(sums,),
         reads=(("x", "seen"), ("w", "weights")),
         writes=(("y", "sums"),),
@@ -174,9 +174,7 @@ def _lowered(conv: TiledConvolution, tile: Tile, choice: Choice, out: TensorType
         {"p": "sums", **({} if conv.bias is None else {"c": conv.bias})},
         {"y": 0},
     )
-    return Lowering(
-        (out,), (once, first, middle, last), (("weights", weights), ("seen", seen), ("sums", sums)), once=("weights",)
-    )
+    return Lowering((out,), (once, first, middle, last), (("weights", weights), ("seen", seen), ("sums", sums)))
 
 
 def _by_lanes(

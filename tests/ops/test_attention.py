@@ -18,9 +18,9 @@ from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import figures_for
 from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.registry import Limits
-from ort_gpu_ep.kernels.target import Choice, Target
+from ort_gpu_ep.kernels.target import Target
 from ort_gpu_ep.ops import attention
-from ort_gpu_ep.ops.attention import Form, Problem, forms_of, registers_of
+from ort_gpu_ep.ops.attention import Problem, Share, forms_of, registers_of
 from ort_gpu_ep.partitioner.passes import fuse
 from tests.direct import run_direct
 from tests.ops.single_node import Array, assert_agree, check_decline, node_model, normal, on_cpu
@@ -71,17 +71,17 @@ def test_sizes(batch: int, heads: int, kv: int, queries: int, keys: int, width: 
     check(q, k, v, wanted=exact(q, k, v))
 
 
-def some_forms() -> list[Form]:
+def some_forms() -> list[Share]:
     target = Target(Limits(frozenset(("subgroup",))))
     problems = (Problem(1, 2, 40, 70, 8, 8), Problem(1, 2, 1, 70, 8, 8), Problem(1, 2, 5, 70, 8, 8))
     usual = list(dict.fromkeys(form for problem in problems for form in forms_of(problem, target)))[::4]
     return [
         *usual,
-        Form(8, 2, 2, 4, keys=2),
-        Form(16, 1, 1, 4, keys=1),
-        Form(8, 1, 4, 2, keys=1),
-        Form(8, 2, 8, 2, keys=1),
-        Form(4, 1, 8, 1),
+        Share(8, 2, 2, 4, keys=2),
+        Share(16, 1, 1, 4, keys=1),
+        Share(8, 1, 4, 2, keys=1),
+        Share(8, 2, 8, 2, keys=1),
+        Share(4, 1, 8, 1),
     ]
 
 
@@ -107,8 +107,8 @@ def test_where_no_form_fits_the_smallest_is_taken() -> None:
 
 
 @pytest.mark.parametrize("form", some_forms(), ids=lambda f: f.name)
-def test_forms(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "choose", lambda problem, target, dtype: (form, Choice("", form.name, (form.name,))))
+def test_forms(form: Share, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "forms_of", lambda *_: [form])
     q, k, v = random((1, 2, 41, 32), (1, 1, 70, 32), (1, 1, 70, 32))
     mask = np.where(np.arange(70) % 3 == 0, -np.inf, 0.5).astype("f") * np.ones((41, 1), "f")
     with apart():
@@ -393,9 +393,9 @@ def test_the_lowest_number_hides_a_key_of_onnxs_op_between_transpositions() -> N
 
 
 @pytest.mark.parametrize("form", some_forms(), ids=lambda f: f.name)
-def test_not_a_number_is_taken_for_nothing(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_a_number_is_taken_for_nothing(form: Share, monkeypatch: pytest.MonkeyPatch) -> None:
     """In rows that see no key, and in those whose scores are NaN."""
-    monkeypatch.setattr(attention, "choose", lambda *_: (form, Choice("", form.name, (form.name,))))
+    monkeypatch.setattr(attention, "forms_of", lambda *_: [form])
     model, feeds = by_exporter("torchscript, guarded", 41, 32)
     feeds["mask"][1, 0, 3], feeds["mask"][0, 0, 40, 7] = -np.inf, np.nan
     (wanted,) = on_cpu(model, feeds)

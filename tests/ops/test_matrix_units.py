@@ -18,8 +18,8 @@ from ort_gpu_ep.ir.graph import Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT64, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
 from ort_gpu_ep.kernels.questions import apart
-from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBGROUP_MATRIX, UNIT_SHADERS, lacks
-from ort_gpu_ep.ops.matrix_units import PLAIN_WIDTH, ROUNDED_WIDTH, SCALED_WIDTH, TILES, UnitTile, tile_ns
+from ort_gpu_ep.kernels.target import LAST_ARRIVING, MATRIX_UNITS, SUBGROUP_MATRIX, UNIT_SHADERS, Target, lacks
+from ort_gpu_ep.ops.matrix_units import PLAIN_WIDTH, ROUNDED_WIDTH, SCALED_WIDTH, TILES, UnitTile, splits, tile_ns
 from ort_gpu_ep.plugin.explain import Explanation
 from ort_gpu_ep.scheduler import make_plan
 from ort_gpu_ep.scheduler.plan import Dispatch
@@ -295,3 +295,12 @@ def test_a_row_does_not_take_an_image_s_scales(trial: Emulated) -> None:
         (between,) = trial.graph(Graph("g", ("x",), ("v",), nodes[:1], values), [x], "tf32")
         want = product(trial, between.reshape(36, 20), b, "tf32")
     assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize(("more", "cut"), [(0, False), (4, True)])
+def test_k_is_cut_where_the_word_of_arrivals_fits_beside_the_tile(trial: Emulated, more: int, cut: bool) -> None:
+    limits, tile = trial.gpu.limits, TILES[-1]
+    nbytes = max(tile.workgroup_nbytes(w_rows, limits) for w_rows in (False, True)) + more
+    features = limits.features | {LAST_ARRIVING}
+    target = Target(replace(limits, features=features, max_workgroup_nbytes=nbytes, figures=DEFAULT_FIGURES))
+    assert bool([*splits(target, tile, 64, 64, 8192)]) == cut

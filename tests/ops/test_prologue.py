@@ -14,9 +14,11 @@ from onnx import numpy_helper
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import InternalError
-from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.graph import Node, from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
-from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.kernels.records import completed
+from ort_gpu_ep.kernels.registry import OPS, BoundNode, Limits, Lowering, Operand, kernel
+from ort_gpu_ep.kernels.target import DEFAULT_LIMITS, Target
 from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.planner import make_plan
@@ -134,6 +136,50 @@ def test_what_no_plan_reads_any_more_is_freed(programs: Any) -> None:
     program.context.prologue.keep(())
     assert program.context.prologue.nbytes == 0
     assert_close(run_program(programs(model), feeds), on_cpu(model, feeds))
+
+
+def completed_with(bound: BoundNode, reports: bool = False, **facts: Any) -> Lowering:
+    """A row that packs input 1, copies input 0 and the packed one, and adds something to `sums` after a first kernel
+    has written it, as `completed` leaves it. reports: of the kernel that makes `copy`. facts: of its Lowering."""
+    x, w = bound.input(0).type, bound.input(1).type
+    consts = {"M": w.shape[1], "PADDED": w.shape[0], "CHANNELS": w.shape[0], "TAPS": 1, "FILTERS": w.shape[1]}
+    strides = {"W_M": 1, "W_CHANNEL": w.shape[1], "W_TAP": 0}
+    kernels = (
+        kernel("pack_rows.wgsl", [w], consts=consts | strides, reads={"w": 1}, writes={"y": "packed"}),
+        kernel("strided.wgsl", [w], reads={"x": "packed"}, writes={"y": "sums"}),
+        kernel("strided.wgsl", [w], reads={"x": "packed"}, writes={"y": "copy"}, reports=reports),
+        kernel("strided.wgsl", [w], reads={"x": 0}, writes={"y": "sums"}),
+        kernel("strided.wgsl", [x], reads={"x": "sums"}, writes={"y": 0}),
+    )
+    built = Lowering((x,), kernels, tuple((name, w) for name in ("packed", "sums", "copy")), **facts)
+    return completed(replace(OPS["", "MatMul"], build=lambda node: built), bound)
+
+
+def matrices(constant: bool = True, keeps_dense: bool = False) -> BoundNode:
+    operands = Operand("x", TensorType(FLOAT32, (4, 8))), Operand("w", TensorType(FLOAT32, (4, 8)), constant=constant)
+    limits = replace(DEFAULT_LIMITS, keeps_dense=keeps_dense)
+    return BoundNode(Node("MatMul", ("x", "w"), ("y",)), operands, target=Target(limits))
+
+
+def test_what_follows_from_constants_alone_is_made_once() -> None:
+    """But not what another kernel writes in every run, too, nor what tells of an index out of range."""
+    assert completed_with(matrices()).once == ("packed", "copy")
+    assert completed_with(matrices(), reports=True).once == ("packed",)
+    assert completed_with(matrices(constant=False)).once == ()
+    assert completed_with(matrices(), kept=("packed",)).once == ()
+    assert completed_with(matrices(), stored=(("packed", 0),)).once == ()
+
+
+def test_a_dense_copy_is_made_once_where_it_may_stay() -> None:
+    assert completed_with(matrices(), dense=("copy",)).once == ("packed",)
+    assert completed_with(matrices(keeps_dense=True), dense=("copy",)).once == ("packed", "copy")
+
+
+def test_what_packs_a_weight_says_how_it_is_restored() -> None:
+    ((at, inverse),) = completed_with(matrices()).inverses
+    assert (at, inverse.shader, inverse.reads) == (1, "unpack_rows.wgsl", (("packed", "packed"),))
+    assert inverse.outputs == (TensorType(FLOAT32, (4, 8)),)
+    assert completed_with(matrices(constant=False)).inverses == ()
 
 
 def broken(plan: Plan, **changes: Any) -> str:

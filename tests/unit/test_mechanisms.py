@@ -27,6 +27,8 @@ MOST = {
     "places that submit a plan": 4,
     "caches of runs": 6,
     "makers of plans in the background": 1,
+    "files of ops that list what is made once": 2,
+    "files of ops that add up parts of K": 1,
     "names that are participles": 25,
     "tuned numbers outside ops": 380,
     "private members used by tests": 295,
@@ -39,6 +41,8 @@ WAITS = ("while_waiting",)
 CACHES = ("OrderedDict", "WeakValueDictionary", "WeakKeyDictionary", "WeakSet", "Memo", "Cache")
 SUBMISSIONS = ("execute", "run", "enqueue", "submit")
 """Methods of a Gpu that take command buffers."""
+ONCE = ("once", "inverses")
+"""Of a Lowering: `completed` finds them. A builder names what is made of nothing, a composed one hands on."""
 PARTICIPLES = ("found", "made", "given", "known", "wanted", "held")
 
 
@@ -153,6 +157,16 @@ def counts() -> dict[str, int]:
             ast.unparse(n.func) == "background.background.add"
             for _, n in nodes(ast.Call, folders=("runtime",))
             if isinstance(n, ast.Call)
+        ),
+        "files of ops that list what is made once": len(
+            {name for name, n in nodes(ast.keyword, folders=("ops",)) if isinstance(n, ast.keyword) and n.arg in ONCE}
+        ),
+        "files of ops that add up parts of K": len(
+            {
+                name
+                for name, n in nodes(ast.Name, folders=("ops",))
+                if isinstance(n, ast.Name) and n.id == "LAST_ARRIVING"
+            }
         ),
         "names that are participles": sum(
             isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in PARTICIPLES for _, n in nodes(ast.Name)
