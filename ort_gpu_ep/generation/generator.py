@@ -34,17 +34,16 @@ from ort_gpu_ep.generation.step import (
     LENGTH,
     LOGITS,
     NEXT,
-    NEXT_LENGTH,
     NOTHING,
     SHARES,
     Step,
     checked,
-    has_nan,
     step_of,
 )
+from ort_gpu_ep.generation.values import Places, Values
 from ort_gpu_ep.ir.refused import kind_of
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.plugin import VENDOR_ID, Turns, download_later, fill
+from ort_gpu_ep.plugin import download_later
 from ort_gpu_ep.processes.interrupts import uninterrupted
 from ort_gpu_ep.session.bound_runs import Runs, state_of
 from ort_gpu_ep.session.opening import EXTERNAL_FOLDER, own_settings
@@ -131,8 +130,9 @@ class Generator:
         # one plan: tokens come evenly
         self._options = {"placement": "gpu", "specialize": "off", **(provider_options or {})}
         self.session = InferenceSession(step.model.SerializeToString(), settings, provider_options=self._options)
-        here = state_of(self.session) is not None and resolve(self._options).isolation == "none"
-        self._device = ("gpu", 0, VENDOR_ID) if here else ("cpu", 0)
+        self._values = Values(
+            self.session, state_of(self.session) is not None and resolve(self._options).isolation == "none"
+        )
         self.vocabulary = self._logits_info().shape[-1]
         if not isinstance(self.vocabulary, int):
             raise ModelError(
@@ -152,7 +152,7 @@ class Generator:
         self._failed = False
         self._ids = step.kinds[IDS] if isinstance(step, GrowingStep) else step.ids
         self._growing: Growing | None = (
-            Growing(self.session, step, self._device[:2]) if isinstance(step, GrowingStep) else None
+            Growing(self.session, step, self._values.device[:2]) if isinstance(step, GrowingStep) else None
         )
         if isinstance(step, Step):
             self._prepare(step)
@@ -163,34 +163,23 @@ class Generator:
     def _prepare(self, step: Step) -> None:
         """The values that the steps with caches of one length read and write."""
         self._step = Step(onnx.ModelProto(), step.caches, step.ids)  # the weights are the session's now
-        self._caches = {
-            name: self._value(np.zeros(shape, dtype)) for name, (_, shape, dtype) in self._step.caches.items()
-        }
-        self._presents = {present: self._caches[name] for name, (present, _, _) in self._step.caches.items()}
-        self._lengths = [self._value(np.zeros((1, 1), np.int64)) for _ in range(2)]
+        self._places = places = Places(self._values, self._step, 1, self.vocabulary, self._kind)
         self._continued = list[int]()  # tokens whose keys the caches have, where drafts are written
-        if self._lookahead:
-            self._forms = {
-                rows: _Form(
-                    self._value(np.zeros((1, rows), self._step.ids)),
-                    self._value(np.zeros((rows, 1), self._step.ids)),
-                    self._value(np.zeros((1, rows, self.vocabulary), self._kind)),
-                )
-                for rows in (1, 1 + self._lookahead)
-            }
-            self._runs = Runs(
-                self.session,
-                [
-                    ({IDS: form.ids, LENGTH: self._lengths[1], **self._caches}, self._written(form))
-                    for form in self._forms.values()
-                ],
-            )
+        if not self._lookahead:
+            self._runs = Runs(self.session, [(places.inputs(at), places.outputs(1 - at)) for at in range(2)])
             return
-        self._tokens = [self._value(np.zeros((1, 1), self._step.ids)) for _ in range(2)]
-        self._logits = self._value(np.zeros((1, 1, self.vocabulary), self._kind))
-        self._draws = [self._value(np.zeros(3, np.float32)) for _ in range(2)]
-        self._drawn: tuple[Sampler, Turns | None] | None = None  # of the generation that goes on
-        self._runs = Runs(self.session, [self._bound(place) for place in range(2)])
+        self._forms = {
+            rows: _Form(
+                self._values.new(np.zeros((1, rows), self._step.ids)),
+                self._values.new(np.zeros((rows, 1), self._step.ids)),
+                self._values.new(np.zeros((1, rows, self.vocabulary), self._kind)),
+            )
+            for rows in (1, 1 + self._lookahead)
+        }
+        self._runs = Runs(
+            self.session,
+            [({**places.inputs(1), IDS: form.ids}, self._written(form)) for form in self._forms.values()],
+        )
 
     def generate(
         self,
@@ -249,7 +238,7 @@ class Generator:
         )
 
     def _drawn_of(self, draw: Draw, logits: Any) -> int:
-        return self._sampler(draw).token(logits, draw.next())
+        return int(self._sampler(draw).tokens(logits, draw.next()).item())
 
     def _tokens_of(
         self,
@@ -259,7 +248,7 @@ class Generator:
         stop: frozenset[int],
         turn: int,
     ) -> Iterator[int]:
-        waiting, submitted, ahead = deque[Callable[[], int]](), 0, AHEAD if self._device[0] == "gpu" else 1
+        waiting, submitted, ahead = deque[Callable[[], list[int]]](), 0, AHEAD if self._values.on_gpu else 1
         with self._fit_for_others(turn):
             try:
                 for index in range(count):
@@ -314,13 +303,13 @@ class Generator:
         with self._lock:
             self._check_turn(turn)
             if before:
-                self._set(self._lengths[1], np.array([[before + len(ids)]]))
-                self._set(form.ids, tokens)
+                self._values.set(self._places.lengths[1], np.array([[before + len(ids)]]))
+                self._values.set(form.ids, tokens)
                 self._runs.run(int(rows > 1))
                 self._passes += 1
             else:
                 self._read(tokens, CHUNK if rows > 1 else 1, self._written(form))
-            logits = form.logits.numpy() if draw is not None or self._device[0] == "cpu" else None
+            logits = form.logits.numpy() if draw is not None or not self._values.on_gpu else None
             chosen = _content(form.next, self._step.ids) if draw is None else None
 
         def choose(k: int) -> int:
@@ -345,12 +334,12 @@ class Generator:
                 self._continuing, self._continued = self._next_turn(), []
             with self._fit_for_others(self._turn):
                 same = min(shared(self._continued, tokens), len(tokens) - 1)
-                self._read(np.asarray([tokens[same:]], self._step.ids), CHUNK, self._outputs(0), same)
-                waiting = deque([self._token(0)])
+                self._read(np.asarray([tokens[same:]], self._step.ids), CHUNK, self._places.outputs(0), same)
+                waiting = deque([self._places.later(0)])
                 try:
                     for place in range(1, count):
                         self._runs.run((place - 1) % 2)
-                        waiting.append(self._token(place % 2))
+                        waiting.append(self._places.later(place % 2))
                     drafts = [_oldest(waiting) for _ in range(count)]
                 finally:
                     _drain(waiting)  # the device writes what these read
@@ -389,7 +378,7 @@ class Generator:
 
     def _advance(
         self,
-        waiting: deque[Callable[[], int]],
+        waiting: deque[Callable[[], list[int]]],
         prompt: npt.NDArray[Any],
         index: int,
         draw: Draw | None,
@@ -401,75 +390,32 @@ class Generator:
             self._check_turn(turn)
             self._submit(prompt, index)
             if draw is not None:
-                self._choose(draw, index % 2)
-            waiting.append(self._token(index % 2))
+                self._places.draw(self._sampler(draw), draw.next(), index % 2)
+            waiting.append(self._places.later(index % 2))
 
     def _submit(self, prompt: npt.NDArray[Any], index: int) -> None:
         """The step that gives token `index` of the answer, into place index % 2."""
         if index:
             self._runs.run((index - 1) % 2)
             return
-        self._read(prompt, CHUNK, self._outputs(0))
+        self._read(prompt, CHUNK, self._places.outputs(0))
 
     def _read(self, prompt: npt.NDArray[Any], chunk: int, outputs: Mapping[str, Any], before: int = 0) -> None:
         """Tokens behind `before` others, at most so many at a time, and about alike."""
         for part in np.array_split(prompt, -(-prompt.shape[1] // chunk), axis=1):
             before += part.shape[1]
-            self._set(self._lengths[1], np.array([[before]]), waits=True)
+            self._values.set(self._places.lengths[1], np.array([[before]]), waits=True)
             binding = self.session.io_binding()
             binding.bind_cpu_input(IDS, np.ascontiguousarray(part))
-            binding.bind_ortvalue_input(LENGTH, self._lengths[1])
-            for name, value in self._caches.items():
+            binding.bind_ortvalue_input(LENGTH, self._places.lengths[1])
+            for name, value in self._places.caches.items():
                 binding.bind_ortvalue_input(name, value)
             for name, value in outputs.items():
                 binding.bind_ortvalue_output(name, value)
             self.session.run_with_iobinding(binding)
 
-    def _choose(self, draw: Draw, place: int) -> None:
-        """Puts a random token in place of the most likely one."""
-        sampler, numbers = self._sampler(draw), draw.next()
-        if self._drawn is None or self._drawn[0] is not sampler:
-            self._drawn = sampler, sampler.turns(self._logits, self._draws, self._tokens)
-        turns = self._drawn[1]
-        if turns is not None:
-            self._set(self._draws[place], numbers)
-        if turns is None or not turns.run(place):
-            token = sampler.token(OrtValue.ortvalue_from_numpy(self._logits.numpy()), numbers)
-            self._set(self._tokens[place], np.array([[token]], self._step.ids))
-
-    def _token(self, place: int) -> Callable[[], int]:
-        """Waits for the token of a step that has been submitted. What is on the host is read now: another generation
-        may write there."""
-        value = self._tokens[place]
-        wait = download_later([value])
-        if wait is not None:
-            return lambda: int(np.frombuffer(wait()[0], self._step.ids)[0])
-        token = NOTHING if has_nan(self._logits) else int(value.numpy().item())
-        return lambda: token
-
-    def _bound(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Inputs and outputs of the steps that read the token of this place."""
-        return {IDS: self._tokens[place], LENGTH: self._lengths[place], **self._caches}, self._outputs(1 - place)
-
-    def _outputs(self, place: int) -> dict[str, Any]:
-        return {NEXT: self._tokens[place], NEXT_LENGTH: self._lengths[place], LOGITS: self._logits, **self._presents}
-
     def _written(self, form: _Form) -> dict[str, Any]:
-        return {NEXT: form.next, NEXT_LENGTH: self._lengths[0], LOGITS: form.logits, **self._presents}
-
-    def _value(self, array: npt.NDArray[Any]) -> Any:
-        """A value on the device; since onnxruntime 1.30 of this session: what is copied there counts in its stats."""
-        make = getattr(self.session, "create_ortvalue_from_shape_and_type", OrtValue.ortvalue_from_shape_and_type)
-        value = make(array.shape, array.dtype.type, *self._device)
-        value.update_inplace(array)
-        return value
-
-    def _set(self, value: Any, array: npt.NDArray[Any], waits: bool = False) -> None:
-        """waits: for what is pending and may read the value."""
-        if self._device[0] == "gpu":
-            fill(value, np.ascontiguousarray(array), waits)
-        else:
-            value.update_inplace(array)
+        return {**self._places.outputs(0), NEXT: form.next, LOGITS: form.logits}
 
 
 def _length(asked: int | None, positions: tuple[int, str] | None) -> int:
@@ -491,11 +437,11 @@ def _content(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.asarray(value.numpy().ravel() if wait is None else np.frombuffer(wait()[0], dtype))
 
 
-def _oldest(waiting: deque[Callable[[], int]]) -> int:
-    return waiting.popleft()()
+def _oldest(waiting: deque[Callable[[], list[int]]]) -> int:
+    return waiting.popleft()()[0]
 
 
-def _drain(waiting: deque[Callable[[], int]]) -> None:
+def _drain(waiting: deque[Callable[[], list[int]]]) -> None:
     while waiting:
         waiting.popleft()()
 
