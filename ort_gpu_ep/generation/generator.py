@@ -6,10 +6,11 @@ are submitted ahead of what the host has read: a token crosses and no logits, an
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from onnxruntime import OrtValue
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError, InputError, ModelError
+from ort_gpu_ep.generation.batch import Batch, Request, joining_model
 from ort_gpu_ep.generation.drafts import Drafts, Lookup, accepted, shared
 from ort_gpu_ep.generation.growing import Growing, GrowingStep, growing_step_of
 from ort_gpu_ep.generation.model_file import without_weights
@@ -40,7 +42,7 @@ from ort_gpu_ep.generation.step import (
     checked,
     step_of,
 )
-from ort_gpu_ep.generation.values import Places, Values
+from ort_gpu_ep.generation.values import AHEAD, Places, Values
 from ort_gpu_ep.ir.refused import kind_of
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.plugin import download_later
@@ -48,9 +50,6 @@ from ort_gpu_ep.processes.interrupts import uninterrupted
 from ort_gpu_ep.session.bound_runs import Runs, state_of
 from ort_gpu_ep.session.opening import EXTERNAL_FOLDER, own_settings
 from ort_gpu_ep.session.session import InferenceSession
-
-AHEAD = 2
-"""Steps that are submitted before the token of the first of them is read."""
 
 CHUNK = 2048
 """Tokens of a prompt that one pass reads at most: activations take memory for so many, and not for all of a long
@@ -64,6 +63,8 @@ SAMPLERS = 4
 
 DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 """Of operators that onnxruntime has without a library."""
+
+_SEVERAL = "Several prompts: Generator.generate_batch."
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 
@@ -91,12 +92,15 @@ class Generator:
     a Generator of a smaller model with the same vocabulary that writes the drafts; None: they are looked up in the text
     so far. `tokens_per_pass` tells what it brings.
 
+    rows: how many sequences a batch of this Generator has at most, see `batch`; the model's batch axis must be open.
+
     All methods may be called by several threads. A generation whose caches another one has taken raises InputError
     before a further token.
 
     Raises:
-        ModelError: the model is no such decoder. ConfigError: an option, a max_length beyond the model's tables of
-        positions, or a lookahead for a decoder whose caches grow.
+        ModelError: the model is no such decoder, or rows are wanted of one whose batch axis is fixed or whose caches
+        grow. ConfigError: an option, a max_length beyond the model's tables of positions, a lookahead for a decoder
+        whose caches grow, or beside rows.
     """
 
     def __init__(
@@ -108,10 +112,17 @@ class Generator:
         sess_options: Any = None,
         lookahead: int = 0,
         draft: Generator | None = None,
+        rows: int = 1,
     ) -> None:
         if lookahead not in range(8) or (draft is not None and not lookahead):
             raise ConfigError(f"generate: lookahead: got {lookahead}, expected 0 to 7, and at least 1 with a draft")
+        if rows != operator.index(rows) or rows < 1 or (rows > 1 and lookahead):
+            raise ConfigError(
+                f"generate: rows: got {rows}{f' with lookahead={lookahead}' if lookahead else ''}, expected 1 or more, "
+                f"and no lookahead beside several"
+            )
         loaded, folder = _loaded(model)
+        self.rows = rows
         self.max_length = _length(max_length, positions_of(loaded))
         self._turn, self._continuing, self._lock = 0, -1, threading.RLock()
         settings = sess_options if {n.domain for n in loaded.graph.node} - DOMAINS else own_settings(sess_options)
@@ -121,9 +132,15 @@ class Generator:
                 "generate: lookahead: drafts that fail leave caches which grow; expected a decoder with "
                 "GroupQueryAttention"
             )
+        if growing is not None and rows > 1:
+            raise ModelError(
+                f"generate: rows: got {rows} for a decoder whose caches grow: all of them would have one length. Expected "
+                f"a decoder with GroupQueryAttention, as onnxruntime-genai's model builder writes it, which is told a "
+                f"length for each row"
+            )
         self._lookahead, self._draft = lookahead, draft
         self._passes = self._verified = 0
-        step = growing or step_of(loaded, self.max_length, 1 + lookahead)
+        step = growing or step_of(loaded, self.max_length, 1 + lookahead, rows > 1)
         if folder:
             settings = settings if settings is not None else onnxruntime.SessionOptions()
             settings.add_session_config_entry(EXTERNAL_FOLDER, folder)
@@ -149,6 +166,7 @@ class Generator:
             )
         self._kind = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[self._logits_info().type]
         self._samplers = Memo[Sampler](SAMPLERS)
+        self._joins: InferenceSession | None = None
         self._failed = False
         self._ids = step.kinds[IDS] if isinstance(step, GrowingStep) else step.ids
         self._growing: Growing | None = (
@@ -205,12 +223,89 @@ class Generator:
             begun, or logits have NaN, or are all -inf. ConfigError: a parameter. IndexOutOfRangeError: a token that the
             vocabulary does not have (on the CPU: what onnxruntime raises).
         """
-        prompt = np.asarray(ids)
+        request = self._request(ids, max_new_tokens, temperature, top_k, top_p, seed, stop)
+        if self._growing is not None:
+            choose = None if request.draw is None else partial(self._drawn_of, request.draw)
+            return self._growing.tokens(request.prompt, request.count, choose, request.stop)
+        with self._lock:
+            tell = self._tokens_by_passes if self._lookahead else self._tokens_of
+            return tell(request.prompt, request.count, request.draw, request.stop, self._next_turn())
+
+    def batch(self, rows: int | None = None) -> Batch:
+        """Room for answers to so many prompts at once, in caches of their own; None: as many as this Generator has.
+
+        Raises:
+            ConfigError: more rows than this Generator was opened for, or none. ModelError: caches grow, or the
+            Generator has a lookahead. OutOfDeviceMemoryError: the device has no room for the caches.
+        """
+        size = self.rows if rows is None else operator.index(rows)
+        if self._growing is not None or self._lookahead:
+            raise ModelError(
+                "generate: batch: expected a decoder with GroupQueryAttention, opened without lookahead; got "
+                + ("a lookahead" if self._lookahead else "one whose caches grow")
+            )
+        if not 1 <= size <= self.rows:
+            raise ConfigError(
+                f"generate: batch: rows: got {size}, expected 1 to {self.rows}; open the Generator with more rows for more"
+            )
+        return Batch(self, size)
+
+    def generate_batch(
+        self,
+        prompts: Iterable[npt.ArrayLike],
+        *,
+        on_token: Callable[[int, int], object] | None = None,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Sequence[int] = (),
+    ) -> list[list[int]]:
+        """The answers to prompts of any lengths, in their order: of each the tokens that `generate` gives for it alone.
+
+        As many are answered at once as this Generator has rows; where one ends, the next prompt joins. on_token: is
+        told of each token as it comes, after the place of its prompt. Options: as `generate` has them, of each prompt;
+        prompt k draws by seed + k. All prompts are checked before the first one is read. Raises as `generate`, `batch`
+        and Batch.step do.
+        """
+        requests = [
+            self._request(ids, max_new_tokens, temperature, top_k, top_p, None if seed is None else seed + k, stop)
+            for k, ids in enumerate(prompts)
+        ]
+        answers, whose = [list[int]() for _ in requests], dict[int, int]()
+        waiting = deque(k for k, request in enumerate(requests) if request.count)
+        with self.batch(min(self.rows, max(len(waiting), 1))) as batch:
+            while waiting or batch.rows:
+                while waiting and batch.free:
+                    k = waiting.popleft()
+                    whose[batch.join(requests[k])] = k
+                for row, token in batch.step().items():
+                    answers[whose[row]].append(token)
+                    if on_token is not None:
+                        on_token(whose[row], token)
+        return answers
+
+    def _request(
+        self,
+        ids: npt.ArrayLike,
+        max_new_tokens: int | None,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        seed: int | None,
+        stop: Sequence[int],
+    ) -> Request:
+        """What `generate` is asked for. Raises as it does before it begins."""
+        try:
+            prompt = np.asarray(ids)
+        except ValueError as error:  # rows of unequal lengths
+            raise InputError(f"generate: ids: {error}; expected integers of one prompt. {_SEVERAL}") from error
         prompt = prompt.reshape(1, -1) if prompt.ndim == 1 else prompt
         if prompt.ndim != 2 or prompt.shape[0] != 1 or not prompt.size or prompt.dtype.kind not in "iu":
             raise InputError(
                 f"generate: ids: got {prompt.dtype} {list(np.shape(ids))}, expected integers [S] or [1, S], "
-                f"at least one"
+                f"at least one. {_SEVERAL}"
             )
         room = self.max_length - prompt.shape[1]
         if room < 1:
@@ -222,23 +317,40 @@ class Generator:
         count = room if max_new_tokens is None else min(room, max_new_tokens)
         if count < 0:
             raise ConfigError(f"generate: max_new_tokens: got {max_new_tokens}, expected 0 or more")
-        tokens = prompt.astype(self._ids)
-        if self._growing is not None:
-            choose = None if draw is None else partial(self._drawn_of, draw)
-            return self._growing.tokens(tokens, count, choose, frozenset(stop))
-        with self._lock:
-            tell = self._tokens_by_passes if self._lookahead else self._tokens_of
-            return tell(tokens, count, draw, frozenset(stop), self._next_turn())
+        return Request(prompt.astype(self._ids), count, draw, frozenset(stop))
 
-    def _sampler(self, draw: Draw) -> Sampler:
-        count = min(draw.top_k or self.vocabulary, self.vocabulary)
-        sampler = self._samplers.get(count)
+    def _read_apart(self, request: Request, join: Callable[[Mapping[str, Any]], None]) -> int:
+        """The token behind a prompt that joins a batch. join: takes the caches, which have the prompt's keys and
+        values then."""
+        with self._lock:
+            turn = self._next_turn()
+            with self._fit_for_others(turn):
+                waiting = deque[Callable[[], list[int]]]()
+                self._advance(waiting, request.prompt, 0, request.draw, turn)
+                token = checked(_oldest(waiting), request.prompt.shape[1])
+                join(self._places.caches)
+                return token
+
+    def _joining(self) -> InferenceSession:
+        """Runs of `joining_model`, for batches of any number of rows."""
+        with self._lock:
+            if self._joins is None:
+                model = joining_model(self._step)
+                self._joins = InferenceSession(model.SerializeToString(), provider_options=self._options)
+            return self._joins
+
+    def _sampler(self, draws: Iterable[Draw], rows: int = 1) -> Sampler:
+        """For all of these draws, in a batch of so many rows: it sorts as many tokens as the one with the largest top_k
+        wants, and of several rows as many as a power of two, so that others can join."""
+        count = max(min(draw.top_k or self.vocabulary, self.vocabulary) for draw in draws)
+        count = count if rows == 1 else min(1 << (count - 1).bit_length(), self.vocabulary)
+        sampler = self._samplers.get((rows, count))
         return sampler or self._samplers.put(
-            count, Sampler(self.vocabulary, count, self._kind, self._ids, self._options)
+            (rows, count), Sampler(self.vocabulary, count, self._kind, self._ids, self._options, rows)
         )
 
     def _drawn_of(self, draw: Draw, logits: Any) -> int:
-        return int(self._sampler(draw).tokens(logits, draw.next()).item())
+        return int(self._sampler([draw]).tokens(logits, draw.next()).item())
 
     def _tokens_of(
         self,
@@ -390,7 +502,7 @@ class Generator:
             self._check_turn(turn)
             self._submit(prompt, index)
             if draw is not None:
-                self._places.draw(self._sampler(draw), draw.next(), index % 2)
+                self._places.draw(self._sampler([draw]), draw.next(), index % 2)
             waiting.append(self._places.later(index % 2))
 
     def _submit(self, prompt: npt.NDArray[Any], index: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ from onnxruntime import OrtValue
 from ort_gpu_ep.generation.sampling import Sampler
 from ort_gpu_ep.generation.step import IDS, LENGTH, LOGITS, NEXT, NEXT_LENGTH, NOTHING, Step
 from ort_gpu_ep.plugin import VENDOR_ID, Turns, download_later, fill
+
+AHEAD = 2
+"""Steps that are submitted before the token of the first of them is read."""
 
 
 class Values:
@@ -35,6 +39,16 @@ class Values:
             fill(value, np.ascontiguousarray(array), waits)
         else:
             value.update_inplace(array)
+
+    def put_row(self, value: Any, place: int, row: Any) -> None:
+        """Copies a value to a row of another one, by the host."""
+        nbytes = row.tensor_size_in_bytes()
+        if not self.on_gpu:
+            ctypes.memmove(value.data_ptr() + place * nbytes, row.data_ptr(), nbytes)
+            return
+        array = value.numpy()
+        array[place] = row.numpy()[0]
+        self.set(value, array, waits=True)
 
     def caches(self, step: Step, rows: int) -> dict[str, Any]:
         """Of no tokens, by the names of the pasts."""

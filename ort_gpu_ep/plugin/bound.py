@@ -370,6 +370,12 @@ def fill(value: Any, array: Array, waits: bool) -> None:
         memory.copy_in(gpu_for(address), address, array.ctypes.data, array.nbytes, waits)
 
 
+def is_on_device(value: Any) -> bool:
+    """Whether the content of a value in device memory is there: where the device has no room, it stays on the host."""
+    piece = memory.piece_of(value.data_ptr(), value.tensor_size_in_bytes())
+    return piece is not None and piece.storage.gpu is not None
+
+
 def download_later(values: Sequence[Any]) -> Callable[[], list[bytes]] | None:
     """The content of small values on the device, as it is now: what this gives waits for it, and is called once. None
     where they are not all on a device of this process that works. Raises DeviceError, both times.
