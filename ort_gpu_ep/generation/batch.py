@@ -23,7 +23,7 @@ from ort_gpu_ep.errors import ConfigError, InputError, OutOfDeviceMemoryError
 from ort_gpu_ep.generation.sampling import MOST_LIKELY, Draw
 from ort_gpu_ep.generation.step import NEXT_LENGTH, NOTHING, Step, checked
 from ort_gpu_ep.generation.values import AHEAD, Places
-from ort_gpu_ep.plugin import Turns, is_on_device
+from ort_gpu_ep.plugin import Turns, lacks_room
 from ort_gpu_ep.processes.interrupts import uninterrupted
 from ort_gpu_ep.session.bound_runs import Runs, state_of
 
@@ -86,7 +86,7 @@ class Batch:
         values, step = generator._values, generator._step
         self._values, self._ahead = values, AHEAD if values.on_gpu else 1
         self._places = places = Places(values, step, rows, generator.vocabulary, generator._kind)
-        if values.on_gpu and not all(map(is_on_device, places.caches.values())):
+        if values.on_gpu and any(map(lacks_room, places.caches.values())):
             nbytes = sum(value.tensor_size_in_bytes() for value in places.caches.values())
             raise OutOfDeviceMemoryError(
                 f"generate: the caches of {rows} rows of {generator.max_length} tokens take {nbytes / 2**20:.0f} MiB, "
@@ -267,6 +267,7 @@ class Batch:
         try:
             yield
         except Exception as error:
+            self._generator._leave_caches()  # a device that is lost had these, too
             try:
                 self._close(f"an exception closed it ({type(error).__name__}: {error})")
             except Exception as behind:

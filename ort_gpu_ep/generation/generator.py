@@ -479,8 +479,14 @@ class Generator:
             yield
         except Exception:
             with self._lock:
-                self._failed = self._failed or turn == self._turn
+                if turn == self._turn:
+                    self._leave_caches()
             raise
+
+    def _leave_caches(self) -> None:
+        """The next generation gets others."""
+        with self._lock:
+            self._failed = True
 
     def _check_turn(self, turn: int) -> None:
         if turn != self._turn:

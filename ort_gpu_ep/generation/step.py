@@ -184,8 +184,8 @@ def choice(model: onnx.ModelProto, choices: int = 1) -> Sequence[onnx.NodeProto]
     ids = next(i for i in graph.input if i.name == IDS).type.tensor_type.elem_type
     lowest = _constant(graph, "lowest", -np.inf, helper.tensor_dtype_to_np_dtype(kind))
     by_input = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")) >= 18
-    axes = [_constant(graph, "columns", [1])] if many and by_input else []
-    attributes: dict[str, Any] = {"axes": [1]} if many and not by_input else {}
+    axes = [_constant(graph, "columns", [1])] if by_input else []
+    attributes: dict[str, Any] = {} if by_input else {"axes": [1]}
     token = NEXT if ids == TensorProto.INT64 else "generation.chosen"
     return [
         *_last_logits(graph, choices),

@@ -370,10 +370,11 @@ def fill(value: Any, array: Array, waits: bool) -> None:
         memory.copy_in(gpu_for(address), address, array.ctypes.data, array.nbytes, waits)
 
 
-def is_on_device(value: Any) -> bool:
-    """Whether the content of a value in device memory is there: where the device has no room, it stays on the host."""
-    piece = memory.piece_of(value.data_ptr(), value.tensor_size_in_bytes())
-    return piece is not None and piece.storage.gpu is not None
+def lacks_room(value: Any) -> bool:
+    """Whether the content of a value in device memory is on the host although its device works: it has no room there."""
+    address = value.data_ptr()
+    piece = memory.piece_of(address, value.tensor_size_in_bytes())
+    return gpu_for(address) is not None and (piece is None or piece.storage.gpu is None)
 
 
 def download_later(values: Sequence[Any]) -> Callable[[], list[bytes]] | None:
