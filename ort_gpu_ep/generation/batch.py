@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +20,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from ort_gpu_ep.errors import ConfigError, InputError, OutOfDeviceMemoryError
-from ort_gpu_ep.generation.sampling import MOST_LIKELY, Draw
+from ort_gpu_ep.generation.sampling import MOST_LIKELY, Draw, Sampler
 from ort_gpu_ep.generation.step import NEXT_LENGTH, NOTHING, Step, checked
-from ort_gpu_ep.generation.values import AHEAD, Places
+from ort_gpu_ep.generation.values import AHEAD, Places, Values
 from ort_gpu_ep.plugin import Turns, lacks_room
 from ort_gpu_ep.processes.interrupts import uninterrupted
 from ort_gpu_ep.session.bound_runs import Runs, state_of
-
-if TYPE_CHECKING:
-    from ort_gpu_ep.generation.generator import Generator
+from ort_gpu_ep.session.session import InferenceSession
 
 ROW, _OF_ROW = "generation.row", "generation.of_row."
 """Inputs of `joining_model`: which row of the batch it is, [1, 1], and what begins the names of that row's caches."""
@@ -43,6 +41,29 @@ class Request:
     count: int
     draw: Draw | None
     stop: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a batch has of its Generator. kind: numpy type of the logits. lock: of all that is submitted.
+
+    request: checks what Batch.add is asked for. read: the token behind a prompt; it calls with the caches that have the
+    prompt's keys and values. sampler: for all of these draws, in so many rows. joining: runs of `joining_model`. leave:
+    the Generator's caches may be lost.
+    """
+
+    session: InferenceSession
+    step: Step
+    values: Values
+    vocabulary: int
+    kind: npt.DTypeLike
+    max_length: int
+    lock: AbstractContextManager[Any]
+    request: Callable[..., Request]
+    read: Callable[[Request, Callable[[Mapping[str, Any]], None]], int]
+    sampler: Callable[[Iterable[Draw], int], Sampler]
+    joining: Callable[[], InferenceSession]
+    leave: Callable[[], None]
 
 
 @dataclass(eq=False)
@@ -79,23 +100,23 @@ class Batch:
     closed.
     """
 
-    def __init__(self, generator: Generator, rows: int) -> None:
-        self._generator, self._size, self._lock = generator, rows, threading.RLock()
+    def __init__(self, source: Source, rows: int) -> None:
+        self._source, self._size, self._lock = source, rows, threading.RLock()
         self._rows, self._number, self._closed = dict[int, _Row](), 0, ""
         self._waiting = deque[tuple[list[_Row], Callable[[], list[int]]]]()
-        values, step = generator._values, generator._step
-        self._values, self._ahead = values, AHEAD if values.on_gpu else 1
-        self._places = places = Places(values, step, rows, generator.vocabulary, generator._kind)
+        self._values = values = source.values
+        self._ahead = AHEAD if values.on_gpu else 1
+        self._places = places = Places(values, source.step, rows, source.vocabulary, source.kind)
         if values.on_gpu and any(map(lacks_room, places.caches.values())):
             nbytes = sum(value.tensor_size_in_bytes() for value in places.caches.values())
             raise OutOfDeviceMemoryError(
-                f"generate: the caches of {rows} rows of {generator.max_length} tokens take {nbytes / 2**20:.0f} MiB, "
+                f"generate: the caches of {rows} rows of {source.max_length} tokens take {nbytes / 2**20:.0f} MiB, "
                 f"and the device has no room for them. Use fewer rows, a smaller max_length, or a larger "
                 f"memory_limit_mb."
             )
         counts = values.new(np.zeros((rows, 1), np.int64))  # the host knows the rows' lengths
         self._runs = Runs(
-            generator.session,
+            source.session,
             [(places.inputs(at), {**places.outputs(1 - at), NEXT_LENGTH: counts}) for at in range(2)],
         )
         self._place, self._row = 0, values.new(np.zeros((1, 1), np.int64))
@@ -135,7 +156,7 @@ class Batch:
         the batch's Generator, whose caches it needs. Raises as `generate` does, and InputError where no row is free or
         the batch is closed; the other rows go on.
         """
-        request = self._generator._request(ids, max_new_tokens, temperature, top_k, top_p, seed, stop)
+        request = self._source.request(ids, max_new_tokens, temperature, top_k, top_p, seed, stop)
         if not request.count:
             raise ConfigError("generate: batch: max_new_tokens: got 0, expected 1 or more")
         return uninterrupted(self.join, request)
@@ -153,7 +174,7 @@ class Batch:
             with self._closed_by_exceptions():
                 while self._waiting:
                     self._receive()
-            token = self._generator._read_apart(request, partial(self._copy, place))
+            token = self._source.read(request, partial(self._copy, place))
             length = request.prompt.shape[1]
             row = _Row(place, request, length, request.count - 1, request.count, length)
             row.take(token)
@@ -223,7 +244,7 @@ class Batch:
         for row in rows:
             row.length, row.steps = row.length + 1, row.steps - 1
             lengths[row.place] = row.length
-        with self._generator._lock:
+        with self._source.lock:
             self._values.set(self._places.lengths[place], lengths)
             self._runs.run(place)
             draws = {row.place: row.request.draw for row in rows if row.request.draw is not None}
@@ -231,7 +252,7 @@ class Batch:
                 numbers = np.repeat(MOST_LIKELY, self._size, axis=0)
                 for at, draw in draws.items():
                     numbers[at] = draw.next()
-                sampler = self._generator._sampler(draws.values(), self._size)
+                sampler = self._source.sampler(draws.values(), self._size)
                 self._places.draw(sampler, numbers, 1 - place)
             self._waiting.append((rows, self._places.later(1 - place)))
         self._place = 1 - place
@@ -247,7 +268,7 @@ class Batch:
         places, values = self._places, self._values
         with self._closed_by_exceptions():
             if values.on_gpu and (self._joins is None or self._joins[0] is not caches):
-                session, of_row = self._generator._joining(), {_OF_ROW + name: row for name, row in caches.items()}
+                session, of_row = self._source.joining(), {_OF_ROW + name: row for name, row in caches.items()}
                 ends = {**places.caches, **of_row, ROW: self._row}, places.presents
                 self._joins = caches, Turns.of(session, state_of(session), [ends])
             values.set(self._row, np.array([[place]]), waits=True)
@@ -267,7 +288,7 @@ class Batch:
         try:
             yield
         except Exception as error:
-            self._generator._leave_caches()  # a device that is lost had these, too
+            self._source.leave()  # a device that is lost had these, too
             try:
                 self._close(f"an exception closed it ({type(error).__name__}: {error})")
             except Exception as behind:

@@ -25,7 +25,7 @@ from onnxruntime import OrtValue
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError, InputError, ModelError
-from ort_gpu_ep.generation.batch import Batch, Request, joining_model
+from ort_gpu_ep.generation.batch import Batch, Request, Source, joining_model
 from ort_gpu_ep.generation.drafts import Drafts, Lookup, accepted, shared
 from ort_gpu_ep.generation.growing import Growing, GrowingStep, growing_step_of
 from ort_gpu_ep.generation.model_file import without_weights
@@ -248,7 +248,23 @@ class Generator:
             raise ConfigError(
                 f"generate: batch: rows: got {size}, expected 1 to {self.rows}; open the Generator with more rows for more"
             )
-        return Batch(self, size)
+        return Batch(
+            Source(
+                self.session,
+                self._step,
+                self._values,
+                self.vocabulary,
+                self._kind,
+                self.max_length,
+                self._lock,
+                self._request,
+                self._read_apart,
+                self._sampler,
+                self._joining,
+                self._leave_caches,
+            ),
+            size,
+        )
 
     def generate_batch(
         self,
