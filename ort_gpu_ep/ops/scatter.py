@@ -71,6 +71,7 @@ record(
 record(
     "put_row.wgsl",
     "gather",
+    data_indices=True,
     loop_bound=lambda k: k["TUPLE"],
     cases=[case("ScatterND", 18, normal(5, 70), integers(0, 5, 1, 1), normal(1, 70))],
 )
