@@ -20,7 +20,7 @@ from models.language import language_model
 from scripts import record_commands
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-EXAMPLE = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```\n", re.M | re.S)
+EXAMPLE = re.compile(r"^```python\n((?:(?!```)[^\n]*\n)*)```\n\n```text\n(.*?)^```\n", re.M | re.S)
 
 
 def pages() -> list[str]:

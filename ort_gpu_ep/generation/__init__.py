@@ -1,5 +1,6 @@
 """Generates text with language models; tokens are chosen on the device."""
 
+from ort_gpu_ep.generation.batch import Batch
 from ort_gpu_ep.generation.generator import Generator, generate
 
-__all__ = ["Generator", "generate"]
+__all__ = ["Batch", "Generator", "generate"]

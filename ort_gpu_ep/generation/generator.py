@@ -6,10 +6,11 @@ are submitted ahead of what the host has read: a token crosses and no logits, an
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from onnxruntime import OrtValue
 
 from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError, InputError, ModelError
+from ort_gpu_ep.generation.batch import Batch, Request, Source, joining_model
 from ort_gpu_ep.generation.drafts import Drafts, Lookup, accepted, shared
 from ort_gpu_ep.generation.growing import Growing, GrowingStep, growing_step_of
 from ort_gpu_ep.generation.model_file import without_weights
@@ -34,24 +36,20 @@ from ort_gpu_ep.generation.step import (
     LENGTH,
     LOGITS,
     NEXT,
-    NEXT_LENGTH,
     NOTHING,
     SHARES,
     Step,
     checked,
-    has_nan,
     step_of,
 )
+from ort_gpu_ep.generation.values import AHEAD, Places, Values
 from ort_gpu_ep.ir.refused import kind_of
 from ort_gpu_ep.memo import Memo
-from ort_gpu_ep.plugin import VENDOR_ID, Turns, download_later, fill
+from ort_gpu_ep.plugin import download_later
 from ort_gpu_ep.processes.interrupts import uninterrupted
 from ort_gpu_ep.session.bound_runs import Runs, state_of
 from ort_gpu_ep.session.opening import EXTERNAL_FOLDER, own_settings
 from ort_gpu_ep.session.session import InferenceSession
-
-AHEAD = 2
-"""Steps that are submitted before the token of the first of them is read."""
 
 CHUNK = 2048
 """Tokens of a prompt that one pass reads at most: activations take memory for so many, and not for all of a long
@@ -65,6 +63,8 @@ SAMPLERS = 4
 
 DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 """Of operators that onnxruntime has without a library."""
+
+_SEVERAL = "Several prompts: Generator.generate_batch."
 
 Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 
@@ -92,12 +92,15 @@ class Generator:
     a Generator of a smaller model with the same vocabulary that writes the drafts; None: they are looked up in the text
     so far. `tokens_per_pass` tells what it brings.
 
+    rows: how many sequences a batch of this Generator has at most, see `batch`; the model's batch axis must be open.
+
     All methods may be called by several threads. A generation whose caches another one has taken raises InputError
     before a further token.
 
     Raises:
-        ModelError: the model is no such decoder. ConfigError: an option, a max_length beyond the model's tables of
-        positions, or a lookahead for a decoder whose caches grow.
+        ModelError: the model is no such decoder, or rows are wanted of one whose batch axis is fixed or whose caches
+        grow. ConfigError: an option, a max_length beyond the model's tables of positions, a lookahead for a decoder
+        whose caches grow, or beside rows.
     """
 
     def __init__(
@@ -109,10 +112,17 @@ class Generator:
         sess_options: Any = None,
         lookahead: int = 0,
         draft: Generator | None = None,
+        rows: int = 1,
     ) -> None:
         if lookahead not in range(8) or (draft is not None and not lookahead):
             raise ConfigError(f"generate: lookahead: got {lookahead}, expected 0 to 7, and at least 1 with a draft")
+        if rows != operator.index(rows) or rows < 1 or (rows > 1 and lookahead):
+            raise ConfigError(
+                f"generate: rows: got {rows}{f' with lookahead={lookahead}' if lookahead else ''}, expected 1 or more, "
+                f"and no lookahead beside several"
+            )
         loaded, folder = _loaded(model)
+        self.rows = rows
         self.max_length = _length(max_length, positions_of(loaded))
         self._turn, self._continuing, self._lock = 0, -1, threading.RLock()
         settings = sess_options if {n.domain for n in loaded.graph.node} - DOMAINS else own_settings(sess_options)
@@ -122,17 +132,24 @@ class Generator:
                 "generate: lookahead: drafts that fail leave caches which grow; expected a decoder with "
                 "GroupQueryAttention"
             )
+        if growing is not None and rows > 1:
+            raise ModelError(
+                f"generate: rows: got {rows} for a decoder whose caches grow: all of them would have one length. Expected "
+                f"a decoder with GroupQueryAttention, as onnxruntime-genai's model builder writes it, which is told a "
+                f"length for each row"
+            )
         self._lookahead, self._draft = lookahead, draft
         self._passes = self._verified = 0
-        step = growing or step_of(loaded, self.max_length, 1 + lookahead)
+        step = growing or step_of(loaded, self.max_length, 1 + lookahead, rows > 1)
         if folder:
             settings = settings if settings is not None else onnxruntime.SessionOptions()
             settings.add_session_config_entry(EXTERNAL_FOLDER, folder)
         # one plan: tokens come evenly
         self._options = {"placement": "gpu", "specialize": "off", **(provider_options or {})}
         self.session = InferenceSession(step.model.SerializeToString(), settings, provider_options=self._options)
-        here = state_of(self.session) is not None and resolve(self._options).isolation == "none"
-        self._device = ("gpu", 0, VENDOR_ID) if here else ("cpu", 0)
+        self._values = Values(
+            self.session, state_of(self.session) is not None and resolve(self._options).isolation == "none"
+        )
         self.vocabulary = self._logits_info().shape[-1]
         if not isinstance(self.vocabulary, int):
             raise ModelError(
@@ -149,10 +166,11 @@ class Generator:
             )
         self._kind = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[self._logits_info().type]
         self._samplers = Memo[Sampler](SAMPLERS)
+        self._joins: InferenceSession | None = None
         self._failed = False
         self._ids = step.kinds[IDS] if isinstance(step, GrowingStep) else step.ids
         self._growing: Growing | None = (
-            Growing(self.session, step, self._device[:2]) if isinstance(step, GrowingStep) else None
+            Growing(self.session, step, self._values.device[:2]) if isinstance(step, GrowingStep) else None
         )
         if isinstance(step, Step):
             self._prepare(step)
@@ -163,34 +181,23 @@ class Generator:
     def _prepare(self, step: Step) -> None:
         """The values that the steps with caches of one length read and write."""
         self._step = Step(onnx.ModelProto(), step.caches, step.ids)  # the weights are the session's now
-        self._caches = {
-            name: self._value(np.zeros(shape, dtype)) for name, (_, shape, dtype) in self._step.caches.items()
-        }
-        self._presents = {present: self._caches[name] for name, (present, _, _) in self._step.caches.items()}
-        self._lengths = [self._value(np.zeros((1, 1), np.int64)) for _ in range(2)]
+        self._places = places = Places(self._values, self._step, 1, self.vocabulary, self._kind)
         self._continued = list[int]()  # tokens whose keys the caches have, where drafts are written
-        if self._lookahead:
-            self._forms = {
-                rows: _Form(
-                    self._value(np.zeros((1, rows), self._step.ids)),
-                    self._value(np.zeros((rows, 1), self._step.ids)),
-                    self._value(np.zeros((1, rows, self.vocabulary), self._kind)),
-                )
-                for rows in (1, 1 + self._lookahead)
-            }
-            self._runs = Runs(
-                self.session,
-                [
-                    ({IDS: form.ids, LENGTH: self._lengths[1], **self._caches}, self._written(form))
-                    for form in self._forms.values()
-                ],
-            )
+        if not self._lookahead:
+            self._runs = Runs(self.session, [(places.inputs(at), places.outputs(1 - at)) for at in range(2)])
             return
-        self._tokens = [self._value(np.zeros((1, 1), self._step.ids)) for _ in range(2)]
-        self._logits = self._value(np.zeros((1, 1, self.vocabulary), self._kind))
-        self._draws = [self._value(np.zeros(3, np.float32)) for _ in range(2)]
-        self._drawn: tuple[Sampler, Turns | None] | None = None  # of the generation that goes on
-        self._runs = Runs(self.session, [self._bound(place) for place in range(2)])
+        self._forms = {
+            rows: _Form(
+                self._values.new(np.zeros((1, rows), self._step.ids)),
+                self._values.new(np.zeros((rows, 1), self._step.ids)),
+                self._values.new(np.zeros((1, rows, self.vocabulary), self._kind)),
+            )
+            for rows in (1, 1 + self._lookahead)
+        }
+        self._runs = Runs(
+            self.session,
+            [({**places.inputs(1), IDS: form.ids}, self._written(form)) for form in self._forms.values()],
+        )
 
     def generate(
         self,
@@ -216,12 +223,105 @@ class Generator:
             begun, or logits have NaN, or are all -inf. ConfigError: a parameter. IndexOutOfRangeError: a token that the
             vocabulary does not have (on the CPU: what onnxruntime raises).
         """
-        prompt = np.asarray(ids)
+        request = self._request(ids, max_new_tokens, temperature, top_k, top_p, seed, stop)
+        if self._growing is not None:
+            choose = None if request.draw is None else partial(self._drawn_of, request.draw)
+            return self._growing.tokens(request.prompt, request.count, choose, request.stop)
+        with self._lock:
+            tell = self._tokens_by_passes if self._lookahead else self._tokens_of
+            return tell(request.prompt, request.count, request.draw, request.stop, self._next_turn())
+
+    def batch(self, rows: int | None = None) -> Batch:
+        """Room for answers to so many prompts at once, in caches of their own; None: as many as this Generator has.
+
+        Raises:
+            ConfigError: more rows than this Generator was opened for, or none. ModelError: caches grow, or the
+            Generator has a lookahead. OutOfDeviceMemoryError: the device has no room for the caches.
+        """
+        size = self.rows if rows is None else operator.index(rows)
+        if self._growing is not None or self._lookahead:
+            raise ModelError(
+                "generate: batch: expected a decoder with GroupQueryAttention, opened without lookahead; got "
+                + ("a lookahead" if self._lookahead else "one whose caches grow")
+            )
+        if not 1 <= size <= self.rows:
+            raise ConfigError(
+                f"generate: batch: rows: got {size}, expected 1 to {self.rows}; open the Generator with more rows for more"
+            )
+        return Batch(
+            Source(
+                self.session,
+                self._step,
+                self._values,
+                self.vocabulary,
+                self._kind,
+                self.max_length,
+                self._lock,
+                self._request,
+                self._read_apart,
+                self._sampler,
+                self._joining,
+                self._leave_caches,
+            ),
+            size,
+        )
+
+    def generate_batch(
+        self,
+        prompts: Iterable[npt.ArrayLike],
+        *,
+        on_token: Callable[[int, int], object] | None = None,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Sequence[int] = (),
+    ) -> list[list[int]]:
+        """The answers to prompts of any lengths, in their order: of each the tokens that `generate` gives for it alone.
+
+        As many are answered at once as this Generator has rows; where one ends, the next prompt joins. on_token: is
+        told of each token as it comes, after the place of its prompt. Options: as `generate` has them, of each prompt;
+        prompt k draws by seed + k. All prompts are checked before the first one is read. Raises as `generate`, `batch`
+        and Batch.step do.
+        """
+        requests = [
+            self._request(ids, max_new_tokens, temperature, top_k, top_p, None if seed is None else seed + k, stop)
+            for k, ids in enumerate(prompts)
+        ]
+        answers, whose = [list[int]() for _ in requests], dict[int, int]()
+        waiting = deque(k for k, request in enumerate(requests) if request.count)
+        with self.batch(min(self.rows, max(len(waiting), 1))) as batch:
+            while waiting or batch.rows:
+                while waiting and batch.free:
+                    k = waiting.popleft()
+                    whose[batch.join(requests[k])] = k
+                for row, token in batch.step().items():
+                    answers[whose[row]].append(token)
+                    if on_token is not None:
+                        on_token(whose[row], token)
+        return answers
+
+    def _request(
+        self,
+        ids: npt.ArrayLike,
+        max_new_tokens: int | None,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        seed: int | None,
+        stop: Sequence[int],
+    ) -> Request:
+        """What `generate` is asked for. Raises as it does before it begins."""
+        try:
+            prompt = np.asarray(ids)
+        except ValueError as error:  # rows of unequal lengths
+            raise InputError(f"generate: ids: {error}; expected integers of one prompt. {_SEVERAL}") from error
         prompt = prompt.reshape(1, -1) if prompt.ndim == 1 else prompt
         if prompt.ndim != 2 or prompt.shape[0] != 1 or not prompt.size or prompt.dtype.kind not in "iu":
             raise InputError(
                 f"generate: ids: got {prompt.dtype} {list(np.shape(ids))}, expected integers [S] or [1, S], "
-                f"at least one"
+                f"at least one. {_SEVERAL}"
             )
         room = self.max_length - prompt.shape[1]
         if room < 1:
@@ -233,23 +333,40 @@ class Generator:
         count = room if max_new_tokens is None else min(room, max_new_tokens)
         if count < 0:
             raise ConfigError(f"generate: max_new_tokens: got {max_new_tokens}, expected 0 or more")
-        tokens = prompt.astype(self._ids)
-        if self._growing is not None:
-            choose = None if draw is None else partial(self._drawn_of, draw)
-            return self._growing.tokens(tokens, count, choose, frozenset(stop))
-        with self._lock:
-            tell = self._tokens_by_passes if self._lookahead else self._tokens_of
-            return tell(tokens, count, draw, frozenset(stop), self._next_turn())
+        return Request(prompt.astype(self._ids), count, draw, frozenset(stop))
 
-    def _sampler(self, draw: Draw) -> Sampler:
-        count = min(draw.top_k or self.vocabulary, self.vocabulary)
-        sampler = self._samplers.get(count)
+    def _read_apart(self, request: Request, join: Callable[[Mapping[str, Any]], None]) -> int:
+        """The token behind a prompt that joins a batch. join: takes the caches, which have the prompt's keys and
+        values then."""
+        with self._lock:
+            turn = self._next_turn()
+            with self._fit_for_others(turn):
+                waiting = deque[Callable[[], list[int]]]()
+                self._advance(waiting, request.prompt, 0, request.draw, turn)
+                token = checked(_oldest(waiting), request.prompt.shape[1])
+                join(self._places.caches)
+                return token
+
+    def _joining(self) -> InferenceSession:
+        """Runs of `joining_model`, for batches of any number of rows."""
+        with self._lock:
+            if self._joins is None:
+                model = joining_model(self._step)
+                self._joins = InferenceSession(model.SerializeToString(), provider_options=self._options)
+            return self._joins
+
+    def _sampler(self, draws: Iterable[Draw], rows: int = 1) -> Sampler:
+        """For all of these draws, in a batch of so many rows: it sorts as many tokens as the one with the largest top_k
+        wants, and of several rows as many as a power of two, so that others can join."""
+        count = max(min(draw.top_k or self.vocabulary, self.vocabulary) for draw in draws)
+        count = count if rows == 1 else min(1 << (count - 1).bit_length(), self.vocabulary)
+        sampler = self._samplers.get((rows, count))
         return sampler or self._samplers.put(
-            count, Sampler(self.vocabulary, count, self._kind, self._ids, self._options)
+            (rows, count), Sampler(self.vocabulary, count, self._kind, self._ids, self._options, rows)
         )
 
     def _drawn_of(self, draw: Draw, logits: Any) -> int:
-        return self._sampler(draw).token(logits, draw.next())
+        return int(self._sampler([draw]).tokens(logits, draw.next()).item())
 
     def _tokens_of(
         self,
@@ -259,7 +376,7 @@ class Generator:
         stop: frozenset[int],
         turn: int,
     ) -> Iterator[int]:
-        waiting, submitted, ahead = deque[Callable[[], int]](), 0, AHEAD if self._device[0] == "gpu" else 1
+        waiting, submitted, ahead = deque[Callable[[], list[int]]](), 0, AHEAD if self._values.on_gpu else 1
         with self._fit_for_others(turn):
             try:
                 for index in range(count):
@@ -314,13 +431,13 @@ class Generator:
         with self._lock:
             self._check_turn(turn)
             if before:
-                self._set(self._lengths[1], np.array([[before + len(ids)]]))
-                self._set(form.ids, tokens)
+                self._values.set(self._places.lengths[1], np.array([[before + len(ids)]]))
+                self._values.set(form.ids, tokens)
                 self._runs.run(int(rows > 1))
                 self._passes += 1
             else:
                 self._read(tokens, CHUNK if rows > 1 else 1, self._written(form))
-            logits = form.logits.numpy() if draw is not None or self._device[0] == "cpu" else None
+            logits = form.logits.numpy() if draw is not None or not self._values.on_gpu else None
             chosen = _content(form.next, self._step.ids) if draw is None else None
 
         def choose(k: int) -> int:
@@ -345,12 +462,12 @@ class Generator:
                 self._continuing, self._continued = self._next_turn(), []
             with self._fit_for_others(self._turn):
                 same = min(shared(self._continued, tokens), len(tokens) - 1)
-                self._read(np.asarray([tokens[same:]], self._step.ids), CHUNK, self._outputs(0), same)
-                waiting = deque([self._token(0)])
+                self._read(np.asarray([tokens[same:]], self._step.ids), CHUNK, self._places.outputs(0), same)
+                waiting = deque([self._places.later(0)])
                 try:
                     for place in range(1, count):
                         self._runs.run((place - 1) % 2)
-                        waiting.append(self._token(place % 2))
+                        waiting.append(self._places.later(place % 2))
                     drafts = [_oldest(waiting) for _ in range(count)]
                 finally:
                     _drain(waiting)  # the device writes what these read
@@ -378,8 +495,14 @@ class Generator:
             yield
         except Exception:
             with self._lock:
-                self._failed = self._failed or turn == self._turn
+                if turn == self._turn:
+                    self._leave_caches()
             raise
+
+    def _leave_caches(self) -> None:
+        """The next generation gets others."""
+        with self._lock:
+            self._failed = True
 
     def _check_turn(self, turn: int) -> None:
         if turn != self._turn:
@@ -389,7 +512,7 @@ class Generator:
 
     def _advance(
         self,
-        waiting: deque[Callable[[], int]],
+        waiting: deque[Callable[[], list[int]]],
         prompt: npt.NDArray[Any],
         index: int,
         draw: Draw | None,
@@ -401,75 +524,32 @@ class Generator:
             self._check_turn(turn)
             self._submit(prompt, index)
             if draw is not None:
-                self._choose(draw, index % 2)
-            waiting.append(self._token(index % 2))
+                self._places.draw(self._sampler([draw]), draw.next(), index % 2)
+            waiting.append(self._places.later(index % 2))
 
     def _submit(self, prompt: npt.NDArray[Any], index: int) -> None:
         """The step that gives token `index` of the answer, into place index % 2."""
         if index:
             self._runs.run((index - 1) % 2)
             return
-        self._read(prompt, CHUNK, self._outputs(0))
+        self._read(prompt, CHUNK, self._places.outputs(0))
 
     def _read(self, prompt: npt.NDArray[Any], chunk: int, outputs: Mapping[str, Any], before: int = 0) -> None:
         """Tokens behind `before` others, at most so many at a time, and about alike."""
         for part in np.array_split(prompt, -(-prompt.shape[1] // chunk), axis=1):
             before += part.shape[1]
-            self._set(self._lengths[1], np.array([[before]]), waits=True)
+            self._values.set(self._places.lengths[1], np.array([[before]]), waits=True)
             binding = self.session.io_binding()
             binding.bind_cpu_input(IDS, np.ascontiguousarray(part))
-            binding.bind_ortvalue_input(LENGTH, self._lengths[1])
-            for name, value in self._caches.items():
+            binding.bind_ortvalue_input(LENGTH, self._places.lengths[1])
+            for name, value in self._places.caches.items():
                 binding.bind_ortvalue_input(name, value)
             for name, value in outputs.items():
                 binding.bind_ortvalue_output(name, value)
             self.session.run_with_iobinding(binding)
 
-    def _choose(self, draw: Draw, place: int) -> None:
-        """Puts a random token in place of the most likely one."""
-        sampler, numbers = self._sampler(draw), draw.next()
-        if self._drawn is None or self._drawn[0] is not sampler:
-            self._drawn = sampler, sampler.turns(self._logits, self._draws, self._tokens)
-        turns = self._drawn[1]
-        if turns is not None:
-            self._set(self._draws[place], numbers)
-        if turns is None or not turns.run(place):
-            token = sampler.token(OrtValue.ortvalue_from_numpy(self._logits.numpy()), numbers)
-            self._set(self._tokens[place], np.array([[token]], self._step.ids))
-
-    def _token(self, place: int) -> Callable[[], int]:
-        """Waits for the token of a step that has been submitted. What is on the host is read now: another generation
-        may write there."""
-        value = self._tokens[place]
-        wait = download_later([value])
-        if wait is not None:
-            return lambda: int(np.frombuffer(wait()[0], self._step.ids)[0])
-        token = NOTHING if has_nan(self._logits) else int(value.numpy().item())
-        return lambda: token
-
-    def _bound(self, place: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Inputs and outputs of the steps that read the token of this place."""
-        return {IDS: self._tokens[place], LENGTH: self._lengths[place], **self._caches}, self._outputs(1 - place)
-
-    def _outputs(self, place: int) -> dict[str, Any]:
-        return {NEXT: self._tokens[place], NEXT_LENGTH: self._lengths[place], LOGITS: self._logits, **self._presents}
-
     def _written(self, form: _Form) -> dict[str, Any]:
-        return {NEXT: form.next, NEXT_LENGTH: self._lengths[0], LOGITS: form.logits, **self._presents}
-
-    def _value(self, array: npt.NDArray[Any]) -> Any:
-        """A value on the device; since onnxruntime 1.30 of this session: what is copied there counts in its stats."""
-        make = getattr(self.session, "create_ortvalue_from_shape_and_type", OrtValue.ortvalue_from_shape_and_type)
-        value = make(array.shape, array.dtype.type, *self._device)
-        value.update_inplace(array)
-        return value
-
-    def _set(self, value: Any, array: npt.NDArray[Any], waits: bool = False) -> None:
-        """waits: for what is pending and may read the value."""
-        if self._device[0] == "gpu":
-            fill(value, np.ascontiguousarray(array), waits)
-        else:
-            value.update_inplace(array)
+        return {**self._places.outputs(0), NEXT: form.next, LOGITS: form.logits}
 
 
 def _length(asked: int | None, positions: tuple[int, str] | None) -> int:
@@ -491,11 +571,11 @@ def _content(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.asarray(value.numpy().ravel() if wait is None else np.frombuffer(wait()[0], dtype))
 
 
-def _oldest(waiting: deque[Callable[[], int]]) -> int:
-    return waiting.popleft()()
+def _oldest(waiting: deque[Callable[[], list[int]]]) -> int:
+    return waiting.popleft()()[0]
 
 
-def _drain(waiting: deque[Callable[[], int]]) -> None:
+def _drain(waiting: deque[Callable[[], list[int]]]) -> None:
     while waiting:
         waiting.popleft()()
 

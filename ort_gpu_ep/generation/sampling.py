@@ -24,7 +24,10 @@ from ort_gpu_ep.session.bound_runs import state_of
 from ort_gpu_ep.session.session import InferenceSession
 
 DRAW = "sampling.draw"
-"""An input: 1 / temperature, top_p, a random number in [0, 1)."""
+"""An input, [rows, 4]: 1 / temperature, top_p, a random number in [0, 1), and among how many tokens to draw."""
+
+MOST_LIKELY = np.array([[1, 1, 0, 1]], np.float32)
+"""DRAW of a row that takes the most likely token."""
 
 _STEEPEST = 1e30
 """At most 1 / temperature, so that 0 times it is still 0; and one share of this at least is top_p, which float32 does
@@ -33,7 +36,7 @@ not make 0."""
 _MOST = np.float32(1.7e38)
 """Half of the largest float32: the difference of two such numbers is one, too."""
 
-_ROW = 512
+_PART = 512
 """Powers that are summed by one workgroup, where there are several times as many."""
 
 
@@ -47,10 +50,9 @@ class Draw:
     rng: np.random.Generator = field(repr=False)
 
     def next(self) -> npt.NDArray[np.float32]:
-        """DRAW for one more token."""
-        return np.array(
-            [min(1 / self.temperature, _STEEPEST), max(self.top_p, 1 / _STEEPEST), self.rng.random()], np.float32
-        )
+        """DRAW for one more token, [1, 4]."""
+        steepness, share = min(1 / self.temperature, _STEEPEST), max(self.top_p, 1 / _STEEPEST)
+        return np.array([[steepness, share, self.rng.random(), self.top_k or np.inf]], np.float32)
 
 
 def draw_of(temperature: float, top_k: int, top_p: float, seed: int | None) -> Draw | None:
@@ -70,12 +72,19 @@ def draw_of(temperature: float, top_k: int, top_p: float, seed: int | None) -> D
 
 
 class Sampler:
-    """Draws among the `count` most likely tokens of a vocabulary. kind: numpy type of the logits; ids: of tokens."""
+    """Draws a token for each row, among the `count` most likely ones of a vocabulary or fewer. kind: numpy type of the
+    logits; ids: of tokens."""
 
     def __init__(
-        self, vocabulary: int, count: int, kind: npt.DTypeLike, ids: npt.DTypeLike, options: Mapping[str, Any]
+        self,
+        vocabulary: int,
+        count: int,
+        kind: npt.DTypeLike,
+        ids: npt.DTypeLike,
+        options: Mapping[str, Any],
+        rows: int = 1,
     ) -> None:
-        model = _model(vocabulary, count, *(helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in (kind, ids)))
+        model = _model(rows, vocabulary, count, *(helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in (kind, ids)))
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3
         self.session = InferenceSession(model.SerializeToString(), settings, provider_options=dict(options))
@@ -86,14 +95,14 @@ class Sampler:
         values = [({LOGITS: logits, DRAW: draw}, {NEXT: token}) for draw, token in zip(draws, tokens, strict=True)]
         return Turns.of(self.session, state_of(self.session), values)
 
-    def token(self, logits: Any, numbers: npt.NDArray[np.float32]) -> int:
-        """One token, waited for. logits: an OrtValue of no session; numbers: of a Draw."""
+    def tokens(self, logits: Any, numbers: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+        """[rows, 1], waited for. logits: an OrtValue of no session; numbers: of Draws."""
         binding = self.session.io_binding()
         binding.bind_ortvalue_input(LOGITS, logits)
         binding.bind_cpu_input(DRAW, numbers)
         binding.bind_output(NEXT, "cpu")
         self.session.run_with_iobinding(binding)
-        return int(binding.get_outputs()[0].numpy().item())
+        return np.asarray(binding.get_outputs()[0].numpy())
 
 
 class _Nodes:
@@ -115,51 +124,59 @@ class _Nodes:
         return name
 
 
-def _model(vocabulary: int, count: int, kind: int, ids: int) -> onnx.ModelProto:
-    """LOGITS [1, 1, vocabulary] and DRAW -> NEXT [1, 1]; NOTHING where the largest logit is NaN or -inf: no token is
-    likely then.
+def _model(rows: int, vocabulary: int, count: int, kind: int, ids: int) -> onnx.ModelProto:
+    """LOGITS [rows, 1, vocabulary] and DRAW -> NEXT [rows, 1]; NOTHING where a row's largest logit is NaN or -inf: no
+    token is likely then.
 
     Infinite logits count as _MOST, so that their differences are numbers; the power of -inf is 0 at any temperature.
     """
     op = _Nodes()
-    logits = op("Cast", op("Reshape", LOGITS, np.array([vocabulary])), to=TensorProto.FLOAT)
+    logits = op("Cast", op("Reshape", LOGITS, np.array([rows, vocabulary])), to=TensorProto.FLOAT)
     values, order = op("TopK", logits, np.array([count]), outputs=2)
-    steepness, share, chance = op("Split", DRAW, np.array([1, 1, 1]), outputs=3)
-    zero, one, end, none = np.array([0]), np.array([1]), np.array([np.iinfo(np.int64).max]), np.zeros(1, np.float32)
-    lowest, first = np.array([-np.inf], np.float32), op("Clip", op("Slice", values, zero, one), -_MOST, _MOST)
+    steepness, share, chance, kept = op("Split", DRAW, np.array([1, 1, 1, 1]), outputs=4, axis=1)
+    zero, one, end, none = (
+        np.array([0]),
+        np.array([1]),
+        np.array([np.iinfo(np.int64).max]),
+        np.zeros((1, 1), np.float32),
+    )
+    lowest, first = np.array([[-np.inf]], np.float32), op("Clip", op("Slice", values, zero, one, one), -_MOST, _MOST)
     powers = op("Exp", op("Mul", op("Sub", op("Clip", values, -_MOST, _MOST), first), steepness))
-    powers = op("Where", op("Greater", values, lowest), powers, none)
-    powers, sums = _summed(op, powers, count)
-    likely = op("Less", op("Sub", sums, powers), op("Mul", op("Slice", sums, np.array([-1]), end), share))
-    most = op("ReduceMax", op("Where", likely, sums, none), axes=[0])
+    among = op("Less", np.arange(count, dtype=np.float32)[None], kept)
+    powers = op("Where", op("And", op("Greater", values, lowest), among), powers, none)
+    powers, sums = _summed(op, powers, rows, count)
+    total = op("Slice", sums, np.array([-1]), end, one)
+    likely = op("Less", op("Sub", sums, powers), op("Mul", total, share))
+    most = op("ReduceMax", op("Where", likely, sums, none), axes=[1])
     passed = op("And", op("LessOrEqual", sums, op("Mul", most, chance)), likely)
-    picked = op("ReduceSum", op("Cast", passed, to=TensorProto.INT32), zero)
-    last = op("Sub", op("ReduceSum", op("Cast", likely, to=TensorProto.INT32), zero), np.ones(1, np.int32))
-    token = op("Gather", order, op("Min", picked, last))  # the last one where rounding has passed them all
-    token = op("Where", op("Less", last, np.zeros(1, np.int32)), np.array([NOTHING]), token)
-    token = token if ids == TensorProto.INT64 else op("Cast", token, to=ids)
-    op.nodes.append(helper.make_node("Reshape", [token, op.hold(np.array([1, 1]))], [NEXT]))
+    picked = op("ReduceSum", op("Cast", passed, to=TensorProto.INT32), one)
+    last = op("Sub", op("ReduceSum", op("Cast", likely, to=TensorProto.INT32), one), np.ones((1, 1), np.int32))
+    # the last one where rounding has passed them all
+    place = op("Cast", op("Max", op("Min", picked, last), np.zeros((1, 1), np.int32)), to=TensorProto.INT64)
+    token = op("GatherElements", order, place, axis=1)
+    token = op("Where", op("Less", last, np.zeros((1, 1), np.int32)), np.array([[NOTHING]]), token)
+    op.nodes.append(helper.make_node("Cast", [token], [NEXT], to=ids))
     graph = helper.make_graph(
         op.nodes,
         "sampling",
         [
-            helper.make_tensor_value_info(LOGITS, kind, [1, 1, vocabulary]),
-            helper.make_tensor_value_info(DRAW, TensorProto.FLOAT, [3]),
+            helper.make_tensor_value_info(LOGITS, kind, [rows, 1, vocabulary]),
+            helper.make_tensor_value_info(DRAW, TensorProto.FLOAT, [rows, 4]),
         ],
-        [helper.make_tensor_value_info(NEXT, ids, [1, 1])],
+        [helper.make_tensor_value_info(NEXT, ids, [rows, 1])],
         op.held,
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def _summed(op: _Nodes, powers: str, count: int) -> tuple[str, str]:
-    """The powers, perhaps with zeros behind them, and their running sums: many in rows, whose totals are summed
+def _summed(op: _Nodes, powers: str, rows: int, count: int) -> tuple[str, str]:
+    """The powers, perhaps with zeros behind them, and their running sums: many in parts, whose totals are summed
     then."""
-    rows, last = -(-count // _ROW), np.array([-1])
-    if rows < 4:
-        return powers, op("CumSum", powers, np.array(0))
-    powers = op("Pad", powers, np.array([0, rows * _ROW - count]))
-    within = op("CumSum", op("Reshape", powers, np.array([rows, _ROW])), np.array(1))
-    totals = op("Slice", within, last, np.array([np.iinfo(np.int64).max]), np.array([1]))
-    sums = op("Add", within, op("CumSum", totals, np.array(0), exclusive=1))
-    return powers, op("Reshape", sums, last)
+    parts, last = -(-count // _PART), np.array([-1])
+    if parts < 4:
+        return powers, op("CumSum", powers, np.array(1))
+    powers = op("Pad", powers, np.array([0, 0, 0, parts * _PART - count]))
+    within = op("CumSum", op("Reshape", powers, np.array([rows, parts, _PART])), np.array(2))
+    totals = op("Slice", within, last, np.array([np.iinfo(np.int64).max]), np.array([2]))
+    sums = op("Add", within, op("CumSum", totals, np.array(1), exclusive=1))
+    return powers, op("Reshape", sums, np.array([rows, -1]))

@@ -26,7 +26,8 @@ IDS, LENGTH, NEXT, NEXT_LENGTH, LOGITS = (
 )
 """Inputs and outputs of a step besides its caches: tokens [1, S]; how many tokens there are with these [1, 1]; the most
 likely next token behind each of the last ones [choices, 1]; length + 1; logits [1, choices, vocabulary] of the last
-ones. `choices` is 1, or at most so many of the tokens as drafts are verified with."""
+ones. `choices` is 1, or at most so many of the tokens as drafts are verified with. A step for batches has rows in place
+of each first 1, and one choice for each."""
 
 NOTHING = -1
 """In place of a token, where logits leave none to choose."""
@@ -48,9 +49,10 @@ class Step:
     ids: np.dtype[np.generic]
 
 
-def step_of(model: onnx.ModelProto, rows: int, choices: int = 1) -> Step:
-    """The step of a decoder for one sequence of at most `rows` tokens. The model given is changed. choices: for so many
-    of the last tokens, or for all where there are fewer, it tells the next one.
+def step_of(model: onnx.ModelProto, rows: int, choices: int = 1, in_batches: bool = False) -> Step:
+    """The step of a decoder for one sequence of at most `rows` tokens, or for any number of them. The model given is
+    changed. choices: for so many of the last tokens, or for all where there are fewer, it tells the next one.
+    in_batches: for any number of sequences.
 
     Raises:
         ModelError: the model is not such a decoder; what is missing is named.
@@ -79,6 +81,13 @@ def step_of(model: onnx.ModelProto, rows: int, choices: int = 1) -> Step:
             f"perhaps {POSITIONS}, caches that only {SHARES} reads, {GIVEN_LOGITS}. Run other models' steps with "
             f"InferenceSession."
         )
+    for name in (IDS, *pasts) if in_batches else ():
+        first = next(iter(inputs[name].type.tensor_type.shape.dim), None)
+        if first is not None and first.HasField("dim_value"):
+            raise ModelError(
+                f"generate: rows: input {name!r} of the model has a batch of {first.dim_value}, expected an open one; "
+                f"export it with a dynamic batch axis, or generate for one prompt at a time"
+            )
     caches = dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]]()
     for name, (node, present) in pasts.items():
         shape = (1, _attribute(node, "kv_num_heads"), rows, _head(node, inputs[name], graph, initializers))
@@ -89,7 +98,7 @@ def step_of(model: onnx.ModelProto, rows: int, choices: int = 1) -> Step:
         )
     ids = inputs[IDS].type.tensor_type.elem_type
     _around(graph, inputs, rows, choice(model, choices))
-    _give(graph, caches, ids, choices)
+    _give(graph, caches, ids, choices, "rows" if in_batches else 1)
     return Step(model, caches, np.dtype(helper.tensor_dtype_to_np_dtype(ids)))
 
 
@@ -175,15 +184,15 @@ def choice(model: onnx.ModelProto, choices: int = 1) -> Sequence[onnx.NodeProto]
     ids = next(i for i in graph.input if i.name == IDS).type.tensor_type.elem_type
     lowest = _constant(graph, "lowest", -np.inf, helper.tensor_dtype_to_np_dtype(kind))
     by_input = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx")) >= 18
-    axes = [_constant(graph, "columns", [1])] if many and by_input else []
-    attributes: dict[str, Any] = {"axes": [1]} if many and not by_input else {}
+    axes = [_constant(graph, "columns", [1])] if by_input else []
+    attributes: dict[str, Any] = {} if by_input else {"axes": [1]}
     token = NEXT if ids == TensorProto.INT64 else "generation.chosen"
     return [
         *_last_logits(graph, choices),
         *([node("Shape", [LOGITS], ["generation.rows"], start=1)] if many else []),
         node(
             "Reshape",
-            [LOGITS, "generation.rows" if many else _constant(graph, "row", [1, -1])],
+            [LOGITS, "generation.rows" if many else _constant(graph, "row", [0, -1])],
             ["generation.logits_rows"],
         ),
         node("ArgMax", ["generation.logits_rows"], ["generation.best"], axis=1),
@@ -228,10 +237,14 @@ def _last_logits(graph: onnx.GraphProto, choices: int) -> Sequence[onnx.NodeProt
 
 
 def _give(
-    graph: onnx.GraphProto, caches: dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]], ids: int, choices: int
+    graph: onnx.GraphProto,
+    caches: dict[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]],
+    ids: int,
+    choices: int,
+    rows: int | str,
 ) -> None:
-    """The step's inputs and outputs. Sizes of the caches are the model's."""
-    rows: int | str = 1 if choices == 1 else "choices"
+    """The step's inputs and outputs. Sizes of the caches are the model's. rows: sequences."""
+    chosen, of_row = (rows, 1) if choices == 1 else ("choices", "choices")
     logits = next(o for o in graph.output if o.name == GIVEN_LOGITS).type.tensor_type
     vocabulary = logits.shape.dim[-1].dim_value or "vocabulary"
     kinds = {name: helper.np_dtype_to_tensor_dtype(dtype) for name, (_, _, dtype) in caches.items()}
@@ -239,16 +252,16 @@ def _give(
     del graph.input[:], graph.output[:], graph.value_info[:]
     graph.input.extend(
         [
-            info(IDS, ids, [1, "sequence"]),
-            info(LENGTH, TensorProto.INT64, [1, 1]),
-            *(info(name, kinds[name], shape) for name, (_, shape, _) in caches.items()),
+            info(IDS, ids, [rows, "sequence"]),
+            info(LENGTH, TensorProto.INT64, [rows, 1]),
+            *(info(name, kinds[name], [rows, *shape[1:]]) for name, (_, shape, _) in caches.items()),
         ]
     )
     graph.output.extend(
         [
-            info(NEXT, ids, [rows, 1]),
-            info(NEXT_LENGTH, TensorProto.INT64, [1, 1]),
-            info(LOGITS, logits.elem_type, [1, rows, vocabulary]),
-            *(info(present, kinds[name], shape) for name, (present, shape, _) in caches.items()),
+            info(NEXT, ids, [chosen, 1]),
+            info(NEXT_LENGTH, TensorProto.INT64, [rows, 1]),
+            info(LOGITS, logits.elem_type, [rows, of_row, vocabulary]),
+            *(info(present, kinds[name], [rows, *shape[1:]]) for name, (present, shape, _) in caches.items()),
         ]
     )

@@ -68,6 +68,13 @@ record(
         for mode in ("linear", "circular")
     ],
 )
+record(
+    "put_row.wgsl",
+    "gather",
+    data_indices=True,
+    loop_bound=lambda k: k["TUPLE"],
+    cases=[case("ScatterND", 18, normal(5, 70), integers(0, 5, 1, 1), normal(1, 70))],
+)
 
 
 PUT_WORKGROUP_SIZE = 64
@@ -167,9 +174,29 @@ def _scattered(node: BoundNode, scatter: _Scatter) -> Lowering:
         _check_cost(node, -(-rows // TILE) * scatter.updates)
         owners = TensorType(UINT32, (rows,))
         lowering = _replacing(x.type, owners, scatter.updates, scatter.row, {"x": 0, "updates": 2})
-        return Lowering((x.type,), (find, *lowering), (("places", places), ("owners", owners)))
+        temps = (("places", places), ("owners", owners))
+        return Lowering((x.type,), (find, *lowering), temps, in_place=_put_row(node, scatter))
     _check_cost(node, x.size * scatter.count)
     return Lowering((x.type,), (find, _reducing(node, scatter, reduction)), (("places", places),))
+
+
+def _put_row(node: BoundNode, scatter: _Scatter) -> InPlace | None:
+    """A single update of ScatterND, which no other one can win over: the rest of the data stays as it is."""
+    x, indices = node.input(0), node.input(1)
+    if node.op != "ScatterND" or is_symbolic(scatter.updates) or scatter.updates != 1 or x.dtype not in FLOATS:
+        return None
+    consts = tuple_consts(node, indices.dtype, scatter.dims, scatter.strides)
+    put = kernel(
+        "put_row.wgsl",
+        [x.type],
+        consts={**consts, "SIZE": scatter.row},
+        groups=ceil_div(scatter.row, PUT_WORKGROUP_SIZE),
+        workgroup_size=PUT_WORKGROUP_SIZE,
+        reads={"indices": 1, "updates": 2},
+        writes={"y": 0},
+        reports=not in_range(indices, scatter.dims),
+    )
+    return InPlace(((0, 0),), (put,))
 
 
 def _check_cost(node: BoundNode, comparisons: int) -> None:

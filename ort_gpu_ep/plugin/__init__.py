@@ -1,6 +1,6 @@
 """The ONNX Runtime plugin: registration, and the state of each session. The only package that uses the C ABI."""
 
-from ort_gpu_ep.plugin.bound import Turns, download_later, fill
+from ort_gpu_ep.plugin.bound import Turns, download_later, fill, lacks_room
 from ort_gpu_ep.plugin.direct import Direct
 from ort_gpu_ep.plugin.ort_sessions import exact_products, ort_session
 from ort_gpu_ep.plugin.plain import OrtSession, PlainSession
@@ -42,6 +42,7 @@ __all__ = [
     "get_ep_names",
     "get_library_path",
     "is_registered",
+    "lacks_room",
     "live_tables",
     "ort_session",
     "register",

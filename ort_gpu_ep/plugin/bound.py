@@ -370,6 +370,13 @@ def fill(value: Any, array: Array, waits: bool) -> None:
         memory.copy_in(gpu_for(address), address, array.ctypes.data, array.nbytes, waits)
 
 
+def lacks_room(value: Any) -> bool:
+    """Whether the content of a value in device memory is on the host although its device works: it has no room there."""
+    address = value.data_ptr()
+    piece = memory.piece_of(address, value.tensor_size_in_bytes())
+    return gpu_for(address) is not None and (piece is None or piece.storage.gpu is None)
+
+
 def download_later(values: Sequence[Any]) -> Callable[[], list[bytes]] | None:
     """The content of small values on the device, as it is now: what this gives waits for it, and is called once. None
     where they are not all on a device of this process that works. Raises DeviceError, both times.

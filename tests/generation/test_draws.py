@@ -56,7 +56,7 @@ def test_draws_are_those_of_numpy(vocabulary: int, top_k: int, dtype: str) -> No
             draw = Draw(temperature, top_k, top_p, Chosen(float(chance)))  # type: ignore[arg-type]
             value = OrtValue.ortvalue_from_numpy(logits.reshape(1, 1, -1), "gpu")
             wanted = expected(logits.astype("f"), draw, float(np.float32(chance)))
-            found = sampler.token(value, draw.next())
+            found = int(sampler.tokens(value, draw.next()).item())
             assert found in wanted, (temperature, top_p, chance)
             seen.add(found)
     assert len(seen) > 2 or vocabulary == 3

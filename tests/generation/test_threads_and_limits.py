@@ -223,7 +223,7 @@ def test_draws_among_infinite_logits(side: str, temperature: float, vocabulary: 
         found = set()
         for number in np.linspace(0, 1, 9):
             value = OrtValue.ortvalue_from_numpy(np.concatenate([logits, rest]).astype("f").reshape(1, 1, -1), side)
-            found.add(sampler.token(value, Draw(temperature, 0, 1.0, Number(number)).next()))  # type: ignore[arg-type]
+            found.add(sampler.tokens(value, Draw(temperature, 0, 1.0, Number(number)).next()).item())  # type: ignore[arg-type]
         assert found == wanted, logits
 
 

@@ -196,6 +196,43 @@ def test_a_cache_that_is_past_and_present_is_changed_in_place(dtype: str) -> Non
     assert [step.kernel.shader for step in plan.steps if isinstance(step, Dispatch)] == ["put_rows.wgsl"]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("tuple_length", [1, 2])
+def test_one_row_is_scattered_in_place(tuple_length: int, dtype: str) -> None:
+    """By an IO binding with one value as data and output: ScatterND writes its update alone, and copies nothing."""
+    shape = (4, 3, 7)
+    index = np.zeros((1, 1, tuple_length), np.int64)
+    update = data(1, 1, *shape[tuple_length:], dtype=dtype, seed=2)
+    model, feeds = model_of("ScatterND", (data(*shape, dtype=dtype), index, update), opset=18)
+    (past, at, new), (y,) = ([v.name for v in model.graph.input], [v.name for v in model.graph.output])
+    session = ort_gpu_ep.InferenceSession(
+        model.SerializeToString(), provider_options={"placement": "gpu", "strict": "1"}
+    )
+    wanted = feeds[past]
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(wanted, "gpu")
+
+    def scatter(places: list[int], seed: int) -> dict[str, Any]:
+        feeds = {past: wanted, at: np.array([[places]]), new: data(*update.shape, dtype=dtype, seed=seed)}
+        binding = session.io_binding()
+        binding.bind_ortvalue_input(past, value)
+        binding.bind_ortvalue_output(y, value)
+        for name in (at, new):
+            binding.bind_cpu_input(name, feeds[name])
+        session.run_with_iobinding(binding)
+        return feeds
+
+    for turn, places in enumerate(([3, 1], [-4, -1], [0, 2])):
+        (wanted,) = on_cpu(model, scatter(places[:tuple_length], turn + 5))
+        np.testing.assert_array_equal(value.numpy(), wanted)
+    scatter([4, 0][:tuple_length], 9)
+    with pytest.raises(Exception, match="an index is out of range in ScatterND"):
+        value.numpy()
+    types = {name: TensorType(dtype_of(array), array.shape) for name, array in feeds.items()}
+    plan = make_plan(from_onnx(model), types, DEFAULT_LIMITS)
+    assert plan.in_place == ((0, 0),)
+    assert [step.kernel.shader for step in plan.steps if isinstance(step, Dispatch)] == ["put_row.wgsl"]
+
+
 @pytest.mark.parametrize("places", [[0, 6], [-1, 0]])
 def test_places_beyond_the_cache_are_noted(places: list[int]) -> None:
     model, feeds = model_of("TensorScatter", (normal(2, 8, 4), normal(2, 3, 4), np.array(places)), opset=24)
