@@ -224,6 +224,22 @@ def test_onnxruntimes_own_sessions_know_models_too(
         monkeypatch.setattr(composer, "_sources", Memo(64))
 
 
+def test_an_isolated_worker_and_its_parent_write_one_file(model: Path, tmp_path: Path) -> None:
+    """The parent what goes where, the worker the plan; a later worker plans and composes nothing."""
+    before = None
+    for _ in range(2):
+        isolated = session_of(model, tmp_path / "cache", isolation="process", health="off")
+        isolated.run(None, feeds_of(isolated))
+        data = only_file(tmp_path / "cache").read_bytes()
+        index, texts, answers = read(only_file(tmp_path / "cache"))
+        assert len(answers) == 2
+        assert len(texts) == len(index["keys"]) > 3
+        assert before in (None, data), "there was something new"
+        before = data
+        del isolated
+        gc.collect()
+
+
 @pytest.mark.usefixtures("alone")
 def test_what_a_session_used_is_there_for_the_next_one(
     model: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
