@@ -14,6 +14,8 @@ import re
 import stat
 import sys
 import tempfile
+import threading
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
@@ -42,6 +44,9 @@ _LARGE = re.compile(rb"[eE]\+?\d{3}|\d{200}")
 
 _unwritable = set[Path]()
 """Caches that can't be written to, which was said."""
+
+_shared: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
+_shared_lock = threading.Lock()
 
 _said = set[tuple[Path, str]]()
 """Files that can't be used, and why, until they are written anew."""
@@ -207,9 +212,9 @@ def read_sealed(path: Path, key: str, most: int) -> bytes:
             status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         ):
             raise ValueError(f"user {status.st_uid}, mode {stat.filemode(status.st_mode)}: others may have written it")
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"more than {most} B")
+        if status.st_size > most:
+            raise ValueError(f"more than {most} B")
+        data = file.read(status.st_size)  # memory for so many is taken at once
     head, _, content = data.partition(b"\n")
     if head + b"\n" != _seal(key, content):
         raise ValueError(f"it begins with {head[:80]!r}, which does not belong to what follows")
@@ -223,57 +228,33 @@ def write_sealed(path: Path, key: str, content: bytes) -> None:
     replace(path, _seal(key, content) + content)
 
 
+def sealed_nbytes(key: str, content: bytes) -> int:
+    """Of the file that `write_sealed` writes."""
+    return len(_seal(key, b"")) + len(content)
+
+
 def _seal(key: str, content: bytes) -> bytes:
     return f"{key} {hashlib.sha256(content).hexdigest()}\n".encode()
 
 
-class SealedFolder:
-    """Answers on disk, a sealed file each. Thread-safe, also with other processes.
-
-    suffix: of its files. format, most: of a file that is read or written, its format and the most bytes. room: of the
-    folder, files and bytes; it is looked at once in `look_every` writes.
-    """
-
-    def __init__(
-        self, folder: Path, suffix: str, format: str, most: int, room: tuple[int, int], look_every: int
-    ) -> None:
-        self.folder, self._suffix, self._format, self._most = folder, suffix, format, most
-        self._room, self._look_every = room, look_every
-        self._written, self._may_write = 0, True
-
-    def get(self, key: str, read: Callable[[bytes], T], make: Callable[[], T], write: Callable[[T], bytes]) -> T:
-        """The answer that follows from a key, read from disk or made. read: raises ValueError, LookupError, TypeError
-        for what is none. write: raises TypeError, ValueError for one that can't be kept.
-        """
-        path = self.folder / f"{key[:32]}{self._suffix}"
-        try:
-            return read(read_sealed(path, f"{self._format} {key}", self._most))
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            log.info("cache file %s is ignored and made anew: %s: %s", path, type(error).__name__, str(error)[:200])
-        value = make()
-        if self._may_write:
-            self._write(path, key, value, write)
+def shared(path: Path, make: Callable[[], T]) -> T:
+    """What stands for a file in this process: one object, as long as somebody holds it, made by who asks first."""
+    with _shared_lock:
+        value: T | None = _shared.get(path)
+        if value is None:
+            value = _shared[path] = make()
         return value
 
-    def _write(self, path: Path, key: str, found: T, write: Callable[[T], bytes]) -> None:
-        try:
-            content = write(found)
-            if len(content) > self._most:
-                raise ValueError(f"it has {len(content)} B")
-        except (TypeError, ValueError) as error:
-            log.info("what belongs into %s is not kept: %s", path, str(error)[:200])
-            return
-        try:
-            write_sealed(path, f"{self._format} {key}", content)
-            self._written += 1
-            if self._written % self._look_every == 1:
-                with suppress(FileNotFoundError):  # somebody clears the cache
-                    make_room(self.folder, *self._room)
-        except OSError as error:
-            self._may_write = False
-            tell_unwritable(self.folder, error)
+
+def _after_fork() -> None:
+    """In the child: a thread that held a lock does not exist."""
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    _shared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def make_room(folder: Path, files: int, nbytes: int) -> None:

@@ -34,7 +34,7 @@ ORDER = {
     "loader_paths dxc",
     "device": "info adapter identity classes gpu buffers allowance tensor pipelines cache staging timing",
     "runtime": "backend program plans runs recording ends context binding prepared commands joined_runs "
-    "error_words upgrade better_plans texts known_plans ahead",
+    "error_words upgrade better_plans artefact known_plans",
     "load": "choose sampler source clocks",
     "drills": "faults generator busy",
     "shim": "build loops declarations",

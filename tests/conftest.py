@@ -22,7 +22,7 @@ from ort_gpu_ep.drills import generator
 from ort_gpu_ep.drills.faults import FaultyGpu
 from ort_gpu_ep.health import helper, open_adapter
 from ort_gpu_ep.isolation import remote
-from ort_gpu_ep.runtime.known_plans import KnownPlans
+from ort_gpu_ep.runtime.artefact import Artefact
 from tests import patience
 from tests.seconds import Seconds
 
@@ -105,7 +105,7 @@ def planned_anew(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if "monkeypatch" in request.fixturenames and "known_plans" not in request.fixturenames:
-            patch.setattr(KnownPlans, "get", lambda self, asked, read, write, make: make())
+            patch.setattr(Artefact, "answer", lambda self, key, read, make, write: make())
         yield
 
 

@@ -21,7 +21,6 @@ from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.kernels.cost_parameters import Roofs, figures_for
 from ort_gpu_ep.kernels.profile import GUESSED, Profile, read, write
 from ort_gpu_ep.processes.interrupts import uninterrupted
-from ort_gpu_ep.runtime.ahead import of_no_model
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -96,9 +95,8 @@ def _measured(
         # Those of a software adapter choose no kernels. A program may be at work, and this is kept for good.
         roofs = _roofs(gpu, True) if known is None and not gpu.info.is_software else None
         wake_s = WAKE_S if roofs is None else 0.0  # they wake the GPU for what is measured next, too
-        with of_no_model():  # a session may have asked that notes its pipelines
-            # 3 s: what is in flight uses its memory
-            profile = uninterrupted(measure, gpu, progress=progress, whole=whole, wake_s=wake_s)
+        # 3 s: what is in flight uses its memory
+        profile = uninterrupted(measure, gpu, progress=progress, whole=whole, wake_s=wake_s)
         if known is not None:
             profile = replace(profile, dispatch_s=known.dispatch_s, roofs=known.roofs)
         elif roofs is not None:

@@ -9,8 +9,8 @@ from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.isolation.program import RemoteProgram
 from ort_gpu_ep.isolation.remote import Lease, RemoteGpu, open_remote
 from ort_gpu_ep.kernels.profile import GUESSED, Profile
+from ort_gpu_ep.runtime.artefact import Artefact
 from ort_gpu_ep.runtime.backend import Backend, FilePlace
-from ort_gpu_ep.runtime.known_plans import known_plans
 from ort_gpu_ep.scheduler.planner import Rewrite
 
 
@@ -23,15 +23,20 @@ class WorkerBackend:
 
     def __init__(self, gpu: RemoteGpu, config: Config) -> None:
         self.adapter, self._lease = gpu, Lease(gpu)
-        self.known_plans = known_plans(config.cache_path, gpu.key)
+        self.key = gpu.key
 
     def settled(self, config: Config) -> Config:
         return config
 
     def compile(
-        self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]
+        self,
+        graph: Graph,
+        config: Config,
+        rewrite: Rewrite | None,
+        constants: Mapping[str, Array | FilePlace],
+        artefact: Artefact | None,
     ) -> RemoteProgram:
-        return RemoteProgram(graph, constants, config, self.adapter, rewrite)
+        return RemoteProgram(graph, constants, config, self.adapter, rewrite, artefact.key if artefact else "")
 
     def profile(self, config: Config, measured: bool = True) -> Profile:
         """Only the worker could measure its adapter."""

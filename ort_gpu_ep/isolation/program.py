@@ -49,10 +49,10 @@ _numbers = itertools.count(1)
 class RemoteProgram:
     """A partition, ready to run in the worker. Thread-safe.
 
-    graph: only its structure is kept. constants: small ones, and files of large ones that stay until `close`. problem:
-    why no worker has it, empty where one does. ended_workers, killed_workers: how many ended by themselves, or were
-    killed, while they compiled it, since one did. Raises what the worker's `Program` raises; with `strict`,
-    DeviceLostError where compiling ends the worker.
+    graph: only its structure is kept. constants: small ones, and files of large ones that stay until `close`. artefact:
+    key of what is known of the model, empty where nothing is kept. problem: why no worker has it, empty where one does.
+    ended_workers, killed_workers: how many ended by themselves, or were killed, while they compiled it, since one did.
+    Raises what the worker's `Program` raises; with `strict`, DeviceLostError where compiling ends the worker.
     """
 
     def __init__(
@@ -62,8 +62,9 @@ class RemoteProgram:
         config: Config,
         gpu: RemoteGpu,
         rewrite: Rewrite | None = None,
+        artefact: str = "",
     ) -> None:
-        self.config, self.gpu, self.rewrite = config, gpu, rewrite
+        self.config, self.gpu, self.rewrite, self._artefact = config, gpu, rewrite, artefact
         self.number, self.weight_nbytes = next(_numbers), 0
         self.uploads = self.uploaded_nbytes = 0  # of constants, into the worker's device
         self._bare, self._constants = without_constants(graph), dict(constants)
@@ -91,7 +92,7 @@ class RemoteProgram:
                 np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             )
         sent: dict[str, Array | FilePlace | SharedPlace] = {**self._constants, **places}
-        answer = request(("compile", self.number, self._bare, sent, self.config), PREPARE_S)
+        answer = request(("compile", self.number, self._bare, sent, self.config, self._artefact), PREPARE_S)
         self.weight_nbytes = int(answer["weight_nbytes"])
         self.uploads += int(answer["uploads"])
         self.uploaded_nbytes += int(answer["uploaded_nbytes"])

@@ -28,7 +28,7 @@ from ort_gpu_ep.device.staging import Staging
 from ort_gpu_ep.drills.faults import FaultyGpu, after_run
 from ort_gpu_ep.health.markers import remove_mine
 from ort_gpu_ep.health.open_adapter import open_gpu
-from ort_gpu_ep.health.verdicts import code_hash, key_of
+from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.health.workarounds import with_workarounds
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.types import BY_ONNX, Shape, TensorType
@@ -36,10 +36,9 @@ from ort_gpu_ep.isolation.channel import Channel, SharedMemory, aligned
 from ort_gpu_ep.isolation.process_memory import NBYTES, ProcessMemory, answer_trial
 from ort_gpu_ep.isolation.wire import SharedPlace, error_answer, limits_answer, with_constants
 from ort_gpu_ep.partitioner import rewrite
+from ort_gpu_ep.runtime.artefact import composer, opened
 from ort_gpu_ep.runtime.backend import FilePlace
-from ort_gpu_ep.runtime.known_plans import known_plans
 from ort_gpu_ep.runtime.program import Program
-from ort_gpu_ep.runtime.texts import composer
 
 _ANSWER_S = 600.0
 """A parent that does not take an answer for so long will not come back."""
@@ -127,17 +126,24 @@ class Worker:
         return {}
 
     def _compile(
-        self, number: int, graph: Graph, constants: dict[str, Array | FilePlace | SharedPlace], config: Config
+        self,
+        number: int,
+        graph: Graph,
+        constants: dict[str, Array | FilePlace | SharedPlace],
+        config: Config,
+        key: str,
     ) -> dict[str, object]:
+        """key: of what is known of the model, empty where nothing is kept."""
+        artefact = opened(config.cache_path, key) if key else None
         arrays = {name: self._shared(c) if isinstance(c, SharedPlace) else c for name, c in constants.items()}
         program = Program(
             with_constants(graph, arrays),
             config,
             self.gpu,
             rewrite if config.fusion else None,
-            composer(config.cache_path, code_hash()),
+            composer(artefact),
             after_run(self.gpu),
-            known_plans(config.cache_path, key_of(self.gpu.info)),
+            artefact,
         )
         self._programs[number] = _Held(program)
         return {

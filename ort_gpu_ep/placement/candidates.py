@@ -81,7 +81,7 @@ class Candidates:
 
     def _make(self, name: str) -> Candidate:
         names, options = self.providers(name)
-        with capture(self.costs) as states:
+        with capture(self.costs, self.model.path_or_bytes) as states:
             session = self.model.session(self.settings, names, options, self.kwargs)
         state = states[-1] if states else None
         if state is not None:

@@ -166,7 +166,7 @@ class Factory(Table):
     def _open_gpu(state: SessionState) -> None:
         assert state.config is not None
         try:
-            state.backend = open_backend(state.config)
+            state.backend, state.asked = open_backend(state.config), state.config
             state.config = state.backend.settled(state.config)
             if why := lacks(state.backend.adapter.limits, state.config.precision):
                 if state.config.strict:

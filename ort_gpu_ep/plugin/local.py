@@ -10,15 +10,14 @@ from ort_gpu_ep.device.allowance import Allowance
 from ort_gpu_ep.drills.faults import after_run
 from ort_gpu_ep.errors import DeviceLostError, ShaderError
 from ort_gpu_ep.health.open_adapter import open_gpu
-from ort_gpu_ep.health.verdicts import code_hash, key_of
+from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.health.workarounds import REWRITINGS, with_workarounds
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.kernels.profile import Profile, guessed_for
 from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.runtime.artefact import Artefact, composer
 from ort_gpu_ep.runtime.backend import Backend, FilePlace, Host
-from ort_gpu_ep.runtime.known_plans import KnownPlans, known_plans
 from ort_gpu_ep.runtime.program import Program
-from ort_gpu_ep.runtime.texts import composer
 from ort_gpu_ep.scheduler.planner import Rewrite
 
 
@@ -50,7 +49,7 @@ class LocalBackend:
     def __init__(self, gpu: Gpu, config: Config) -> None:
         self._config = config
         self.adapter = self.device = gpu
-        own, self._cache_path = self.settled(config), config.cache_path
+        own = self.settled(config)
         self.allowance = Allowance(own.memory_limit_mb << 20, own.hang_timeout_ms / 1e3)
         # a rewritten text computes the same, about as fast: `doctor` tells of those
         self.notices: Sequence[str] = [
@@ -58,14 +57,19 @@ class LocalBackend:
         ]
 
     @property
-    def known_plans(self) -> KnownPlans:
-        return known_plans(self._cache_path, key_of(self.device.info))
+    def key(self) -> str:
+        return key_of(self.device.info)
 
     def settled(self, config: Config) -> Config:
         return with_workarounds(config, self.device.workarounds)
 
     def compile(
-        self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]
+        self,
+        graph: Graph,
+        config: Config,
+        rewrite: Rewrite | None,
+        constants: Mapping[str, Array | FilePlace],
+        artefact: Artefact | None,
     ) -> LocalProgram:
         while True:
             # each time without one more shader file, or from now on one pipeline at a time
@@ -74,15 +78,14 @@ class LocalBackend:
             device = self.device
             try:
                 with self.allowance:
-                    kept = composer(config.cache_path, code_hash())
                     return LocalProgram(
                         graph,
                         config,
                         device,
                         rewrite,
-                        kept,
+                        composer(artefact),
                         after_run(device),
-                        self.known_plans,
+                        artefact,
                         config.unit_plans == "background",
                     )
             except (ShaderError, DeviceLostError):

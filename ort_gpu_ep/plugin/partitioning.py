@@ -17,7 +17,8 @@ from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import HALVED
 from ort_gpu_ep.partitioner.report import CODEC, Partitioning, Report
 from ort_gpu_ep.processes.interrupts import load
-from ort_gpu_ep.runtime.known_plans import KnownPlans, said
+from ort_gpu_ep.runtime.artefact import Artefact
+from ort_gpu_ep.runtime.known_plans import answer, said
 
 if TYPE_CHECKING:
     from ort_gpu_ep.partitioner import Costs
@@ -29,7 +30,7 @@ def load_partitioner() -> None:
 
 
 def partition(
-    known: KnownPlans | None,
+    artefact: Artefact | None,
     graph: Graph,
     config: Config,
     limits: Limits,
@@ -47,7 +48,7 @@ def partition(
             _watched(graph, halves, contents), config, limits, software, costs, inner, resident
         )
 
-    if known is None:
+    if artefact is None:
         return decided()
 
     def asked() -> str:
@@ -71,10 +72,12 @@ def partition(
                 raise ValueError(f"the content of {name!r} is another one")
         return _checked(CODEC.decode(Partitioning, data["rows"]), graph)
 
-    partitioning = known.get(asked, read, lambda found: {"contents": contents, "rows": CODEC.encode(found)}, decided)
+    partitioning = answer(
+        artefact, asked, read, lambda found: {"contents": contents, "rows": CODEC.encode(found)}, decided
+    )
     if config.placement == "auto" and [p.candidate for p in partitioning.report.predictions[:1]] == ["gpu"]:
         # what the session will be made with that runs the winner; most often another process makes it
-        partition(known, graph, replace(config, placement="gpu"), limits, software, None, inner, resident)
+        partition(artefact, graph, replace(config, placement="gpu"), limits, software, None, inner, resident)
     return partitioning
 
 

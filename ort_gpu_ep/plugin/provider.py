@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ort_gpu_ep import partitioner
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import Code, ConfigError, InternalError, forget_frames
+from ort_gpu_ep.files import fingerprint
 from ort_gpu_ep.heap import give_back
+from ort_gpu_ep.ir.digest import digest
 from ort_gpu_ep.ir.graph import Graph, Parent
 from ort_gpu_ep.kernels.profile import GUESSED
 from ort_gpu_ep.kernels.registry import Decline, Limits
@@ -27,6 +29,7 @@ from ort_gpu_ep.plugin.reader import Reader
 from ort_gpu_ep.plugin.state import SessionState
 from ort_gpu_ep.plugin.tables import Table, owner_of
 from ort_gpu_ep.plugin.transfer import Allocator
+from ort_gpu_ep.runtime.artefact import Artefact, key_of, opened
 from ort_gpu_ep.runtime.backend import Executable
 
 if TYPE_CHECKING:
@@ -89,7 +92,8 @@ class Provider(Table):
         with self.state.recording("GetCapability"), Reader(graph, self.given.has) as reader:
             self.state.model_path = self.state.model_path or reader.model_path()
             whole = reader.graph()
-            partitioning = self._partitioning(whole)
+            artefact = self._artefact(whole)
+            partitioning = self._partitioning(whole, artefact)
             self.state.report(partitioning.report, whole)
             if reader.given:
                 self.state.record(
@@ -115,13 +119,24 @@ class Provider(Table):
             if whole.parent is not None:
                 # asked again, it is in partitions
                 self._bodies.setdefault(whole.parent, {}).setdefault(whole.name, partitioning.report)
+            elif artefact is not None:
+                artefact.save()
 
     def _inner(self, graph: Graph) -> dict[int, list[Report]]:
         """What was decided on the bodies of a graph's If, Loop and Scan, by id of the node."""
         inner = {n.id: self._bodies.get(Parent(n.op, n.writes)) for n in graph.nodes if n.has_subgraph}
         return {key: list(reports.values()) for key, reports in inner.items() if reports is not None}
 
-    def _partitioning(self, graph: Graph) -> Partitioning:
+    def _artefact(self, graph: Graph) -> Artefact | None:
+        """What is known of the session's model. graph: the first one of it that ONNX Runtime shows."""
+        state = self.state
+        if state.artefact is None and state.backend is not None and state.asked is not None:
+            model = state.fingerprint or (fingerprint(state.model_path) if state.model_path else "")
+            model = model or digest(graph.name, graph.inputs, graph.outputs, [node.op for node in graph.nodes])
+            state.artefact = opened(state.asked.cache_path, key_of(model, state.backend.key, state.asked))
+        return state.artefact
+
+    def _partitioning(self, graph: Graph, artefact: Artefact | None) -> Partitioning:
         """What goes where; where that can't be told, the report says why."""
         if self.forbidden:
             return self._nothing(graph, Decline(Code.LIMIT, self.forbidden))
@@ -134,10 +149,8 @@ class Provider(Table):
         )
         try:
             resident = self.state.backend is not None and self.state.backend.device is not None
-            plans = self.state.backend.known_plans if self.state.backend is not None else None
-            return partition(
-                plans, graph, self.config, limits, software, self._costs(graph, software), self._inner(graph), resident
-            )
+            costs, inner = self._costs(graph, software), self._inner(graph)
+            return partition(artefact, graph, self.config, limits, software, costs, inner, resident)
         except Exception as error:
             why = f"the partitioner fails: {type(error).__name__}: {error}"
             self.state.report(self._nothing(graph, Decline(Code.ERROR, why)).report, graph)
@@ -208,7 +221,9 @@ class Provider(Table):
         constants = fallback.constants() if fallback is not None else {}
         if not self.config.fusion:
             load_partitioner()  # else `rewrite` does
-        program = self.state.backend.compile(graph, self.config, rewrite if self.config.fusion else None, constants)
+        program = self.state.backend.compile(
+            graph, self.config, rewrite if self.config.fusion else None, constants, self.state.artefact
+        )
         if program.problem:
             self.state.record("fallback", graph.name, program.problem)
         return program

@@ -15,6 +15,7 @@ from ort_gpu_ep.plugin.backends import open_backend
 
 if TYPE_CHECKING:
     from ort_gpu_ep.plugin.state import Compiled, SessionState
+    from ort_gpu_ep.runtime.artefact import Artefact
     from ort_gpu_ep.runtime.backend import Backend, Executable
 
 log = logging.getLogger("ort_gpu_ep")
@@ -38,7 +39,7 @@ def _renew(state: SessionState) -> None:
         for partition in list(state.partitions):
             if partition.program is not None and partition.program.gpu is not backend.adapter:
                 try:
-                    programs.append((partition, _rebuilt(partition, partition.program, backend)))
+                    programs.append((partition, _rebuilt(partition, partition.program, backend, state.artefact)))
                 except UnsupportedNodeError as error:  # what it needs has been put out of use since
                     left.append((partition, error.reason))
         for partition, why in left:
@@ -71,8 +72,8 @@ def _renew(state: SessionState) -> None:
         state.renewing.release()
 
 
-def _rebuilt(partition: Compiled, old: Executable, backend: Backend) -> Executable:
+def _rebuilt(partition: Compiled, old: Executable, backend: Backend, artefact: Artefact | None) -> Executable:
     assert partition.fallback is not None
     return backend.compile(
-        partition.fallback.graph_with_constants(), old.config, old.rewrite, partition.fallback.constants()
+        partition.fallback.graph_with_constants(), old.config, old.rewrite, partition.fallback.constants(), artefact
     )

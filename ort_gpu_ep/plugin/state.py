@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import re
 import threading
 from collections import deque
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ort_gpu_ep.errors import AdapterError, DeviceError, InputError
+from ort_gpu_ep.files import fingerprint
 from ort_gpu_ep.providers import EP_NAME
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from ort_gpu_ep.ir.graph import Graph
     from ort_gpu_ep.partitioner import Costs, Report
     from ort_gpu_ep.plugin.fallback import Fallback
+    from ort_gpu_ep.runtime.artefact import Artefact
     from ort_gpu_ep.runtime.backend import Backend, Executable
 
 log = logging.getLogger("ort_gpu_ep")
@@ -111,22 +114,26 @@ class Compiled(Protocol):
 class SessionState:
     """One EP instance, which is one session.
 
-    options: the provider options as given. config: None until they are checked. costs: what placement=auto decides by,
-    where `capture` was given any; else the provider finds out for itself. backend: None where there is no adapter, or
-    none is wanted. reports: one a graph, bodies of If and Loop first. graphs: of each report, without the content of
-    constants. partitions: what was compiled, in ONNX Runtime's order. ready: whether the session was created to the
-    end. troubles: how many events say that something failed, or that the CPU answered: a run during which it grew is no
-    measure of the GPU. renewals: how often the programs were rebuilt on a new device. renewing: held while that goes
-    on. runs: how many `begin_run` was told of. last_run: (kind, nbytes) of each copy since the last one; runs that
-    overlap share it. cpu_because: why the CPU answered the whole of the last run, past all partitions; empty where it
-    did not. profiles: what wants the times of runs now, for ONNX Runtime's profiles (profiler.py). unwanted_optimizers:
-    those of onnxruntime that the session must do without: nodes that stay on its CPU would end the process.
+    options: the provider options as given. config: None until they are checked. asked: as the options say it, which the
+    adapter may need otherwise. fingerprint: of the model's file or bytes, where `capture` was given it. artefact:
+    what is known of it on disk. costs: what placement=auto decides by, where `capture` was given any; else the provider
+    finds out for itself. backend: None where there is no adapter, or none is wanted. reports: one a graph, bodies of If
+    and Loop first. graphs: of each report, without the content of constants. partitions: what was compiled, in ONNX
+    Runtime's order. ready: whether the session was created to the end. troubles: how many events say that something
+    failed, or that the CPU answered: a run during which it grew is no measure of the GPU. renewals: how often the
+    programs were rebuilt on a new device. renewing: held while that goes on. runs: how many `begin_run` was told of.
+    last_run: (kind, nbytes) of each copy since the last one; runs that overlap share it. cpu_because: why the CPU
+    answered the whole of the last run, past all partitions; empty where it did not. profiles: what wants the times of
+    runs now, for ONNX Runtime's profiles (profiler.py). unwanted_optimizers: those of onnxruntime that the session must
+    do without: nodes that stay on its CPU would end the process.
     """
 
     def __init__(self) -> None:
         self.options: Mapping[str, str] = {}
         self.config: Config | None = None
-        self.model_path = ""
+        self.asked: Config | None = None
+        self.model_path = self.fingerprint = ""
+        self.artefact: Artefact | None = None
         self.costs: Costs | None = None
         self.backend: Backend | None = None
         self.reports: list[Report] = []
@@ -299,14 +306,15 @@ def fall_back_or_raise(state: SessionState | None, error: Exception) -> None:
 
 
 @contextmanager
-def capture(costs: Costs | None = None) -> Iterator[list[SessionState]]:
+def capture(costs: Costs | None = None, model: object = None) -> Iterator[list[SessionState]]:
     """Collects the state of every session that this thread begins to create inside the block, failed ones too.
 
-    costs: what these sessions' placement=auto decides by.
+    costs: what these sessions' placement=auto decides by. model: of theirs, a path or bytes; where it is neither, the
+    provider goes by what onnxruntime tells of it.
     """
     seen: list[SessionState] = []
-    stack: list[tuple[list[SessionState], Costs | None]] = _thread.__dict__.setdefault("captures", [])
-    stack.append((seen, costs))
+    stack: list[tuple[list[SessionState], Costs | None, object]] = _thread.__dict__.setdefault("captures", [])
+    stack.append((seen, costs, model))
     try:
         yield seen
     finally:
@@ -315,9 +323,11 @@ def capture(costs: Costs | None = None) -> Iterator[list[SessionState]]:
 
 def announce(state: SessionState) -> None:
     """Tells the `capture()` blocks of this thread about a new session."""
-    for seen, costs in _thread.__dict__.get("captures", []):
+    for seen, costs, model in _thread.__dict__.get("captures", []):
         seen.append(state)
         state.costs = costs or state.costs
+        if isinstance(model, (str, bytes, os.PathLike)):
+            state.fingerprint = fingerprint(model if isinstance(model, bytes) else os.fspath(model))
 
 
 def after_fork() -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ort_gpu_ep.ir.types import Shape, TensorType
     from ort_gpu_ep.kernels.profile import Profile
     from ort_gpu_ep.kernels.registry import Limits
+    from ort_gpu_ep.runtime.artefact import Artefact
     from ort_gpu_ep.runtime.better_plans import UnitPlan
-    from ort_gpu_ep.runtime.known_plans import KnownPlans
     from ort_gpu_ep.runtime.runs import Steady
     from ort_gpu_ep.scheduler import Plan
     from ort_gpu_ep.scheduler.planner import Rewrite
@@ -161,14 +161,14 @@ class Backend(Protocol):
     """An open adapter, as one session has it.
 
     notices: what its user should know. rereads_constants: it needs a partition's constants later, too, as CPU fallbacks
-    keep them. known_plans: what earlier processes decided for this adapter; None where none is kept.
+    keep them. key: names the adapter with its driver and this package's code, see verdicts.key_of.
     """
 
     notices: Sequence[str]
     rereads_constants: bool
 
     @property
-    def known_plans(self) -> KnownPlans | None: ...
+    def key(self) -> str: ...
 
     @property
     def adapter(self) -> Adapter: ...
@@ -185,9 +185,15 @@ class Backend(Protocol):
         """The options that this adapter needs instead of the given ones."""
 
     def compile(
-        self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]
+        self,
+        graph: Graph,
+        config: Config,
+        rewrite: Rewrite | None,
+        constants: Mapping[str, Array | FilePlace],
+        artefact: Artefact | None,
     ) -> Executable:
-        """A partition. constants: where graph's are later on. Raises UnsupportedNodeError, ShaderError, DeviceError."""
+        """A partition. constants: where graph's are later on. artefact: what is known of the model. Raises
+        UnsupportedNodeError, ShaderError, DeviceError."""
 
     def profile(self, config: Config, measured: bool = True) -> Profile:
         """What the adapter takes, measured at the first call; GUESSED where it can't be, or is not to be and was

@@ -26,10 +26,10 @@ from ort_gpu_ep.ir.types import TensorType, dtype_of, packed
 from ort_gpu_ep.kernels import host
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.kernels.target import HALVED, without_units
-from ort_gpu_ep.runtime import ahead
+from ort_gpu_ep.runtime import known_plans
+from ort_gpu_ep.runtime.artefact import Artefact, Pipeline
 from ort_gpu_ep.runtime.binding import bind_group, bound_of
 from ort_gpu_ep.runtime.commands import enqueue_alone
-from ort_gpu_ep.runtime.known_plans import KnownPlans
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place
 from ort_gpu_ep.scheduler.planner import Rewrite
@@ -190,8 +190,8 @@ class PlanContext:
     replaced: weights that are only there as the prologue packed them, each with the dispatch that gives it back. uses:
     numbers for runs in order, by which the plan is found that was used least recently. made_plan: whether each of the
     last runs needed a plan of its own. keeps_dense: whether a dense copy of a packed weight may stay. bound: runs with
-    values of their own, which no plan may be taken from. plans: those on the device. known_plans: of earlier processes,
-    where they may be read. without_units: its kernels on matrix units have failed, so there are no more.
+    values of their own, which no plan may be taken from. plans: those on the device. artefact: what is known of the
+    model, None where nothing is kept. without_units: its kernels on matrix units have failed, so there are no more.
     """
 
     def __init__(
@@ -201,16 +201,10 @@ class PlanContext:
         gpu: Gpu,
         rewrite: Rewrite | None,
         composer: Composer,
-        known_plans: KnownPlans | None = None,
+        artefact: Artefact | None = None,
     ) -> None:
         self.lock = threading.Lock()
-        self.config, self.gpu, self.rewrite, self.composer, self._known_plans = (
-            config,
-            gpu,
-            rewrite,
-            composer,
-            known_plans,
-        )
+        self.config, self.gpu, self.rewrite, self.composer, self._artefact = config, gpu, rewrite, composer, artefact
         self._weights: dict[str, Buffer] = {}
         self.replaced: dict[str, Dispatch] = {}
         self.prologue = Prologue(gpu, config.checked_shaders, self.weight, composer, self._have_been_read)
@@ -221,7 +215,6 @@ class PlanContext:
         self.made_plan: deque[bool] = deque(maxlen=RECENT_RUNS)
         self.closed = self.without_units = False
         self.keeps_dense, self.bound, self.plans = config.weights != "packed", WeakSet[Any](), set[Any]()
-        self._known = ahead.current()
         self.uploads = self.uploaded_nbytes = 0  # of constants, now and when a plan is made
         self.graph = self._take_constants(graph)
 
@@ -270,11 +263,10 @@ class PlanContext:
         def make() -> Template:
             return make_template(self.graph, types, limits, self.rewrite, values, constant=constant, apart=apart)
 
-        if self._known_plans is None:
+        if self._artefact is None:
             return make()
-        return self._known_plans.template(
-            self.graph, types, limits, values, (self.rewrite is not None, constant, apart), make
-        )
+        about = self.rewrite is not None, constant, apart
+        return known_plans.template(self._artefact, self.graph, types, limits, values, about, make)
 
     def _may_stay(self, plan: Plan) -> bool:
         """Whether a plan's dense copies of packed weights may stay on the device, beside those of other programs. Not
@@ -312,13 +304,13 @@ class PlanContext:
 
     def note(self, step: Dispatch, source: str, bound: Layout) -> None:
         """A plan has this pipeline: a later process compiles it ahead. Any thread; needs no lock."""
-        if self._known is not None:
-            self._known.note(ahead.Entry(step.kernel.shader, source, step.label, *bound))
+        if self._artefact is not None:
+            self._artefact.note(Pipeline(step.kernel.shader, source, step.label, bound))
 
     def noted(self) -> None:
         """All pipelines of a plan were noted."""
-        if self._known is not None:
-            self._known.save()
+        if self._artefact is not None:
+            self._artefact.save()
 
     # ---- constants
 

@@ -19,11 +19,11 @@ from ort_gpu_ep.errors import Code, InternalError, OutOfDeviceMemoryError, Unsup
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.registry import UnknownValueError
+from ort_gpu_ep.runtime.artefact import Artefact
 from ort_gpu_ep.runtime.better_plans import BetterPlans, UnitPlan
 from ort_gpu_ep.runtime.context import PlanContext
 from ort_gpu_ep.runtime.ends import Ends
 from ort_gpu_ep.runtime.joined_runs import Contention
-from ort_gpu_ep.runtime.known_plans import KnownPlans
 from ort_gpu_ep.runtime.plans import Found, Key, Plans
 from ort_gpu_ep.runtime.prepared import Prepared
 from ort_gpu_ep.runtime.recording import Recording
@@ -62,7 +62,7 @@ class Program:
 
     graph: constants are read now (their views may die with the caller). rewrite: fusion, run for each plan. composer:
     of its shaders. ran: called with the outputs of each run behind its commands; there are no steady runs then, whose
-    readback is one with the run. known_plans: of earlier processes; rewrite is then the partitioner's, or None.
+    readback is one with the run. artefact: what is known of the model; rewrite is then the partitioner's, or None.
     units_later: kernels on matrix units that take long to compile are compiled in the background, see better_plans.py.
     Raises what `make_plan` raises for static shapes.
     """
@@ -75,7 +75,7 @@ class Program:
         rewrite: Rewrite | None = None,
         composer: Composer = compose,
         ran: Callable[[Sequence[Tensor]], object] | None = None,
-        known_plans: KnownPlans | None = None,
+        artefact: Artefact | None = None,
         units_later: bool = False,
     ) -> None:
         self.config, self.gpu, self.rewrite, self._ran = config, gpu, rewrite, ran
@@ -86,7 +86,7 @@ class Program:
         # of the last two, where these differ
         self._changed: tuple[tuple[TensorType, ...], tuple[TensorType, ...]] | None = None
         self._foreseen: tuple[Key, Found] | None = None
-        self.context = PlanContext(graph, config, gpu, rewrite, composer, known_plans)
+        self.context = PlanContext(graph, config, gpu, rewrite, composer, artefact)
         self.compiled = Plans(self.context, self._often, Contention.of)
         self.better, self._units_later = BetterPlans(self.context, self.compiled, self._values_of), units_later
         self.lock, self.graph = self.context.lock, self.context.graph

@@ -14,9 +14,10 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ort_gpu_ep.config import NO_PLAN, OPTIONS, Config
+from ort_gpu_ep.config import Config
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.errors import AdapterError
+from ort_gpu_ep.files import fingerprint
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.processes.interrupts import load
 
@@ -24,15 +25,12 @@ if TYPE_CHECKING:
     from ort_gpu_ep.health.open_adapter import Uses
     from ort_gpu_ep.health.verdicts import Verdict
     from ort_gpu_ep.placement.source import Source
-    from ort_gpu_ep.runtime.ahead import Known
+    from ort_gpu_ep.runtime.artefact import Artefact
 
 log = logging.getLogger("ort_gpu_ep")
 
 FORKS = "ort_gpu_ep.processes.forks"
 """Loaded before the first thread of this package begins; not with the package, because it loads modules of its own."""
-
-NO_MATTER = NO_PLAN | {"placement"}
-"""Options that change no pipeline."""
 
 
 class Early:
@@ -40,7 +38,7 @@ class Early:
 
     def __init__(self, config: Config, model: str | bytes, device: str, uses: Uses) -> None:
         self._config, self._model, self._device, self._uses = config, model, device, uses
-        self._known: Known | None = None
+        self._artefact: Artefact | None = None
         self._read = threading.Event()
         threading.Thread(target=self._work, name="ort_gpu_ep-early").start()
 
@@ -49,19 +47,22 @@ class Early:
             from ort_gpu_ep.health.open_adapter import open_gpu
             from ort_gpu_ep.health.workarounds import with_workarounds
 
+            # first, since `uses` asks for it
+            artefact = self._artefact = _opened(self._config, self._model, self._device)
             gpu = open_gpu(self._config, self._uses)
-            pipelines = self._known = _known(self._config, self._model, self._device)
             self._read.set()
-            pipelines.compile(gpu, with_workarounds(self._config, gpu.workarounds).checked_shaders)
+            if artefact is not None:
+                artefact.compile(gpu, with_workarounds(self._config, gpu.workarounds).checked_shaders)
         except Exception as error:  # the session meets it, too, and says it
             log.info("nothing is compiled ahead: %s: %s", type(error).__name__, str(error)[:200])
         finally:
             self._read.set()
 
-    def pipelines(self) -> AbstractContextManager[object]:
-        """For the time in which sessions of the model are made: their pipelines are noted. Waits for the device."""
+    def known(self) -> AbstractContextManager[Artefact | None]:
+        """What is known of the model, which stays in memory for the time in which sessions of it are made. Waits for
+        the device."""
         self._read.wait()
-        return self._known or nullcontext()
+        return nullcontext(self._artefact)
 
 
 def begin(config: Config, model: Any, uses: Uses | None = None) -> Early | None:
@@ -82,19 +83,13 @@ def begin(config: Config, model: Any, uses: Uses | None = None) -> Early | None:
     return Early(config, model if isinstance(model, bytes) else os.fsdecode(model), device, uses or everything)
 
 
-def _known(config: Config, model: str | bytes, device: str) -> Known:
-    load("ort_gpu_ep.runtime.ahead")
-    from ort_gpu_ep.runtime.ahead import Known, key_of
+def _opened(config: Config, model: str | bytes, device: str) -> Artefact | None:
+    """What is known of a model; None where there is none to be read."""
+    load("ort_gpu_ep.runtime.artefact")
+    from ort_gpu_ep.runtime.artefact import key_of, opened
 
-    options = [f"{o.name}={getattr(config, o.name)}" for o in OPTIONS if o.name not in NO_MATTER]
-    return Known(config.cache_path, key_of(model, device, *options))
-
-
-def noted(config: Config, model: str | bytes) -> AbstractContextManager[object]:
-    """For the time in which a process makes sessions of a model that another one will open: it finds their pipelines.
-    Raises OSError."""
-    device = in_order(config)
-    return _known(config, model, device) if device is not None else nullcontext()
+    name = fingerprint(model)
+    return opened(config.cache_path, key_of(name, device, config)) if name else None
 
 
 def uses_of(config: Config, model: Source) -> Uses:
@@ -110,7 +105,8 @@ def uses_of(config: Config, model: Source) -> Uses:
         if config.isolation == "process":
             return None
         try:
-            return model.op_types() | _known(config, model.path_or_bytes, device).shaders
+            artefact = _opened(config, model.path_or_bytes, device)
+            return model.op_types() | {p.shader for p in (artefact.pipelines if artefact is not None else ())}
         except (OSError, ValueError):  # deleted, or no ONNX file: onnxruntime may have read it all the same
             return None
 

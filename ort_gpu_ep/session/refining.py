@@ -92,7 +92,7 @@ class Refinement:
         source, settings, names, options, kwargs = self._made_of
         profile = node_profile(source, settings, kwargs, feeds, runs=1)
         costs = Costs(shapes={name: value.shape for name, value in feeds.items()}, node_shapes=profile.shapes)
-        with capture(costs) as states:
+        with capture(costs, source.path_or_bytes) as states:
             session = source.session(settings, names, options, kwargs)
         session.direct = Direct.of(session, states[-1])
         return Candidate(GPU, session, states[-1])

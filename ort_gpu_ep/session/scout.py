@@ -87,7 +87,7 @@ def _found(
     settle(resolve(job["options"]))  # before a library is loaded
     from ort_gpu_ep.health import open_adapter
     from ort_gpu_ep.plugin.partitioning import load_partitioner
-    from ort_gpu_ep.session.early import noted, uses_of
+    from ort_gpu_ep.session.early import uses_of
     from ort_gpu_ep.session.session import InferenceSession
 
     open_adapter.QUICK_S = math.inf  # nobody waits
@@ -114,8 +114,7 @@ def _found(
         return None if told is None else float(told)
 
     runner.chooser.tells_cpu_s = cpu_s
-    with noted(runner.config, model):
-        session.run(None, feeds)
+    session.run(None, feeds)
     (decision,) = runner.chooser.decided.values()
     runner.chooser.save()
     if runner.config.isolation != "process":  # what its op types did not tell its pipelines do

@@ -171,7 +171,7 @@ class InferenceSession(plugin.PlainSession):
                     names, options = runner.candidates.providers(runner.first)
         if source is None and (names is None or EP_NAME in names or asked is not None):
             source = _source_of(model, settings)
-        with early.pipelines() if early is not None else nullcontext():
+        with early.known() if early is not None else nullcontext():
             state = self._created(names, options, runner.candidates.costs if runner is not None else None, threads)
         self._state, self._runner, self._source, self._asked, self._lease, self._trouble = (
             state,
@@ -218,7 +218,7 @@ class InferenceSession(plugin.PlainSession):
         threads: as of with_threads.
         """
         model, settings, kwargs = self._arguments
-        with plugin.capture(costs) as states:
+        with plugin.capture(costs, model) as states:
             try:
                 unwritten = not_written(settings if names is not None and EP_NAME in names else None)
                 with unwritten, with_threads(settings, threads) as settings:
@@ -604,7 +604,7 @@ class InferenceSession(plugin.PlainSession):
         # the CPU was chosen before the graph was seen: ask the partitioner now
         if self._asked is not None and self._source is not None:
             plugin.ensure_registered()
-            with plugin.capture() as states:
+            with plugin.capture(model=self._source.path_or_bytes) as states:
                 self._source.session(private.first_settings_of(self), *self._asked, {})
             self._state, self._asked = states[-1], None
         if self._runner is not None:

@@ -302,7 +302,7 @@ class Start:
         assert self.front is not None
         runner.begin(self.front, self.fixed, self._become)
         if not self._stops:
-            with early.pipelines() if early is not None else nullcontext():
+            with early.known() if early is not None else nullcontext():
                 self._warm(runner, feeds)
         return runner, lease, ""
 

@@ -49,7 +49,7 @@ import math
 import re
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from typing import TypeAlias
 
@@ -123,13 +123,20 @@ def compose(kernel: Kernel, bindings: Bindings, limits: Limits = DEFAULT_LIMITS,
     """The whole WGSL module of a kernel for an adapter with these limits.
 
     bindings: as registry.tensors_of gives them; one that is larger than the adapter binds at a time is bound in several
-    parts. kept: where texts of earlier processes are, see runtime/texts.py.
+    parts. kept: where texts of earlier processes are, see runtime/artefact.py.
     """
     pieces = {name: parts(tensor, limits.max_binding_nbytes) for name, (tensor, _) in bindings.items()}
     full = "subgroup" in kernel.features and limits.fills_subgroups(kernel.workgroup_size)
     signature = (_signature(kernel, bindings, pieces), full)
-    text = partial(_composed, kernel, bindings, pieces, full)
-    return _sources.get(signature) or _sources.put(signature, text() if kept is None else kept(signature, text))
+    text = _sources.get(signature)
+    if text is not None and kept is None:
+        return text
+
+    def make() -> str:
+        return text or _composed(kernel, bindings, pieces, full)
+
+    # also one that another model has brought: its artefact is another one
+    return _sources.put(signature, make() if kept is None else kept(signature, make))
 
 
 _sources: Memo[str] = Memo(1024)  # of a few kilobytes each

@@ -24,7 +24,6 @@ from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.kernels.cost_parameters import Roofs, figures_for, figures_of
 from ort_gpu_ep.kernels.profile import FORMAT, GUESSED, Curve, Profile, guessed_for
 from ort_gpu_ep.plugin.local import LocalBackend
-from ort_gpu_ep.runtime.ahead import Known, current
 from ort_gpu_ep.session.session import InferenceSession
 from tests.unit.graphs import model_of
 
@@ -101,17 +100,6 @@ def test_what_is_measured_of_kernels_runs_as_sessions_run_them(
     assert asked == []
     profile_of(gpu, config)
     assert asked == [((config, everything), 1)]
-
-
-def test_its_pipelines_are_of_no_model(
-    gpu: Gpu, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Also where a session of one is waiting for it, which would compile them again in each process."""
-    monkeypatch.setattr(cache, "_known", {})
-    with Known(str(tmp_path), "key") as known:
-        profile_of(gpu, config, whole=False)
-        assert current() is known
-    assert known.shaders == frozenset()
 
 
 def test_another_process_reads_it(gpu: Gpu, config: Config, measured: Measured, forget: Callable[[], None]) -> None:

@@ -28,6 +28,7 @@ from ort_gpu_ep.kernels.profile import GUESSED
 from ort_gpu_ep.placement import NAMES
 from ort_gpu_ep.placement.decisions import Decisions, Learnt
 from ort_gpu_ep.plugin import weight_file
+from tests.artefacts import seal
 from tests.plugin.cases import assert_close, info, make_model, node, open_session, reference
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="FIFOs and symbolic links as POSIX has them")
@@ -388,15 +389,19 @@ def test_a_hundred_states_and_a_hundred_right_answers(tmp_path: Path, quick_look
     answer("auto")
     answer("gpu")
     quick_looks()
-    whole = {p: p.read_text() for p in cache.rglob("*.json")}
-    assert {p.parent.name for p in whole} == {"health", "profiles", "decisions", "pipelines"}
+    whole = {p: p.read_bytes() for p in (*cache.rglob("*.json"), *(cache / "models").iterdir())}
+    assert {p.parent.name for p in whole} == {"health", "profiles", "decisions", "models"}
     hostile = list(CONTENTS.values())
     for state in range(STATES):
         shutil.rmtree(cache)
-        for path, text in whole.items():
+        for path, data in whole.items():
             store.make_folder(path.parent)
-            if state % 3 == 2:
-                path.write_text(_spoilt(text, rng))
+            if state % 3 == 2 and path.suffix:
+                path.write_text(_spoilt(data.decode(), rng))
+            elif state % 3 == 2:
+                path.write_bytes(data)
+                line, rest = data.split(b"\n", 2)[1:]
+                seal(path, _spoilt(line.decode(), rng).encode() + b"\n" + rest)
             else:
                 hostile[state % len(hostile) if state % 3 else int(rng.integers(len(hostile)))](path)
         store.make_folder(cache / "weights")

@@ -24,6 +24,7 @@ from ort_gpu_ep.calibration import cache
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
 from ort_gpu_ep.errors import Code
+from ort_gpu_ep.files import fingerprint
 from ort_gpu_ep.health import examination, markers, open_adapter, verdicts
 from ort_gpu_ep.health.examination import Outcome
 from ort_gpu_ep.health.open_adapter import Uses, everything
@@ -36,7 +37,7 @@ from ort_gpu_ep.kernels.target import MATRIX_UNITS, SUBNORMAL_HALVES
 from ort_gpu_ep.partitioner import partition
 from ort_gpu_ep.placement.decisions import Decisions, Learnt, key_of, speed_options
 from ort_gpu_ep.placement.source import Source
-from ort_gpu_ep.runtime.ahead import Entry
+from ort_gpu_ep.runtime import artefact
 from ort_gpu_ep.session import InferenceSession, early, opening, scout, starting
 from tests.unit.graphs import graph_of, model_of
 
@@ -560,9 +561,10 @@ def test_a_known_model_tells_the_shaders_that_it_used(tmp_path: Path) -> None:
         Config(cache_dir=str(tmp_path)),
         model_of("(float[4] x) => (float[4] y) { y = Tanh(x) }").SerializeToString(),
     )
-    with early._known(config, model, "k") as known:
-        known.note(Entry("resize.wgsl", "fn main() {}", "n", (True,), False, 0))
-        known.save()
+    known = artefact.opened(config.cache_path, artefact.key_of(fingerprint(model), "k", config))
+    known.note(artefact.Pipeline("resize.wgsl", "fn main() {}", "n", ((True,), False, 0)))
+    known.save()
+    del known
     assert early.uses_of(config, Source(model))("k") == {"Tanh", "resize.wgsl"}
     assert early.uses_of(config, Source(model))("other") == {"Tanh"}
     assert early.uses_of(config, Source(b"no model"))("k") is None

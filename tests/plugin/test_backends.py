@@ -18,6 +18,7 @@ from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.kernels.profile import GUESSED, Profile
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.plugin import backends
+from ort_gpu_ep.runtime.artefact import Artefact
 from ort_gpu_ep.runtime.backend import Adapter, Backend, FilePlace, Host
 from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.planner import Rewrite
@@ -72,7 +73,8 @@ class Doubling:
 class NumpyBackend:
     notices: Sequence[str] = ("this is numpy",)
     rereads_constants = False
-    device = allowance = known_plans = None
+    device = allowance = None
+    key = "numpy"
 
     def __init__(self) -> None:
         self.adapter, self.made, self.closed = Numpy(), list[Doubling](), False
@@ -81,7 +83,12 @@ class NumpyBackend:
         return config
 
     def compile(
-        self, graph: Graph, config: Config, rewrite: Rewrite | None, constants: Mapping[str, Array | FilePlace]
+        self,
+        graph: Graph,
+        config: Config,
+        rewrite: Rewrite | None,
+        constants: Mapping[str, Array | FilePlace],
+        artefact: Artefact | None,
     ) -> Doubling:
         self.made.append(Doubling(graph, config, self.adapter, rewrite))
         return self.made[-1]

@@ -1,13 +1,10 @@
-"""Plans and partitionings on disk: what is read is what would be made, and what lies in the folder can't do harm."""
+"""Plans and partitionings on disk: what is read is what would be made, and what lies in the file can't do harm."""
 
 from __future__ import annotations
 
 import copy
-import errno
 import json
-import os
 import random
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 from models import build
-from ort_gpu_ep import store
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.files import PRIVATE_FILE
 from ort_gpu_ep.ir.digest import graph_digest
 from ort_gpu_ep.ir.graph import Graph, from_onnx
 from ort_gpu_ep.ir.types import TensorType
@@ -34,10 +29,12 @@ from ort_gpu_ep.partitioner import partition as decide
 from ort_gpu_ep.partitioner.report import Partitioning
 from ort_gpu_ep.plugin.partitioning import partition
 from ort_gpu_ep.runtime import known_plans as module
-from ort_gpu_ep.runtime.known_plans import FORMAT, KnownPlans
+from ort_gpu_ep.runtime.artefact import Artefact
+from ort_gpu_ep.runtime.known_plans import template
 from ort_gpu_ep.scheduler.kept import from_data, to_data
 from ort_gpu_ep.scheduler.template import Template, make_template
 from ort_gpu_ep.scheduler.verify import violations
+from tests.artefacts import CONFIG, answers, change_answer, only_file, opened_anew
 from tests.compressed.test_functions import constant, model_of, replaced
 from tests.direct import opened
 from tests.unit.graphs import graph_of, random_models, static_types, tensor
@@ -47,7 +44,6 @@ NAMES = ["lenet5", "har_lstm", "encoder", "shufflenet", "squeezenet1_1", "unet"]
 MLP = "(float[N, 16] x) => (float[N, 8] y) { h = MatMul(x, w)  s = Softmax(h)  y = MatMul(s, v) }"
 WEIGHTS = {"w": np.linspace(-1, 1, 128, dtype=np.float32).reshape(16, 8), "v": np.eye(8, dtype=np.float32)}
 TYPES = (tensor(5, 16),)
-CONFIG = Config(placement="gpu")
 
 
 def never() -> Any:
@@ -55,22 +51,27 @@ def never() -> Any:
 
 
 def asked_for(
-    kept: KnownPlans,
+    known: Artefact,
     make: Callable[[], Template],
     graph: Graph | None = None,
     limits: Limits = LIMITS,
     about: object = 1,
 ) -> Template:
-    return kept.template(graph or graph_of(MLP, WEIGHTS), TYPES, limits, {}, (about,), make)
+    plan = template(known, graph or graph_of(MLP, WEIGHTS), TYPES, limits, {}, (about,), make)
+    known.save()
+    return plan
+
+
+def partitioned(cache: Path, graph: Graph, config: Config = CONFIG, costs: Costs | None = None) -> Partitioning:
+    """As a process of its own."""
+    known = opened_anew(cache)
+    partitioning = partition(known, graph, config, LIMITS, False, costs, {}, False)
+    known.save()
+    return partitioning
 
 
 def planned(graph: Graph | None = None, limits: Limits = LIMITS) -> Template:
     return make_template(graph or graph_of(MLP, WEIGHTS), TYPES, limits, rewrite)
-
-
-def only_file(folder: Path) -> Path:
-    (found,) = (folder / "plans").iterdir()
-    return found
 
 
 def assert_same(found: Template, made: Template, *others: tuple[TensorType, ...]) -> None:
@@ -98,13 +99,14 @@ def test_networks(name: str, tmp_path: Path) -> None:
     types = tuple(static_types(graph).values())
     for given_graph in (graph, opened(graph)):
         made = make_template(given_graph, types, LIMITS, rewrite)
-        KnownPlans(str(tmp_path), "code").template(given_graph, types, LIMITS, {}, (), lambda made=made: made)  # type: ignore[misc]
-        again = KnownPlans(str(tmp_path), "code").template(given_graph, types, LIMITS, {}, (), never)
+        known = opened_anew(tmp_path)
+        template(known, given_graph, types, LIMITS, {}, (), lambda made=made: made)  # type: ignore[misc]
+        known.save()
+        again = template(opened_anew(tmp_path), given_graph, types, LIMITS, {}, (), never)
         assert_same(again, made, tuple(TensorType(t.dtype, tuple(2 * d for d in t.shape)) for t in types))
     found = decide(graph, CONFIG, LIMITS, False)
     for make_or_read in range(2):
-        kept = KnownPlans(str(tmp_path), "code")
-        assert partition(kept, graph, CONFIG, LIMITS, False, None, {}, False) == found, make_or_read
+        assert partitioned(tmp_path, graph) == found, make_or_read
 
 
 @settings(max_examples=40)
@@ -122,14 +124,22 @@ def test_content_that_a_plan_waits_for_is_told_from_disk_too(tmp_path: Path) -> 
     graph = graph_of("(float[4, 6] x, int64[2] shape) => (float[A, B] y) { y = Reshape(x, shape) }")
     types, values = tuple(static_types(graph).values()), {1: np.array([3, 8])}
     for k in range(2):
-        kept = KnownPlans(str(tmp_path), "code")
+        known = opened_anew(tmp_path)
         with pytest.raises(UnknownValueError) as error:
-            kept.template(
-                graph, types, LIMITS, {}, (), never if k else lambda: make_template(graph, types, LIMITS, rewrite)
+            template(
+                known,
+                graph,
+                types,
+                LIMITS,
+                {},
+                (),
+                never if k else lambda: make_template(graph, types, LIMITS, rewrite),
             )
         assert error.value.operand == "shape"
         made = make_template(graph, types, LIMITS, rewrite, values)
-        assert_same(kept.template(graph, types, LIMITS, values, (), never if k else lambda made=made: made), made)  # type: ignore[misc]
+        plan = template(known, graph, types, LIMITS, values, (), never if k else lambda made=made: made)  # type: ignore[misc]
+        assert_same(plan, made)
+        known.save()
 
 
 def test_a_size_that_follows_from_a_function_of_one_row_is_not_kept(tmp_path: Path) -> None:
@@ -141,9 +151,10 @@ def test_a_size_that_follows_from_a_function_of_one_row_is_not_kept(tmp_path: Pa
     made = make_template(graph, types, LIMITS, rewrite)
     with pytest.raises(TypeError, match="follows from"):
         to_data(made)
-    kept = KnownPlans(str(tmp_path), "code")
-    assert kept.template(graph, types, LIMITS, {}, (), lambda: made) is made
-    assert not kept.folder.exists()
+    known = opened_anew(tmp_path)
+    assert template(known, graph, types, LIMITS, {}, (), lambda: made) is made
+    known.save()
+    assert not known.path.exists()
 
 
 # ---- what an answer follows from
@@ -166,10 +177,10 @@ def with_weights(**changed: np.ndarray[Any, Any]) -> Graph:
     ],
 )
 def test_another_question_has_another_answer(what: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    kept = KnownPlans(str(tmp_path), "code")
-    asked_for(kept, planned)
+    known = opened_anew(tmp_path)
+    asked_for(known, planned)
     made = []
-    asked_for(kept, lambda: made.append(1) or planned(changes.get("graph"), changes.get("limits", LIMITS)), **changes)  # type: ignore[func-returns-value]
+    asked_for(known, lambda: made.append(1) or planned(changes.get("graph"), changes.get("limits", LIMITS)), **changes)  # type: ignore[func-returns-value]
     assert made == [1], what
 
 
@@ -183,10 +194,10 @@ def test_another_adapter_version_or_library_has_its_own(
         return planned()
 
     for code, expected in (("an adapter", 1), ("an adapter", 1), ("another", 2)):
-        asked_for(KnownPlans(str(tmp_path), code), counted)
+        asked_for(opened_anew(tmp_path, code), counted)
         assert len(made) == expected
     monkeypatch.setattr(module, "libraries", lambda: ("onnx", "2.0"))
-    asked_for(KnownPlans(str(tmp_path), "an adapter"), counted)
+    asked_for(opened_anew(tmp_path), counted)
     assert len(made) == 3
 
 
@@ -201,18 +212,12 @@ def test_a_large_weight_counts_by_its_zeros(tmp_path: Path) -> None:
 
     digests = [graph_digest(graph(w), 1 << 16, False) for w in (dense, -dense, sparse, sparse * 2)]
     assert digests[0] == digests[1] != digests[2] == digests[3]
-    kept = KnownPlans(str(tmp_path), "code")
-    partition(kept, graph(dense), CONFIG, LIMITS, False, None, {}, False)
-    kept.template(
-        graph(dense),
-        (tensor(4, 512),),
-        LIMITS,
-        {},
-        (),
-        lambda: make_template(graph(dense), (tensor(4, 512),), LIMITS, rewrite),
-    )
-    assert len([*kept.folder.iterdir()]) == 2
-    assert sum(f.stat().st_size for f in kept.folder.iterdir()) < 20_000
+    partitioned(tmp_path, graph(dense))
+    known, types = opened_anew(tmp_path), (tensor(4, 512),)
+    template(known, graph(dense), types, LIMITS, {}, (), lambda: make_template(graph(dense), types, LIMITS, rewrite))
+    known.save()
+    assert len(answers(known.path)) == 2
+    assert known.path.stat().st_size < 20_000
 
 
 def test_a_large_constant_that_the_partitioner_read_counts_by_its_content(tmp_path: Path) -> None:
@@ -227,7 +232,7 @@ def test_a_large_constant_that_the_partitioner_read_counts_by_its_content(tmp_pa
         for array in (codes, spoiled, codes):
             replaced(model, "codes", array)
             graph = from_onnx(model)
-            found.append(partition(KnownPlans(str(tmp_path), "code"), graph, CONFIG, LIMITS, False, None, {}, False))
+            found.append(partitioned(tmp_path, graph))
             assert found[-1] == decide(graph, CONFIG, LIMITS, False), k
         assert found[0] == found[2] != found[1]
 
@@ -235,101 +240,28 @@ def test_a_large_constant_that_the_partitioner_read_counts_by_its_content(tmp_pa
 def test_where_the_gpu_is_expected_to_win_its_own_session_finds_a_partitioning(tmp_path: Path) -> None:
     """The process that finds out where a model runs best makes another one than the process that then runs it."""
     graph, auto = graph_of(MLP.replace("N", "5"), WEIGHTS), Config(placement="auto", adapter="0")
-    for seconds, files in ((1.0, 2), (1e-9, 1)):
+    for seconds, count in ((1.0, 2), (1e-9, 1)):
         costs = Costs(cpu_s={(node.id, node.op): seconds for node in graph.nodes})
-        kept = KnownPlans(str(tmp_path / str(files)), "code")
-        assert partition(kept, graph, auto, LIMITS, False, costs, {}, False) == decide(
-            graph, auto, LIMITS, False, costs
-        )
-        assert len([*kept.folder.iterdir()]) == files
-        gpu = replace(auto, placement="gpu")
-        assert partition(kept, graph, gpu, LIMITS, False, None, {}, False) == decide(graph, gpu, LIMITS, False)
-        assert len([*kept.folder.iterdir()]) == 2
+        cache, gpu = tmp_path / str(count), replace(auto, placement="gpu")
+        assert partitioned(cache, graph, auto, costs) == decide(graph, auto, LIMITS, False, costs)
+        assert len(answers(only_file(cache))) == count
+        assert partitioned(cache, graph, gpu) == decide(graph, gpu, LIMITS, False)
+        assert len(answers(only_file(cache))) == 2
 
 
 def test_what_is_planted_or_forced_is_not_kept(tmp_path: Path) -> None:
-    kept = KnownPlans(str(tmp_path), "code")
+    known = opened_anew(tmp_path)
     with apart():
-        asked_for(kept, planned)
+        asked_for(known, planned)
     with forced("gemm"):
-        asked_for(kept, planned)
-    assert not kept.folder.exists()
-    asked_for(kept, planned)
+        asked_for(known, planned)
+    assert not known.path.exists()
+    asked_for(known, planned)
     with apart(), pytest.raises(AssertionError, match="it was there"):
-        asked_for(kept, never)
+        asked_for(known, never)
 
 
-# ---- what lies in the folder
-
-
-def damaged(path: Path, how: str) -> None:
-    data = path.read_bytes()
-    _, _, content = data.partition(b"\n")
-    match how:
-        case "empty":
-            path.write_bytes(b"")
-        case "cut":
-            path.write_bytes(data[:-1])
-        case "longer":
-            path.write_bytes(data + b" ")
-        case "a byte":
-            path.write_bytes(data.replace(b"input", b"inpul", 1))
-        case "another seal":
-            path.write_bytes(b"ort_gpu_ep plan 0" + data[len(b"ort_gpu_ep plan 0") :])
-        case "no seal":
-            path.write_bytes(content)
-        case "bytes":
-            path.write_bytes(random.Random(5).randbytes(5000))
-        case "a folder":
-            path.unlink()
-            path.mkdir()
-        case "a link":
-            target = path.with_suffix(".elsewhere")
-            path.rename(target)
-            path.symlink_to(target)
-        case "a pipe":
-            path.unlink()
-            os.mkfifo(path)
-        case "writable by others":
-            path.chmod(0o666)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="links, pipes and modes are POSIX's")
-@pytest.mark.parametrize(
-    "how",
-    [
-        "empty",
-        "cut",
-        "longer",
-        "a byte",
-        "another seal",
-        "no seal",
-        "bytes",
-        "a folder",
-        "a link",
-        "a pipe",
-        "writable by others",
-    ],
-)
-def test_a_file_that_is_not_as_it_was_written_is_made_anew(how: str, tmp_path: Path) -> None:
-    asked_for(KnownPlans(str(tmp_path), "code"), planned)
-    path = only_file(tmp_path)
-    damaged(path, how)
-    made = []
-    found = asked_for(KnownPlans(str(tmp_path), "code"), lambda: made.append(1) or planned())  # type: ignore[func-returns-value]
-    assert made == [1]
-    assert_same(found, planned())
-    if how != "a folder":  # which nothing replaces
-        assert_same(asked_for(KnownPlans(str(tmp_path), "code"), never), planned())
-
-
-def sealed(path: Path, data: object) -> None:
-    head = path.read_bytes().partition(b"\n")[0].decode()
-    store.write_sealed(path, head.rpartition(" ")[0], json.dumps(data).encode())
-
-
-def content_of(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_bytes().partition(b"\n")[2]))
+# ---- what lies in the file
 
 
 HOSTILE: Mapping[str, Callable[[dict[str, Any]], object]] = {
@@ -362,17 +294,18 @@ HOSTILE: Mapping[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("how", HOSTILE)
-def test_a_file_with_the_right_seal_that_no_process_wrote(how: str, tmp_path: Path) -> None:
-    asked_for(KnownPlans(str(tmp_path), "code"), planned)
+def test_an_answer_with_the_right_seal_that_no_process_wrote(how: str, tmp_path: Path) -> None:
+    asked_for(opened_anew(tmp_path), planned)
     path = only_file(tmp_path)
-    before = content_of(path)
+    (before,) = answers(path)
     changed = HOSTILE[how](copy.deepcopy(before))
     assert changed != before, "the change finds what it changes"
-    sealed(path, changed)
+    change_answer(path, changed)
     made = []
-    found = asked_for(KnownPlans(str(tmp_path), "code"), lambda: made.append(1) or planned())  # type: ignore[func-returns-value]
+    plan = asked_for(opened_anew(tmp_path), lambda: made.append(1) or planned())  # type: ignore[func-returns-value]
     assert made == [1]
-    assert_same(found, planned())
+    assert_same(plan, planned())
+    assert answers(path) == [before], "it is written anew"
 
 
 def mutated(value: Any, rng: random.Random) -> Any:
@@ -424,106 +357,16 @@ def test_mutations_are_refused_or_are_legal_plans() -> None:
 
 def test_a_partitioning_of_other_nodes_is_refused(tmp_path: Path) -> None:
     graph = graph_of(MLP, WEIGHTS)
-
-    def ask() -> Partitioning:
-        return partition(KnownPlans(str(tmp_path), "code"), graph, CONFIG, LIMITS, False, None, {}, False)
-
-    found = ask()
+    made = partitioned(tmp_path, graph)
     path = only_file(tmp_path)
-    data = content_of(path)
+    (data,) = answers(path)
     for groups in ([[7]], [[0, 0]], [[0], [0]], [[]], [["0"]]):
         changed = copy.deepcopy(data)
         changed["rows"][-1][1] = groups
-        sealed(path, changed)
-        assert ask() == found
-        assert content_of(path) == data, "it is written anew"
-    sealed(path, {**data, "contents": {"w": "0"}})
-    assert ask() == found
-    sealed(path, {**data, "contents": {"nothing": "0"}})
-    assert ask() == found
-
-
-# ---- the folder
-
-
-def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_plans: None) -> None:
-    monkeypatch.setattr(module, "LOOK_EVERY", 2)
-    monkeypatch.setattr(module, "MAX_FILES", 8)
-    made = planned()
-    kept = KnownPlans(str(tmp_path), "code")
-    (tmp_path / "plans").mkdir()
-    left = tmp_path / "plans" / "killed.part"
-    left.write_bytes(b"x")
-    os.utime(left, (1, 1))
-    for k in range(20):
-        asked_for(kept, lambda: made, about=k)
-        assert len([*kept.folder.iterdir()]) <= 8 + 2
-    assert not left.exists()
-    monkeypatch.setattr(module, "MAX_FILES", 10**6)
-    monkeypatch.setattr(module, "MAX_NBYTES", 8000)
-    kept = KnownPlans(str(tmp_path), "code")
-    for k in range(20, 30):
-        asked_for(kept, lambda: made, about=k)
-    largest = max(f.stat().st_size for f in kept.folder.iterdir())
-    assert sum(f.stat().st_size for f in kept.folder.iterdir()) <= 8000 + 2 * largest
-    monkeypatch.setattr(module, "MAX_FILE_NBYTES", 100)
-    kept = KnownPlans(str(tmp_path), "code")
-    count = len([*kept.folder.iterdir()])
-    asked_for(kept, lambda: made, about="large")
-    assert len([*kept.folder.iterdir()]) == count
-
-
-def test_many_write_and_remove_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_plans: None) -> None:
-    """Each with an object of its own, as other processes have."""
-    monkeypatch.setattr(module, "LOOK_EVERY", 2)
-    monkeypatch.setattr(module, "MAX_FILES", 5)
-    made = [planned(with_weights(v=np.full((8, 8), k, np.float32))) for k in range(8)]
-    graphs = [with_weights(v=np.full((8, 8), k, np.float32)) for k in range(8)]
-    wrong = list[object]()
-
-    def work(seed: int) -> None:
-        kept, rng = KnownPlans(str(tmp_path), "code"), random.Random(seed)
-        try:
-            for k in (rng.randrange(8) for _ in range(25)):
-                if to_data(asked_for(kept, lambda k=k: made[k], graphs[k])) != to_data(made[k]):  # type: ignore[misc]
-                    wrong.append(k)
-        except Exception as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-    assert all(f.suffix == ".json" for f in (tmp_path / "plans").iterdir())
-
-
-def test_a_folder_that_can_not_be_written_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_plans: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("no folder")
-    calls = []
-
-    def full(path: Path, data: bytes) -> None:
-        calls.append(path)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    kept = KnownPlans(str(tmp_path / "file"), "code")
-    with caplog.at_level("INFO", "ort_gpu_ep"):
-        for k in range(3):
-            assert_same(asked_for(kept, planned, about=k), planned())
-    assert len([r for r in caplog.records if "can't be written" in r.message]) == 1
-    monkeypatch.setattr(store, "replace", full)
-    kept = KnownPlans(str(tmp_path / "full"), "code")
-    for k in range(3):
-        assert_same(asked_for(kept, planned, about=k), planned())
-    assert len(calls) == 1, "it is not tried for each plan"
-
-
-def test_the_seal_has_the_format_and_the_key(tmp_path: Path) -> None:
-    asked_for(KnownPlans(str(tmp_path), "code"), planned)
-    path = only_file(tmp_path)
-    head = path.read_bytes().partition(b"\n")[0].decode()
-    assert head.startswith(f"{FORMAT} {path.stem}")
-    assert os.name != "posix" or path.stat().st_mode & 0o777 == PRIVATE_FILE
+        change_answer(path, changed)
+        assert partitioned(tmp_path, graph) == made
+        assert answers(path) == [data], "it is written anew"
+    change_answer(path, {**data, "contents": {"w": "0"}})
+    assert partitioned(tmp_path, graph) == made
+    change_answer(path, {**data, "contents": {"nothing": "0"}})
+    assert partitioned(tmp_path, graph) == made
