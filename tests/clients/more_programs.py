@@ -136,27 +136,6 @@ def scikit_learn() -> Any:
     return found
 
 
-def speechmos() -> Any:
-    """Scores of speech by networks of the wheel: DNSMOS, AECMOS and PLCMOS."""
-    from speechmos import aecmos, dnsmos, plcmos
-
-    from tests.clients.programs import kept
-
-    sound = voice(9.1)
-    echo = np.roll(sound, 4000) / 3
-    found = []
-    for kind in ("dnsmos", "dnsmos_personalized"):
-        found.append(dnsmos.run(sound, 16000, model_type=kind))
-        kept(dnsmos.dnsmos)
-    clips = {"lpb": echo, "mic": sound + echo, "enh": sound}
-    found.append(aecmos.run(clips, 16000, talk_type="dt"))
-    kept(aecmos.aecmos)
-    np.random.seed(11)  # the raters that it draws
-    found.append(plcmos.run(sound, 16000))
-    kept(plcmos.plcmos)
-    return [{name: float(score) for name, score in scores.items() if name.endswith("mos")} for scores in found]
-
-
 def swift_f0() -> Any:
     """The pitch of a voice, and how sure it is, by the model of the wheel."""
     from swift_f0 import SwiftF0
@@ -251,28 +230,6 @@ def kokoro_onnx() -> Any:
     return [rate, sound[::16].tolist()]
 
 
-def pymupdf_layout() -> Any:
-    """The Markdown of a drawn page with a heading, two columns and a table; the kinds and boxes of its blocks."""
-    import pymupdf.layout
-    import pymupdf4llm
-
-    from tests.clients.programs import kept
-
-    document = kept(pymupdf.open())
-    sheet = document.new_page(width=420, height=420)
-    sheet.insert_text((40, 50), "Graphics 2026", fontsize=22)
-    for left in (40, 220):
-        sheet.insert_textbox(
-            (left, 70, left + 160, 210), "A processing unit runs many threads at once. " * 5, fontsize=9
-        )
-    for row in range(4):
-        for column in range(3):
-            box = pymupdf.Rect(40 + 110 * column, 230 + 24 * row, 150 + 110 * column, 254 + 24 * row)
-            sheet.draw_rect(box)
-            sheet.insert_text((box.x0 + 6, box.y0 + 16), f"{'abc'[column]}{row}", fontsize=10)
-    return [pymupdf4llm.to_markdown(document), sheet.get_layout()]
-
-
 def livekit_silero() -> Any:
     """The probability of speech for each window, by the silero_vad of the wheel."""
     from livekit.plugins.silero import onnx_model
@@ -360,14 +317,12 @@ MORE: dict[str, Callable[[], Any]] = {
         flashrank,
         rembg,
         scikit_learn,
-        speechmos,
         swift_f0,
         optimum,
         sentence_transformers,
         chromadb,
         mlflow,
         kokoro_onnx,
-        pymupdf_layout,
         livekit_silero,
         insightface,
         fast_plate_ocr,

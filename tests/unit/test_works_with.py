@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -65,6 +66,16 @@ def test_a_run_that_falls_back_is_not_called_the_same() -> None:
     session["stats"]["fallbacks"] = 0
     assert works_with.result_of({"answers": [1.0], "sessions": [session]}, {"answers": [1.0]}) == "the same"
     assert works_with.result_of({"answers": [1.1], "sessions": [session]}, {"answers": [1.0]}) == "differ by 1e-01"
+
+
+def test_a_program_that_does_not_end_is_an_entry_and_the_script_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: object, **how: object) -> None:
+        assert how["timeout"] == works_with.TIMEOUT_S
+        raise subprocess.TimeoutExpired("program", works_with.TIMEOUT_S)
+
+    monkeypatch.setattr(works_with.subprocess, "run", run)
+    with pytest.raises(RuntimeError, match=f"no answer after {works_with.TIMEOUT_S} s"):
+        works_with.answers(Path("python"), "magika")
 
 
 def test_a_table_is_replaced() -> None:
