@@ -527,6 +527,7 @@ COLUMNS = ("GPU", "driver", "texts", "compiled", "refused", "crashed", "late", "
 def cells(one: Mapping[str, Any]) -> list[str]:
     spilled = (str(one["spilled"]), str(one["most_spills"])) if one["tells"] else ("not told", "")
     name = one["place"].split("/")[0]
+    by_qemu = name in DRIVERS and not DRIVERS[name].suites
     return [
         one["gpu"],
         f"{name}, {one['driver'].split('-')[0]}",
@@ -534,7 +535,7 @@ def cells(one: Mapping[str, Any]) -> list[str]:
         f"{one['compiled']} of {one['pipelines']}",
         *(str(one[outcome]) for outcome in OUTCOMES[1:]),
         *spilled,
-        f"{one['slowest_ms'] / 1e3:.1f} s",
+        f"{one['slowest_ms'] / 1e3:.1f} s" + " by qemu" * by_qemu,
     ]
 
 
