@@ -7,6 +7,7 @@ only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -21,6 +22,9 @@ from ort_gpu_ep.kernels.registry import BoundNode
 
 MAX_CONSTANT_NBYTES = 64 << 10
 """A larger constant is a weight: it lives on the device, and the host does not calculate with it."""
+
+MAX_ELEMENTS = 4 << 20
+"""Of a result. Sizes that are only tried (partitioner/solving.py) may ask for more than there is memory."""
 
 _SHAPE_ONLY = ("Shape", "Size")
 
@@ -72,8 +76,10 @@ def has_sizes(bound: BoundNode) -> bool:
 def evaluate(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...]:
     """(array, element type) of the outputs of a host node (None for one left out). Sizes of the run become numbers, for
     which alone the plan then holds. Raises what onnx.reference raises on invalid input, KeyError for an element type
-    that is unknown here.
+    that is unknown here, ValueError for a result that is too large.
     """
+    if (elements := _elements(bound)) > MAX_ELEMENTS:
+        raise ValueError(f"{elements} elements are more than the host calculates with, {MAX_ELEMENTS}")
     feeds = {}
     for i, operand in enumerate(bound.inputs):
         if operand is not None:
@@ -119,6 +125,26 @@ def moved(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...] | None:
         result and (shape_arithmetic.plain(values[result[0]], bound.input(0).dtype), bound.input(0).dtype)
         for result in evaluate(replace(bound, inputs=tuple(replaced)))
     )
+
+
+def _elements(bound: BoundNode) -> int:
+    """Of the result of a node whose numbers say how large it is; 0 of others, which give few more than they read."""
+
+    def numbers(k: int) -> list[Any]:
+        operand = bound.optional(k)
+        return [] if operand is None or operand.content is None else operand.content.reshape(-1).tolist()
+
+    match bound.op:
+        case "ConstantOfShape":
+            return math.prod(int(size) for size in numbers(0))
+        case "Expand":
+            return math.prod(np.broadcast_shapes(bound.input(0).shape, tuple(int(size) for size in numbers(1))))
+        case "Tile":
+            return bound.input(0).size * math.prod(int(times) for times in numbers(1))
+        case "Range":
+            (start,), (limit,), (delta,) = (numbers(k) for k in range(3))
+            return int((limit - start) // delta) if delta else 0
+    return 0
 
 
 def _tensor(node: Node, result: Any) -> Array:

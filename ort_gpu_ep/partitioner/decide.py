@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
@@ -131,40 +131,45 @@ def nothing(graph: Graph, config: Config, decline: Decline) -> Partitioning:
 def _best_attempt(
     graph: Graph, config: Config, limits: Limits, costs: Costs, inner: Mapping[int, Sequence[Report]]
 ) -> _State:
-    """The guess with which most nodes are claimed, of ranks that the graph does not tell, and of sizes."""
+    """The guess with which most nodes are claimed, of ranks that the graph does not tell, and of sizes. Other sizes are
+    looked at with the best ranks only: each look walks the graph some ten times."""
     types = sizes.given_types(graph, costs.shapes, costs.node_shapes) if not graph.nested else {}
-    graph, best = ranks.as_shown(graph, types), None
+    graph, best, rest = ranks.as_shown(graph, types), None, iter(())
     for guess in ranks.guesses(graph, inner):
-        state = _best_of_sizes(ranks.with_ranks(graph, inner, guess), config, limits, types)
-        state.guessed |= guess.rank is not None and bool(_declined_by_guess(state))
+        states = _by_sizes(ranks.with_ranks(graph, inner, guess), config, limits, types)
+        state = next(states)
         if best is None or len(state.declined) < len(best.declined):
-            best = state
+            best, rest, ranked = state, states, guess.rank is not None
         if not _declined_by_guess(best):
             break
     assert best is not None
-    return best
-
-
-def _best_of_sizes(graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType]) -> _State:
-    """With what a run has shown there is one guess; else that with which most nodes are claimed. The graph says which
-    sizes it needs."""
-    candidates = sizes.CANDIDATES[:1] if given or sizes.is_static(graph, graph.inputs) else sizes.CANDIDATES
-    best: _State | None = None
-    for size in candidates:
-        state = _solved(graph, config, limits, given, Guess(size))
-        if best is None or len(state.declined) < len(best.declined):
-            best = state
+    for state in rest if _declined_by_guess(best) else ():
+        best = state if len(state.declined) < len(best.declined) else best
         if not _declined_by_guess(best):
             break
-    assert best is not None
+    best.guessed |= ranked and bool(_declined_by_guess(best))
     return best
 
 
-def _solved(graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType], guess: Guess) -> _State:
+def _by_sizes(graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType]) -> Iterator[_State]:
+    """With what a run has shown there is one guess; else one after another, but those that decline the same nodes as one
+    before. The graph says which sizes it needs."""
+    looked_at = list[set[int]]()
+    for size in sizes.CANDIDATES[:1] if given or sizes.is_static(graph, graph.inputs) else sizes.CANDIDATES:
+        guess = Guess(size)
+        state = _attempt(graph, config, limits, given, guess)
+        declined = _declined_by_guess(state)
+        if declined not in looked_at:
+            looked_at.append(declined)
+            yield _solved(state, graph, config, limits, given, guess)
+
+
+def _solved(
+    state: _State, graph: Graph, config: Config, limits: Limits, given: Mapping[str, TensorType], guess: Guess
+) -> _State:
     """The attempt with a guess, or with what it becomes where the graph needs other sizes. Reasons say where they
     follow from it."""
-    best, solution = _attempt(graph, config, limits, given, guess), Solution(guess, {})
-    state, solver = best, Solver(graph, limits, guess, given)
+    best, solution, solver = state, Solution(guess, {}), Solver(graph, limits, guess, given)
     for _ in range(ROUNDS):
         if not (declined := _declined_by_guess(state)):  # what follows a node may be declined once that one is not
             return state

@@ -135,6 +135,31 @@ def test_nodes_that_only_look_like_the_hosts() -> None:
     assert host.is_host_node(shape)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        "y = ConstantOfShape<value = double[1] {3.0}>(s)",
+        "t = ConstantOfShape<value = double[1] {3.0}>(one) y = Expand(t, s)",
+        "t = ConstantOfShape<value = double[1] {3.0}>(one) y = Tile(t, m)",
+        "zero = Constant<value_float: float = 0.0>() step = Constant<value_float: float = 1.0>() "
+        "y = Range(zero, end, step)",
+    ],
+    ids=["ConstantOfShape", "Expand", "Tile", "Range"],
+)
+def test_the_host_makes_nothing_that_is_too_large(made: str) -> None:
+    """A size that is only tried may be a thousand times what the machine has. What is small is calculated."""
+    text = (
+        "(float[A, 3] x) => (y) { one = Constant<value_ints: ints = [1]>() s = Shape(x) n = Size(x) "
+        f"m = Reshape(n, one) end = Cast<to: int = 1>(n) {made} }}"
+    )
+    size = 1 << 40
+    large, small = answers(graph_of(text), x=tensor(size, 3))["y"], answers(graph_of(text), x=tensor(2, 3))["y"]
+    assert isinstance(small, HostValues)
+    assert not isinstance(large, HostValues)
+    with pytest.raises(ValueError, match=r"\d{13} elements are more than the host calculates with"):
+        values(text, x=tensor(size, 3))
+
+
 def test_what_the_reference_rejects_is_a_decline_with_both_reasons() -> None:
     graph = graph_of(
         "(float x) => (y) { v = Constant<value_ints: ints = [1, 2, 3]>() "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from ort_gpu_ep.ir.graph import Graph, Value
 from ort_gpu_ep.ir.types import FLOAT32
 from ort_gpu_ep.kernels.registry import Limits
 from ort_gpu_ep.partitioner import partition, sizes
-from ort_gpu_ep.partitioner.solving import Solver
+from ort_gpu_ep.partitioner.solving import Solution, Solver
 from tests.unit.graphs import graph_of, tensor
 
 GPU = Config(placement="gpu")
@@ -102,6 +104,24 @@ def test_sizes_that_follow_from_one_another_stay_right() -> None:
     assert sizes.input_types(graph, solver.solve(nodes[:2]).guess)["x"] == tensor(1, 128)
     found = sizes.input_types(graph, solver.solve(nodes).guess)
     assert (found["x"], found["z"]) == (tensor(1, 40), tensor(1, 20))
+
+
+def test_sizes_are_searched_once_where_no_guess_declines_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search walks the graph some ten times. It finds sizes whatever it begins with."""
+    solve, begun = Solver.solve, list[Solver]()
+
+    def counted(self: Solver, declined: Collection[int]) -> Solution:
+        begun.extend([] if self in begun else [self])
+        return solve(self, declined)
+
+    monkeypatch.setattr(Solver, "solve", counted)
+    for text, searches in (
+        ("(float[1, K] x, float[3, 4] w, float[5, 4] v) => (y, z) { y = MatMul(x, w) z = MatMul(x, v) }", 1),
+        ("(float[1, K] x, float[64, 4] w, float[5, 4] v) => (y, z) { y = MatMul(x, w) z = MatMul(x, v) }", 2),
+    ):
+        begun.clear()
+        partition(graph_of(text), GPU, Limits(), software=False)
+        assert len(begun) == searches
 
 
 def test_a_reason_that_follows_from_a_guess_says_so() -> None:
