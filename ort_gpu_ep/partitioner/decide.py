@@ -134,7 +134,8 @@ def _best_attempt(
     """The guess with which most nodes are claimed, of ranks that the graph does not tell, and of sizes. Other sizes are
     looked at with the best ranks only: each look walks the graph some ten times."""
     types = sizes.given_types(graph, costs.shapes, costs.node_shapes) if not graph.nested else {}
-    graph, best, rest = ranks.as_shown(graph, types), None, iter(())
+    graph, best, ranked = ranks.as_shown(graph, types), None, False
+    rest: Iterator[_State] = iter(())
     for guess in ranks.guesses(graph, inner):
         states = _by_sizes(ranks.with_ranks(graph, inner, guess), config, limits, types)
         state = next(states)
