@@ -23,16 +23,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ort_gpu_ep import store
 from ort_gpu_ep.config import NO_PLAN, OPTIONS, Config
 from ort_gpu_ep.device.background import ending
-from ort_gpu_ep.device.gpu import Gpu
-from ort_gpu_ep.device.pipelines import Composer, Layout, compiled, is_checked
 from ort_gpu_ep.errors import DeviceError, ShaderError
 from ort_gpu_ep.files import Identity, identity
 from ort_gpu_ep.shaders import compose
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.device.gpu import Gpu
+    from ort_gpu_ep.device.pipelines import Composer, Layout
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -166,6 +168,8 @@ class Artefact:
 
         checked: the option checked_shaders.
         """
+        # only here: it loads the GPU's library, which isolation=process keeps out of this process
+        from ort_gpu_ep.device.pipelines import compiled, is_checked
 
         def one(pipeline: Pipeline) -> None:
             if ending() or gpu.lost:
