@@ -27,7 +27,6 @@ from functools import partial
 from typing import Any
 
 DONE = 120
-FAULTS = ("wrong", "miscompile", "abort", "segfault", "exit", "hang")
 DRILL = "ORT_GPU_EP_DRILL"
 
 
