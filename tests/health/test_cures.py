@@ -21,7 +21,7 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.info import pick
 from ort_gpu_ep.drills.faults import maker
-from ort_gpu_ep.health import enumeration, examination, verdicts
+from ort_gpu_ep.health import enumeration, examination, open_adapter, verdicts
 from ort_gpu_ep.health.examination import Outcome, examine
 from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.probe import PROBES, Probe, Trial
@@ -189,6 +189,8 @@ def test_verdicts_keep_it(tmp_path: Path) -> None:
 def test_a_session_has_it_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a driver that gets what a probe looks for wrong, in its process."""
     monkeypatch.setenv("ORT_GPU_EP_DRILL", "miscompile@minus and abs")
+    monkeypatch.setattr(open_adapter, "_known", {})  # another test of this process may have opened the adapter
+    monkeypatch.setattr(open_adapter, "_tried", set())
     (outcome,) = examine(0, ["minus and abs"], 1)
     assert outcome.status == "PASS", outcome.seen
     info = pick(list(enumeration.adapters()), "")
