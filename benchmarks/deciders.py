@@ -1,8 +1,8 @@
-"""What each part of the deciders of placement gains: a session's runs on a simulated machine, over those of an oracle.
+"""What each part of the decider of placement gains: a session's runs on a simulated machine, over those of an oracle.
 
     python -m benchmarks.deciders [--scenarios PATTERN] [--parts PATTERN] [--seeds 3] [--json FILE]
 
-Nothing runs but the deciders: the clock is virtual. The oracle takes the quickest candidate in each run, and its GPU is
+Nothing runs but the decider: the clock is virtual. The oracle takes the quickest candidate in each run, and its GPU is
 awake as if all runs had been there; of several threads, it is the best of all fixed divisions of the models. Each five
 seconds count alike.
 """
@@ -26,8 +26,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.deciders_machine import SCENARIOS, Decider, Fixed, Policed, Ran, Winner, played
-from ort_gpu_ep.placement import estimate, learner, policy, rhythm
+from benchmarks.deciders_machine import SCENARIOS, Decider, Fixed, Ran, Winner, played
+from ort_gpu_ep.placement import decider, estimate, rhythm
 from ort_gpu_ep.utilization import SLEEPS_S, Uses
 
 SLICE_S, MATTERS = 5.0, 1.02
@@ -47,9 +47,9 @@ def _alone(self: Any, now_s: float, others: int = 0, begin: Any = rhythm.Rhythm.
     begin(self, now_s)
 
 
-def _guessed(self: Any, candidate: str, predicted_s: float) -> float:
+def _guessed(self: Any, place: Any, name: str, expected: Any, load: Any) -> float:
     """The chance of meeting a deadline, whatever was seen."""
-    return 0.5 * (1.0 + math.erf(math.log(self.deadline_s / predicted_s) / policy.SPREAD / math.sqrt(2.0)))
+    return 0.5 * (1.0 + math.erf(math.log(self.host.deadline_s / expected.seconds) / decider.SPREAD / math.sqrt(2.0)))
 
 
 def nothing(*given: Any, **named: Any) -> Any:
@@ -57,41 +57,44 @@ def nothing(*given: Any, **named: Any) -> Any:
 
 
 HUGE = 10**9
-WHOLE = {"all but the race": Winner, "the learner": Policed}
+WHOLE = {"all but the race": Winner}
 
 PARTS: dict[str, Sequence[Change]] = {
-    "the policy": [(policy.Host, "policy", nothing)],
+    "the load": [(decider.Decider, "_follow", nothing)],
     "rest: PAUSED": [(rhythm, "RESTS_S", (SLEEPS_S, SLEEPS_S))],
     "rest: RARE": [(rhythm, "RESTS_S", (SLEEPS_S, HUGE))],
     "rest: both": [(rhythm, "RESTS_S", (HUGE, HUGE))],
     "rest: CONCURRENT": [(rhythm.Rhythm, "begin", _alone)],
     "kind: WAKING": [(Uses, "awake", lambda self, now_s: True)],
-    "kind: FIRST": [(learner, "NOVEL", HUGE)],
-    "account of waking": [(learner.Learner, "_account", nothing)],
-    "runs asleep as steady": [(learner, "SLEPT", 0.0)],
-    "learner's trials": [(learner.Learner, "_trial", nothing)],
-    "trials of the untried": [(learner, "UNTRIED_RUNS", HUGE)],
+    "kind: FIRST": [(decider, "NOVEL", HUGE)],
+    "waking that has to pay": [(decider.Decider, "_worth_waking", lambda *given: True)],
+    "waking on credit": [(decider.Decider, "_account", nothing)],
+    "runs asleep as steady": [(decider, "SLEPT", 0.0)],
+    "trials": [(decider.Decider, "_trial", nothing)],
+    "trials of the untried": [(decider, "UNTRIED_RUNS", HUGE)],
+    "doubt of the race": [(decider, "RACED", 0.0)],
     "best of few runs": [(estimate._Cell, "least_s", math.inf)],
     "line over sizes": [(estimate.Times, "_fit", _nearest)],
     "robust fit": [(estimate, "ROUNDS", 1)],
-    "sizes beside few runs": [(estimate, "_joined", lambda mine, others: mine)],
+    "assumed growth": [(estimate, "GROWTH", HUGE)],
+    "sizes beside few runs": [
+        (decider, "joined", lambda mine, others: mine),
+        (estimate, "joined", lambda mine, others: mine),
+    ],
     "ageing": [(estimate, "AGEING", 0.0)],
-    "stay at a near tie": [(learner, "STAY", 1.0), (learner, "STAY_S", 0.0)],
-    "calm runs only": [(learner, "CALM", HUGE)],
-    "longer retries": [(learner, "LONGEST_RETRY_S", learner.RETRY_S)],
-    "proof beside others": [(learner, "PROVEN", 1)],
-    "tails beside others": [(estimate, "TAIL", HUGE), (learner, "TAIL", HUGE)],
-    "queues beside others": [(learner.Learner, "_queue", lambda self, name: 1.0)],
+    "stay at a near tie": [(decider, "STAY", 1.0), (decider, "STAY_S", 0.0)],
+    "longer retries": [(decider, "LONGEST_RETRY_S", decider.RETRY_S)],
+    "proof beside others": [(decider, "PROVEN", 1)],
+    "tails beside others": [(estimate, "TAIL", HUGE), (decider, "TAIL", HUGE)],
+    "queues beside others": [(decider.Decider, "_queue", lambda self, name: 1.0)],
     "forgetting beside others": [(estimate.Times, "forget", nothing)],
-    "bands": [(policy, "ENOUGH", HUGE)],
-    "model of the load": [(policy, "slowdown", lambda *given: 1.0)],
-    "policy's trials": [(policy, "EXPLORE_EVERY", HUGE)],
-    "flap damping": [(policy, "LONGEST_DWELL_S", policy.DWELL_S)],
-    "dwelling at all": [(policy, "LONGEST_DWELL_S", 0.0), (policy, "DWELL_S", 0.0)],
-    "hysteresis": [(policy, "LEAVE", 1.0), (policy, "TRIFLE_S", 0.0)],
-    "settled runs only": [(policy, "SETTLE_S", 0.0)],
-    "rivals within 20 times": [(policy, "WITHIN", HUGE)],
-    "chances as seen": [(policy.Policy, "_chance", _guessed)],
+    "runs under load apart": [(decider, "LOADED", (HUGE,))],
+    "model of the load": [(decider, "SUFFERS", 0.0)],
+    "flap damping": [(decider, "LONGEST_DWELL_S", decider.DWELL_S)],
+    "dwelling at all": [(decider, "LONGEST_DWELL_S", 0.0), (decider, "DWELL_S", 0.0)],
+    "hysteresis": [(decider, "LEAVE", 1.0), (decider, "TRIFLE_S", 0.0)],
+    "settled runs only": [(decider, "SETTLE_S", 0.0)],
+    "chances as seen": [(decider.Decider, "_chance", _guessed)],
 }
 """What is left out -> what decides without it, or what is changed for that."""
 

@@ -1,4 +1,4 @@
-"""A machine that runs the deciders of placement in virtual time: candidates, other programs, clocks that sink, threads
+"""A machine that runs the decider of placement in virtual time: candidates, other programs, clocks that sink, threads
 that wait."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from ort_gpu_ep.placement import estimate, learner, policy
-from ort_gpu_ep.placement.policy import slowdown  # as it is, whatever is left out of a policy
+from ort_gpu_ep.placement import decider, estimate
+from ort_gpu_ep.placement.decider import slowdown  # as it is, whatever is left out of the decider
 from ort_gpu_ep.utilization import SLEEPS_S, Load, Uses
 
 CORES, BUDGET_S, WAKES_S, PERIOD_S, SMOOTHING_S = 16, 0.5, 0.4, 0.1, 0.25
@@ -172,7 +172,7 @@ def bend(name: str, work: float) -> float:
 
 
 class Decider:
-    """A session's: the learner, with the policies that it asks."""
+    """A session's."""
 
     def __init__(self, machine: Machine, sides: Sides, work: float, model: str) -> None:
         scenario = machine.scenario
@@ -183,36 +183,30 @@ class Decider:
             * (scenario.misjudged if name == "gpu" else 1.0)
             for name, (base, each) in sides.items()
         }
-        host = policy.Host(
+        host = decider.Host(
             CORES if not scenario.models else 1, CORES if not scenario.models else 1, False, scenario.deadline_s, True
         )
-        self.learner, size = learner.Learner(machine.uses, BUDGET_S, host), estimate.Size(work, work)
-        self.learner.grows |= {
+        self.decider, size = decider.Decider(machine.uses, BUDGET_S, host), estimate.Size(work, work)
+        self.decider.grows |= {
             name: each * 1e-6 * work / self.timed_s[name] for name, (_, each) in sides.items() if name != "cpu"
         }
         for name, seconds in self.timed_s.items():
-            self.learner.teach(size, name, seconds, 3, 0.0)
-        self.entry = self.learner.entry(work, lambda: work)
-        self.entry.seen = dict.fromkeys(sides, 1)
+            self.decider.teach(size, name, seconds, 3, 0.0)
+        self.decider.entry(work, lambda: work).seen = dict.fromkeys(sides, 1)
 
     def choose(self, work: float, now_s: float, load: Load, others: int) -> tuple[str, bool, Any]:
         """(candidate, whether it is tried only, what `end` is told)."""
-        entry = self.learner.entry(work, lambda: work)
-        name = self.learner.choose(entry, now_s, load, others)
-        turn = self.learner.begin(entry, name, now_s, load)
-        moved = turn.policy is not None and turn.policy.current != turn.policy.home
-        return (
-            name,
-            turn.trial or (moved and name != turn.policy.current) or (not moved and name != entry.following),
-            turn,
-        )
+        entry = self.decider.entry(work, lambda: work)
+        name = self.decider.choose(entry, now_s, load, others)
+        turn = self.decider.begin(entry, name, now_s, load)
+        return name, turn.trial, turn
 
     def end(self, turn: Any, name: str, seconds: float, now_s: float, well: bool) -> None:
         if not well:
-            self.learner.failed(name, now_s)
-        elif self.learner.left_out:
-            self.learner.succeeded(name)
-        self.learner.end(turn, seconds, now_s, well)
+            self.decider.failed(name, now_s)
+        elif self.decider.left_out:
+            self.decider.succeeded(name)
+        self.decider.end(turn, seconds, now_s, well)
 
 
 class Winner(Decider):
@@ -230,21 +224,6 @@ class Fixed(Winner):
 
     def __init__(self, names: Mapping[str, str], machine: Machine, sides: Sides, work: float, model: str) -> None:
         self.timed_s = {names[model]: 0.0}
-
-
-class Policed(Decider):
-    """A policy with the race's times, and no learner."""
-
-    def __init__(self, machine: Machine, sides: Sides, work: float, model: str) -> None:
-        super().__init__(machine, sides, work, model)
-        self.policy = policy.Policy(self.timed_s, CORES, False, machine.scenario.deadline_s)
-
-    def choose(self, work: float, now_s: float, load: Load, others: int) -> tuple[str, bool, Any]:
-        name = self.policy.choose(load)
-        return name, name != self.policy.current, load
-
-    def end(self, turn: Any, name: str, seconds: float, now_s: float, well: bool) -> None:
-        self.policy.observe(name, seconds, turn)
 
 
 class Ran(NamedTuple):

@@ -1,6 +1,6 @@
 """Which candidate runs a model with placement=auto: measured, stored, and revised while it runs.
 
-Order of reading: candidates.py, proof.py, estimate.py, rhythm.py, learner.py, decisions.py, chooser.py, policy.py,
+Order of reading: candidates.py, proof.py, estimate.py, latency.py, rhythm.py, decider.py, decisions.py, chooser.py,
 runner.py.
 """
 

@@ -15,10 +15,9 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.kernels.profile import Profile
 from ort_gpu_ep.placement import CPU, CUT, GPU
 from ort_gpu_ep.placement.candidates import Candidate, Candidates
+from ort_gpu_ep.placement.decider import ASSUMED, Decider, Entry, Host, Turn
 from ort_gpu_ep.placement.decisions import Decision, Decisions, Learnt, NodeTimes, Signature, signature, work_of
 from ort_gpu_ep.placement.estimate import Estimate
-from ort_gpu_ep.placement.learner import ASSUMED, Entry, Learner, Turn
-from ort_gpu_ep.placement.policy import Host
 from ort_gpu_ep.placement.proof import Proof, Prover, rejected
 from ort_gpu_ep.placement.rhythm import BUSY
 from ort_gpu_ep.utilization import Uses
@@ -29,7 +28,7 @@ FLOOR = 0.8
 """Part of an empty run's time below which the CPU can't be beaten; the rest is for the noise of both measurements."""
 
 MEASURED = 3
-"""Runs that a median of the side by side counts as: the learner asks for no more to believe it."""
+"""Runs that a median of the side by side counts as: the decider asks for no more to believe it."""
 
 RETRY_S = 30.0
 """How long a candidate that failed side by side with others is left out, at least; a wrong one for the life of the
@@ -63,7 +62,7 @@ class Chooser:
         host: Host,
     ) -> None:
         self.candidates, self.config, self.fixed = candidates, config, fixed
-        self.learner = Learner(uses, config.placement_budget_ms * 1e-3, host)
+        self.decider = Decider(uses, config.placement_budget_ms * 1e-3, host)
         self.prover = Prover(candidates, config, host.software)
         self.agreed: set[str] = set()
         self.tells_cpu_s: Callable[[], float | None] = _nobody_tells
@@ -75,32 +74,32 @@ class Chooser:
             self._load(decisions.found)
 
     def _load(self, found: Learnt) -> None:
-        learner = self.learner
-        learner.grows |= found.grows
-        learner.load(found.rows, time.perf_counter())
+        decider = self.decider
+        decider.grows |= found.grows
+        decider.load(found.rows, time.perf_counter())
         for size in found.floors:
-            entry = learner.entry(size.key, lambda size=size: size.work)  # type: ignore[misc]
+            entry = decider.entry(size.key, lambda size=size: size.work)  # type: ignore[misc]
             entry.ready = entry.floor = True
             entry.source, entry.why = "cached", "it was done before a GPU could have answered"
         self._proved = any(row[2] not in found.floors for row in found.rows)
         self.agreed = {
-            name for name in learner.rivals if any(row[0] == name and row[1] != ASSUMED for row in found.rows)
+            name for name in decider.rivals if any(row[0] == name and row[1] != ASSUMED for row in found.rows)
         }
 
     def entry(self, feeds: Mapping[str, Any]) -> Entry:
         """What is known of these inputs; found out now if need be. Threads that come while another one measures use the
         CPU."""
         key: Signature = () if self.fixed else signature(feeds)
-        entry = self.learner.entries.get(key)
+        entry = self.decider.entries.get(key)
         if entry is not None and entry.ready:
             return entry
-        entry = self.learner.entry(key, lambda: work_of(key))
+        entry = self.decider.entry(key, lambda: work_of(key))
         if not entry.ready and self._lock.acquire(blocking=False):
             try:
                 if not entry.ready:
                     self._prepare(entry, feeds)
             except BaseException:
-                self.learner.forget(entry)
+                self.decider.forget(entry)
                 raise
             finally:
                 self._lock.release()
@@ -109,7 +108,7 @@ class Chooser:
     def _prepare(self, entry: Entry, feeds: Mapping[str, Any]) -> None:
         """Once a session, all candidates are run side by side: as soon as a run on the CPU takes longer than an empty
         one on the GPU."""
-        learner, now_s = self.learner, time.perf_counter()
+        decider, now_s = self.decider, time.perf_counter()
         if not self._proved:
             cpu = self.candidates.get(CPU)
             self.prover.told_s = self.tells_cpu_s()
@@ -120,11 +119,11 @@ class Chooser:
                 entry.why = (
                     f"it is done before a GPU could have answered ({profile.run_s * 1e3:.3f} ms for nothing at all)"
                 )
-                learner.teach(entry.size, CPU, cpu_s, 1, now_s)
+                decider.teach(entry.size, CPU, cpu_s, 1, now_s)
             else:
                 self._believe(entry, self._proof(feeds, cpu_s, profile))
                 self._proved = True
-            learner.decide(entry, time.perf_counter())
+            decider.decide(entry, time.perf_counter())
             entry.ready = True
             tell = self._tell()
             if tell is not None:
@@ -148,19 +147,19 @@ class Chooser:
 
     def _believe(self, entry: Entry, proof: Proof) -> None:
         """Passes on what the candidates took side by side."""
-        learner, now_s = self.learner, time.perf_counter()
-        learner.grows |= proof.grows
+        decider, now_s = self.decider, time.perf_counter()
+        decider.grows |= proof.grows
         entry.predicted_s = proof.predicted_s
-        learner.rhythm.uses.begin(now_s - 1e-3)
-        learner.rhythm.uses.end(now_s)
+        decider.rhythm.uses.begin(now_s - 1e-3)
+        decider.rhythm.uses.end(now_s)
         for name, seconds in proof.measured_s.items():
-            learner.teach(entry.size, name, seconds, MEASURED, now_s)
+            decider.teach(entry.size, name, seconds, MEASURED, now_s)
             entry.seen[name] = 1
         for name, seconds in proof.predicted_s.items():
             if name not in proof.measured_s and name not in proof.failed:
-                learner.assume(entry.size, name, seconds, now_s)
+                decider.assume(entry.size, name, seconds, now_s)
         for name in proof.failed:
-            learner.failed(name, now_s, math.inf if name in proof.wrong else RETRY_S)
+            decider.failed(name, now_s, math.inf if name in proof.wrong else RETRY_S)
         self.agreed |= set(proof.measured_s) - {CPU}
         entry.source = "partial" if proof.failed else ""
         entry.why = "; ".join(
@@ -173,24 +172,24 @@ class Chooser:
         """Whether the CPU is to answer the same inputs: the first run of a candidate, and of each size while that is
         cheap."""
         name = turn.name
-        size, learner = turn.entry.size, self.learner
+        size, decider = turn.entry.size, self.decider
         if name == CPU or turn.entry.seen.get(name):
             return False
         if name not in self.agreed:
-            return learner.budget_s > 0.0
-        here, cpu = learner.estimate(name, BUSY, size, now_s), learner.estimate(CPU, turn.entry.rest, size, now_s)
+            return decider.budget_s > 0.0
+        here, cpu = decider.estimate(name, BUSY, size, now_s), decider.estimate(CPU, turn.entry.rest, size, now_s)
         ran = here is not None and here.runs > 0  # in an earlier session
-        return not ran and cpu is not None and cpu.seconds <= min(CHECK_S, learner.left_s)
+        return not ran and cpu is not None and cpu.seconds <= min(CHECK_S, decider.left_s)
 
     # ---- what came of it
 
     def decision(self, entry: Entry) -> Decision:
         """What holds for a size now, and why."""
-        learner, now_s = self.learner, time.perf_counter()
-        names = [CPU, *learner.rivals]
-        estimates = {n: e for n in names if (e := learner.estimate(n, entry.rest, entry.size, now_s)) is not None}
+        decider, now_s = self.decider, time.perf_counter()
+        names = [CPU, *decider.rivals]
+        estimates = {n: e for n in names if (e := decider.estimate(n, entry.rest, entry.size, now_s)) is not None}
         if entry.rest != BUSY and not any(e.runs for e in estimates.values()):
-            estimates = {n: e for n in names if (e := learner.estimate(n, BUSY, entry.size, now_s)) is not None}
+            estimates = {n: e for n in names if (e := decider.estimate(n, BUSY, entry.size, now_s)) is not None}
         own = {n: e for n, e in estimates.items() if e.runs}
         predicted = {**entry.predicted_s, **{n: e.seconds for n, e in estimates.items() if not e.runs}}
         source, why = _reason(entry, estimates, self.config.placement_budget_ms)
@@ -208,7 +207,7 @@ class Chooser:
     @property
     def decided(self) -> dict[Signature, Decision]:
         """Of each size, the latest last."""
-        return {entry.size.key: self.decision(entry) for entry in list(self.learner.entries.values()) if entry.ready}  # type: ignore[misc]
+        return {entry.size.key: self.decision(entry) for entry in list(self.decider.entries.values()) if entry.ready}  # type: ignore[misc]
 
     def save_now_and_then(self, now_s: float) -> None:
         if now_s - self._saved_s > SAVE_S:
@@ -218,14 +217,14 @@ class Chooser:
         """Writes what was learnt, unless a candidate failed: a later session finds out for itself. Quietly does nothing
         where it can't."""
         self._saved_s = time.perf_counter()
-        entries = list(self.learner.entries.values())
+        entries = list(self.decider.entries.values())
         if self._decisions is None or not entries or any(e.source == "partial" for e in entries):
             return
         costs = self.candidates.costs
-        times = NodeTimes(costs.cpu_s, costs.shapes) if costs is not None and CUT in self.learner.rivals else None
+        times = NodeTimes(costs.cpu_s, costs.shapes) if costs is not None and CUT in self.decider.rivals else None
         floors = tuple(e.size for e in entries if e.floor)
         self._decisions.save(
-            Learnt(entries[-1].choice, tuple(self.learner.dump()), floors, dict(self.learner.grows), times)
+            Learnt(entries[-1].choice, tuple(self.decider.dump()), floors, dict(self.decider.grows), times)
         )
 
 

@@ -18,8 +18,8 @@ from ort_gpu_ep import store
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.ir.types import Shape
 from ort_gpu_ep.placement import NAMES
+from ort_gpu_ep.placement.decider import KINDS, MAX_SIZES
 from ort_gpu_ep.placement.estimate import KEPT, Size
-from ort_gpu_ep.placement.learner import KINDS, MAX_SIZES
 from ort_gpu_ep.placement.rhythm import BUSY, RESTS
 from ort_gpu_ep.placement.source import Source, settings_lock
 from ort_gpu_ep.processes import known as processes
@@ -28,7 +28,7 @@ Signature: TypeAlias = tuple[tuple[str, Shape], ...]
 """Names and shapes of a run's inputs."""
 
 Row: TypeAlias = tuple[str, str, Size, float, int]
-"""Candidate, kind of run (learner.KINDS), size of the inputs, median seconds, runs."""
+"""Candidate, kind of run (decider.KINDS), size of the inputs, median seconds, runs."""
 
 FORMAT = 3
 

@@ -28,23 +28,18 @@ it where they do."""
 AGE_S, AGEING = 30.0, 0.02
 """After AGE_S a time is less certain by AGEING, and as much again with each doubling: machines change."""
 
-BETWEEN, BEYOND, ALONE = 0.05, 0.2, 0.35
-"""Uncertainty of a prediction for each doubling of the distance to the nearest known size: between two of them, beyond,
-and from one."""
-
 BENDS = 0.08
 """Standard deviation of the logarithm of what one size takes around what its neighbours promise: tiles fit one better
 than the next."""
 
-PRIOR = 0.005
-"""Weight of the assumed growth, in runs, at a quarter and at four times the nearest size: two sizes that differ by half
-outweigh it."""
+GROWTH = 0.5
+"""Standard deviation of the part of a time that is assumed to grow with the work."""
 
-SPAN = 1.5
-"""Largest over smallest of the sizes that tell how a time grows."""
+LOCAL = 2.0
+"""Between known sizes, one that is farther off than the nearest by half a doubling counts half."""
 
-ROUNDS, OUTLIER = 4, 0.1
-"""Rounds of the robust fit, and the relative distance from it at which a size counts half."""
+ROUNDS = 4
+"""Rounds of the robust fit: a size that lies off it by as much as is expected counts half in the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +56,8 @@ class Estimate:
     predicted from others.
 
     sizes: how many others it rests on. loaded: the runs are those of an earlier session. least_s: the quickest of few
-    runs. median_s: of the runs, where seconds is more because their tail counts.
+    runs. median_s: of the runs, where seconds is more because their tail counts. raced: they were measured side by side
+    with other candidates', all at once.
     """
 
     seconds: float
@@ -71,6 +67,7 @@ class Estimate:
     loaded: bool = False
     least_s: float = math.inf
     median_s: float = math.inf
+    raced: bool = False
 
     @property
     def low_s(self) -> float:
@@ -87,10 +84,11 @@ class Estimate:
 class _Cell:
     """The latest runs of one size."""
 
-    __slots__ = ("loaded", "recent", "when_s", "work")
+    __slots__ = ("loaded", "raced", "recent", "when_s", "work")
 
     def __init__(self, work: float) -> None:
-        self.work, self.recent, self.when_s, self.loaded = work, deque[float](maxlen=RECENT), 0.0, False
+        self.work, self.recent, self.when_s = work, deque[float](maxlen=RECENT), 0.0
+        self.loaded = self.raced = False
 
     @property
     def seconds(self) -> float:
@@ -105,7 +103,17 @@ class _Cell:
         return math.inf
 
     def estimate(self, now_s: float) -> Estimate:
-        return Estimate(self.seconds, self.spread(now_s), len(self.recent), 0, self.loaded, self.least_s, self.median_s)
+        return Estimate(
+            self.seconds, self.spread(now_s), len(self.recent), 0, self.loaded, self.least_s, self.median_s, self.raced
+        )
+
+    def add(self, seconds: float, now_s: float) -> None:
+        if self.raced:  # counts as two runs from now on
+            middle = self.seconds
+            self.recent.clear()
+            self.recent.extend((middle, middle))
+        self.recent.append(seconds)
+        self.when_s, self.loaded, self.raced = now_s, False, False
 
     def spread(self, now_s: float) -> float:
         n, middle = len(self.recent), self.seconds
@@ -169,8 +177,22 @@ class Times:
                 self._cells.pop(
                     min(self._cells, key=lambda key: self._cells[key].when_s if key != size.key else math.inf)
                 )
-        cell.recent.append(seconds)
-        cell.when_s, cell.loaded = now_s, False
+        cell.add(seconds, now_s)
+
+    def race(self, size: Size, seconds: float, runs: int, now_s: float) -> None:
+        """Counts runs that were measured in turn with other candidates'."""
+        self.load(size, seconds, runs, now_s)
+        self._cells[size.key].loaded, self._cells[size.key].raced = False, True
+
+    def runs(self, size: Size) -> int:
+        """Those of this session, one by one, that count of this size."""
+        cell = self._cells.get(size.key)
+        return len(cell.recent) if cell is not None and not (cell.raced or cell.loaded) else 0
+
+    def quickest_s(self, size: Size) -> float:
+        """The shortest of the latest runs of this size; infinite where there was none."""
+        cell = self._cells.get(size.key)
+        return min(cell.recent) if cell is not None else math.inf
 
     def load(self, size: Size, seconds: float, runs: int, now_s: float) -> None:
         """Puts in what an earlier session found; no more than a few runs of this one outweigh it."""
@@ -194,37 +216,44 @@ class Times:
         if own is not None and mine is not None and (len(own.recent) >= ENOUGH or len(self._cells) == 1):
             return mine
         others = self._fit(size, now_s) if len(self._cells) > (own is not None) else None
-        return _joined(mine, others) if mine is not None and others is not None else mine or others
+        return joined(mine, others) if mine is not None and others is not None else mine or others
 
     def _fit(self, size: Size, now_s: float) -> Estimate:
-        """From the nearest other sizes, of which near ones count most, and one that fits badly little.
+        """From the nearest other sizes, of which near ones count most, and one that fits badly little; and from what is
+        assumed of growth.
 
-        Between them it is a straight line in logarithms, which follows bends; beyond them a straight line.
+        Between them it is a straight line in logarithms, which follows bends; beyond them a straight line. Its
+        uncertainty is that of the line there: sizes close to each other say little about those far away.
         """
         cells = sorted(
             (c for key, c in self._cells.items() if key != size.key), key=lambda c: _octaves(c.work, size.work)
         )[:NEAR]
         near, works = cells[0], [c.work for c in cells]
         octaves, inside = _octaves(near.work, size.work), min(works) <= size.work <= max(works)
+        local = LOCAL if inside else 1.0
         points = [
-            (c.work, c.seconds, len(c.recent) / (1.0 + (2.0 * (_octaves(c.work, size.work) - octaves)) ** 2))
+            (
+                c.work,
+                c.seconds,
+                math.hypot(NOISE / math.sqrt(len(c.recent)), BENDS),
+                1.0 + (local * (_octaves(c.work, size.work) - octaves)) ** 2,
+            )
             for c in cells
         ]
-        points += [(near.work * r, near.seconds * (1.0 - self.grows + self.grows * r), PRIOR) for r in (0.25, 4.0)]
         if inside:
-            base, slope, off = _line([(math.log(w), math.log(t), k, 1.0) for w, t, k in points])
-            seconds = math.exp(base + slope * math.log(size.work))
+            seconds, spread = _line(
+                [(math.log(w), math.log(t), d, d * d * far) for w, t, d, far in points], math.log(size.work), self.grows
+            )
+            seconds = math.exp(seconds)
         else:
-            base, slope, off = _line([(w, t, k, t) for w, t, k in points])
+            seconds, spread = _line(
+                [(w, t, t * d, (t * d) ** 2 * far) for w, t, d, far in points], size.work, self.grows, True
+            )
             least, most = min(_grown(c, size, min) for c in cells), max(_grown(c, size, max) for c in cells)
-            seconds = min(max(base + slope * size.work, least), most)
-        each = BETWEEN if inside else BEYOND if max(works) >= SPAN * min(works) else ALONE
+            seconds = min(max(seconds, least), most)
+            spread /= seconds
         return Estimate(
-            seconds,
-            math.hypot(near.spread(now_s), each * octaves, off, BENDS),
-            0,
-            len(cells),
-            all(c.loaded for c in cells),
+            seconds, math.hypot(near.spread(now_s), spread, BENDS), 0, len(cells), all(c.loaded for c in cells)
         )
 
 
@@ -241,7 +270,7 @@ def _octaves(a: float, b: float) -> float:
     return abs(math.log2(a / b))
 
 
-def _joined(mine: Estimate, others: Estimate) -> Estimate:
+def joined(mine: Estimate, others: Estimate) -> Estimate:
     """Two opinions, each by its certainty. Where they contradict each other, the result is less certain by as much: the
     ratio of Birge.
 
@@ -253,23 +282,27 @@ def _joined(mine: Estimate, others: Estimate) -> Estimate:
     return replace(mine, seconds=math.exp(middle), spread=max(apart, 1.0) * (a + b) ** -0.5, sizes=others.sizes)
 
 
-def _line(points: Sequence[tuple[float, float, float, float]]) -> tuple[float, float, float]:
-    """(y at 0, slope, mean distance in units) of (x, y, weight, unit): least squares, outliers weighing less; it never
-    falls."""
-    weights = [k / (unit * unit) for _, _, k, unit in points]
-    base = slope = 0.0
-    far = [0.0]
+def _line(
+    points: Sequence[tuple[float, float, float, float]], at: float, grows: float, relative: bool = False
+) -> tuple[float, float]:
+    """(y at a place, its uncertainty) of a line by points (x, y, standard deviation, variance that it counts by): least
+    squares, outliers weighing less. It rises as `grows` says, as far as the points don't say otherwise, and never
+    falls. relative: to y / x.
+    """
+    weights = [1.0 / variance for *_, variance in points]
+    y = spread = 0.0
     for _ in range(ROUNDS):
         total = sum(weights)
         mean_x = sum(k * p[0] for k, p in zip(weights, points, strict=True)) / total
         mean_y = sum(k * p[1] for k, p in zip(weights, points, strict=True)) / total
-        across = sum(k * (p[0] - mean_x) ** 2 for k, p in zip(weights, points, strict=True))
-        along = sum(k * (p[0] - mean_x) * (p[1] - mean_y) for k, p in zip(weights, points, strict=True))
+        unit = mean_y / mean_x if relative else 1.0
+        prior = (GROWTH * unit) ** -2
+        across = prior + sum(k * (p[0] - mean_x) ** 2 for k, p in zip(weights, points, strict=True))
+        along = prior * grows * unit + sum(
+            k * (p[0] - mean_x) * (p[1] - mean_y) for k, p in zip(weights, points, strict=True)
+        )
         slope = max(along / across, 0.0)
-        base = mean_y - slope * mean_x
-        far = [abs(base + slope * x - y) / unit for x, y, _, unit in points]
-        weights = [
-            k / (unit * unit) / (1.0 + (d / OUTLIER) ** 2) for (_, _, k, unit), d in zip(points, far, strict=True)
-        ]
-    off = sum(k * d * u * u for k, d, (_, _, _, u) in zip(weights, far, points, strict=True))
-    return base, slope, off / sum(k * u * u for k, (_, _, _, u) in zip(weights, points, strict=True))
+        y, spread = mean_y + slope * (at - mean_x), math.sqrt(1.0 / total + (at - mean_x) ** 2 / across)
+        off = [(mean_y + slope * (x - mean_x) - y_here) / deviation for x, y_here, deviation, _ in points]
+        weights = [1.0 / (variance * (1.0 + d * d)) for (*_, variance), d in zip(points, off, strict=True)]
+    return y, spread

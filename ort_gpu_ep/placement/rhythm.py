@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from ort_gpu_ep.utilization import SLEEPS_S, Uses
@@ -30,6 +31,10 @@ RECENT = 1 / 8
 BEGINS, ENDS = 0.5, 0.25
 """From which mean number on runs count as concurrent, and below which they do no more."""
 
+STAYS_S, STAYS_RUNS, REMEMBERED = 2.0, 12.0, 1024.0
+"""How long runs without a rest are expected to go on before any were seen; as if so many runs had shown it; and how
+many are remembered."""
+
 _ORDER = (BUSY, PAUSED, RARE)
 
 
@@ -50,6 +55,8 @@ class Rhythm:
         self.others, self._concurrent = 0.0, False
         self._ended_s: float | None = None
         self._seen: deque[str] = deque(maxlen=LAST)
+        self._began_s, self._runs = 0.0, 0  # of runs without a rest
+        self._stayed, self._weight = STAYS_RUNS * math.log(STAYS_S), STAYS_RUNS
 
     def begin(self, now_s: float, others: int = 0) -> None:
         """A run is asked for, while other threads have so many under way. The pause before it is the session's own, or
@@ -57,7 +64,14 @@ class Rhythm:
         self.others += (others - self.others) * RECENT
         self._concurrent = self.others >= (ENDS if self._concurrent else BEGINS)
         if self._ended_s is None:
+            self._began_s = now_s
             return
+        if now_s - self._ended_s > SLEEPS_S:
+            kept = math.exp(-self._runs / REMEMBERED)
+            self._stayed = kept * self._stayed + self._runs * math.log(max(self._ended_s - self._began_s, 1e-3))
+            self._weight = kept * self._weight + self._runs
+            self._began_s, self._runs = now_s, 0
+        self._runs += 1
         self.last = rest_class(min(now_s - self._ended_s, now_s - self.uses.last_s))
         self._seen.append(self.last)
         self.rest = sorted(self._seen, key=_ORDER.index)[(len(self._seen) - 1) // 2]
@@ -68,3 +82,9 @@ class Rhythm:
 
     def end(self, now_s: float) -> None:
         self._ended_s = now_s
+
+    def stays_s(self, now_s: float) -> float:
+        """How much longer runs are expected to follow each other without a rest: as long as those before most runs did
+        (the geometric mean over runs), and at least as long again as they do already."""
+        past_s = now_s - self._began_s
+        return max(past_s, math.exp(self._stayed / self._weight) - past_s)

@@ -25,9 +25,8 @@ from ort_gpu_ep.partitioner import Costs
 from ort_gpu_ep.placement import CPU, CUT
 from ort_gpu_ep.placement.candidates import Candidate, Candidates
 from ort_gpu_ep.placement.chooser import RETRY_S, Chooser
+from ort_gpu_ep.placement.decider import STEADY, Entry, Host, Turn
 from ort_gpu_ep.placement.decisions import Decisions, key_of, speed_options
-from ort_gpu_ep.placement.learner import STEADY, Entry, Turn
-from ort_gpu_ep.placement.policy import Host
 from ort_gpu_ep.placement.proof import check_answer, check_outputs, opinion, rejected, trouble
 from ort_gpu_ep.placement.rhythm import CONCURRENT
 from ort_gpu_ep.placement.source import Source
@@ -67,7 +66,7 @@ class Streak:
         entry = turn.entry
         most = min(MOST, entry.think_at - entry.runs - 1)
         same = turn.name == candidate.name and not turn.trial and turn.rest in STEADY and turn.awake
-        if most < 1 or not same or (turn.policy is not None and turn.policy.current != turn.name):
+        if most < 1 or not same or turn.name != turn.place.choice:
             return None
         return Streak(candidate, turn, most, ended_s)
 
@@ -184,8 +183,8 @@ class Runner:
 
         Raises what the CPU raises for these inputs.
         """
-        entry, learner = self.chooser.entry(feeds), self.chooser.learner
-        learner.decide(entry, time.perf_counter())
+        entry, decider = self.chooser.entry(feeds), self.chooser.decider
+        decider.decide(entry, time.perf_counter())
         name = entry.choice
         if entry.floor or name in (CPU, self.front.name):
             return
@@ -237,22 +236,22 @@ class Runner:
                 return self._go_on(streak, begin_s, outputs, feeds, options, values)
             self._file()
         candidate = self._choose(entry, load, others)
-        learner, begin_s = self.chooser.learner, time.perf_counter()
-        turn = learner.begin(entry, candidate.name, begin_s, load)
+        decider, begin_s = self.chooser.decider, time.perf_counter()
+        turn = decider.begin(entry, candidate.name, begin_s, load)
         due = self.chooser.check_due(turn, begin_s)
         try:
             answer, well = self._answer(candidate, outputs, feeds, options, values)
         except BaseException:
-            learner.forget(entry)
+            decider.forget(entry)
             raise
         end_s = time.perf_counter()
         if well and due:
             answer, well = self._compared(turn, candidate, answer, outputs, feeds, values)
-        steady = learner.end(turn, end_s - begin_s, end_s, well and entry.ready)
+        steady = decider.end(turn, end_s - begin_s, end_s, well and entry.ready)
         if self.sampler is not None and candidate.name != CPU:
-            self.sampler.used(entry.expected_s.get(candidate.name, end_s - begin_s))
+            self.sampler.used(entry.idle_s.get(candidate.name, end_s - begin_s))
         self._used_s[candidate.name] = end_s
-        if steady and not learner.left_out:
+        if steady and not decider.left_out:
             self._streak = Streak.after(candidate, turn, end_s)
         if end_s > self._tidy_s:
             self._tidy(end_s)
@@ -273,9 +272,9 @@ class Runner:
         else:
             streak.seconds.append(end_s - begin_s)
         streak.ended_s = end_s
-        self.chooser.learner.rhythm.end(end_s)
+        self.chooser.decider.rhythm.end(end_s)
         if self.sampler is not None and streak.turn.name != CPU:
-            self.sampler.used(streak.turn.entry.expected_s.get(streak.turn.name, end_s - begin_s))
+            self.sampler.used(streak.turn.entry.idle_s.get(streak.turn.name, end_s - begin_s))
         return answer
 
     def _file(self) -> None:
@@ -285,15 +284,15 @@ class Runner:
             seconds = streak.taken() if streak is not None else []
         if streak is None or not seconds:
             return
-        self.chooser.learner.went_on(streak.turn, seconds, streak.ended_s)
+        self.chooser.decider.went_on(streak.turn, seconds, streak.ended_s)
         self._used_s[streak.turn.name] = streak.ended_s
 
     def _choose(self, entry: Entry, load: Load, others: int) -> Candidate:
-        learner = self.chooser.learner
-        name = learner.choose(entry, time.perf_counter(), load, others)
+        decider = self.chooser.decider
+        name = decider.choose(entry, time.perf_counter(), load, others)
         candidate = self._candidate(name)
         if candidate.name != name:
-            learner.unable(entry, name)
+            decider.unable(entry, name)
         return candidate
 
     def _candidate(self, name: str) -> Candidate:
@@ -319,11 +318,11 @@ class Runner:
         return answer, well
 
     def _judge(self, name: str, well: bool, for_s: float = 0.0) -> None:
-        learner = self.chooser.learner
+        decider = self.chooser.decider
         if not well:
-            learner.failed(name, time.perf_counter(), for_s)
-        elif learner.left_out:
-            learner.succeeded(name)
+            decider.failed(name, time.perf_counter(), for_s)
+        elif decider.left_out:
+            decider.succeeded(name)
 
     def _compared(
         self,
@@ -344,7 +343,7 @@ class Runner:
         names, begin_s = outputs or [output.name for output in cpu.get_outputs()], time.perf_counter()
         want = _call(cpu, outputs, feeds, None, values)
         end_s = time.perf_counter()
-        self.chooser.learner.checked(turn, end_s - begin_s, end_s)
+        self.chooser.decider.checked(turn, end_s - begin_s, end_s)
         self._used_s[CPU] = end_s
         try:
             arrays = dict(zip(feeds, _arrays(list(feeds.values())), strict=True))
@@ -410,7 +409,7 @@ class Runner:
         if not self._bound.is_set():
             self._bound.set()
             if self.front.state is None:
-                chosen = [entry.choice for entry in self.chooser.learner.entries.values() if entry.choice != CPU]
+                chosen = [entry.choice for entry in self.chooser.decider.entries.values() if entry.choice != CPU]
                 try:
                     self._lead(self.candidates.get(chosen[-1] if chosen else CUT))
                 except ModelError as error:
@@ -445,14 +444,14 @@ class Runner:
         total = Counter(self._gone)
         for state in self.states:
             total.update(state.counts())
-        last = self._last
-        policy, thought = (last.policy, last.runs > 0) if last is not None else (None, False)
+        last, watched = self._last, self._host.watched
+        thought, choice = last is not None and last.runs > 0, last is not None and len(last.idle_s) > 1
         return {
             **total,
             "runs": sum(self.runs.values()),
             "runs_by_candidate": dict(self.runs),
             **({"load": self.sampler.latest.as_dict()} if self.sampler is not None and thought else {}),
-            **({"policy": policy.as_dict()} if policy is not None else {}),
+            **({"policy": self.chooser.decider.as_dict(last)} if last is not None and choice and watched else {}),
         }
 
 

@@ -1,4 +1,4 @@
-"""Moves training between GPU and CPU by the load, with the policy of inference."""
+"""Moves training between GPU and CPU by the load, with the decider of inference."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.placement import GPU
-from ort_gpu_ep.placement.policy import WORST, Policy, slowdown
+from ort_gpu_ep.placement.decider import WORST, Decider, Host
 from ort_gpu_ep.processes import known as processes
 from ort_gpu_ep.session.opening import sampler_for
-from ort_gpu_ep.utilization import UNKNOWN, Load
+from ort_gpu_ep.utilization import UNKNOWN, Load, Uses
 
 
 class Mover:
@@ -22,35 +22,41 @@ class Mover:
     def __init__(self, timed_s: Mapping[str, float], config: Config) -> None:
         """timed_s: of a step on each side, under the load of just now."""
         self.sampler, software = sampler_for(config)
-        threads, self._load = processes.physical_cores(), self._latest()
-        self._policy = Policy(
-            {side: s / slowdown(side, self._load, threads, software) for side, s in timed_s.items()}, threads, software
-        )
-        self._policy.current = min(timed_s, key=lambda side: timed_s[side])
-        self._spent_s, self._steps = 0.0, 0
+        cores = processes.physical_cores()
+        host = Host(cores, cores, software, watched=True)
+        self._load, self._spent_s, self._steps = self._latest(), 0.0, 0
+        # with no budget for trials: they would take the weights along
+        self._decider = Decider(Uses(sleeps=False), 0.0, host)
+        self._step = self._decider.entry("a step", lambda: 1.0)
+        for side, seconds in timed_s.items():
+            self._decider.teach(self._step.size, side, seconds / host.slowdown(side, self._load), 1, 0.0)
+            self._step.seen[side] = 1
+        self._decider.decide(self._step, 0.0)
+        self._step.place.choice = min(timed_s, key=lambda side: timed_s[side])
 
     def _latest(self) -> Load:
         return self.sampler.latest if self.sampler is not None else UNKNOWN
 
     @property
     def why(self) -> str:
-        return self._policy.why
+        return self._step.place.why
 
     def side(self) -> str:
         """Where the next step is to run."""
         self._load = self._latest()
-        return self._policy.follow(self._load)
+        return self._decider.choose(self._step, 0.0, self._load)
 
     def stepped(self, side: str, seconds: float) -> None:
         """A step is on its way after so long."""
         self._spent_s, self._steps = self._spent_s + seconds, self._steps + 1
         if self.sampler is not None and side == GPU:
-            self.sampler.used(self._policy.idle_s[GPU])
+            self.sampler.used(self._step.idle_s[GPU])
 
     def waited(self, side: str, seconds: float) -> None:
         """The steps so far are done, after so long."""
         if self._steps:
-            self._policy.observe(side, (self._spent_s + seconds) / self._steps, self._load)
+            turn = self._decider.begin(self._step, side, 0.0, self._load)
+            self._decider.end(turn, (self._spent_s + seconds) / self._steps, 0.0)
         self.forget()
 
     def forget(self) -> None:

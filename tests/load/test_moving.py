@@ -9,7 +9,8 @@ import sys
 
 from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.load import open_sampler
-from ort_gpu_ep.placement.policy import Policy, slowdown
+from ort_gpu_ep.placement.decider import Decider, Host
+from ort_gpu_ep.utilization import Uses
 from tests.patience import until
 
 IDLE_S = {"cpu": 15e-3, "gpu": 10e-3}
@@ -18,14 +19,21 @@ machine."""
 
 
 def test_others_on_all_cores_move_runs_to_the_cpu() -> None:
-    sampler, policy = open_sampler(choose("software")[0]), Policy(IDLE_S, 1, True)
+    sampler, decider = (
+        open_sampler(choose("software")[0]),
+        Decider(Uses(sleeps=False), 0.0, Host(1, 1, software=True, watched=True)),
+    )
     assert sampler is not None
+    entry = decider.entry("a size", lambda: 1.0)
+    for name, seconds in IDLE_S.items():
+        decider.teach(entry.size, name, seconds, 3, 0.0)
+        entry.seen[name] = 1
 
     def moved() -> bool:
         load = sampler.latest
-        candidate = policy.choose(load)
-        policy.observe(candidate, IDLE_S[candidate] * slowdown(candidate, load, 1, True), load)
-        return policy.current == "cpu"
+        turn = decider.begin(entry, decider.choose(entry, 0.0, load), 0.0, load)
+        decider.end(turn, IDLE_S[turn.name] * decider.host.slowdown(turn.name, load), 0.0)
+        return entry.choice == "cpu"
 
     code = f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(10**5))"
     others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(sampler.latest.cores)]
@@ -38,4 +46,4 @@ def test_others_on_all_cores_move_runs_to_the_cpu() -> None:
     load = sampler.latest
     assert load.source == "CPU"
     assert load.gpu == load.cpu
-    assert "at GPU load" in policy.why
+    assert "at GPU load" in entry.place.why

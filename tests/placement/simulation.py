@@ -1,4 +1,4 @@
-"""A machine that runs a Learner: time passes by what the runs take, and a GPU that has rested is slow until it has
+"""A machine that runs a Decider: time passes by what the runs take, and a GPU that has rested is slow until it has
 worked for a while."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ort_gpu_ep.placement.decider import LAW, LAW_S, Decider
 from ort_gpu_ep.placement.estimate import Size
-from ort_gpu_ep.placement.learner import LAW, LAW_S, Learner
 from ort_gpu_ep.utilization import Uses
 
 Truth = Callable[[float], float]
@@ -44,7 +44,7 @@ class Machine:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.learner, self.rng, self.now_s = Learner(Uses(self.sleeps), self.budget_s), random.Random(self.seed), 1000.0
+        self.decider, self.rng, self.now_s = Decider(Uses(self.sleeps), self.budget_s), random.Random(self.seed), 1000.0
         self.used_s, self.worked_s = self.now_s, 10.0
         self.compiled: set[tuple[str, float]] = set()
         self.fails: set[str] = set()
@@ -53,11 +53,11 @@ class Machine:
     def race(self, work: float) -> None:
         """What a session begins with: both sides measured at one size, and the GPU awake."""
         for name, truth in self.truth.items():
-            self.learner.teach(Size(work, work), name, truth(work), 3, self.now_s)
+            self.decider.teach(Size(work, work), name, truth(work), 3, self.now_s)
             self.compiled.add((name, work))
         self.used_s, self.worked_s = self.now_s, 10.0
-        self.learner.rhythm.uses.begin(self.now_s - 2.0)
-        self.learner.rhythm.uses.end(self.now_s)
+        self.decider.rhythm.uses.begin(self.now_s - 2.0)
+        self.decider.rhythm.uses.end(self.now_s)
 
     def seconds(self, name: str, work: float) -> float:
         if name == "gpu":
@@ -73,18 +73,18 @@ class Machine:
 
     def run(self, work: float, pause_s: float = 0.0) -> str:
         self.now_s += pause_s
-        entry = self.learner.entry(work, lambda: work)
-        name = self.learner.choose(entry, self.now_s)
-        turn = self.learner.begin(entry, name, self.now_s)
+        entry = self.decider.entry(work, lambda: work)
+        name = self.decider.choose(entry, self.now_s)
+        turn = self.decider.begin(entry, name, self.now_s)
         took_s = self.seconds(name, work)
         self.now_s += took_s
         if name == "gpu":
             self.used_s, self.worked_s = self.now_s, self.worked_s + took_s
         if name in self.fails:
-            self.learner.failed(name, self.now_s)
-        elif self.learner.left_out:
-            self.learner.succeeded(name)
-        self.learner.end(turn, took_s, self.now_s, well=name not in self.fails)
+            self.decider.failed(name, self.now_s)
+        elif self.decider.left_out:
+            self.decider.succeeded(name)
+        self.decider.end(turn, took_s, self.now_s, well=name not in self.fails)
         self.ran.append((work, name, took_s))
         return name
 
@@ -97,11 +97,11 @@ class Machine:
         """Another session of this process runs there."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
-            self.learner.rhythm.uses.begin(self.now_s)
+            self.decider.rhythm.uses.begin(self.now_s)
             took_s = self.seconds("gpu", work)
             self.now_s += took_s
             self.used_s, self.worked_s = self.now_s, self.worked_s + took_s
-            self.learner.rhythm.uses.end(self.now_s)
+            self.decider.rhythm.uses.end(self.now_s)
 
     def runs(self, work: float, times: int, pause_s: float = 0.0) -> Counter[str]:
         return Counter(self.run(work, pause_s) for _ in range(times))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ort_gpu_ep.placement.chooser import _reason
+from ort_gpu_ep.placement.decider import Entry
 from ort_gpu_ep.placement.estimate import Estimate, Size
-from ort_gpu_ep.placement.learner import Entry
 
 RAN, LOADED, NEAR, ASSUMED = (
     Estimate(1e-3, 0.1, runs=3),

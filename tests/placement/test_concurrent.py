@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from ort_gpu_ep.placement.decider import Decider, Host, Turn
 from ort_gpu_ep.placement.estimate import Size, Times
-from ort_gpu_ep.placement.learner import Learner, Turn
-from ort_gpu_ep.placement.policy import Host
 from ort_gpu_ep.placement.rhythm import BUSY, CONCURRENT, Rhythm
 from ort_gpu_ep.utilization import Uses, run_begins, run_ends
 from tests.patience import until
@@ -57,9 +56,9 @@ class Machine:
         return self.python_free_s + cpu_s * max(self.on_cpu / self.cpu_slots, 1.0) + stall_s
 
 
-def learner_of(model: str, machine: Machine) -> Learner:
+def decider_of(model: str, machine: Machine) -> Decider:
     """After both sides were measured alone."""
-    made = Learner(Uses(sleeps=False), 0.5, Host(1, machine.cpu_slots))
+    made = Decider(Uses(sleeps=False), 0.5, Host(1, machine.cpu_slots))
     for name, seconds in zip(("cpu", "gpu"), IDLE_S[model], strict=True):
         made.teach(Size(model, 1.0), name, seconds, 3, machine.now_s)
     entry = made.entry(model, lambda: 1.0)
@@ -70,31 +69,31 @@ def learner_of(model: str, machine: Machine) -> Learner:
 
 def played(
     machine: Machine, seconds: float, fixed: str = "", threads: int = THREADS
-) -> tuple[list[tuple[str, str, float]], dict[str, Learner]]:
+) -> tuple[list[tuple[str, str, float]], dict[str, Decider]]:
     """(model, side, seconds) of each run of threads that never rest, thread i on the i-th model. fixed: one side takes
     all of them."""
-    learners = {model: learner_of(model, machine) for model in IDLE_S}
+    deciders = {model: decider_of(model, machine) for model in IDLE_S}
     models, found, end_s = list(IDLE_S), list[tuple[str, str, float]](), machine.now_s + seconds
     waiting: list[tuple[float, int, tuple[Turn | None, str, float] | None]]
     waiting = [(machine.now_s + i * 1e-5, i, None) for i in range(threads)]  # (when, thread, the run that is over)
     while waiting:
         machine.now_s, i, over = heapq.heappop(waiting)
         model = models[i % len(models)]
-        learner = learners[model]
+        decider = deciders[model]
         if over is not None:
             turn, name, begin_s = over
             machine.on_cpu -= name == "cpu"
             if turn is not None:
-                learner.end(turn, machine.now_s - begin_s, machine.now_s)
+                decider.end(turn, machine.now_s - begin_s, machine.now_s)
             found.append((model, name, machine.now_s - begin_s))
         if machine.now_s < end_s:
-            entry, others = learner.entry(model, lambda: 1.0), sum(o is not None for _, _, o in waiting)
-            name = fixed or learner.choose(entry, machine.now_s, others=others)
-            turn = None if fixed else learner.begin(entry, name, machine.now_s)
+            entry, others = decider.entry(model, lambda: 1.0), sum(o is not None for _, _, o in waiting)
+            name = fixed or decider.choose(entry, machine.now_s, others=others)
+            turn = None if fixed else decider.begin(entry, name, machine.now_s)
             machine.on_cpu += name == "cpu"
             machine.at_work = others + 1
             heapq.heappush(waiting, (machine.end_s(name, model), i, (turn, name, machine.now_s)))
-    return found, learners
+    return found, deciders
 
 
 def p99_s(ran: list[tuple[str, str, float]]) -> float:
@@ -105,13 +104,13 @@ def p99_s(ran: list[tuple[str, str, float]]) -> float:
 def test_threads_do_as_well_as_on_the_better_side(seed: int) -> None:
     """As many runs a second within 5 %, and p99 within 1.2 times."""
     sides = {name: played(Machine(rng=random.Random(seed)), 8.0, name)[0] for name in ("cpu", "gpu")}
-    ran, learners = played(Machine(rng=random.Random(seed)), 8.0)
+    ran, deciders = played(Machine(rng=random.Random(seed)), 8.0)
     assert len(ran) >= 0.95 * max(map(len, sides.values()))
     assert p99_s(ran) <= 1.2 * min(map(p99_s, sides.values()))
     # the CPU alone would be quicker than their turn on the GPU: it is no reason
     for model in ("squeezenet", "mobilenet", "encoder"):
         assert Counter(name for m, name, _ in ran if m == model)["cpu"] <= 3
-    assert all(learner.rhythm.rest == CONCURRENT for learner in learners.values())
+    assert all(decider.rhythm.rest == CONCURRENT for decider in deciders.values())
 
 
 def test_where_the_cores_are_enough_the_cpu_takes_what_waits_for_the_gpu() -> None:
@@ -126,16 +125,16 @@ def test_where_the_cores_are_enough_the_cpu_takes_what_waits_for_the_gpu() -> No
 
 
 def test_one_thread_learns_what_it_did_before() -> None:
-    ran, learners = played(Machine(turns_s=0.0), 1.0, threads=1)
+    ran, deciders = played(Machine(turns_s=0.0), 1.0, threads=1)
     assert Counter(name for _, name, _ in ran) == {"gpu": len(ran)}
-    assert learners["squeezenet"].rhythm.rest == BUSY
+    assert deciders["squeezenet"].rhythm.rest == BUSY
 
 
 def test_runs_beside_others_say_nothing_about_runs_alone() -> None:
-    _, learners = played(Machine(), 2.0)
-    for model, learner in learners.items():
+    _, deciders = played(Machine(), 2.0)
+    for model, decider in deciders.items():
         for name, seconds in zip(("cpu", "gpu"), IDLE_S[model], strict=True):
-            alone = learner.estimate(name, BUSY, Size(model, 1.0), 110.0)
+            alone = decider.estimate(name, BUSY, Size(model, 1.0), 110.0)
             assert alone is not None
             assert alone.seconds < 1.5 * seconds
 
@@ -156,29 +155,29 @@ def test_the_side_with_the_shorter_tail_wins_where_the_means_are_close() -> None
 def test_a_tail_is_compared_with_a_tail() -> None:
     """A GPU whose runs beside others are seldom long is not left for a CPU that had few there, by their median, nor is
     the CPU tried."""
-    size, learner = Size("x", 1.0), Learner(Uses(sleeps=False), 0.5)
-    entry = learner.entry("x", lambda: 1.0)
+    size, decider = Size("x", 1.0), Decider(Uses(sleeps=False), 0.5)
+    entry = decider.entry("x", lambda: 1.0)
     entry.ready, entry.seen = True, {"cpu": 1, "gpu": 1}
     for name, seconds in (("cpu", 1.4e-3), ("gpu", 0.3e-3)):
-        learner.teach(size, name, seconds, 3, 1.0)
-    learner.decide(entry, 1.0)
-    learner.rhythm.others = 7.0
+        decider.teach(size, name, seconds, 3, 1.0)
+    decider.decide(entry, 1.0)
+    decider.rhythm.others = 7.0
 
     def chosen() -> str:
         entry.think_at = entry.runs
-        return learner.choose(entry, 2.0, others=7)
+        return decider.choose(entry, 2.0, others=7)
 
     for i in range(200):
-        learner.times("gpu", CONCURRENT).add(size, 30e-3 if i % 50 == 0 else 3.5e-3, 1.0)
-    learner.rhythm.end(2.0)
-    learner.rhythm.uses.end(2.0)
+        decider.times("gpu", CONCURRENT).add(size, 30e-3 if i % 50 == 0 else 3.5e-3, 1.0)
+    decider.rhythm.end(2.0)
+    decider.rhythm.uses.end(2.0)
     # the CPU is predicted to take 8 x 1.4 ms, less than the GPU's tail
     assert [chosen() for _ in range(5)] == ["gpu"] * 5
     for _ in range(8):
-        learner.times("cpu", CONCURRENT).add(size, 5e-3, 2.0)
+        decider.times("cpu", CONCURRENT).add(size, 5e-3, 2.0)
     assert [chosen() for _ in range(5)] == ["gpu"] * 5
     for _ in range(100):
-        learner.times("cpu", CONCURRENT).add(size, 5e-3, 2.0)
+        decider.times("cpu", CONCURRENT).add(size, 5e-3, 2.0)
     assert chosen() == "cpu"
     assert entry.choice == "cpu"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ort_gpu_ep.placement.policy import HALF_LIFE, LONGEST_S, STEPS, Histogram
+from ort_gpu_ep.placement.latency import HALF_LIFE, LONGEST_S, STEPS, Histogram
 from tests.patience import steps
 
 SECONDS = st.floats(2e-6, 200.0)

@@ -12,9 +12,8 @@ import pytest
 from ort_gpu_ep.placement import CPU, GPU
 from ort_gpu_ep.placement import runner as runner_module
 from ort_gpu_ep.placement.candidates import Candidate
+from ort_gpu_ep.placement.decider import Decider, Host, Place
 from ort_gpu_ep.placement.estimate import Size
-from ort_gpu_ep.placement.learner import Learner
-from ort_gpu_ep.placement.policy import Host, Policy
 from ort_gpu_ep.placement.runner import Runner
 from ort_gpu_ep.utilization import Load, Uses
 
@@ -29,13 +28,13 @@ class Machine:
         self.now_s, self.fails, self.looks = 100.0, False, 0
         monkeypatch.setattr(runner_module, "time", SimpleNamespace(perf_counter=lambda: self.now_s))
         monkeypatch.setattr(runner_module, "MOST", most)
-        self.learner = learner = Learner(Uses(), 0.5, Host(8, 8, watched=True))
-        self.entry = learner.entry((), lambda: 1.0)
+        self.decider = decider = Decider(Uses(), 0.5, Host(8, 8, watched=True))
+        self.entry = decider.entry((), lambda: 1.0)
         self.entry.ready = True
         for name, seconds in RUN_S.items():
-            learner.teach(Size((), 1.0), name, seconds, 3, self.now_s)
+            decider.teach(Size((), 1.0), name, seconds, 3, self.now_s)
             self.entry.seen[name] = 1
-        learner.decide(self.entry, self.now_s)
+        decider.decide(self.entry, self.now_s)
         self.runner: Any = object.__new__(Runner)
         self.load = Load(0.0, 0.0, 8, "a test", 1.0)
         made = {name: Candidate(name, SimpleNamespace(run=lambda *a, name=name: self.run(name))) for name in RUN_S}
@@ -51,7 +50,7 @@ class Machine:
             runs=Counter(),
             _streak=None,
             _filing=threading.Lock(),
-            chooser=SimpleNamespace(learner=learner, entry=lambda feeds: self.entry, check_due=lambda *a: False),
+            chooser=SimpleNamespace(decider=decider, entry=lambda feeds: self.entry, check_due=lambda *a: False),
         )
         choose = self.runner._choose
         self.runner._choose = lambda *a: (setattr(self, "looks", self.looks + 1), choose(*a))[1]
@@ -71,17 +70,15 @@ class Machine:
 
     def known(self) -> dict[str, Any]:
         self.runner._file()
-        policy = self.entry.policy
-        assert policy is not None
-        histogram = policy.as_dict()["candidates"][GPU]
+        histogram = self.decider.as_dict(self.entry)["candidates"]
+        assert isinstance(histogram, dict)
         return {
             "runs": self.entry.runs,
             "seen": dict(self.entry.seen),
-            "total": round(self.learner.total_s, 9),
-            "calls": policy._calls,
-            "waking": round(self.learner.waking_s, 9),
-            "histogram": histogram,
-            "rest": self.learner.rhythm.rest,
+            "total": round(self.decider.total_s, 9),
+            "waking": round(self.decider.waking_s, 9),
+            "histogram": histogram[GPU],
+            "rest": self.decider.rhythm.rest,
         }
 
 
@@ -127,8 +124,16 @@ def test_none_after_a_trial_or_for_a_candidate_that_another_stands_in_for() -> N
     entry = SimpleNamespace(think_at=100, runs=10)
     gpu = Candidate(GPU, None)
 
-    def after(candidate: Candidate = gpu, policy: Policy | None = None, **turn: object) -> Any:
-        given = {"entry": entry, "name": GPU, "rest": "busy", "awake": True, "trial": False, "policy": policy, **turn}
+    def after(candidate: Candidate = gpu, choice: str = GPU, **turn: object) -> Any:
+        given = {
+            "entry": entry,
+            "name": GPU,
+            "rest": "busy",
+            "awake": True,
+            "trial": False,
+            "place": Place(choice=choice),
+            **turn,
+        }
         return runner_module.Streak.after(candidate, SimpleNamespace(**given), 1.0)  # type: ignore[arg-type]
 
     assert after() is not None
@@ -136,6 +141,6 @@ def test_none_after_a_trial_or_for_a_candidate_that_another_stands_in_for() -> N
     assert after(awake=False) is None
     assert after(rest="") is None
     assert after(Candidate(CPU, None)) is None
-    assert after(policy=Policy({CPU: 1e-3, GPU: 2e-3}, 8, False)) is None, "it wants another one"
+    assert after(choice=CPU) is None, "it wants another one"
     entry.think_at = 11
     assert after() is None

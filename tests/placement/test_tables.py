@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from ort_gpu_ep.placement.learner import LAW, LAW_S
+from ort_gpu_ep.placement.decider import LAW, LAW_S
 from tests.placement.simulation import Machine, Truth, line, uneven
 
 WIDTHS = (320.0, 160.0, 240.0, 480.0, 640.0, 96.0, 128.0, 800.0, 400.0, 1000.0, 560.0, 200.0, 720.0)

@@ -18,8 +18,8 @@ import ort_gpu_ep as ort
 from ort_gpu_ep.compression import compress
 from ort_gpu_ep.errors import DeviceError, WrongResultError
 from ort_gpu_ep.kernels.profile import GUESSED
-from ort_gpu_ep.placement import chooser, learner, proof, runner
-from ort_gpu_ep.placement.learner import LAW, LAW_S, STAY, STAY_S
+from ort_gpu_ep.placement import chooser, decider, proof, runner
+from ort_gpu_ep.placement.decider import LAW, LAW_S, STAY, STAY_S
 from ort_gpu_ep.placement.runner import KEEP_S
 from tests.patience import Clock
 from tests.plugin.cases import info, make_model, node
@@ -149,7 +149,7 @@ def test_a_session_made_for_a_comparison_goes_after_it(
     chooser = session.runner.chooser
     assert chooser.agreed == {"gpu"}
     chooser.agreed.clear()  # as where it was not raced, for want of time
-    for entry in chooser.learner.entries.values():
+    for entry in chooser.decider.entries.values():
         entry.seen.clear()
     assert_close(session.run(None, {"x": x}), want)
     assert chooser.agreed == {"gpu"}
@@ -278,12 +278,12 @@ def test_runs_that_the_cpu_answers_are_no_measure_of_the_gpu(
     timed(cpu=0.02, gpu=0.01)
     session = auto(mlp)
     session.run(None, {"x": x})
-    measured = [row for row in session.runner.chooser.learner.dump() if row[0] == "gpu"]
+    measured = [row for row in session.runner.chooser.decider.dump() if row[0] == "gpu"]
     for kind in (Program, Steady):
         monkeypatch.setattr(kind, "run", fail)
     for _ in range(5):
         assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
-    assert [row for row in session.runner.chooser.learner.dump() if row[0] == "gpu"] == measured
+    assert [row for row in session.runner.chooser.decider.dump() if row[0] == "gpu"] == measured
     # one failed, and it is left out for a second
     assert session.stats()["runs_by_candidate"] == {"gpu": 2, "cpu": 4}
     assert any("the driver said no" in event for event in session.explain().events)
@@ -297,7 +297,7 @@ def test_shapes_without_end_are_forgotten_again(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(learner, "MAX_SIZES", 3)
+    monkeypatch.setattr(decider, "MAX_SIZES", 3)
     timed(cpu=1.0, gpu=2.0)
     (tmp_path / "load").write_text("0")
     session = auto(mlp, load=f"file:{tmp_path / 'load'}")
@@ -305,7 +305,7 @@ def test_shapes_without_end_are_forgotten_again(
         x = rng.standard_normal((rows, 16)).astype("f")
         assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
     assert [shapes for shapes, _ in session.explain().decisions] == ["x[5, 16]", "x[6, 16]", "x[2, 16]"]
-    assert [bool(entry.policy) for entry in session.runner.chooser.learner.entries.values()] == [True] * 3
+    assert [len(entry.idle_s) > 1 for entry in session.runner.chooser.decider.entries.values()] == [True] * 3
 
 
 def test_without_a_budget_it_goes_by_prediction(auto: Open, timed: Callable[..., Any], mlp: bytes, x: Array) -> None:

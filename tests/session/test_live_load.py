@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.placement import chooser, proof, runner
-from ort_gpu_ep.placement.learner import Learner
-from ort_gpu_ep.placement.policy import Policy, slowdown
-from ort_gpu_ep.utilization import Load
+from ort_gpu_ep.placement.decider import Decider, Turn
 from tests.patience import Clock
 from tests.session.conftest import assert_close, on_the_cpu
 
@@ -29,15 +27,14 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> None:
     another rhythm.
     """
     Clock(monkeypatch, runner, chooser, tick_s=1e-6)
-    idle_s, observe = {"cpu": 15e-3, "gpu": 10e-3}, Policy.observe
+    idle_s, end = {"cpu": 15e-3, "gpu": 10e-3}, Decider.end
 
-    def told(self: Policy, candidate: str, seconds: float, load: Load) -> None:
-        observe(self, candidate, idle_s[candidate] * slowdown(candidate, load, self.threads, self.software), load)
+    def told(self: Decider, turn: Turn, seconds: float, now_s: float, well: bool = True) -> bool:
+        return end(self, turn, idle_s[turn.name] * self.host.slowdown(turn.name, turn.load), now_s, well)
 
     monkeypatch.setattr(chooser, "FLOOR", 0.0)
     monkeypatch.setattr(proof, "race", lambda *_, **__: idle_s)
-    monkeypatch.setattr(Learner, "_count", lambda *_: True)
-    monkeypatch.setattr(Policy, "observe", told)
+    monkeypatch.setattr(Decider, "end", told)
 
 
 def until(session: Any, feeds: dict[str, Array], want: list[Any], candidate: str, readings: int = 3000) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ort_gpu_ep.placement.decider import LAW, LAW_S, LONGEST_RETRY_S, MAX_SIZES, NOVEL, RETRY_S, SHARE, Decider
 from ort_gpu_ep.placement.estimate import Size
-from ort_gpu_ep.placement.learner import LAW, LAW_S, LONGEST_RETRY_S, MAX_SIZES, NOVEL, RETRY_S, SHARE, Learner
 from ort_gpu_ep.placement.rhythm import PAUSED
 from ort_gpu_ep.utilization import Uses
 from tests.patience import steps
@@ -39,7 +39,7 @@ def test_one_size_stays_where_the_race_put_it() -> None:
     for work, wanted in ((8.0, "cpu"), (128.0, "gpu")):
         made = machine(work)
         assert made.runs(work, 500) == {wanted: 500}
-        assert made.learner.spent_s == 0.0
+        assert made.decider.spent_s == 0.0
 
 
 @pytest.mark.parametrize("asleep", [1.0, 4.8])
@@ -49,13 +49,16 @@ def test_one_size_stays_where_the_race_put_it() -> None:
 def test_growing_and_mixed_sizes_take_the_better_side_from_the_third_run_on(
     order: tuple[int, ...], asleep: float
 ) -> None:
-    """In blocks of runs, of a GPU that sleeps as well as of one that does not."""
+    """In blocks of runs, of a GPU that sleeps as well as of one that does not: a gain of less than 15 % does not pay
+    for waking it here."""
     made = machine(order[0], asleep=asleep, sleeps=asleep > 1.0)
     for work in order:
         begin = len(made.ran)
         made.runs(work, 20 if asleep == 1.0 else 250)  # 0.4 s of work, and then as much awake
-        assert median_s(made, begin + 2) <= LAW * 1.05 * min(CPU(work), GPU(work)) + LAW_S, work
-    assert made.learner.spent_s < made.budget_s
+        assert (
+            median_s(made, begin + 2) <= (LAW * 1.05 if asleep == 1.0 else 1.15) * min(CPU(work), GPU(work)) + LAW_S
+        ), work
+    assert made.decider.spent_s < made.budget_s
 
 
 @given(
@@ -134,36 +137,36 @@ def test_ever_new_sizes_go_by_what_first_runs_take() -> None:
     ran = [name for _, name, _ in made.ran]
     assert ran[:100].count("cpu") >= 90
     assert ran[300:].count("gpu") >= 0.9 * len(ran[300:])
-    assert made.learner.spent_s <= made.budget_s + SHARE * made.learner.total_s
+    assert made.decider.spent_s <= made.budget_s + SHARE * made.decider.total_s
 
 
 @pytest.mark.parametrize(("novelty", "following"), [(NOVEL, "cpu"), (NOVEL + 0.01, "gpu")])
 def test_first_runs_are_for_trials_where_most_runs_are_first_ones(
     novelty: float, following: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = machine().learner
-    monkeypatch.setattr(learner, "_trial", lambda *given: "gpu")
-    entry = learner.entry("a size", lambda: 8.0)
-    entry.runs, learner.novelty = 1, novelty
-    learner._think(entry, 1e3)
+    decider = machine().decider
+    monkeypatch.setattr(decider, "_trial", lambda *given: "gpu")
+    entry = decider.entry("a size", lambda: 8.0)
+    entry.runs, decider.novelty = 1, novelty
+    decider.decide(entry, 1e3)
     assert (entry.choice, entry.following) == ("cpu", following)
 
 
 def test_runs_that_went_on_without_asking_count_as_much_as_others() -> None:
-    """After ever new sizes, runs of one: sizes are new as seldom as if the learner had been asked each time."""
+    """After ever new sizes, runs of one: sizes are new as seldom as if the decider had been asked each time."""
     asked, told = (machine(first_s={"cpu": 0.0, "gpu": 3e-3}) for _ in range(2))
     for made in (asked, told):
         for work in range(10, 40):
             made.run(float(work))
     asked.runs(10.0, 1 + 40)
-    entry = told.learner.entry(10.0, lambda: 10.0)
-    turn = told.learner.begin(entry, told.learner.choose(entry, told.now_s), told.now_s)
-    told.learner.end(turn, 1.5e-3, told.now_s)
-    assert told.learner.novelty > NOVEL
-    told.learner.went_on(turn, [1.5e-3] * 40, told.now_s)
-    assert told.learner.novelty == pytest.approx(asked.learner.novelty)
-    assert told.learner.novelty < NOVEL
-    assert entry.runs == asked.learner.entry(10.0, lambda: 10.0).runs
+    entry = told.decider.entry(10.0, lambda: 10.0)
+    turn = told.decider.begin(entry, told.decider.choose(entry, told.now_s), told.now_s)
+    told.decider.end(turn, 1.5e-3, told.now_s)
+    assert told.decider.novelty > NOVEL
+    told.decider.went_on(turn, [1.5e-3] * 40, told.now_s)
+    assert told.decider.novelty == pytest.approx(asked.decider.novelty)
+    assert told.decider.novelty < NOVEL
+    assert entry.runs == asked.decider.entry(10.0, lambda: 10.0).runs
 
 
 @pytest.mark.parametrize(
@@ -202,33 +205,33 @@ def test_a_gpu_that_never_gets_to_wake_is_found_out() -> None:
         made.runs(1.0, 5)
     late = Counter(name for _, name, _ in made.ran[-600:])
     assert late["cpu"] >= 0.9 * 600
-    assert made.learner.spent_s <= made.budget_s + SHARE * made.learner.total_s + 10e-3
+    assert made.decider.spent_s <= made.budget_s + SHARE * made.decider.total_s + 10e-3
 
 
 def test_a_side_that_fails_is_left_out_for_a_while_and_counts_for_nothing() -> None:
     made = machine(128.0)
     made.runs(128.0, 10)
-    measured = [row for row in made.learner.dump() if row[0] == "gpu"]
+    measured = [row for row in made.decider.dump() if row[0] == "gpu"]
     made.fails = {"gpu"}
     begin_s, begin = made.now_s, len(made.ran)
     while made.now_s < begin_s + 20 * LONGEST_RETRY_S:
         made.run(128.0, pause_s=0.02)
     failed = Counter(name for _, name, _ in made.ran[begin:])["gpu"]
     assert 20 <= failed <= 20 + math.log2(LONGEST_RETRY_S / RETRY_S) + 2
-    assert [row for row in made.learner.dump() if row[0] == "gpu"] == measured
+    assert [row for row in made.decider.dump() if row[0] == "gpu"] == measured
     made.fails = set()
     made.runs(128.0, 300, pause_s=0.02)
-    while made.learner.is_out("gpu", made.now_s):
+    while made.decider.is_out("gpu", made.now_s):
         made.run(128.0, pause_s=0.02)
     made.runs(128.0, 300, pause_s=0.02)
     assert made.runs(128.0, 100)["gpu"] == 100
-    assert not made.learner.left_out
+    assert not made.decider.left_out
 
 
 def test_a_wrong_side_never_comes_back() -> None:
     made = machine(128.0)
-    made.learner.failed("gpu", made.now_s, math.inf)
-    made.learner.failed("gpu", made.now_s)
+    made.decider.failed("gpu", made.now_s, math.inf)
+    made.decider.failed("gpu", made.now_s)
     assert made.runs(128.0, 50, pause_s=100.0) == {"cpu": 50}
 
 
@@ -238,21 +241,21 @@ def test_trying_stays_within_its_budget() -> None:
     made.race(10.0)
     for work in range(10, 400):
         made.runs(float(work), 8)
-    assert made.learner.spent_s <= made.budget_s + SHARE * made.learner.total_s + 10e-3
+    assert made.decider.spent_s <= made.budget_s + SHARE * made.decider.total_s + 10e-3
 
 
 def test_without_a_budget_nothing_is_tried() -> None:
     made = Machine({"cpu": line(2.0, 10.0), "gpu": line(2.1, 1.0)}, budget_s=0.0)
-    made.learner.teach(Size(10.0, 10.0), "cpu", 2.1e-3, 3, made.now_s)
-    made.learner.assume(Size(10.0, 10.0), "gpu", 9e-3, made.now_s)
+    made.decider.teach(Size(10.0, 10.0), "cpu", 2.1e-3, 3, made.now_s)
+    made.decider.assume(Size(10.0, 10.0), "gpu", 9e-3, made.now_s)
     assert made.runs(10.0, 100) == {"cpu": 100}
 
 
 def test_what_the_partitioner_expects_is_tried_where_it_may_win() -> None:
     """Not run side by side, because it seemed hopeless at the first size."""
     made = Machine({"cpu": line(1.0, 100.0), "gpu": line(4.0, 1.0)})
-    made.learner.teach(Size(10.0, 10.0), "cpu", 2e-3, 3, made.now_s)
-    made.learner.assume(Size(10.0, 10.0), "gpu", 8e-3, made.now_s)
+    made.decider.teach(Size(10.0, 10.0), "cpu", 2e-3, 3, made.now_s)
+    made.decider.assume(Size(10.0, 10.0), "gpu", 8e-3, made.now_s)
     assert made.runs(10.0, 20) == {"cpu": 20}
     made.runs(2000.0, 5)
     assert made.runs(2000.0, 20) == {"gpu": 20}
@@ -260,28 +263,28 @@ def test_what_the_partitioner_expects_is_tried_where_it_may_win() -> None:
 
 def test_a_check_counts_and_comes_out_of_the_budget() -> None:
     made = machine(128.0)
-    learner, key = made.learner, 300.0
-    entry = learner.entry(key, lambda: key)
-    turn = learner.begin(entry, learner.choose(entry, made.now_s), made.now_s)
+    decider, key = made.decider, 300.0
+    entry = decider.entry(key, lambda: key)
+    turn = decider.begin(entry, decider.choose(entry, made.now_s), made.now_s)
     assert turn.name == "gpu"
-    before_s = learner.left_s
-    learner.checked(turn, CPU(key), made.now_s)
-    learner.end(turn, GPU(key), made.now_s)
-    assert before_s - learner.left_s == pytest.approx(CPU(key) * (1 - SHARE), rel=0.1)
+    before_s = decider.left_s
+    decider.checked(turn, CPU(key), made.now_s)
+    decider.end(turn, GPU(key), made.now_s)
+    assert before_s - decider.left_s == pytest.approx(CPU(key) * (1 - SHARE), rel=0.1)
     assert entry.seen == {"cpu": 1, "gpu": 1}
 
 
 def test_a_candidate_that_is_not_there_yet_was_not_tried() -> None:
     made = Machine({"cpu": line(2.0, 0.0), "gpu": line(1.0, 0.0)}, asleep=4.0)
     made.race(1.0)
-    learner, entry = made.learner, made.learner.entry(1.0, lambda: 1.0)
+    decider, entry = made.decider, made.decider.entry(1.0, lambda: 1.0)
     made.runs(1.0, 3)
     for _ in range(30):  # every 200 ms: the CPU could be better, but its session is still being made
         made.now_s += 0.2
-        name = learner.choose(entry, made.now_s)
-        learner.unable(entry, name) if name == "cpu" else None
-        learner.end(learner.begin(entry, "gpu", made.now_s), 4e-3, made.now_s)
-    assert learner.rhythm.rest == PAUSED
+        name = decider.choose(entry, made.now_s)
+        decider.unable(entry, name) if name == "cpu" else None
+        decider.end(decider.begin(entry, "gpu", made.now_s), 4e-3, made.now_s)
+    assert decider.rhythm.rest == PAUSED
     assert made.run(1.0, pause_s=0.2) == "cpu"
 
 
@@ -290,16 +293,16 @@ def test_what_was_learnt_goes_from_session_to_session() -> None:
     for work in LENGTHS:
         made.runs(work, 20)
     later = Machine({"cpu": CPU, "gpu": GPU})
-    later.learner.load(list(made.learner.dump()), later.now_s)
+    later.decider.load(list(made.decider.dump()), later.now_s)
     for work in (8, 128, 72, 12):
         assert later.runs(work, 10)["cpu" if CPU(work) < GPU(work) else "gpu"] >= 8
 
 
 def test_sizes_without_end_are_forgotten() -> None:
-    learner = Learner(Uses(), 0.5)
+    decider = Decider(Uses(), 0.5)
     for work in range(MAX_SIZES + 50):
-        learner.entry(work, lambda: 1.0)
-    assert list(learner.entries) == list(range(50, MAX_SIZES + 50))
+        decider.entry(work, lambda: 1.0)
+    assert list(decider.entries) == list(range(50, MAX_SIZES + 50))
 
 
 def test_choosing_is_quick() -> None:
@@ -308,16 +311,16 @@ def test_choosing_is_quick() -> None:
     made = machine()
     for work in range(10, 74):
         made.runs(float(work), 3)
-    learner, sizes = made.learner, itertools.count(100.5, 100.0)
+    decider, sizes = made.decider, itertools.count(100.5, 100.0)
 
     def known() -> None:
-        entry = learner.entry(10.0, lambda: 10.0)
-        turn = learner.begin(entry, learner.choose(entry, made.now_s), made.now_s)
-        learner.end(turn, 1.5e-3, made.now_s)
+        entry = decider.entry(10.0, lambda: 10.0)
+        turn = decider.begin(entry, decider.choose(entry, made.now_s), made.now_s)
+        decider.end(turn, 1.5e-3, made.now_s)
 
     def new() -> None:
         work = next(sizes)
-        learner.choose(learner.entry(work, lambda: work), made.now_s)
+        decider.choose(decider.entry(work, lambda: work), made.now_s)
 
     known(), new()
     assert min(steps(known) for _ in range(20)) < 1500
