@@ -39,7 +39,7 @@ class Load:
 
 
 UNKNOWN = Load(None, 0.0, 1, "not measured", 0.0)
-"""What a session without a sampler passes to its policy: no run is moved."""
+"""The load of a session without a sampler: no run is moved."""
 
 
 SLEEPS_S = 0.03

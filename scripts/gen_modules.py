@@ -28,7 +28,7 @@ ORDER = {
     "partitioner": "decide sizes solving ranks passes standard patterns fusion fusions attention_rules recurrent_rules "
     "attention_inputs "
     "integers between_products damage absorption shared_inputs layouts widths parts costs cut grouping bodies report",
-    "placement": "candidates source runner chooser proof learner estimate rhythm policy decisions",
+    "placement": "candidates source runner chooser proof decider estimate latency rhythm decisions",
     "scheduler": "plan planner lifetime barriers template verify kept",
     "webgpu": "choice library declarations objects native waiting implementation wgpu_native dawn bounds missing "
     "loader_paths dxc",

@@ -70,7 +70,7 @@ AREAS = {
         ),
     ),
     "placement": Area(
-        tuple(f"placement/{name}.py" for name in ("policy", "learner", "rhythm", "estimate", "proof")),
+        tuple(f"placement/{name}.py" for name in ("decider", "latency", "rhythm", "estimate", "proof")),
         ("tests/placement",),
     ),
     "scoring": Area(

@@ -1,14 +1,11 @@
 """How busy is the adapter with other people's work? Sources, one a file, and the thread that reads one.
 
 sampler = open_sampler(info, config.load, LazyTimedDispatch(info), order_among_equals(info))     # None with load=off
-policy = Policy(idle_s, threads, info.is_software, config.deadline_ms / 1e3)
 
-load = sampler.latest if sampler else UNKNOWN           # for each run
-candidate = policy.choose(load)
-...                                                     # run it, in `seconds`
-policy.observe(candidate, seconds, load)
+load = sampler.latest if sampler else UNKNOWN           # for each run, which placement/decider.py has go by it
+...                                                     # run it
 if sampler and candidate != "cpu":
-    sampler.used(idle_s[candidate])                          # our own work, where the source can't tell it from others'
+    sampler.used(idle_s[candidate])                     # our own work, where the source can't tell it from others'
 """
 
 from ort_gpu_ep.load.choose import find_source, open_sampler

@@ -1,4 +1,4 @@
-"""Moves training between GPU and CPU by the load, with the decider of inference."""
+"""Moves training between GPU and CPU by the load, by the decider of inference."""
 
 from __future__ import annotations
 
