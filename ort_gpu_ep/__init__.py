@@ -105,7 +105,7 @@ if TYPE_CHECKING:
         OrtEpContextDataBuffer as OrtEpContextDataBuffer,
     )
 
-    from ort_gpu_ep.generation import Generator, generate
+    from ort_gpu_ep.generation import EncoderDecoder, Generator, generate
     from ort_gpu_ep.health.enumeration import adapters
     from ort_gpu_ep.plugin import (
         EP_NAME,
@@ -124,6 +124,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "EP_NAME": "ort_gpu_ep.plugin",
+    "EncoderDecoder": "ort_gpu_ep.generation",
     "Explanation": "ort_gpu_ep.plugin.explain",
     "Generator": "ort_gpu_ep.generation",
     "InferenceSession": "ort_gpu_ep.session.session",
@@ -148,6 +149,7 @@ __all__ = [
     "DeviceError",
     "DeviceHangError",
     "DeviceLostError",
+    "EncoderDecoder",
     "ExecutionMode",
     "ExecutionOrder",
     "Explanation",

@@ -46,7 +46,7 @@ ORDER = {
     "quirks workarounds",
     "calibration": "workloads measure roofs cache",
     "comparison": "values models bisection float64",
-    "generation": "generator model_file step growing sampling drafts",
+    "generation": "generator model_file opening request step growing encoder_decoder beams sampling drafts",
     "training": "trainer source step forward gradient differentiate losses optimizers schedules updates "
     "writer functions "
     "engine resident feeding",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import onnx
 
+from models.encoder_decoder import save_folder
 from models.language import language_model
 from scripts import record_commands
 
@@ -29,12 +30,13 @@ def pages() -> list[str]:
 
 
 def make_files(folder: Path) -> None:
-    """What the examples open: those of the commands, and a small decoder with random weights."""
+    """What the examples open: those of the commands, and small decoders with random weights, one with its encoder."""
     record_commands.make_files(folder)
     onnx.save(
         language_model(layers=2, width=64, heads=4, groups=2, hidden=64, vocabulary=100, context=64),
         folder / "decoder.onnx",
     )
+    save_folder(folder)
 
 
 def printed(code: str, where: str) -> str:

@@ -20,6 +20,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ort_gpu_ep.errors import ConfigError, InputError, OutOfDeviceMemoryError
+from ort_gpu_ep.generation.request import Request
 from ort_gpu_ep.generation.sampling import MOST_LIKELY, Draw, Sampler
 from ort_gpu_ep.generation.step import NEXT_LENGTH, NOTHING, Step, checked
 from ort_gpu_ep.generation.values import AHEAD, Places, Values
@@ -30,17 +31,6 @@ from ort_gpu_ep.session.session import InferenceSession
 
 ROW, _OF_ROW = "generation.row", "generation.of_row."
 """Inputs of `joining_model`: which row of the batch it is, [1, 1], and what begins the names of that row's caches."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked for: a prompt [1, S], at most how many tokens behind it, how these are drawn (None: the most likely
-    ones), and which of them are the last."""
-
-    prompt: npt.NDArray[Any]
-    count: int
-    draw: Draw | None
-    stop: frozenset[int]
 
 
 @dataclass(frozen=True)

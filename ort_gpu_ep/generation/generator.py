@@ -7,7 +7,6 @@ are submitted ahead of what the host has read: a token crosses and no logits, an
 from __future__ import annotations
 
 import operator
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,53 +19,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 from onnxruntime import OrtValue
 
-from ort_gpu_ep.config import resolve
 from ort_gpu_ep.errors import ConfigError, InputError, ModelError
-from ort_gpu_ep.generation.batch import Batch, Request, Source, joining_model
+from ort_gpu_ep.generation.batch import Batch, Source, joining_model
 from ort_gpu_ep.generation.drafts import Drafts, Lookup, accepted, shared
-from ort_gpu_ep.generation.growing import Growing, GrowingStep, growing_step_of
-from ort_gpu_ep.generation.model_file import without_weights
+from ort_gpu_ep.generation.growing import Growing, GrowingStep, growing_step_of, grows
+from ort_gpu_ep.generation.opening import Model, is_on_gpu, length_of, loaded, logits_of, options_of, session_of
 from ort_gpu_ep.generation.positions import positions_of
-from ort_gpu_ep.generation.sampling import Draw, Sampler, draw_of
+from ort_gpu_ep.generation.request import Request, request_of
+from ort_gpu_ep.generation.sampling import Draw, Samplers
 from ort_gpu_ep.generation.step import (
     IDS,
     LENGTH,
     LOGITS,
     NEXT,
     NOTHING,
-    SHARES,
     Step,
     checked,
     step_of,
 )
 from ort_gpu_ep.generation.values import AHEAD, Places, Values
-from ort_gpu_ep.ir.refused import kind_of
-from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.plugin import download_later
 from ort_gpu_ep.processes.interrupts import uninterrupted
-from ort_gpu_ep.session.bound_runs import Runs, state_of
-from ort_gpu_ep.session.opening import EXTERNAL_FOLDER, own_settings
+from ort_gpu_ep.session.bound_runs import Runs
 from ort_gpu_ep.session.session import InferenceSession
 
 CHUNK = 2048
 """Tokens of a prompt that one pass reads at most: activations take memory for so many, and not for all of a long
 prompt."""
-
-DEFAULT_LENGTH = 2048
-"""Tokens of prompt and answer together, where the model's tables of positions have room for them."""
-
-SAMPLERS = 4
-"""Values of top_k whose sessions are kept."""
-
-DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
-"""Of operators that onnxruntime has without a library."""
-
-_SEVERAL = "Several prompts: Generator.generate_batch."
-
-Model = str | os.PathLike[str] | bytes | onnx.ModelProto
 
 
 @dataclass(frozen=True)
@@ -121,12 +102,11 @@ class Generator:
                 f"generate: rows: got {rows}{f' with lookahead={lookahead}' if lookahead else ''}, expected 1 or more, "
                 f"and no lookahead beside several"
             )
-        loaded, folder = _loaded(model)
+        parsed, folder = loaded(model)
         self.rows = rows
-        self.max_length = _length(max_length, positions_of(loaded))
+        self.max_length = length_of(max_length, positions_of(parsed))
         self._turn, self._continuing, self._lock = 0, -1, threading.RLock()
-        settings = sess_options if {n.domain for n in loaded.graph.node} - DOMAINS else own_settings(sess_options)
-        growing = None if any(n.op_type == SHARES for n in loaded.graph.node) else growing_step_of(loaded)
+        growing = growing_step_of(parsed) if grows(parsed) else None
         if growing is not None and lookahead:
             raise ConfigError(
                 "generate: lookahead: drafts that fail leave caches which grow; expected a decoder with "
@@ -140,21 +120,11 @@ class Generator:
             )
         self._lookahead, self._draft = lookahead, draft
         self._passes = self._verified = 0
-        step = growing or step_of(loaded, self.max_length, 1 + lookahead, rows > 1)
-        if folder:
-            settings = settings if settings is not None else onnxruntime.SessionOptions()
-            settings.add_session_config_entry(EXTERNAL_FOLDER, folder)
-        # one plan: tokens come evenly
-        self._options = {"placement": "gpu", "specialize": "off", **(provider_options or {})}
-        self.session = InferenceSession(step.model.SerializeToString(), settings, provider_options=self._options)
-        self._values = Values(
-            self.session, state_of(self.session) is not None and resolve(self._options).isolation == "none"
-        )
-        self.vocabulary = self._logits_info().shape[-1]
-        if not isinstance(self.vocabulary, int):
-            raise ModelError(
-                "generate: the model leaves the number of logits open; write it into the shape of output 'logits'"
-            )
+        step = growing or step_of(parsed, self.max_length, 1 + lookahead, rows > 1)
+        self._options = options_of(provider_options)
+        self.session = session_of(step.model, folder, sess_options, self._options)
+        self._values = Values(self.session, is_on_gpu(self.session, self._options))
+        self.vocabulary, self._kind = logits_of(self.session)
         if draft is not None and (
             draft._growing is not None or draft._lookahead or draft.vocabulary != self.vocabulary
         ):
@@ -164,19 +134,16 @@ class Generator:
                 f"lookahead={draft._lookahead}; expected {self.vocabulary} tokens as this one has, "
                 f"GroupQueryAttention, and no lookahead"
             )
-        self._kind = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[self._logits_info().type]
-        self._samplers = Memo[Sampler](SAMPLERS)
         self._joins: InferenceSession | None = None
         self._failed = False
         self._ids = step.kinds[IDS] if isinstance(step, GrowingStep) else step.ids
+        self._request = partial(request_of, dtype=self._ids, max_length=self.max_length)
+        self._samplers = Samplers(self.vocabulary, self._kind, self._ids, self._options)
         self._growing: Growing | None = (
-            Growing(self.session, step, self._values.device[:2]) if isinstance(step, GrowingStep) else None
+            Growing([(self.session, step)], self._values.device[:2]) if isinstance(step, GrowingStep) else None
         )
         if isinstance(step, Step):
             self._prepare(step)
-
-    def _logits_info(self) -> Any:
-        return next(o for o in self.session.get_outputs() if o.name == LOGITS)
 
     def _prepare(self, step: Step) -> None:
         """The values that the steps with caches of one length read and write."""
@@ -225,7 +192,7 @@ class Generator:
         """
         request = self._request(ids, max_new_tokens, temperature, top_k, top_p, seed, stop)
         if self._growing is not None:
-            choose = None if request.draw is None else partial(self._drawn_of, request.draw)
+            choose = None if request.draw is None else partial(self._samplers.drawn, request.draw)
             return self._growing.tokens(request.prompt, request.count, choose, request.stop)
         with self._lock:
             tell = self._tokens_by_passes if self._lookahead else self._tokens_of
@@ -259,7 +226,7 @@ class Generator:
                 self._lock,
                 self._request,
                 self._read_apart,
-                self._sampler,
+                self._samplers.of,
                 self._joining,
                 self._leave_caches,
             ),
@@ -302,39 +269,6 @@ class Generator:
                         on_token(whose[row], token)
         return answers
 
-    def _request(
-        self,
-        ids: npt.ArrayLike,
-        max_new_tokens: int | None,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        seed: int | None,
-        stop: Sequence[int],
-    ) -> Request:
-        """What `generate` is asked for. Raises as it does before it begins."""
-        try:
-            prompt = np.asarray(ids)
-        except ValueError as error:  # rows of unequal lengths
-            raise InputError(f"generate: ids: {error}; expected integers of one prompt. {_SEVERAL}") from error
-        prompt = prompt.reshape(1, -1) if prompt.ndim == 1 else prompt
-        if prompt.ndim != 2 or prompt.shape[0] != 1 or not prompt.size or prompt.dtype.kind not in "iu":
-            raise InputError(
-                f"generate: ids: got {prompt.dtype} {list(np.shape(ids))}, expected integers [S] or [1, S], "
-                f"at least one. {_SEVERAL}"
-            )
-        room = self.max_length - prompt.shape[1]
-        if room < 1:
-            raise InputError(
-                f"generate: a prompt of {prompt.shape[1]} tokens leaves no room for another one; raise "
-                f"max_length={self.max_length}"
-            )
-        draw = draw_of(temperature, top_k, top_p, seed)
-        count = room if max_new_tokens is None else min(room, max_new_tokens)
-        if count < 0:
-            raise ConfigError(f"generate: max_new_tokens: got {max_new_tokens}, expected 0 or more")
-        return Request(prompt.astype(self._ids), count, draw, frozenset(stop))
-
     def _read_apart(self, request: Request, join: Callable[[Mapping[str, Any]], None]) -> int:
         """The token behind a prompt that joins a batch. join: takes the caches, which have the prompt's keys and
         values then."""
@@ -354,19 +288,6 @@ class Generator:
                 model = joining_model(self._step)
                 self._joins = InferenceSession(model.SerializeToString(), provider_options=self._options)
             return self._joins
-
-    def _sampler(self, draws: Iterable[Draw], rows: int = 1) -> Sampler:
-        """For all of these draws, in a batch of so many rows: it sorts as many tokens as the one with the largest top_k
-        wants, and of several rows as many as a power of two, so that others can join."""
-        count = max(min(draw.top_k or self.vocabulary, self.vocabulary) for draw in draws)
-        count = count if rows == 1 else min(1 << (count - 1).bit_length(), self.vocabulary)
-        sampler = self._samplers.get((rows, count))
-        return sampler or self._samplers.put(
-            (rows, count), Sampler(self.vocabulary, count, self._kind, self._ids, self._options, rows)
-        )
-
-    def _drawn_of(self, draw: Draw, logits: Any) -> int:
-        return int(self._sampler([draw]).tokens(logits, draw.next()).item())
 
     def _tokens_of(
         self,
@@ -448,7 +369,7 @@ class Generator:
                 return NOTHING
             if draw is None or logits is None:
                 return int(chosen[row])  # type: ignore[index]
-            return self._drawn_of(draw, OrtValue.ortvalue_from_numpy(np.ascontiguousarray(logits[:, row, None])))
+            return self._samplers.drawn(draw, OrtValue.ortvalue_from_numpy(np.ascontiguousarray(logits[:, row, None])))
 
         return choose
 
@@ -524,7 +445,7 @@ class Generator:
             self._check_turn(turn)
             self._submit(prompt, index)
             if draw is not None:
-                self._places.draw(self._sampler([draw]), draw.next(), index % 2)
+                self._places.draw(self._samplers.of([draw]), draw.next(), index % 2)
             waiting.append(self._places.later(index % 2))
 
     def _submit(self, prompt: npt.NDArray[Any], index: int) -> None:
@@ -552,19 +473,6 @@ class Generator:
         return {**self._places.outputs(0), NEXT: form.next, LOGITS: form.logits}
 
 
-def _length(asked: int | None, positions: tuple[int, str] | None) -> int:
-    """Tokens of prompt and answer together. positions: see positions_of. Raises ConfigError."""
-    most, table = positions if positions is not None else (None, "")
-    length = asked if asked is not None else DEFAULT_LENGTH if most is None else min(DEFAULT_LENGTH, most)
-    if length < 2:
-        raise ConfigError(f"generate: max_length: got {length}, expected 2 tokens or more")
-    if most is not None and length > most:
-        raise ConfigError(
-            f"generate: max_length: got {length}, expected at most {most}, the positions of the model's table {table!r}"
-        )
-    return length
-
-
 def _content(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Of a small value, flat."""
     wait = download_later([value])
@@ -589,21 +497,3 @@ def generate(model: Model | Generator, ids: npt.ArrayLike, **options: Any) -> It
         return model.generate(ids, **options)
     own = {name: options.pop(name) for name in ("max_length", "provider_options", "sess_options") if name in options}
     return Generator(model, **own).generate(ids, **options)
-
-
-def _loaded(model: Model) -> tuple[onnx.ModelProto, str]:
-    """The model, its weights left in their files, and the folder of these. Raises ModelError where it can't be read."""
-    if isinstance(model, onnx.ModelProto):
-        copied = onnx.ModelProto()
-        copied.CopyFrom(model)
-        return copied, ""
-    try:
-        if isinstance(model, bytes):
-            loaded = onnx.load_model_from_string(model)
-            if not loaded.HasField("graph"):
-                raise ValueError("it has no graph")
-            return loaded, ""
-        return without_weights(os.fspath(model))
-    except Exception as error:
-        name = "bytes" if isinstance(model, bytes) else os.fspath(model)
-        raise ModelError(f"generate: {name}: not a readable ONNX model ({kind_of(model) or error})") from error

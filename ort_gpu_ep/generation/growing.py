@@ -2,12 +2,13 @@
 out.
 
 The caches stay on the device; the host brings tokens, mask and positions, and waits for each token. Of a merged decoder
-(an If over `use_cache_branch`) the branch without caches reads the prompt.
+(an If over `use_cache_branch`) the branch without caches reads the prompt. Beside an encoder, a decoder reads what that
+gave, and has the keys and values of it from its first pass on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from ort_gpu_ep.generation.step import (
     NEXT,
     NOTHING,
     POSITIONS,
+    SHARES,
     checked,
     choice,
     has_nan,
@@ -34,8 +36,11 @@ from ort_gpu_ep.session.bound_runs import state_of
 BRANCH = "use_cache_branch"
 """An input of merged decoders: whether there is a cache."""
 
-_PAST, _PRESENT = "past_key_values.", "present."
-_KNOWN = (IDS, MASK, POSITIONS, BRANCH)
+STATES, SEEN = "encoder_hidden_states", "encoder_attention_mask"
+"""Inputs of decoders beside an encoder: what it gave, and which of that to look at."""
+
+_CACHE_POSITION, PAST, _PRESENT, _CROSS = "cache_position", "past_key_values.", "present.", ".encoder."
+_KNOWN = (IDS, MASK, POSITIONS, BRANCH, _CACHE_POSITION)
 
 Choose = Callable[[Any], int] | None
 """Gives a token for logits, which are an OrtValue; None: the most likely one."""
@@ -44,16 +49,30 @@ Choose = Callable[[Any], int] | None
 @dataclass(frozen=True)
 class GrowingStep:
     """model: the decoder with the last token's logits and the most likely token behind it. empty: arrays that begin the
-    caches, by input. kinds: numpy types of the other inputs.
+    caches, by input. kinds: numpy types of the inputs. presents: caches that a first pass gives -> names of these
+    outputs.
     """
 
     model: onnx.ModelProto
     empty: dict[str, npt.NDArray[Any]]
     kinds: dict[str, np.dtype[Any]]
+    presents: dict[str, str]
 
 
-def growing_step_of(model: onnx.ModelProto) -> GrowingStep | None:
-    """The step of such a decoder, None where the model has no inputs `past_key_values.*`. The model given is changed.
+def is_cross(cache: str) -> bool:
+    """Whether a cache has the keys or values of what an encoder gave: these stay as the first pass made them."""
+    return _CROSS in cache
+
+
+def grows(model: onnx.ModelProto) -> bool:
+    """Whether a decoder has caches, and none of one length."""
+    return any(i.name.startswith(PAST) for i in model.graph.input) and all(
+        n.op_type != SHARES for n in model.graph.node
+    )
+
+
+def growing_step_of(model: onnx.ModelProto, encoded: Collection[str] = ()) -> GrowingStep:
+    """The step of such a decoder. The model given is changed. encoded: inputs that it may have of an encoder.
 
     Raises ModelError: an input or output that a generation does not know, or sizes of a cache that the model leaves
     open.
@@ -62,37 +81,39 @@ def growing_step_of(model: onnx.ModelProto) -> GrowingStep | None:
     stored = {t.name for t in graph.initializer}
     inputs = {i.name: i for i in graph.input if i.name not in stored}
     outputs = {o.name for o in graph.output}
-    pasts = [name for name in inputs if name.startswith(_PAST)]
-    if not pasts:
-        return None
-    others = [n for n in inputs if n not in (*_KNOWN, *pasts)]
-    missing = [n for n in (GIVEN_LOGITS, *map(_present, pasts)) if n not in outputs]
+    pasts = [name for name in inputs if name.startswith(PAST)]
+    others = [n for n in inputs if n not in (*_KNOWN, *encoded, *pasts)]
+    missing = [n for n in (GIVEN_LOGITS, *(present_of(p) for p in pasts if not is_cross(p))) if n not in outputs]
     if others or missing or IDS not in inputs:
         what = f"inputs that a generation does not know: {others}" if others else f"no {', '.join(missing or [IDS])}"
         raise ModelError(
-            f"generate: the model has {what}. Expected a decoder: {', '.join(_KNOWN)}, {_PAST}* of which the last "
-            f"three may be missing, "
-            f"{GIVEN_LOGITS} and {_PRESENT}*. Run other models' steps with InferenceSession."
+            f"generate: the model has {what}. Expected a decoder: {IDS}, perhaps {', '.join((*_KNOWN[1:], *encoded))}, "
+            f"and {PAST}*; {GIVEN_LOGITS} and {_PRESENT}*. "
+            + ("EncoderDecoder runs decoders beside an encoder. " if {STATES, SEEN} & {*others} else "")
+            + "Run other models' steps with InferenceSession."
         )
     kinds = {n: np.dtype(helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type)) for n, i in inputs.items()}
     empty = {name: np.zeros(_shape(inputs[name]), kinds[name]) for name in pasts}
+    presents = {PAST + n.removeprefix(_PRESENT): n for n in outputs if n.startswith(_PRESENT)}
     logits = next(o for o in graph.output if o.name == GIVEN_LOGITS).type.tensor_type
     graph.node.extend(choice(model))
     kept = [o for o in graph.output if o.name != GIVEN_LOGITS]
     del graph.output[:]
     vocabulary = logits.shape.dim[-1].dim_value if logits.shape.dim else 0
+    ids = inputs[IDS].type.tensor_type
+    rows = ids.shape.dim[0].dim_value if ids.shape.dim and ids.shape.dim[0].dim_value else "rows"
     graph.output.extend(
         [
-            helper.make_tensor_value_info(NEXT, inputs[IDS].type.tensor_type.elem_type, [1, 1]),
-            helper.make_tensor_value_info(LOGITS, logits.elem_type, [1, 1, vocabulary or "vocabulary"]),
+            helper.make_tensor_value_info(NEXT, ids.elem_type, [rows, 1]),
+            helper.make_tensor_value_info(LOGITS, logits.elem_type, [rows, 1, vocabulary or "vocabulary"]),
             *kept,
         ]
     )
-    return GrowingStep(model, empty, kinds)
+    return GrowingStep(model, empty, kinds, presents)
 
 
-def _present(name: str) -> str:
-    return _PRESENT + name.removeprefix(_PAST)
+def present_of(name: str) -> str:
+    return _PRESENT + name.removeprefix(PAST)
 
 
 def _shape(past: onnx.ValueInfoProto) -> tuple[int, int, int, int]:
@@ -108,52 +129,77 @@ def _shape(past: onnx.ValueInfoProto) -> tuple[int, int, int, int]:
 
 
 class Growing:
-    """Steps of a session of such a decoder. device: where the caches are, as bind_output takes it."""
+    """Steps of such a decoder. steps: the session and step of its first pass, and those of the later ones if these are
+    others. device: where the caches are, as bind_output takes it."""
 
-    def __init__(self, session: Any, step: GrowingStep, device: Sequence[Any]) -> None:
-        self._session, self._empty, self._kinds, self._device = session, step.empty, step.kinds, tuple(device)
-        self._on_cpu = state_of(session) is None
+    def __init__(self, steps: Sequence[tuple[Any, GrowingStep]], device: Sequence[Any]) -> None:
+        self._steps = [
+            (session, GrowingStep(onnx.ModelProto(), step.empty, step.kinds, step.presents)) for session, step in steps
+        ]  # the weights are the sessions' now
+        self._device = tuple(device)
+        self._on_cpu = any(state_of(session) is None for session, _ in steps)
 
-    def tokens(self, prompt: npt.NDArray[Any], count: int, choose: Choose, stop: frozenset[int]) -> Iterator[int]:
+    def tokens(
+        self,
+        prompt: npt.NDArray[Any],
+        count: int,
+        choose: Choose,
+        stop: frozenset[int],
+        encode: Callable[[], Mapping[str, Any]] = dict,
+    ) -> Iterator[int]:
+        """The tokens behind a prompt. encode: gives the inputs that an encoder gave, once."""
         caches: Mapping[str, Any] | None = None
-        tokens, total = prompt, prompt.shape[1]
+        ids, total, encoded = prompt, prompt.shape[1], encode() if count else {}
         for _ in range(count):
-            token, caches = self._step(tokens, total, caches, choose)
+            tokens, logits, caches = self.step(ids, total, caches, encoded, [NEXT if choose is None else LOGITS])
+            token = choose(logits) if choose is not None and tokens is None else int(tokens[0])
             yield checked(token, total)
             if token in stop:
                 return
-            tokens, total = np.array([[token]], prompt.dtype), total + 1
+            ids, total = np.array([[token]], prompt.dtype), total + 1
 
-    def _step(
+    def step(
         self,
         ids: npt.NDArray[Any],
         total: int,
         caches: Mapping[str, Any] | None,
-        choose: Choose,
-    ) -> tuple[int, dict[str, Any]]:
-        binding = self._session.io_binding()
+        encoded: Mapping[str, Any],
+        asked: Collection[str],
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Reads tokens [rows, S], the last of `total` ones. caches: of the step before, None in a first pass. asked:
+        of NEXT and LOGITS.
+
+        Returns the most likely token of each row, [rows]; the logits, an OrtValue on the device; None for what is not
+        asked for; and the caches with these tokens. Where a row's logits leave no token, NOTHING is in its place; where
+        the logits are on the host and have NaN, NOTHING is in all places, even if tokens are not asked for.
+        """
+        session, step = self._steps[0 if caches is None else -1]
+        binding, (rows, count) = session.io_binding(), ids.shape
+        places = np.arange(total - count, total)
         values = {
             IDS: ids,
-            MASK: np.ones((1, total)),
-            POSITIONS: np.arange(total - ids.shape[1], total)[None],
+            MASK: np.ones((rows, total)),
+            POSITIONS: np.tile(places, (rows, 1)),
+            _CACHE_POSITION: places,
             BRANCH: np.array([caches is not None]),
         }
-        for name, kind in self._kinds.items():
+        here = {**encoded, **(caches or {})}
+        for name, kind in step.kinds.items():
             if name in values:
                 binding.bind_cpu_input(name, np.ascontiguousarray(values[name], kind))
-            elif caches is None:
-                binding.bind_cpu_input(name, self._empty[name])
+            elif name in here:
+                binding.bind_ortvalue_input(name, here[name])
             else:
-                binding.bind_ortvalue_input(name, caches[name])
-        places = {NEXT: ("cpu",)} if choose is None else {}
-        places |= {LOGITS: self._device} if choose is not None or self._on_cpu else {}
-        places |= {_present(name): self._device for name in self._empty}
-        for name, place in places.items():
-            binding.bind_output(name, *place)
-        self._session.run_with_iobinding(binding)
-        outputs = dict(zip(places, binding.get_outputs(), strict=True))
-        if LOGITS in outputs and has_nan(outputs[LOGITS]):
-            token = NOTHING
-        else:
-            token = int(outputs[NEXT].numpy().item()) if choose is None else choose(outputs[LOGITS])
-        return token, {name: outputs[_present(name)] for name in self._empty}
+                binding.bind_cpu_input(name, step.empty[name])
+        presents = {n: p for n, p in step.presents.items() if caches is None or not is_cross(n)}
+        outputs: dict[str, Sequence[Any]] = {n: ("cpu",) if n == NEXT else self._device for n in asked}
+        outputs |= {LOGITS: self._device} if self._on_cpu else {}
+        outputs |= dict.fromkeys(presents.values(), self._device)
+        for name, device in outputs.items():
+            binding.bind_output(name, *device)
+        session.run_with_iobinding(binding)
+        results = dict(zip(outputs, binding.get_outputs(), strict=True))
+        tokens, logits = results[NEXT].numpy().ravel() if NEXT in results else None, results.get(LOGITS)
+        if logits is not None and has_nan(logits):
+            tokens = np.full(rows, NOTHING)
+        return tokens, logits, {**(caches or {}), **{n: results[p] for n, p in presents.items()}}

@@ -16,7 +16,7 @@ _ANGLES = {
 }
 """Ops that read tables of angles by position, and where."""
 
-_SAME = frozenset({"Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Slice"})
+_SAME = frozenset({"Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Tile", "Slice"})
 """Ops whose output has numbers of their first input."""
 
 

@@ -6,7 +6,7 @@ depends on the seed alone, not on the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any
@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.generation.step import LOGITS, NEXT, NOTHING
+from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.plugin import Turns
 from ort_gpu_ep.session.bound_runs import state_of
 from ort_gpu_ep.session.session import InferenceSession
@@ -35,6 +36,9 @@ not make 0."""
 
 _MOST = np.float32(1.7e38)
 """Half of the largest float32: the difference of two such numbers is one, too."""
+
+SAMPLERS = 4
+"""Values of top_k whose sessions are kept."""
 
 _PART = 512
 """Powers that are summed by one workgroup, where there are several times as many."""
@@ -105,7 +109,29 @@ class Sampler:
         return np.asarray(binding.get_outputs()[0].numpy())
 
 
-class _Nodes:
+class Samplers(Memo[Sampler]):
+    """The samplers of a generation, by rows and counts. As Sampler has them: kind, ids, options."""
+
+    def __init__(self, vocabulary: int, kind: npt.DTypeLike, ids: npt.DTypeLike, options: Mapping[str, Any]) -> None:
+        super().__init__(SAMPLERS)
+        self._vocabulary, self._kind, self._ids, self._options = vocabulary, kind, ids, options
+
+    def of(self, draws: Iterable[Draw], rows: int = 1) -> Sampler:
+        """For all of these draws, in a batch of so many rows: it sorts as many tokens as the one with the largest top_k
+        wants, and of several rows as many as a power of two, so that others can join."""
+        count = max(min(draw.top_k or self._vocabulary, self._vocabulary) for draw in draws)
+        count = count if rows == 1 else min(1 << (count - 1).bit_length(), self._vocabulary)
+        sampler = self.get((rows, count))
+        return sampler or self.put(
+            (rows, count), Sampler(self._vocabulary, count, self._kind, self._ids, self._options, rows)
+        )
+
+    def drawn(self, draw: Draw, logits: Any) -> int:
+        """A token for logits [1, 1, vocabulary], an OrtValue of no session."""
+        return int(self.of([draw]).tokens(logits, draw.next()).item())
+
+
+class Nodes:
     """A graph as it is written."""
 
     def __init__(self) -> None:
@@ -130,7 +156,7 @@ def _model(rows: int, vocabulary: int, count: int, kind: int, ids: int) -> onnx.
 
     Infinite logits count as _MOST, so that their differences are numbers; the power of -inf is 0 at any temperature.
     """
-    op = _Nodes()
+    op = Nodes()
     logits = op("Cast", op("Reshape", LOGITS, np.array([rows, vocabulary])), to=TensorProto.FLOAT)
     values, order = op("TopK", logits, np.array([count]), outputs=2)
     steepness, share, chance, kept = op("Split", DRAW, np.array([1, 1, 1, 1]), outputs=4, axis=1)
@@ -169,7 +195,7 @@ def _model(rows: int, vocabulary: int, count: int, kind: int, ids: int) -> onnx.
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def _summed(op: _Nodes, powers: str, rows: int, count: int) -> tuple[str, str]:
+def _summed(op: Nodes, powers: str, rows: int, count: int) -> tuple[str, str]:
     """The powers, perhaps with zeros behind them, and their running sums: many in parts, whose totals are summed
     then."""
     parts, last = -(-count // _PART), np.array([-1])

@@ -19,8 +19,8 @@ AHEAD = 2
 
 
 class Values:
-    """Makes and fills values for a session. on_gpu: where its provider has its values, in this process; else they are
-    on the host."""
+    """Makes and fills values for a session; None: for any. on_gpu: where its provider has its values, in this process;
+    else they are on the host."""
 
     def __init__(self, session: Any, on_gpu: bool) -> None:
         self._session, self.on_gpu = session, on_gpu

@@ -94,8 +94,10 @@ def evaluate(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...]:
     return tuple(None if a is None else (np.ascontiguousarray(a).reshape(a.shape), dtype_of(a)) for a in arrays)
 
 
-def moved(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...] | None:
+def moved(bound: BoundNode, pins: bool = False) -> tuple[tuple[Array, DType] | None, ...] | None:
     """The outputs of a host node that only moves elements, some of which are sizes of the run; None of another node.
+
+    pins: also where sizes of the run say how elements are moved; they become numbers, as in `evaluate`.
 
     ONNX's reference implementation moves the elements' positions instead, 0 stands for zero.
     """
@@ -103,15 +105,8 @@ def moved(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...] | None:
     is_other = node.attributes.get("reduction", "none") not in ("none", b"none") or (
         node.op == "Pad" and node.version < 11
     )
-    if (
-        not sources
-        or is_other
-        or any(
-            o is not None and shape_arithmetic.is_symbolic(o.content)
-            for k, o in enumerate(bound.inputs)
-            if k not in sources
-        )
-    ):
+    others = [o for k, o in enumerate(bound.inputs) if k not in sources and o is not None]
+    if not sources or is_other or (not pins and any(shape_arithmetic.is_symbolic(o.content) for o in others)):
         return None
     elements: list[Any] = [bound.input(0).dtype.numpy.type(0).item()]
     replaced = list(bound.inputs)

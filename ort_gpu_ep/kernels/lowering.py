@@ -334,8 +334,10 @@ def _answer(bound: BoundNode, limits: Limits) -> Answer:
     answer = claim(bound, limits)
     if isinstance(answer, Decline) and answer.code == Code.ATTRIBUTE:
         return answer  # its row says where onnxruntime differs from ONNX, which is what the host goes by
-    if host.has_sizes(bound) and isinstance(answer, Lowering) and (_varies(answer) or _is_data(answer)):
+    if host.has_sizes(bound) and isinstance(answer, Lowering) and (_varies(answer) or _is_data(bound, answer)):
         return answer  # for every size, where the host would need numbers
+    if host.has_sizes(bound) and (elements := _moved(bound, pins=True)) is not None:
+        return HostValues(elements)
     try:
         return HostValues(host.evaluate(bound))
     except Exception as error:  # the reference implementation lacks some forms; a kernel may still take the node
@@ -346,9 +348,9 @@ def _answer(bound: BoundNode, limits: Limits) -> Answer:
         return answer
 
 
-def _moved(bound: BoundNode) -> tuple[tuple[Array, DType] | None, ...] | None:
+def _moved(bound: BoundNode, pins: bool = False) -> tuple[tuple[Array, DType] | None, ...] | None:
     try:
-        return host.moved(bound)
+        return host.moved(bound, pins)
     except Exception:  # as below: what the reference implementation lacks
         return None
 
@@ -358,11 +360,10 @@ def _varies(lowering: Lowering) -> bool:
     return any(is_symbolic(size) for tensor in lowering.outputs if tensor is not None for size in tensor.shape)
 
 
-def _is_data(lowering: Lowering) -> bool:
-    """Whether an output is too large for anybody to want it on the host."""
-    return any(
-        tensor is not None and at_most(tensor.size) > shape_arithmetic.MAX_ELEMENTS for tensor in lowering.outputs
-    )
+def _is_data(bound: BoundNode, lowering: Lowering) -> bool:
+    """Whether an output is too large for anybody to want it on the host, or comes from a table that is."""
+    tensors = [*lowering.outputs, *(operand.type for operand in bound.inputs if operand is not None)]
+    return any(tensor is not None and at_most(tensor.size) > shape_arithmetic.MAX_ELEMENTS for tensor in tensors)
 
 
 def _learn(facts: Facts, node: Node, answer: Answer, otherwise: Callable[[str], TensorType | None]) -> None:

@@ -12,8 +12,10 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.ir.external import open_location
 from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node, Parent, Value
 from ort_gpu_ep.ir.types import BY_ORT, DType, Shape, SymbolicShape, TensorType, unpacked
 from ort_gpu_ep.plugin.abi import NULL, address_of, api, ffi, get, get_list, get_text, pointer_to, tensor_of, text_of
@@ -29,9 +31,14 @@ def array_at(address: int, shape: Shape, dtype: DType) -> Array:
     nbytes = TensorType(dtype, shape).nbytes
     if nbytes == 0:
         return np.empty(shape, dtype.numpy)
+    return _array_of(np.frombuffer(ffi.buffer(pointer_to(address), nbytes), np.uint8), shape, dtype)
+
+
+def _array_of(content: npt.NDArray[np.uint8], shape: Shape, dtype: DType) -> Array:
+    """As `array_at`, of bytes."""
     if dtype.bits < 8:
-        return unpacked(np.frombuffer(ffi.buffer(pointer_to(address), nbytes), np.uint8), TensorType(dtype, shape))
-    return np.frombuffer(ffi.buffer(pointer_to(address), nbytes), dtype.numpy).reshape(shape)
+        return unpacked(content, TensorType(dtype, shape))
+    return content.view(dtype.numpy).reshape(shape)
 
 
 class Reader:
@@ -96,12 +103,7 @@ class Reader:
 
     def model_path(self) -> str:
         """The model's file, "" where it came from memory."""
-        pointer = get(api.Graph_GetModelPath, self.pointer)
-        if pointer == NULL:
-            return ""
-        kind = "wchar_t*" if os.name == "nt" else "char*"
-        path = ffi.string(ffi.cast(kind, pointer))
-        return path if isinstance(path, str) else os.fsdecode(path)
+        return _path(get(api.Graph_GetModelPath, self.pointer))
 
     def names(self, count: Any, fill: Any, handle: Any) -> tuple[str, ...]:
         """The names in a list of OrtValueInfo; "" for one left out. Learns their types."""
@@ -132,12 +134,34 @@ class Reader:
                 f"constant {name!r} was read after ONNX Runtime's callback had ended; expected it to be read "
                 f"in Program()"
             )
-        value = get(api.ValueInfo_GetInitializerValue, info)
-        if value == NULL:
-            raise InternalError(f"onnxruntime calls {name!r} a constant but gives no value for it")
-        array = _tensor_array(value)
+        outer = get(api.ValueInfo_IsFromOuterScope, info, "bool*")
+        external = get(api.ValueInfo_GetExternalInitializerInfo, info) if outer else NULL
+        if external != NULL:
+            array = self._external(external, info)
+        else:
+            value = get(api.ValueInfo_GetInitializerValue, info)
+            if value == NULL:
+                raise InternalError(f"onnxruntime calls {name!r} a constant but gives no value for it")
+            array = _tensor_array(value)
         array.flags.writeable = False
         return array
+
+    def _external(self, external: Any, info: Any) -> Array:
+        """What a body reads of its outer graph, from the file: onnxruntime looks for it in the body alone, and fails."""
+        try:
+            location = _path(api.ExternalInitializerInfo_GetFilePath(external))
+            offset = int(api.ExternalInitializerInfo_GetFileOffset(external))
+            nbytes = int(api.ExternalInitializerInfo_GetByteSize(external))
+        finally:
+            api.ReleaseExternalInitializerInfo(external)
+        model, (dtype, shape) = self.model_path(), _type_of(info)
+        sizes = tuple(size for size in shape or () if isinstance(size, int))
+        if dtype is None or shape is None or len(sizes) < len(shape):
+            raise InternalError(f"onnxruntime gives no type for external data in {location!r}")
+        if not nbytes:
+            return np.empty(sizes, dtype.numpy)
+        with open_location(location, os.path.dirname(os.path.abspath(model)) if model else os.getcwd(), model) as file:
+            return _array_of(np.memmap(file, np.uint8, "r", offset, (nbytes,)), sizes, dtype)
 
     def _node(self, p: Any) -> Node:
         identity = int(get(api.Node_GetId, p, "size_t*"))
@@ -154,6 +178,14 @@ class Reader:
             has_subgraph=get(api.Node_GetNumSubgraphs, p, "size_t*") > 0,
             id=identity,
         )
+
+
+def _path(pointer: Any) -> str:
+    """A path that onnxruntime gives, "" where it gives none."""
+    if pointer == NULL:
+        return ""
+    path = ffi.string(ffi.cast("wchar_t*" if os.name == "nt" else "char*", pointer))
+    return path if isinstance(path, str) else os.fsdecode(path)
 
 
 def _domain(name: str) -> str:

@@ -17,6 +17,7 @@ PRINTED = {
     "io_binding": "farthest from numpy",
     "sequence": "31 steps: class",
     "own_quirk": "Softmax  cpu",
+    "transcribe": "24 tokens, ",
     "train_and_compress": "right predictions: ",
     "serve_with_ray": "32 requests in batches of",
 }

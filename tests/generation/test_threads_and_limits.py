@@ -18,9 +18,8 @@ from onnxruntime import OrtValue
 from models.language import language_model
 from ort_gpu_ep.errors import ConfigError, InputError
 from ort_gpu_ep.generation import Generator
-from ort_gpu_ep.generation.generator import SAMPLERS
 from ort_gpu_ep.generation.positions import positions_of
-from ort_gpu_ep.generation.sampling import Draw, Sampler
+from ort_gpu_ep.generation.sampling import SAMPLERS, Draw, Sampler
 from ort_gpu_ep.generation.step import NOTHING
 from ort_gpu_ep.session.opening import own_settings
 from tests.decoder import decoder

@@ -48,6 +48,19 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], Sequence[tuple[int, ...]]]] =
         {"zero": np.array(0), "one": np.array(1), "axis": np.array([0]), "heads": np.array([3, 8])},
         [(2, 5), (3, 17), (2, 64)],
     ),
+    "positions": (  # how exporters write those of a decoder's step
+        "(float[N, L, 64] x) => (float[N, 1, 64] y) { s = Shape(x) n = Gather(s, axis) l = Gather(s, one) p = "
+        "Unsqueeze(l, axis) r = Concat<axis=0>(n, column) t = Tile(p, r) e = Gather(w, t) m = "
+        "ReduceMean<axes=[1]>(x) y = Add(m, e) }",
+        {"one": np.array([1]), "axis": np.array([0]), "column": np.array([1]), **weights(w=(40, 64))},
+        [(1, 5), (1, 17), (1, 2), (1, 39)],
+    ),
+    "offset positions": (
+        "(float[N, L, 64] x) => (float[N, L, 64] y) { s = Shape(x) l = Gather(s, one) b = Add(l, two) e = Gather(w, b) "
+        "y = Add(x, e) }",
+        {"one": np.array(1), "two": np.array(2), **weights(w=(42, 64))},
+        [(2, 5), (3, 17), (2, 3), (4, 39)],
+    ),
     "convolutions": (
         "(float[N, 3, H, W] x) => (float[N, C, P, Q] y) { a = Conv<pads=[1, 1, 1, 1], strides=[2, 2]>(x, w, v) "
         "r = Relu(a) "

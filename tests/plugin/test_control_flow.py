@@ -4,13 +4,15 @@ predicted to be faster."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
-from ort_gpu_ep import plugin
+from ort_gpu_ep import InferenceSession, plugin
 from ort_gpu_ep.kernels.profile import GUESSED
 from ort_gpu_ep.partitioner import Costs
 from tests.plugin.cases import Opened, assert_close, open_session, reference
@@ -163,6 +165,41 @@ def test_a_scan_over_another_axis_is_left_to_the_cpu(rng: np.random.Generator) -
 
 def test_both_branches_of_an_if(x: Any) -> None:
     assert resident(same(IF, *({"x": x, "c": np.array(c)} for c in (True, False, True)))) == {"If"}
+
+
+OF_A_FILE = """m (float[N, 8] x, bool c) => (y) {
+    y = If (c) <then_branch = yes () => (float[N, 8] p) { a = MatMul(x, W)  p = Relu(a) },
+        else_branch = no () => (float[N, 8] s) {
+            d = Cast <to = 1> (h)  b = Add(x, d)  e = If (c) <
+                then_branch = inner () => (float[N, 8] u) { u = Sigmoid(b) },
+                else_branch = other () => (float[N, 8] v) { v = MatMul(b, W) }>
+            f = DequantizeLinear(q, scale)  s = Add(e, f) }> }"""
+
+
+@pytest.mark.parametrize("where", ["beside the model", "in another folder"])
+def test_bodies_read_weights_of_their_outer_graph_from_files(
+    where: str, x: Any, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """onnxruntime gives the value of such a weight only to the graph that has it."""
+    whole = onnx.parser.parse_model(HEAD + OF_A_FILE)
+    weights = {"W": rng.normal(size=(8, 8)).astype("f"), "h": rng.normal(size=8).astype("f2"), "scale": np.float32(0.1)}
+    tensors = [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
+    tensors.append(onnx.helper.make_tensor("q", onnx.TensorProto.INT4, [8], [-8, 7, 3, -1, 0, 5, -4, 2]))
+    whole.graph.initializer.extend(tensors)
+    feeds = [{"x": rng.normal(size=(3, 8)).astype("f"), "c": np.array(c)} for c in (True, False)]
+    wanted = [reference(whole.SerializeToString(), **each) for each in feeds]
+    onnx.save(whole, tmp_path / "m.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    source: Any = tmp_path / "m.onnx"
+    settings = onnxruntime.SessionOptions()
+    if where == "in another folder":
+        settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(tmp_path))
+        source = source.read_bytes()
+    options = {"placement": "gpu", "strict": "1"}
+    session = InferenceSession(source, settings, provider_options=options)
+    for each, expected in zip(feeds, wanted, strict=True):
+        assert_close(session.run(None, each), expected)
+    assert not [e for e in session.state.events if e.kind != "notice"]
+    assert not [node.op for report in session.state.reports for node in report.nodes if node.device == "cpu"]
 
 
 STRINGS = """m (bool c, string[N] x) => (y) {
