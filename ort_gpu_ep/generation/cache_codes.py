@@ -54,9 +54,9 @@ def quantize_caches(model: onnx.ModelProto, sample: Mapping[str, npt.NDArray[Any
         model.graph.initializer.append(numpy_helper.from_array(_scales(numbers, bits), _scale_of(name)))
     for node in model.graph.node:
         if node.op_type == SHARES:
-            given = [*node.input, *[""] * (_FIRST_SCALE + 2 - len(node.input))]
-            given[_FIRST_SCALE : _FIRST_SCALE + 2] = [_scale_of(node.input[at]) for at in PASTS]
-            node.input[:] = given
+            operands = [*node.input, *[""] * (_FIRST_SCALE + 2 - len(node.input))]
+            operands[_FIRST_SCALE : _FIRST_SCALE + 2] = [_scale_of(node.input[at]) for at in PASTS]
+            node.input[:] = operands
             node.attribute.extend(helper.make_attribute(*item) for item in kind.items())
 
 

@@ -438,8 +438,8 @@ def _put_together(step: Step, appended: Sequence[Kernel]) -> Kernel:
         consts |= {key: its[key] for key in ("SEQUENCE", "TOTAL", "FIRST", "INTERLEAVED", "HEAD")}
         if its["NORM"] or "EPSILON" not in consts:
             consts["EPSILON"] = its["EPSILON"]
-        shared = ("lengths", "cosines", "sines", "positions", *SCALES)
-        reads |= {n: at for n, at in sources.items() if n in shared}
+        common = ("lengths", "cosines", "sines", "positions", *SCALES)
+        reads |= {n: at for n, at in sources.items() if n in common}
         if "x" not in reads:
             reads["x"] = sources["x"]
         elif sources["x"] != reads["x"]:
