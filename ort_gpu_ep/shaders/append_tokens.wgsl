@@ -24,39 +24,15 @@ fn origin(part: u32, b: u32, token: u32, head: u32) -> u32 { return b * X_BATCH 
 
 #include token_element.wgsl
 
-#if CODES
-fn code_at(i: u32) -> f32 {
-#else
+#if not CODES
 fn element(i: u32) -> y_t {
-#end
-    let d = i % HEAD;
-    let row = i / HEAD % ROWS;
-    let head = i / (HEAD * ROWS) % HEADS;
-    let b = i / (HEAD * ROWS * HEADS);
-    let before = tokens_before(b);
-#if QUERY
-    let token = row;
-#else
-    if (row >= before + SEQUENCE) { return $(-8 if CODES == 4 else 0).0; }        // as ONNX Runtime's CPU leaves rows that no token has reached
-    if (row < before) {
-#if HAS_PAST
-#if CODES
-        if (row < PAST) { return past_code(((b * HEADS + head) * PAST + row) * HEAD + d); }
-#else
-        if (row < PAST) { return past_at(((b * HEADS + head) * PAST + row) * HEAD + d); }
-#end
-#end
-        return $(-8 if CODES == 4 else 0).0;
-    }
-    let token = row - before;
-#end
-#if CODES
-    return code_of(token_element(PART, b, token, head, d, before), scale_of(PART, head, d));
-#else
-    return token_element(PART, b, token, head, d, before);
-#end
+#include appended_element.wgsl
 }
+#end
 #if CODES
+fn appended_code(i: u32) -> f32 {
+#include appended_element.wgsl
+}
 
 #if HAS_PAST
 fn past_code(i: u32) -> f32 {
@@ -70,9 +46,9 @@ fn past_code(i: u32) -> f32 {
 
 fn element(i: u32) -> y_t {
 #if CODES == 8
-    return y_t(code_at(i));
+    return y_t(appended_code(i));
 #else
-    return y_t(code_at(2u * i) + 8.0) | (y_t(code_at(2u * i + 1u) + 8.0) << 4u);
+    return y_t(appended_code(2u * i) + 8.0) | (y_t(appended_code(2u * i + 1u) + 8.0) << 4u);
 #end
 }
 #end

@@ -50,7 +50,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let q_from$r = b * Q_B + h * Q_H + min(i$r, SQ - 1u) * Q_S + Q_FIRST + part;
 #for d in DQ
 #if CODES
-    let q$(r)_$d = q_at4(q_from$r + $(d * PARTS)u) * SCALE * scale4_of(1u, h / GROUP, part + $(d * PARTS)u);
+    let q$(r)_$d = q_at4(q_from$r + $(d * PARTS)u) * SCALE * scales_of_four(1u, h / GROUP, part + $(d * PARTS)u);
 #else
     let q$(r)_$d = q_at4(q_from$r + $(d * PARTS)u) * SCALE;
 #end
@@ -148,7 +148,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     }
 #if CODES
 #for d in DV
-    let scales$d = scale4_of(2u, h / GROUP, part + $(d * PARTS)u);
+    let scales$d = scales_of_four(2u, h / GROUP, part + $(d * PARTS)u);
 #for r in RQ
     o$(r)_$d *= scales$d;
 #end

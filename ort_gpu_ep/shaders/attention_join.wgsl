@@ -61,7 +61,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let share = 1.0 / whole;
 #end
 #if CODES
-    sum *= scale4_of(2u, group.x / GROUP, lane);
+    sum *= scales_of_four(2u, group.x / GROUP, lane);
 #end
     y_set4(group.y * Y_B + group.x * Y_H + lane, sum * share);
 }

@@ -69,14 +69,14 @@ fn token4(part: u32, b: u32, head: u32, d4: u32, before: u32) -> vec4<f32> {
 }
 #if CODES
 
-fn newest4(part: u32, b: u32, head: u32, d4: u32, before: u32) -> vec4<f32> {
-    return code4_of(part, head, d4, token4(part, b, head, d4, before));
+fn newest_four(part: u32, b: u32, head: u32, d4: u32, before: u32) -> vec4<f32> {
+    return codes_of_four(part, head, d4, token4(part, b, head, d4, before));
 }
 
 fn newest_word(part: u32, b: u32, head: u32, word: u32, before: u32) -> u32 {
     var bits = 0u;
 #for n in 8 // CODES
-    bits |= bits_of(newest4(part, b, head, word * $(8 // CODES)u + $(n)u, before)) << $(16 * n)u;
+    bits |= bits_of(newest_four(part, b, head, word * $(8 // CODES)u + $(n)u, before)) << $(16 * n)u;
 #end
     return bits;
 }
@@ -126,7 +126,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #if APPEND
         if (first + lane / D4 + $(n)u * ROWS == before) {
 #if CODES
-            v$n = newest4(2u, b, first_head / GROUP, lane % D4, before);
+            v$n = newest_four(2u, b, first_head / GROUP, lane % D4, before);
 #else
             v$n = token4(2u, b, first_head / GROUP, lane % D4, before);
 #end
@@ -142,9 +142,9 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let is_new = before >= first && before < first + KEYS;
 #if CODES
     for (var i = lane; i < SHARE * D4; i += LANES) {
-        queries[i] = token4(0u, b, first_head + i / D4, i % D4, before) * SCALE * scale4_of(1u, first_head / GROUP, i % D4);
+        queries[i] = token4(0u, b, first_head + i / D4, i % D4, before) * SCALE * scales_of_four(1u, first_head / GROUP, i % D4);
     }
-    if (is_new && lane < D4) { queries[SHARE * D4 + lane] = newest4(1u, b, first_head / GROUP, lane, before); }
+    if (is_new && lane < D4) { queries[SHARE * D4 + lane] = newest_four(1u, b, first_head / GROUP, lane, before); }
     if (is_new && lane < D4 / $(8 // CODES)u && first_head % GROUP == 0u && lengths_fit(b)) {
         let head = first_head / GROUP;
         keys_store_word((b * K_B + head * K_H + before * K_S + K_FIRST) / $(8 // CODES)u + lane, newest_word(1u, b, head, lane, before));
@@ -170,7 +170,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #else
     for (var i = lane; i < SHARE * D4; i += LANES) {
 #if CODES
-        queries[i] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE * scale4_of(1u, first_head / GROUP, i % D4);
+        queries[i] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE * scales_of_four(1u, first_head / GROUP, i % D4);
 #else
         queries[i] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE;
 #end

@@ -17,13 +17,13 @@ fn code_of(v: f32, scale: f32) -> f32 {     // halves to even; a scale of 0 stan
 #end
 }
 
-fn scale4_of(part: u32, head: u32, d4: u32) -> vec4<f32> {
+fn scales_of_four(part: u32, head: u32, d4: u32) -> vec4<f32> {
     let d = 4u * d4;
     return vec4<f32>(scale_of(part, head, d), scale_of(part, head, d + 1u), scale_of(part, head, d + 2u), scale_of(part, head, d + 3u));
 }
 
-fn code4_of(part: u32, head: u32, d4: u32, v: vec4<f32>) -> vec4<f32> {
-    let scales = scale4_of(part, head, d4);
+fn codes_of_four(part: u32, head: u32, d4: u32, v: vec4<f32>) -> vec4<f32> {
+    let scales = scales_of_four(part, head, d4);
     return vec4<f32>(code_of(v.x, scales.x), code_of(v.y, scales.y), code_of(v.z, scales.z), code_of(v.w, scales.w));
 }
 
