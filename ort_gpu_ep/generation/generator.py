@@ -23,6 +23,7 @@ from onnxruntime import OrtValue
 
 from ort_gpu_ep.errors import ConfigError, InputError, ModelError
 from ort_gpu_ep.generation.batch import Batch, Source, joining_model
+from ort_gpu_ep.generation.cache_codes import BITS, SAMPLE, quantize_caches
 from ort_gpu_ep.generation.drafts import Drafts, Lookup, accepted, shared
 from ort_gpu_ep.generation.growing import Growing, GrowingStep, growing_step_of, grows
 from ort_gpu_ep.generation.opening import Model, is_on_gpu, length_of, loaded, logits_of, options_of, session_of
@@ -75,13 +76,18 @@ class Generator:
 
     rows: how many sequences a batch of this Generator has at most, see `batch`; the model's batch axis must be open.
 
+    cache_bits: 8 or 4 hold keys and values as codes of so many bits, in a quarter or an eighth of float32's memory;
+    answers are others where two logits are close. None: as the model has them. sample: tokens, [S], whose keys and values
+    tell which numbers the codes stand for, at opening; None: 64 random ones.
+
     All methods may be called by several threads. A generation whose caches another one has taken raises InputError
     before a further token.
 
     Raises:
         ModelError: the model is no such decoder, or rows are wanted of one whose batch axis is fixed or whose caches
-        grow. ConfigError: an option, a max_length beyond the model's tables of positions, a lookahead for a decoder
-        whose caches grow, or beside rows.
+        grow, or cache_bits of one whose caches grow or hold no floats. ConfigError: an option, a max_length beyond the
+        model's tables of positions, a lookahead for a decoder whose caches grow, or beside rows. InputError: a sample
+        that is no prompt.
     """
 
     def __init__(
@@ -94,6 +100,8 @@ class Generator:
         lookahead: int = 0,
         draft: Generator | None = None,
         rows: int = 1,
+        cache_bits: int | None = None,
+        sample: npt.ArrayLike | None = None,
     ) -> None:
         if lookahead not in range(8) or (draft is not None and not lookahead):
             raise ConfigError(f"generate: lookahead: got {lookahead}, expected 0 to 7, and at least 1 with a draft")
@@ -101,6 +109,11 @@ class Generator:
             raise ConfigError(
                 f"generate: rows: got {rows}{f' with lookahead={lookahead}' if lookahead else ''}, expected 1 or more, "
                 f"and no lookahead beside several"
+            )
+        if cache_bits not in (None, *BITS) or (sample is not None and cache_bits is None):
+            raise ConfigError(
+                f"generate: cache_bits: got {cache_bits}{' with a sample' if sample is not None else ''}, expected 8, 4, "
+                f"or None without a sample"
             )
         parsed, folder = loaded(model)
         self.rows = rows
@@ -118,6 +131,14 @@ class Generator:
                 f"a decoder with GroupQueryAttention, as onnxruntime-genai's model builder writes it, which is told a "
                 f"length for each row"
             )
+        if growing is not None and cache_bits is not None:
+            raise ModelError(
+                f"generate: cache_bits: got {cache_bits} for a decoder whose caches grow. Expected a decoder with "
+                f"GroupQueryAttention, as onnxruntime-genai's model builder writes it"
+            )
+        if cache_bits is not None:
+            numbers = _sampled(model, self.max_length, provider_options, sess_options, sample)
+            quantize_caches(parsed, numbers, cache_bits)
         self._lookahead, self._draft = lookahead, draft
         self._passes = self._verified = 0
         step = growing or step_of(parsed, self.max_length, 1 + lookahead, rows > 1)
@@ -472,6 +493,24 @@ class Generator:
     def _written(self, form: _Form) -> dict[str, Any]:
         return {**self._places.outputs(0), NEXT: form.next, LOGITS: form.logits}
 
+    def _numbers(self, sample: npt.ArrayLike | None) -> dict[str, npt.NDArray[Any]]:
+        """Keys and values of a sample's tokens, by the names of the caches."""
+        count = min(SAMPLE, self.max_length - 1)
+        ids = np.random.default_rng(0).integers(0, self.vocabulary, count) if sample is None else sample
+        prompt = self._request(ids, 1, 0.0, 0, 1.0, None, ()).prompt
+        self._read(prompt, CHUNK, self._places.outputs(0))
+        return {name: value.numpy()[:, :, : prompt.shape[1]] for name, value in self._places.caches.items()}
+
+
+def _sampled(
+    model: Model, length: int, options: Mapping[str, Any] | None, settings: Any, sample: npt.ArrayLike | None
+) -> dict[str, npt.NDArray[Any]]:
+    """What float caches of so many tokens hold behind a sample, in a session that is closed then: the device never has
+    the weights twice."""
+    most = SAMPLE + 1 if sample is None else np.size(np.asarray(sample)) + 1
+    opened = Generator(model, max_length=max(min(length, most), 2), provider_options=options, sess_options=settings)
+    return opened._numbers(sample)
+
 
 def _content(value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Of a small value, flat."""
@@ -491,9 +530,10 @@ def _drain(waiting: deque[Callable[[], list[int]]]) -> None:
 def generate(model: Model | Generator, ids: npt.ArrayLike, **options: Any) -> Iterator[int]:
     """The tokens behind a prompt. model: a Generator, or what makes one; it is opened for this generation alone then.
 
-    options: of Generator (max_length, provider_options, sess_options) and of Generator.generate. Raises as these do.
+    options: of Generator (max_length, provider_options, sess_options, cache_bits, sample) and of Generator.generate. Raises as these do.
     """
     if isinstance(model, Generator):
         return model.generate(ids, **options)
-    own = {name: options.pop(name) for name in ("max_length", "provider_options", "sess_options") if name in options}
+    names = ("max_length", "provider_options", "sess_options", "cache_bits", "sample")
+    own = {name: options.pop(name) for name in names if name in options}
     return Generator(model, **own).generate(ids, **options)

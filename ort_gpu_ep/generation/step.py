@@ -33,7 +33,7 @@ NOTHING = -1
 """In place of a token, where logits leave none to choose."""
 
 MASK, POSITIONS, GIVEN_LOGITS = "attention_mask", "position_ids", "logits"
-SHARES, _DOMAIN, _PAST = "GroupQueryAttention", "com.microsoft", (3, 4)
+SHARES, _DOMAIN, PASTS = "GroupQueryAttention", "com.microsoft", (3, 4)
 """The op whose caches are past and present at once, of which domain, and where it reads them."""
 
 _PRODUCTS = ("MatMul", "MatMulNBits")
@@ -61,7 +61,7 @@ def step_of(model: onnx.ModelProto, rows: int, choices: int = 1, in_batches: boo
     inputs, outputs = {i.name: i for i in graph.input}, {o.name for o in graph.output}
     initializers = {t.name: t for t in graph.initializer}
     attention = [n for n in graph.node if n.op_type == SHARES and n.domain == _DOMAIN]
-    pasts = {n.input[at]: (n, n.output[at - 2]) for n in attention for at in _PAST if len(n.input) > at and n.input[at]}
+    pasts = {n.input[at]: (n, n.output[at - 2]) for n in attention for at in PASTS if len(n.input) > at and n.input[at]}
     others = [n for n in inputs if n not in (IDS, MASK, POSITIONS, *pasts, *initializers)]
     problem = (
         f"no input {IDS!r}"

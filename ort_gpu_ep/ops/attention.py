@@ -94,6 +94,33 @@ def heads_of(operand: Operand, source: int, perm: Sequence[int]) -> Heads:
     return Heads(source, (seen[0], seen[1], seen[2], int(seen[3])), (steps[0], steps[1], steps[2]))
 
 
+SCALES = "k_scale", "v_scale"
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """How caches hold keys and values as codes (include/cache_codes.wgsl). bits: of a code. keys, values: whether each
+    head's element has a scale of its own. scales: the inputs with those of keys and of values. size: elements of a
+    head.
+    """
+
+    bits: int
+    keys: bool
+    values: bool
+    scales: tuple[int, int]
+    size: int
+
+    @property
+    def per_word(self) -> int:
+        return 32 // self.bits
+
+    def consts(self) -> dict[str, Const]:
+        return {"CODES": self.bits, "K_CHANNELS": int(self.keys), "V_CHANNELS": int(self.values), "HEAD": self.size}
+
+    def reads(self, keys: bool = True, values: bool = True) -> dict[str, int | str]:
+        return {name: at for name, at, reads in zip(SCALES, self.scales, (keys, values), strict=True) if reads}
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What attention there is to compute. dq, dv: vectors of four elements of a head's queries and values."""
@@ -303,9 +330,10 @@ def attend(
     out: TensorType,
     y_strides: tuple[int, int, int],
     target: int | str = 0,
+    codes: Codes | None = None,
 ) -> Lowering:
     """The kernel of the form that is taken. y_strides: of a batch, a head, a query, in elements. target: what it
-    writes. Raises UnsupportedNodeError."""
+    writes. codes: that k and v hold. Raises UnsupportedNodeError."""
     batch, heads, queries, width = q.shape
     if (
         k.shape[3] != width
@@ -340,14 +368,24 @@ def attend(
         "SEQUENCE": queries,
         **options.consts(),
         **mask_consts(mask, (batch, heads, queries, problem.keys), options.least),
+        **(codes.consts() if codes else {}),
     }
-    reads = {"q": q.source, "k": k.source, "v": v.source, **({"mask": mask[0]} if mask else {}), **options.reads()}
+    reads = {
+        "q": q.source,
+        "k": k.source,
+        "v": v.source,
+        **({"mask": mask[0]} if mask else {}),
+        **options.reads(),
+        **(codes.reads() if codes else {}),
+    }
     forms = {
         name: Form(ns, partial(_lowered, node, problem, (q, k, v), form, consts, reads, target))
         for name, (form, ns) in estimates(problem, node.target, node.input(0).dtype).items()
+        if codes is None or isinstance(form, Share)
     }
     rounded = " ".join(str(1 << (hint(size) - 1).bit_length()) for size in (problem.queries, problem.keys))
     key = f"attention {hint(problem.batch * problem.heads)} x {rounded} x {problem.dq} {problem.dv}"
+    key = f"{key}, codes of {codes.bits} bits" if codes else key
     return lower(node.target, key, forms, out)
 
 
@@ -392,7 +430,7 @@ def _lowered(
         workgroup_size=form.workgroup_size,
         workgroup_nbytes=memory,
         writes={"y": target},
-        vectors=("q", "k", "v", "y"),
+        vectors=("q", "y") if "CODES" in consts else ("q", "k", "v", "y"),
         features=features,
         choice=choice,
         reads=reads,

@@ -11,7 +11,7 @@ from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel
-from ort_gpu_ep.ops.attention import OTHER_REGISTERS, Heads, Mask, Options, mask_consts
+from ort_gpu_ep.ops.attention import OTHER_REGISTERS, SCALES, Codes, Heads, Mask, Options, mask_consts
 
 MAX_SHARE = 4
 """Heads of a workgroup: each takes registers and workgroup memory of its own."""
@@ -71,9 +71,10 @@ def split_attention(
     out: TensorType,
     y_strides: tuple[int, int, int],
     newest: Newest | None = None,
+    codes: Codes | None = None,
 ) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
     """The two kernels, and their temporaries. As `attend` has it, where it `fits`. by: the target's figures. newest:
-    stands for q and the last key and value. Raises UnsupportedNodeError for the mask's shape.
+    stands for q and the last key and value. codes: that k and v hold. Raises UnsupportedNodeError for the mask's shape.
     """
     batch, heads, _, width = q.shape
     tokens, d4, group = k.shape[2], width // 4, heads // int(k.shape[1])
@@ -102,12 +103,15 @@ def split_attention(
         **mask_consts(mask, (batch, heads, 1, tokens), options.least),
         "APPEND": newest is not None,
         **(newest.consts if newest else {}),
+        **(codes.consts() if codes else {}),
     }
     sums = TensorType(FLOAT32, (batch, heads, splits, width))
     tops = TensorType(FLOAT32, (batch, heads, splits, 2))
     reads = options.reads()
     sink = {"sink": reads.pop("sink")} if "sink" in reads else {}
     operands = newest.reads if newest else {"q": q.source, "k": k.source, "v": v.source}
+    caches = ("keys", "values") if newest else ("k", "v")
+    scales = codes.reads(values=newest is not None) if codes else {}
     split = kernel(
         "attention_split.wgsl",
         [sums, tops, *([newest.cache] * 2 if newest else [])],
@@ -115,12 +119,14 @@ def split_attention(
         grid=(splits, heads // share, batch),
         workgroup_size=LANES,
         workgroup_nbytes=_memory(share, keys, parts, d4) + (16 * d4 if newest else 0),
-        vectors=("keys", "values", "sums") if newest else ("q", "k", "v", "sums"),
+        vectors=(*(() if newest else ("q",)), *(() if codes else caches), "sums"),
+        words=caches if codes and newest else (),
         reports=options.lengths is not None,
-        reads={**operands, **({"mask": mask[0]} if mask else {}), **reads},
+        reads={**operands, **({"mask": mask[0]} if mask else {}), **reads, **scales},
         writes={"sums": "attention_sums", "tops": "attention_tops", **(newest.writes if newest else {})},
     )
-    split = replace(split, optionals=newest.optionals) if newest else split
+    own = newest.optionals if newest else ()
+    split = replace(split, optionals=(*own, *((name, name in scales) for name in SCALES if codes)))
     join = kernel(
         "attention_join.wgsl",
         [out],
@@ -135,11 +141,18 @@ def split_attention(
             "Y_H": y_strides[1] // 4,
             "SINK": options.consts()["SINK"],
             "EMPTY_IS_ZERO": options.empty_is_zero,
+            **({"GROUP": group, **codes.consts()} if codes else {}),
         },
-        reads={"sums": "attention_sums", "tops": "attention_tops", **sink},
+        reads={
+            "sums": "attention_sums",
+            "tops": "attention_tops",
+            **sink,
+            **(codes.reads(keys=False) if codes else {}),
+        },
         writes={"y": 0},
         vectors=("sums", "y"),
     )
+    join = replace(join, optionals=tuple((name, name == SCALES[1]) for name in SCALES)) if codes else join
     return [split, join], [("attention_sums", sums), ("attention_tops", tops)]
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.symbolic import same
-from ort_gpu_ep.ir.types import FLOATS, INT32, Shape, TensorType
+from ort_gpu_ep.ir.types import FLOATS, INT8, INT32, UINT8, Shape, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, InPlace, Kernel, Lowering, kernel, op
 from ort_gpu_ep.ops import window_cache
-from ort_gpu_ep.ops.attention import Heads, Options, attend, factor_of
+from ort_gpu_ep.ops.attention import SCALES, Codes, Heads, Options, attend, factor_of
 from ort_gpu_ep.ops.attention_split import Newest, fits, split_attention
 
 (
@@ -40,6 +40,13 @@ record("put_tokens.wgsl", "movement", loop_bound=lambda k: k["HEAD"] if k["NORM"
 
 PUT_WORKGROUP_SIZE = 64
 
+_CODES = {8: INT8, 4: UINT8}
+"""By the bits of a code, the type of a cache: two codes of 4 bits share a byte."""
+
+_KINDS = ("PER_TENSOR", "PER_CHANNEL")
+
+_QUANT_TYPES = ("k_quant_type", "v_quant_type")
+
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
@@ -54,7 +61,7 @@ class Tokens:
 @dataclass(frozen=True, slots=True)
 class Step:
     """What a node is about. heads, groups: of queries, of keys. size: elements of a head. capacity: rows of the cache
-    behind this step. total: tokens of the longest batch, with this step's.
+    behind this step. total: tokens of the longest batch, with this step's. codes: that the cache holds.
     """
 
     batch: int
@@ -64,6 +71,12 @@ class Step:
     size: int
     capacity: int
     total: int
+    codes: Codes | None
+
+    @property
+    def stored(self) -> int:
+        """Elements of a row of the cache: of codes of 4 bits, two are one."""
+        return self.size if self.codes is None else self.size * self.codes.bits // 8
 
     @property
     def first(self) -> bool:
@@ -71,10 +84,12 @@ class Step:
         return bool(self.sequence == self.total)
 
 
+# The scales have the mark of inputs for the host although kernels of quantized caches read them: without it, all other
+# kernels of this op would have constants that say that there are none.
 @op(
     "GroupQueryAttention",
     domain=DOMAIN,
-    dtypes={"T": FLOATS, "T_CACHE": FLOATS, "M": (INT32,)},
+    dtypes={"T": FLOATS, "T_CACHE": (*FLOATS, INT8, UINT8), "M": (INT32,)},
     bindings="q k? v? past_key? past_value? lengths _total cosines? sines? positions? bias? sink? _k_scale? _v_scale? "
     "q_weight? k_weight? "
     "_query_lengths? -> y present_key present_value _scores",
@@ -85,17 +100,15 @@ def group_query_attention(node: BoundNode) -> Lowering:
     q: [B, S, heads * size], or with keys and values behind it, [B, S, (heads + 2 groups) * size]; k, v: [B, S, groups *
     size]; past and present: [B, groups, tokens, size]; lengths: [B], tokens up to this step, less one; total: the
     largest of these plus one; positions: [B, S], of which a first step reads one element, where all of its batches
-    begin; y: [B, S, heads * size].
+    begin; k_scale, v_scale: of caches that hold codes of 8 or 4 bits; y: [B, S, heads * size].
     """
     if node.attr("sliding_window_cache"):
         return window_cache.lower(node)
     _check(node)
     step, tokens = _step(node)
     q, k, v = tokens
-    dtype, cache = (
-        node.input(QUERY).dtype,
-        TensorType(node.input(QUERY).dtype, (step.batch, step.groups, step.capacity, step.size)),
-    )
+    dtype, codes, rows = node.input(QUERY).dtype, step.codes, (step.batch, step.groups, step.capacity)
+    cache = TensorType(_CODES[codes.bits] if codes else dtype, (*rows, step.stored))
     turns = bool(node.attr("do_rotary"))
     appended = [
         _appended(node, step, k, PAST_KEY, K_NORM, turns, cache, "present_key"),
@@ -113,7 +126,7 @@ def group_query_attention(node: BoundNode) -> Lowering:
             "queries", shape, (step.heads * step.sequence * step.size, step.sequence * step.size, step.size)
         )
     strides = (step.groups * step.capacity * step.size, step.capacity * step.size, step.size)
-    keys, values = (Heads(name, cache.shape, strides) for name in ("present_key", "present_value"))  # type: ignore[arg-type]
+    keys, values = (Heads(name, (*rows, step.size), strides) for name in ("present_key", "present_value"))
     scale, window = node.attr("scale"), int(node.attr("local_window_size"))
     causal = bool(node.attr("causal"))
     options = Options(
@@ -134,17 +147,19 @@ def group_query_attention(node: BoundNode) -> Lowering:
     put = _put(node, step, appended[::-1])
     if fits(node, queries, keys, values):
         by = node.target.figures
-        split, more = split_attention(by, queries, keys, values, mask, options, out, y_strides)
+        split, more = split_attention(by, queries, keys, values, mask, options, out, y_strides, codes=codes)
         kernels, temps = [*kernels, *split], [*temps, *more]
         newest = _newest(node, step, tokens, turns, cache)
         at_once, _ = (
-            split_attention(by, queries, keys, values, mask, options, out, y_strides, newest) if newest else ([], [])
+            split_attention(by, queries, keys, values, mask, options, out, y_strides, newest, codes)
+            if newest
+            else ([], [])
         )
         changing = (
             at_once if at_once and _bindings(at_once[0]) <= node.target.limits.max_buffers_per_stage else [*put, *split]
         )
     else:
-        kernels += attend(node, queries, keys, values, mask, options, out, y_strides).kernels
+        kernels += attend(node, queries, keys, values, mask, options, out, y_strides, codes=codes).kernels
         changing = [*put, *kernels]
     present = [cache if node.wants(i) else None for i in (1, 2)]
     stays = (
@@ -161,14 +176,7 @@ def group_query_attention(node: BoundNode) -> Lowering:
 
 def _check(node: BoundNode) -> None:
     """Raises UnsupportedNodeError for what these kernels don't do."""
-    quantized = (
-        node.has(K_SCALE)
-        or node.has(V_SCALE)
-        or node.attr("k_quant_type") != "NONE"
-        or node.attr("v_quant_type") != "NONE"
-    )
     for wrong, what in (
-        (quantized, "a quantized cache"),
         (node.has(QUERY_LENGTHS), "query_seqlens"),
         (node.wants(3), "its scores as an output"),
         (node.has(PAST_KEY) != node.has(PAST_VALUE), "past keys or past values alone"),
@@ -176,11 +184,57 @@ def _check(node: BoundNode) -> None:
         if wrong:
             raise UnsupportedNodeError(Code.ATTRIBUTE, f"GroupQueryAttention with {what}")
     dtype = node.input(QUERY).dtype
-    others = [
-        o for i in (KEY, VALUE, PAST_KEY, PAST_VALUE, COSINES, SINES, SINK, Q_NORM, K_NORM) if (o := node.optional(i))
-    ]
+    caches = () if _is_quantized(node) else (PAST_KEY, PAST_VALUE)
+    others = [o for i in (KEY, VALUE, *caches, COSINES, SINES, SINK, Q_NORM, K_NORM) if (o := node.optional(i))]
     if any(o.dtype is not dtype for o in others):
         raise UnsupportedNodeError(Code.DTYPE, f"GroupQueryAttention of {dtype} with inputs of other types")
+
+
+def _is_quantized(node: BoundNode) -> bool:
+    return (
+        node.has(K_SCALE)
+        or node.has(V_SCALE)
+        or bool(node.attr("kv_cache_bit_width"))
+        or any(node.attr(name) != "NONE" for name in _QUANT_TYPES)
+    )
+
+
+def _codes(node: BoundNode, groups: int, size: int) -> Codes | None:
+    """What the caches hold in place of numbers; None for numbers. Raises UnsupportedNodeError for all but two caches of
+    codes of as many bits, each with scales of its kind's size: one, or one for each head's element.
+    """
+    if not _is_quantized(node):
+        return None
+    bits, kinds = int(node.attr("kv_cache_bit_width")), tuple(str(node.attr(name)) for name in _QUANT_TYPES)
+    if bits not in _CODES or any(kind not in _KINDS for kind in kinds):
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE,
+            f"GroupQueryAttention with kv_cache_bit_width {bits}, k_quant_type {kinds[0]} and v_quant_type {kinds[1]}; "
+            f"taken: 8 or 4, and for both one of {', '.join(_KINDS)}",
+        )
+    for name, at in (("past_key", PAST_KEY), ("past_value", PAST_VALUE)):
+        past = node.optional(at)
+        if past is None or past.dtype is not _CODES[bits]:
+            raise UnsupportedNodeError(
+                Code.DTYPE,
+                f"GroupQueryAttention with a quantized cache of {bits} bits and {name} {past and past.type}; expected "
+                f"{_CODES[bits]}",
+            )
+    if size % (32 // bits):
+        raise UnsupportedNodeError(
+            Code.LIMIT,
+            f"GroupQueryAttention with codes of {bits} bits and heads of {size}; taken: multiples of {32 // bits}",
+        )
+    for at, kind, name in zip((K_SCALE, V_SCALE), kinds, SCALES, strict=True):
+        scale, count = node.optional(at), groups * size if kind == "PER_CHANNEL" else 1
+        if scale is None or scale.size != count:
+            raise UnsupportedNodeError(
+                Code.RANK,
+                f"GroupQueryAttention with {name} {scale and scale.type} for {kind}; expected {count} elements, "
+                f"{f'[1, {groups}, 1, {size}]' if count > 1 else '[1]'}",
+            )
+    keys, values = (kind == "PER_CHANNEL" for kind in kinds)
+    return Codes(bits, keys, values, (K_SCALE, V_SCALE), size)
 
 
 def _step(node: BoundNode) -> tuple[Step, tuple[Tokens, Tokens, Tokens]]:
@@ -209,20 +263,22 @@ def _step(node: BoundNode) -> tuple[Step, tuple[Tokens, Tokens, Tokens]]:
             f"and lengths "
             f"{node.input(LENGTHS).type}; expected [B, S, {groups * size}] and [B]",
         )
+    codes = _codes(node, groups, size)
+    stored = size if codes is None else size * codes.bits // 8
     (total,) = node.input(TOTAL).ints()
     past = node.optional(PAST_KEY)
     rows = past.shape[2] if past and past.rank == 4 else 0
     for operand in (past, node.optional(PAST_VALUE)):
-        if operand and (operand.rank != 4 or operand.shape != (batch, groups, rows, size)):
+        if operand and (operand.rank != 4 or operand.shape != (batch, groups, rows, stored)):
             raise UnsupportedNodeError(
                 Code.RANK,
-                f"GroupQueryAttention of {q.type} with a cache {operand.type}; expected [B, {groups}, tokens, {size}]",
+                f"GroupQueryAttention of {q.type} with a cache {operand.type}; expected [B, {groups}, tokens, {stored}]",
             )
     if total < sequence:
         raise UnsupportedNodeError(
             Code.RANK, f"GroupQueryAttention of {sequence} tokens with a total_sequence_length of {total}"
         )
-    step = Step(batch, sequence, heads, groups, size, rows if rows >= total else total, total)
+    step = Step(batch, sequence, heads, groups, size, rows if rows >= total else total, total, codes)
     if packed:
         return step, (
             Tokens(QUERY, width, 0),
@@ -286,6 +342,10 @@ def _appended(
         "X_TOKEN": tokens.width,
         "X_FIRST": tokens.first,
     }
+    if step.codes is not None and past is not None:
+        at = (PAST_KEY, PAST_VALUE).index(past)
+        sources |= {name: step.codes.scales[k] if k == at else None for k, name in enumerate(SCALES)}
+        consts |= step.codes.consts()
     reads = {n: at for n, at in sources.items() if at is not None}
     built = kernel(
         "append_tokens.wgsl",
@@ -369,6 +429,7 @@ def _put_together(step: Step, appended: Sequence[Kernel]) -> Kernel:
             dict(built.reads or ()),
         )
         own = step.batch * step.sequence * step.size * (step.heads if letter == "Q" else step.groups)
+        own = own // step.codes.per_word if step.codes is not None and letter != "Q" else own
         count += own
         consts |= {f"{letter}_{what}": its[f"X_{what}"] for what in ("BATCH", "TOKEN", "FIRST")}
         consts |= {name.upper(): True, f"{letter}_COUNT": own}
@@ -377,7 +438,8 @@ def _put_together(step: Step, appended: Sequence[Kernel]) -> Kernel:
         consts |= {key: its[key] for key in ("SEQUENCE", "TOTAL", "FIRST", "INTERLEAVED", "HEAD")}
         if its["NORM"] or "EPSILON" not in consts:
             consts["EPSILON"] = its["EPSILON"]
-        reads |= {n: at for n, at in sources.items() if n in ("lengths", "cosines", "sines", "positions")}
+        common = ("lengths", "cosines", "sines", "positions", *SCALES)
+        reads |= {n: at for n, at in sources.items() if n in common}
         if "x" not in reads:
             reads["x"] = sources["x"]
         elif sources["x"] != reads["x"]:
@@ -387,6 +449,10 @@ def _put_together(step: Step, appended: Sequence[Kernel]) -> Kernel:
         writes[name], outputs = dict(built.writes or ())["y"], [*outputs, *built.outputs]
     consts |= {"HEADS": step.heads, "KEY_HEADS": step.groups, "ROWS": step.capacity, "COUNT": count}
     optionals = {n: n in reads for n in ("k", "v", "k_weight", "weight", "cosines", "sines", "positions")}
+    has_codes = step.codes is not None and any(name != "queries" for name in writes)
+    if step.codes is not None and has_codes:
+        consts |= step.codes.consts()
+        optionals |= {n: n in reads for n in SCALES}
     lowering = kernel(
         "put_tokens.wgsl",
         outputs,
@@ -396,6 +462,7 @@ def _put_together(step: Step, appended: Sequence[Kernel]) -> Kernel:
         reads=reads,
         writes=writes,
         reports=True,
+        words=tuple(name for name in writes if name != "queries") if has_codes else (),
     )
     return replace(lowering, optionals=tuple(optionals.items()))
 

@@ -7,7 +7,12 @@
 // SEQUENCE ROWS HEADS HEAD PAST PART (0: queries, 1: keys, 2: values) TOTAL (tokens of the longest batch), FIRST (no steps before: lengths are of padded batches), HALF (pairs of a head
 // that are turned), INTERLEAVED (a pair is two neighbours, else HALF apart), EPSILON.
 // Source: GroupQueryAttention of ONNX Runtime (com.microsoft).
+#default CODES = 0
+#if CODES
+// CODES: y and past hold codes of so many bits, see include/cache_codes.wgsl; 4: two to an element.
+#end
 #include tokens_before.wgsl
+#include cache_codes.wgsl
 
 fn token_at(part: u32, i: u32) -> f32 { return x_at(i); }
 
@@ -19,23 +24,31 @@ fn origin(part: u32, b: u32, token: u32, head: u32) -> u32 { return b * X_BATCH 
 
 #include token_element.wgsl
 
+#if not CODES
 fn element(i: u32) -> y_t {
-    let d = i % HEAD;
-    let row = i / HEAD % ROWS;
-    let head = i / (HEAD * ROWS) % HEADS;
-    let b = i / (HEAD * ROWS * HEADS);
-    let before = tokens_before(b);
-#if QUERY
-    let token = row;
-#else
-    if (row >= before + SEQUENCE) { return 0.0; }        // as ONNX Runtime's CPU leaves rows that no token has reached
-    if (row < before) {
-#if HAS_PAST
-        if (row < PAST) { return past_at(((b * HEADS + head) * PAST + row) * HEAD + d); }
-#end
-        return 0.0;
-    }
-    let token = row - before;
-#end
-    return token_element(PART, b, token, head, d, before);
+#include appended_element.wgsl
 }
+#end
+#if CODES
+fn appended_code(i: u32) -> f32 {
+#include appended_element.wgsl
+}
+
+#if HAS_PAST
+fn past_code(i: u32) -> f32 {
+#if CODES == 8
+    return f32(past_at(i));
+#else
+    return f32((past_at(i / 2u) >> (i % 2u * 4u)) & 15u) - 8.0;
+#end
+}
+#end
+
+fn element(i: u32) -> y_t {
+#if CODES == 8
+    return y_t(appended_code(i));
+#else
+    return y_t(appended_code(2u * i) + 8.0) | (y_t(appended_code(2u * i + 1u) + 8.0) << 4u);
+#end
+}
+#end

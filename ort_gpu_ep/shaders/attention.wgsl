@@ -12,6 +12,10 @@
 // given: query i is token tokens_before(b) + i, and sees keys up to its own), WINDOW (how many keys a query sees at most, its own with them; 0: any),
 // SINK (0 none, 1 given for each head, 2 a score of 0: one more score in each sum of powers, without a value).
 // Source: ONNX Attention; Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867.
+#default CODES = 0
+#if CODES
+// CODES: k and v hold codes of so many bits (include/cache_codes.wgsl): the scales of keys go to the queries, those of values to the sums.
+#end
 const MOST: u32 = QL * RQ;
 const QUERIES: u32 = QL * SLICES;
 #if SLICES > 1
@@ -21,6 +25,11 @@ var<workgroup> sums: array<vec4<f32>, QL * SLICES * PARTS * CHUNK>;
 #end
 
 #include attention_scores.wgsl
+#include cache_codes.wgsl
+#if CODES
+fn k_at4(i: u32) -> vec4<f32> { return codes_in(k_word(i / $(8 // CODES)u), i); }
+fn v_at4(i: u32) -> vec4<f32> { return codes_in(v_word(i / $(8 // CODES)u), i); }
+#end
 
 fn grid_main(group: vec3<u32>, lane: u32) {
     let b = group.z;
@@ -40,7 +49,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let i$r = first + $(r)u * QL;
     let q_from$r = b * Q_B + h * Q_H + min(i$r, SQ - 1u) * Q_S + Q_FIRST + part;
 #for d in DQ
+#if CODES
+    let q$(r)_$d = q_at4(q_from$r + $(d * PARTS)u) * SCALE * scales_of_four(1u, h / GROUP, part + $(d * PARTS)u);
+#else
     let q$(r)_$d = q_at4(q_from$r + $(d * PARTS)u) * SCALE;
+#end
 #end
 #for d in DV
     var o$(r)_$d = vec4<f32>();
@@ -133,6 +146,14 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
     }
+#if CODES
+#for d in DV
+    let scales$d = scales_of_four(2u, h / GROUP, part + $(d * PARTS)u);
+#for r in RQ
+    o$(r)_$d *= scales$d;
+#end
+#end
+#end
 #for r in RQ
     let y_at$r = b * Y_B + h * Y_H + Y_S * (group.x * MOST + $(r)u * QL);
 #if SLICES == 1

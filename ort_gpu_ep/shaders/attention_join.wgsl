@@ -1,6 +1,11 @@
 // y = the weighted mean of values of each head, of the parts that attention_split.wgsl gives. Grid: heads, batches.
 // Expects: sums, tops, sink? (as attention_split.wgsl writes them, and a score for each head), y (vectors); D4 HEADS SPLITS Y_B Y_H (in
 // vectors), SINK as attention.wgsl, EMPTY_IS_ZERO.
+#default CODES = 0
+#if CODES
+// The sums are of codes of so many CODES bits (include/cache_codes.wgsl); their scales are applied here. GROUP: heads that share keys.
+#end
+#include cache_codes.wgsl
 const LANES: u32 = WORKGROUP_SIZE;
 const ROWS: u32 = LANES / D4;
 
@@ -54,6 +59,9 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let share = select(1.0 / whole, 0.0, whole == 0.0);
 #else
     let share = 1.0 / whole;
+#end
+#if CODES
+    sum *= scales_of_four(2u, group.x / GROUP, lane);
 #end
     y_set4(group.y * Y_B + group.x * Y_H + lane, sum * share);
 }

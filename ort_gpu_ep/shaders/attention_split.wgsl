@@ -9,7 +9,12 @@
 // their place. Then keys and values, which are written, stand for k and v, and x for q, perhaps x_k and x_v beside it, with Q_ROW Q_AT and so on (of a
 // batch, and from which element on), and what include/token_element.wgsl expects.
 // Source: Dao et al., Flash-Decoding for long-context inference, 2023.
+#default CODES = 0
+#if CODES
+// CODES: as attention.wgsl has it; attention_join.wgsl applies the scales of values, so that this binds no buffer for them, unless it stores one.
+#end
 #include attention_scores.wgsl
+#include cache_codes.wgsl
 const LANES: u32 = WORKGROUP_SIZE;
 const TEAM: u32 = LANES / SHARE;        // invocations that have a head's powers
 const ROWS: u32 = LANES / D4;           // of values that are read at a time
@@ -23,10 +28,22 @@ var<workgroup> scores: array<f32, SHARE * KEYS * PARTS>;
 var<workgroup> found: array<f32, LANES>;
 var<workgroup> joined: array<vec4<f32>, SHARE * ROWS * D4>;
 
+#if CODES
 #if APPEND
+fn k_at4(i: u32) -> vec4<f32> { return codes_in(keys_word(i / $(8 // CODES)u), i); }
+fn v_at4(i: u32) -> vec4<f32> { return codes_in(values_word(i / $(8 // CODES)u), i); }
+#else
+fn k_at4(i: u32) -> vec4<f32> { return codes_in(k_word(i / $(8 // CODES)u), i); }
+fn v_at4(i: u32) -> vec4<f32> { return codes_in(v_word(i / $(8 // CODES)u), i); }
+#end
+
+#end
+#if APPEND
+#if not CODES
 fn k_at4(i: u32) -> vec4<f32> { return keys_at4(i); }
 fn v_at4(i: u32) -> vec4<f32> { return values_at4(i); }
 
+#end
 fn token_at(part: u32, i: u32) -> f32 {
 #if HAS_X_K
     if (part == 1u) { return x_k_at(i); }
@@ -50,6 +67,20 @@ fn token4(part: u32, b: u32, head: u32, d4: u32, before: u32) -> vec4<f32> {
         token_element(part, b, 0u, head, 4u * d4, before), token_element(part, b, 0u, head, 4u * d4 + 1u, before),
         token_element(part, b, 0u, head, 4u * d4 + 2u, before), token_element(part, b, 0u, head, 4u * d4 + 3u, before));
 }
+#if CODES
+
+fn newest_four(part: u32, b: u32, head: u32, d4: u32, before: u32) -> vec4<f32> {
+    return codes_of_four(part, head, d4, token4(part, b, head, d4, before));
+}
+
+fn newest_word(part: u32, b: u32, head: u32, word: u32, before: u32) -> u32 {
+    var bits = 0u;
+#for n in 8 // CODES
+    bits |= bits_of(newest_four(part, b, head, word * $(8 // CODES)u + $(n)u, before)) << $(16 * n)u;
+#end
+    return bits;
+}
+#end
 #end
 
 fn grid_main(group: vec3<u32>, lane: u32) {
@@ -94,7 +125,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     if (lane < ROWS * D4 && sees(b, first_head, 0u, first + lane / D4 + $(n)u * ROWS, before)) {
 #if APPEND
         if (first + lane / D4 + $(n)u * ROWS == before) {
+#if CODES
+            v$n = newest_four(2u, b, first_head / GROUP, lane % D4, before);
+#else
             v$n = token4(2u, b, first_head / GROUP, lane % D4, before);
+#end
         } else {
             v$n = v_at4(v_from + (first + lane / D4 + $(n)u * ROWS) * V_S);
         }
@@ -105,6 +140,17 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #if APPEND
     let is_new = before >= first && before < first + KEYS;
+#if CODES
+    for (var i = lane; i < SHARE * D4; i += LANES) {
+        queries[i] = token4(0u, b, first_head + i / D4, i % D4, before) * SCALE * scales_of_four(1u, first_head / GROUP, i % D4);
+    }
+    if (is_new && lane < D4) { queries[SHARE * D4 + lane] = newest_four(1u, b, first_head / GROUP, lane, before); }
+    if (is_new && lane < D4 / $(8 // CODES)u && first_head % GROUP == 0u && lengths_fit(b)) {
+        let head = first_head / GROUP;
+        keys_store_word((b * K_B + head * K_H + before * K_S + K_FIRST) / $(8 // CODES)u + lane, newest_word(1u, b, head, lane, before));
+        values_store_word((b * V_B + head * V_H + before * V_S + V_FIRST) / $(8 // CODES)u + lane, newest_word(2u, b, head, lane, before));
+    }
+#else
     for (var i = lane; i < SHARE * D4; i += LANES) { queries[i] = token4(0u, b, first_head + i / D4, i % D4, before) * SCALE; }
     if (is_new && lane < D4) {
         let newest = token4(1u, b, first_head / GROUP, lane, before);
@@ -114,6 +160,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
             values_set4(b * V_B + first_head / GROUP * V_H + before * V_S + V_FIRST + lane, token4(2u, b, first_head / GROUP, lane, before));
         }
     }
+#end
     workgroupBarrier();
     if (is_seen && !is_stored) {
 #for d in D4 // PARTS
@@ -122,7 +169,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     }
 #else
     for (var i = lane; i < SHARE * D4; i += LANES) {
+#if CODES
+        queries[i] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE * scales_of_four(1u, first_head / GROUP, i % D4);
+#else
         queries[i] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE;
+#end
     }
     workgroupBarrier();
 #end

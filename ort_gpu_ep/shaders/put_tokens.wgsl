@@ -5,7 +5,12 @@
 // lengths, cosines? sines? positions? weight? and the constants that append_tokens.wgsl describes; of each part the first letter with _BATCH _TOKEN
 // _FIRST, as X_BATCH X_TOKEN X_FIRST there; queries, keys, values.
 // Source: GroupQueryAttention of ONNX Runtime (com.microsoft), past and present in one buffer.
+#default CODES = 0
+#if CODES
+// CODES: keys and values hold codes of so many bits (include/cache_codes.wgsl); an invocation, and K_COUNT, are of a word then.
+#end
 #include tokens_before.wgsl
+#include cache_codes.wgsl
 
 fn token_at(part: u32, i: u32) -> f32 {
 #if HAS_K
@@ -53,18 +58,41 @@ fn group_main(group: u32, lane: u32) {
 #else
     let part = 2u;
 #end
+#if CODES
+    let d = i % (HEAD / $(32 // CODES)u) * $(32 // CODES)u;
+    i = i / (HEAD / $(32 // CODES)u) * HEAD;
+#else
     let d = i % HEAD;
+#end
     let head = i / HEAD % KEY_HEADS;
     let token = i / (HEAD * KEY_HEADS) % SEQUENCE;
     let b = i / (HEAD * KEY_HEADS * SEQUENCE);
     let before = tokens_before(b);
     if (!lengths_fit(b)) { return; }
     let to = ((b * KEY_HEADS + head) * ROWS + before + token) * HEAD + d;
+#if CODES
+    var word = 0u;
+#for n in 8 // CODES
+    let codes$n = vec4<f32>(
+#for e in 4
+        code_of(token_element(part, b, token, head, d + $(4 * n + e)u, before), scale_of(part, head, d + $(4 * n + e)u)),
+#end
+    );
+    word |= bits_of(codes$n) << $(16 * n)u;
+#end
+#if KEYS
+    if (part == 1u) { keys_store_word(to / $(32 // CODES)u, word); }
+#end
+#if VALUES
+    if (part == 2u) { values_store_word(to / $(32 // CODES)u, word); }
+#end
+#else
     let v = token_element(part, b, token, head, d, before);
 #if KEYS
     if (part == 1u) { keys_set(to, v); }
 #end
 #if VALUES
     if (part == 2u) { values_set(to, v); }
+#end
 #end
 }

@@ -39,10 +39,12 @@ def model(
     sink: bool = False,
     norms: bool = False,
     dtype: str = "float32",
+    bits: int = 0,
+    channels: bool = False,
     **attributes: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """lengths: of each batch with this step. past: rows of the cache, None for none. rotary: elements of a head that
-    are turned."""
+    are turned. bits: of a code in the cache, 0 for numbers. channels: a scale for each element of a head."""
     batch, total = len(lengths), max(lengths)
     widths = [(heads + 2 * groups) * size] if packed else [heads * size, groups * size, groups * size]
     tokens = [normal(k, batch, sequence, w, dtype=dtype) for k, w in enumerate(widths)]
@@ -56,6 +58,11 @@ def model(
     ]
     if past is not None:
         inputs[3:5] = [normal(k, batch, groups, past, size, dtype=dtype) for k in (7, 8)]
+    if bits:
+        rng, kind = np.random.default_rng([bits, size]), "PER_CHANNEL" if channels else "PER_TENSOR"
+        of_cache = (2, batch, groups, past or 0, size * bits // 8)
+        inputs[3:5] = rng.integers(0, 256, of_cache, "uint8").view("int8" if bits == 8 else "uint8")
+        attributes = {"kv_cache_bit_width": bits, "k_quant_type": kind, "v_quant_type": kind, **attributes}
     angles = np.arange(max(64, total + 1))[:, None] * 100.0 ** (-np.arange(rotary // 2) / max(rotary // 2, 1))
     inputs += [np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)] if rotary else [None, None]
     before = np.array(lengths) - sequence
@@ -64,7 +71,12 @@ def model(
         normal(11, batch, 1, sequence, total, dtype=dtype) if bias else None,
         normal(12, heads, dtype=dtype) if sink else None,
     ]
-    inputs += [None, None, *((normal(13, size, dtype=dtype), normal(14, size, dtype=dtype)) if norms else ())]
+    of_scales = (1, groups, 1, size) if channels else (1,)
+    scales = np.random.default_rng([bits, 15]).uniform(1, 3, (2, *of_scales)).astype("float32") / 2**bits
+    if channels:
+        scales[:, ..., 3] = 0
+    inputs += list(scales) if bits else [None, None]
+    inputs += [normal(13, size, dtype=dtype), normal(14, size, dtype=dtype)] if norms else []
     while inputs[-1] is None:
         inputs.pop()
     return model_of(

@@ -201,8 +201,8 @@ def used(opened: Any, shape: tuple[int, ...]) -> None:
         opened.session.run_with_iobinding(binding)
 
 
-def new_value(shape: tuple[int, ...]) -> Any:
-    return onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "gpu", 0, plugin.VENDOR_ID)
+def new_value(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
+    return onnxruntime.OrtValue.ortvalue_from_shape_and_type(shape, dtype, "gpu", 0, plugin.VENDOR_ID)
 
 
 def test_what_nobody_wrote_is_zero(doubling: bytes) -> None:
@@ -218,31 +218,38 @@ def test_what_nobody_wrote_is_zero(doubling: bytes) -> None:
         np.testing.assert_array_equal(value.numpy(), np.zeros(shape, "f"))
 
 
+@pytest.mark.parametrize("bits", [0, 8, 4])
 def test_a_conversation_that_leaves_out_a_row_of_its_cache_is_answered_as_by_the_cpu(
-    doubling: bytes, rng: np.random.Generator
+    bits: int, doubling: bytes, rng: np.random.Generator
 ) -> None:
-    """As onnxruntime-genai's are: it appends to an answer whose last token it has not fed."""
+    """As onnxruntime-genai's are: it appends to an answer whose last token it has not fed. bits: of a code in the
+    cache, 0 for numbers."""
     heads, groups, size, rows = 4, 2, 16, 24
-    cache = ["B", groups, "past", size]
+    dtype, stored = {0: ("f", size), 8: ("i1", size), 4: ("u1", size // 2)}[bits]
+    cache, kind = ["B", groups, "past", stored], helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    scales = {n: rng.uniform(1, 3, (1, groups, 1, size)).astype("f") / 2**bits for n in ("ks", "vs")} if bits else {}
+    quantized = {"kv_cache_bit_width": bits, "k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
     model = make_model(
         [
             helper.make_node(
                 "GroupQueryAttention",
-                ["q", "", "", "pk", "pv", "l", "t"],
+                ["q", "", "", "pk", "pv", "l", "t", *([""] * 5 if bits else []), *scales],
                 ["y", "nk", "nv"],
                 domain="com.microsoft",
                 num_heads=heads,
                 kv_num_heads=groups,
+                **(quantized if bits else {}),
             )
         ],
         [
             info("q", [1, "s", (heads + 2 * groups) * size]),
-            info("pk", cache),
-            info("pv", cache),
+            info("pk", cache, kind),
+            info("pv", cache, kind),
             info("l", [1], 6),
             info("t", [1], 6),
         ],
-        [info("y", [1, "s", heads * size]), info("nk", cache), info("nv", cache)],
+        [info("y", [1, "s", heads * size]), info("nk", cache, kind), info("nv", cache, kind)],
+        scales,
     )
     steps = [
         (rng.standard_normal((1, s, (heads + 2 * groups) * size)).astype("f"), total)
@@ -265,11 +272,11 @@ def test_a_conversation_that_leaves_out_a_row_of_its_cache_is_answered_as_by_the
             found.append(binding.copy_outputs_to_cpu()[0])
         return [*found, *(np.array(c.numpy()) for c in caches.values())]
 
-    shape = (1, groups, rows, size)
+    shape = (1, groups, rows, stored)
     theirs = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    zeros = {n: np.zeros(shape, "f") for n in ("pk", "pv")}
+    zeros = {n: np.zeros(shape, dtype) for n in ("pk", "pv")}
     wanted = answers(theirs, {n: onnxruntime.OrtValue.ortvalue_from_numpy(a) for n, a in zeros.items()})
-    for got, want in zip(
-        answers(open_session(model).session, {n: new_value(shape) for n in ("pk", "pv")}), wanted, strict=True
-    ):
+    ours = open_session(model, strict=1)
+    values = {n: new_value(shape, np.dtype(dtype).type) for n in ("pk", "pv")}
+    for got, want in zip(answers(ours.session, values), wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)

@@ -194,6 +194,64 @@ def _cached_attention(trial: Trial, normed: bool) -> str:
     return "2 caches"
 
 
+@probe(
+    "caches of codes",
+    "kernels",
+    disables=("append_tokens.wgsl", "attention_split.wgsl"),
+    fault=(r"clamp\(round\(", "clamp(floor("),
+)
+def coded_cache(trial: Trial) -> str:
+    """GroupQueryAttention of one token whose cache grows with a scale for 8 bits, or has room, and scales for 4. Numbers
+    are quarters of their scales, so that halves are met and no quotient is rounded."""
+    for ((bits, rows),) in trial.repeated(((8, 90), (4, 130))):
+        before, heads, groups, size = 90, 4, 2, 32
+        most, of_head = 2 ** (bits - 1), (1, groups, 1, size)
+        channels = bits == 4
+        scales = [2.0 ** trial.integers(-5, -2, *(of_head if channels else (1,))) for _ in range(2)]
+        past = [trial.integers(-most, most, 1, groups, rows, size, dtype="int32") for _ in range(2)]
+        new = [trial.integers(-5 * most, 5 * most, *of_head, dtype="int32") / 4 for _ in range(2)]
+        q = trial.normal(1, 1, heads * size)
+        got = trial.node(
+            "GroupQueryAttention",
+            1,
+            [
+                q,
+                *((n * s).astype(np.float32).reshape(1, 1, -1) for n, s in zip(new, scales, strict=True)),
+                *(_packed(codes, bits) for codes in past),
+                np.array([before], np.int32),
+                *[None] * 6,
+                *(s.astype(np.float32) for s in scales),
+            ],
+            {6: np.array(before + 1, np.int32)},
+            3,
+            DOMAIN,
+            num_heads=heads,
+            kv_num_heads=groups,
+            kv_cache_bit_width=bits,
+            k_quant_type="PER_CHANNEL" if channels else "PER_TENSOR",
+            v_quant_type="PER_CHANNEL" if channels else "PER_TENSOR",
+        )
+        codes = [
+            np.concatenate([p[:, :, :before], np.clip(np.round(n), -most, most - 1).astype(np.int32)], 2)
+            for p, n in zip(past, new, strict=True)
+        ]
+        keys, values = ((c * s)[0].repeat(heads // groups, 0) for c, s in zip(codes, scales, strict=True))
+        want = _attended(q.reshape(heads, size).astype(np.float64), keys, values)
+        agree(f"attention over codes of {bits} bits", got[0].reshape(heads, size), want)
+        for name, cache, expected in zip(("keys", "values"), got[1:], codes, strict=True):
+            agree(f"{name} of {bits} bits", cache[:, :, : before + 1], _packed(expected, bits))
+    return "2 caches"
+
+
+def _packed(codes: Array, bits: int) -> Array:
+    """Codes as a cache holds them: those of 4 bits have 8 added, and the first of two is the lower half of a byte."""
+    if bits == 8:
+        return codes.astype(np.int8)
+    halves = (codes + 8).astype(np.uint8)
+    packed: Array = halves[..., ::2] | halves[..., 1::2] << 4
+    return packed
+
+
 @probe("caches that keep a window", "kernels", disables=("window_start.wgsl", "window_rows.wgsl"))
 def windowed_cache(trial: Trial) -> str:
     """GroupQueryAttention with sliding_window_cache: one token behind 18, of which the cache keeps 10; with it, it is
