@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -327,6 +328,32 @@ def test_where_no_tile_has_registers_those_with_the_fewest_are_left(compiler: st
         found = shares(TiledProduct(rows, m, Weights(1, k, 1, 1, m, 0, True), target=Target(limits)))
         assert {tile.name for tile, _ in found.values()} <= {"32x32/4", "32x16/4", "32x64", "16x32/4", "32x32"}
         assert "32x32/4*1" in found
+
+
+@pytest.mark.parametrize("compiler", ["arm", ""])
+def test_a_general_product_asks_for_registers_too(compiler: str) -> None:
+    """Sums of a few steps fit into 64 in each tile, those in blocks in none: then the tiles with the fewest are left.
+    Where K is in parts that are short enough, all are there again."""
+
+    def tiles_of(k: int, compiler: str, window: bool = False) -> dict[int, set[str]]:
+        limits = replace(H200, figures=figures_for("integrated", None, compiler))
+        a, b = contraction.Matrix(0, Strided((1,), (0,)), 1, 256), contraction.Matrix(1, Strided((1,), (0,)), 1, 256)
+        taps: dict[str, Any] = {"WINDOW_Y": 3, "WINDOW_X": 3} if window else {}
+        product = contraction.Product(1, 256, 256, k, a, b, window=taps, target=Target(limits))
+        found: dict[int, set[str]] = {}
+        for name in contraction.forms(product):
+            tile, split = name.removeprefix("gemm ").split("*")
+            found.setdefault(int(split), set()).add(tile)
+        return found
+
+    every = {f"{tile.m}x{tile.n}x{tile.k}" for tile in contraction.TILES}
+    for window in (False, True):
+        assert list(tiles_of(4096, "intel", window).values()) == [every] * len(contraction.SPLITS)
+    assert tiles_of(256, compiler)[1] == every
+    long = tiles_of(4096, compiler)
+    assert long[1] == every - {"32x32x16"}
+    assert long[16] == every
+    assert tiles_of(4096, compiler, window=True)[1] == {"64x64x16", "64x32x16", "64x16x8", "32x64x16", "16x64x8"}
 
 
 def test_every_figure_says_its_unit_and_is_told_of() -> None:
