@@ -13,7 +13,7 @@ from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.cost_parameters import unspilled
 from ort_gpu_ep.kernels.forms import Form, lower
-from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import DEFAULT_TARGET, Choice, Target
 from ort_gpu_ep.ops import matvec, split_k
