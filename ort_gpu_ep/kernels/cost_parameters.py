@@ -472,7 +472,9 @@ Arm's compiler, with 64, spills 14 of product.wgsl's 32x32/4, 30 of 32x16/4 and 
 long; 8 of gemm.wgsl's 64x64x16 and 142 of 32x32x16."""
 
 
-def unspilled(tiles: Sequence[Tiled], registers: Callable[[Tiled], int], of_lane: int, of_unit: int) -> list[Tiled]:
+def within_registers(
+    tiles: Sequence[Tiled], registers: Callable[[Tiled], int], of_lane: int, of_unit: int
+) -> list[Tiled]:
     """The tiles whose lanes have registers enough. Where none has, those that keep the least in memory; a compiler takes
     long for the others, too. registers: that a lane needs. of_lane, of_unit: that there are (`lane_registers`,
     `registers`).

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import TensorType
-from ort_gpu_ep.kernels.cost_parameters import unspilled
+from ort_gpu_ep.kernels.cost_parameters import within_registers
 from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import Const, Kernel, Lowering, Strided, kernel
@@ -177,7 +177,7 @@ def _with_registers(
 ) -> frozenset[Tile]:
     """Those that an invocation has registers for. blocked: which of them sum in blocks."""
     registers = {t: t.registers(b, window) for t, b in zip(tiles, blocked, strict=True)}
-    return frozenset(unspilled(tiles, registers.__getitem__, of_lane, of_unit))
+    return frozenset(within_registers(tiles, registers.__getitem__, of_lane, of_unit))
 
 
 def _estimate_ns(product: Product, tile: Tile, split: int) -> float:

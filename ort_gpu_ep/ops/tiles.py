@@ -15,7 +15,7 @@ from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOATS, DType, Shape, TensorType
-from ort_gpu_ep.kernels.cost_parameters import unspilled
+from ort_gpu_ep.kernels.cost_parameters import within_registers
 from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
@@ -281,7 +281,7 @@ def shares(product: TiledProduct) -> dict[str, tuple[Tile, int]]:
     )
     rows, columns = int(hint(product.rows)), int(hint(product.m))
     by = product.target.figures
-    of_registers = unspilled(fitting, lambda t: t.registers, by.lane_registers, by.registers)
+    of_registers = within_registers(fitting, lambda t: t.registers, by.lane_registers, by.registers)
     tiles = [t for t in of_registers if max(ceil_div(rows, t.n), ceil_div(columns, t.m)) <= most] or fitting
     return {f"{tile.name}*{split}": (tile, split) for tile in tiles for split in _splits(product, tile)}
 
