@@ -141,7 +141,7 @@ def f16(trial: Trial) -> str:
         a, b = x.astype(np.float64), y.astype(np.float64)
         got = trial.wgsl("f16", _HALVES.format(count=count), [x, y], ("float16", 6 * count), -(-count // 64))
         whole = np.trunc(a) - np.trunc(abs(b))
-        wanted = {
+        expected = {
             "x + y": a + b,
             "x / y": a / b,
             "x % y": np.fmod(a, b),
@@ -149,7 +149,7 @@ def f16(trial: Trial) -> str:
             "f32(x)": a * 0.3,
             "private": a - b,
         }
-        for k, (text, right) in enumerate(wanted.items()):
+        for k, (text, right) in enumerate(expected.items()):
             agree(f"f16 {text}", got.reshape(count, 6)[:, k], right, 1e-2 if text == "x % y" else 3e-3)
     return f"{trial.rounds * 8 * count} elements within 16 bits"
 
