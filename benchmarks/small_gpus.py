@@ -33,10 +33,12 @@ from ort_gpu_ep.partitioner import Costs, costs, partition
 
 @dataclass(frozen=True)
 class Machine:
-    """A small GPU and the CPU beside it. copied_per_s: bytes of an upload or a readback, which copy within one memory.
-    cpu_flops_per_s, cpu_nbytes_per_s: what onnxruntime reaches there in dense layers and in elementwise ones.
+    """A small GPU and the CPU beside it. compiler: as AdapterInfo has it. copied_per_s: bytes of an upload or a readback,
+    which copy within one memory. cpu_flops_per_s, cpu_nbytes_per_s: what onnxruntime reaches there in dense layers and
+    in elementwise ones.
     """
 
+    compiler: str
     dispatch_s: float
     run_s: float
     roofs: Roofs
@@ -46,7 +48,7 @@ class Machine:
 
     @property
     def figures(self) -> Figures:
-        return figures_for("integrated", figures_of(self.roofs, self.dispatch_s))
+        return figures_for("integrated", figures_of(self.roofs, self.dispatch_s), self.compiler)
 
     @property
     def profile(self) -> Profile:
@@ -57,10 +59,10 @@ class Machine:
 
 
 SMALL_GPUS: Mapping[str, Machine] = {
-    "raspberry-pi-5": Machine(3e-5, 4e-4, Roofs(7.7e10, 1.7e10, 8e-7, 4e-7, 5.1e10), 3e9, 7.7e10, 1e10),
-    "intel-uhd": Machine(8e-6, 2e-4, Roofs(0.44e12, 38e9, 2.5e-7, 1e-7, 2.2e11), 8e9, 1.6e11, 2e10),
-    "mali-g7x": Machine(20e-6, 4e-4, Roofs(0.9e12, 34e9, 8e-7, 2e-7, 1.9e11), 5e9, 1e11, 1.5e10),
-    "apple-m1": Machine(1e-5, 2e-4, Roofs(2.6e12, 68e9, 4e-7, 1e-7, 6.5e11), 2e10, 2e11, 5e10),
+    "raspberry-pi-5": Machine("", 3e-5, 4e-4, Roofs(7.7e10, 1.7e10, 8e-7, 4e-7, 5.1e10), 3e9, 7.7e10, 1e10),
+    "intel-uhd": Machine("intel", 8e-6, 2e-4, Roofs(0.44e12, 38e9, 2.5e-7, 1e-7, 2.2e11), 8e9, 1.6e11, 2e10),
+    "mali-g7x": Machine("arm", 20e-6, 4e-4, Roofs(0.9e12, 34e9, 8e-7, 2e-7, 1.9e11), 5e9, 1e11, 1.5e10),
+    "apple-m1": Machine("apple", 1e-5, 2e-4, Roofs(2.6e12, 68e9, 4e-7, 1e-7, 6.5e11), 2e10, 2e11, 5e10),
 }
 """A single-board computer's, a laptop's, a phone's, and a larger integrated one, by their class. Arithmetic and memory
 are documented: of the Pi 12 units of 4 lanes at 0.8 GHz and 32 bits of LPDDR4X-4267. What they wait for is assumed;

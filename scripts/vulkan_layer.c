@@ -3,6 +3,8 @@
 //                               driver compiles anything.
 //   STATISTICS_LAYER_FILE=FILE  for benchmarks/compilers.py: makes each compute pipeline anew, without a cache, and writes a line of JSON about
 //                               it to FILE: the result, CPU milliseconds, and what VK_KHR_pipeline_executable_properties tells.
+//   NOTHING_LAYER=1             for tests: submits no command buffers, so that the GPU computes nothing and says that it is done, as behind
+//                               Mesa's drm-shims.
 // What follows are the parts of Vulkan's and its loader's headers that this needs (Vulkan 1.3, chapters "Instances", "Devices", "Shaders",
 // "Pipelines"; the loader's LoaderLayerInterface.md).
 #include <stddef.h>
@@ -42,11 +44,16 @@ typedef int (*Extensions)(void *, const char *, uint32_t *, Extension *);
 typedef int (*CreatePipelines)(void *, uint64_t, uint32_t, const PipelineInfo *, const void *, uint64_t *);
 typedef int (*GetProperties)(void *, const Executable *, uint32_t *, Properties *);
 typedef int (*GetStatistics)(void *, const Executable *, uint32_t *, Statistic *);
+typedef struct {
+    int type; const void *next; uint32_t waits; const void *wait, *stages; uint32_t commands; const void *command; uint32_t signals; const void *signal;
+} SubmitInfo;
+typedef int (*Submit)(void *, uint32_t, const SubmitInfo *, uint64_t);
 typedef int (*CreateShaderModule)(void *, const ShaderModuleInfo *, const void *, uint64_t *);
 
 static Getter next_instance, next_device;
 static void *instance;
 static CreateShaderModule next_module;
+static Submit next_submit;
 static int tells_statistics;
 
 static Function own(const char *name);
@@ -100,6 +107,7 @@ static int create_device(void *physical, const DeviceInfo *info, const void *all
     if (tells_statistics) more.next = &features, more.extension = names, more.extensions++;
     int result = ((CreateDevice)getter(instance, "vkCreateDevice"))(physical, (const Structure *)&more, allocator, made);
     if (result == SUCCESS) next_module = (CreateShaderModule)next_device(*made, "vkCreateShaderModule");
+    if (result == SUCCESS) next_submit = (Submit)next_device(*made, "vkQueueSubmit");
     free(each), free(names);
     return result;
 }
@@ -173,18 +181,29 @@ static int create_pipelines(void *device, uint64_t cache, uint32_t count, const 
     return SUCCESS;
 }
 
+// Semaphores and the fence as they are asked for.
+static int submit_nothing(void *queue, uint32_t count, const SubmitInfo *infos, uint64_t fence) {
+    SubmitInfo *empty = calloc(count, sizeof *empty);
+    if (!empty) return INITIALIZATION_FAILED;
+    if (count) memcpy(empty, infos, count * sizeof *empty);
+    for (uint32_t i = 0; i < count; i++) empty[i].commands = 0;
+    int result = next_submit(queue, count, empty, fence);
+    free(empty);
+    return result;
+}
+
 static void destroy_pipeline(void *device, uint64_t pipeline, const void *allocator) { (void)device, (void)pipeline, (void)allocator; }
 
 static Function own(const char *name) {
-    static const struct { const char *name; Function function; int of_spirv; } table[] = {
-        {"vkGetInstanceProcAddr", (Function)from_instance, 0}, {"vkGetDeviceProcAddr", (Function)from_device, 0},
-        {"vkCreateInstance", (Function)create_instance, 0}, {"vkCreateDevice", (Function)create_device, 0},
-        {"vkCreateShaderModule", (Function)create_shader_module, 0}, {"vkCreateComputePipelines", (Function)create_pipelines, 1},
-        {"vkDestroyPipeline", (Function)destroy_pipeline, 1}};
-    int spirv = getenv("SPIRV_LAYER_FILE") != NULL;
-    if (!spirv && !strcmp(name, "vkCreateComputePipelines")) return (Function)compile_pipelines;
+    static const struct { const char *name; Function function; const char *by; } table[] = {
+        {"vkGetInstanceProcAddr", (Function)from_instance, NULL}, {"vkGetDeviceProcAddr", (Function)from_device, NULL},
+        {"vkCreateInstance", (Function)create_instance, NULL}, {"vkCreateDevice", (Function)create_device, NULL},
+        {"vkCreateShaderModule", (Function)create_shader_module, NULL}, {"vkQueueSubmit", (Function)submit_nothing, "NOTHING_LAYER"},
+        {"vkCreateComputePipelines", (Function)create_pipelines, "SPIRV_LAYER_FILE"},
+        {"vkDestroyPipeline", (Function)destroy_pipeline, "SPIRV_LAYER_FILE"},
+        {"vkCreateComputePipelines", (Function)compile_pipelines, "STATISTICS_LAYER_FILE"}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
-        if (!strcmp(name, table[i].name) && spirv >= table[i].of_spirv) return table[i].function;
+        if (!strcmp(name, table[i].name) && (!table[i].by || getenv(table[i].by))) return table[i].function;
     return NULL;
 }
 

@@ -7,9 +7,9 @@ another adapter's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,6 +455,32 @@ def figures_for(kind: str, measured: Figures | None, compiler: str = "") -> Figu
         figures_of(INTEGRATED_ROOFS, INTEGRATED_DISPATCH_S) if kind == "integrated" else DEFAULT_FIGURES
     )
     return replace(figures, **changes) if changes else figures
+
+
+class Sized(Protocol):
+    """Has a workgroup's size."""
+
+    @property
+    def workgroup_size(self) -> int: ...
+
+
+Tiled = TypeVar("Tiled", bound=Sized)
+
+SPILLED = 1.1
+"""Registers of a tile over those of the tile with the fewest up to which it is taken where a lane has room for none:
+Arm's compiler, with 64, spills 14 of product.wgsl's 32x32/4, 30 of 32x16/4 and 162 of 64x64, which takes it 20 times as
+long; 8 of gemm.wgsl's 64x64x16 and 142 of 32x32x16."""
+
+
+def within_registers(
+    tiles: Sequence[Tiled], registers: Callable[[Tiled], int], of_lane: int, of_unit: int
+) -> list[Tiled]:
+    """The tiles whose lanes have registers enough. Where none has, those that keep the least in memory; a compiler takes
+    long for the others, too. registers: that a lane needs. of_lane, of_unit: that there are (`lane_registers`,
+    `registers`).
+    """
+    fitting = [t for t in tiles if registers(t) <= min(of_lane, of_unit // t.workgroup_size)]
+    return fitting or [t for t in tiles if registers(t) <= SPILLED * min(map(registers, tiles))]
 
 
 def _step(ratio: float) -> float:

@@ -15,6 +15,7 @@ from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOATS, DType, Shape, TensorType
+from ort_gpu_ep.kernels.cost_parameters import within_registers
 from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
@@ -119,10 +120,6 @@ class Tile:
 OTHER_REGISTERS = 40
 """Of a lane, besides those of its tile: places in memory, mostly. Intel's compiler, with 128, spills 306 of 128x128, 31
 of 64x64, 6 of 64x32/4 where it has windows, and nothing of 64x64/4 (benchmarks/compilers.py)."""
-
-SPILLED = 1.1
-"""Registers of a tile over those of the tile with the fewest up to which it is taken where a lane has room for none:
-Arm's compiler, with 64, spills 14 of 32x32/4, 30 of 32x16/4 and 162 of 64x64, which takes it 20 times as long."""
 
 TILES = (
     Tile("64x64/4", 64, 64, 8, 8, 4, 4, 2, 0.5017),
@@ -284,11 +281,8 @@ def shares(product: TiledProduct) -> dict[str, tuple[Tile, int]]:
     )
     rows, columns = int(hint(product.rows)), int(hint(product.m))
     by = product.target.figures
-    unspilled = [t for t in fitting if t.registers <= min(by.lane_registers, by.registers // t.workgroup_size)]
-    if not unspilled:  # those that keep the least in memory; a compiler takes long for the others, too
-        least = min((t.registers for t in fitting), default=0)
-        unspilled = [t for t in fitting if t.registers <= SPILLED * least]
-    tiles = [t for t in unspilled if max(ceil_div(rows, t.n), ceil_div(columns, t.m)) <= most] or fitting
+    of_registers = within_registers(fitting, lambda t: t.registers, by.lane_registers, by.registers)
+    tiles = [t for t in of_registers if max(ceil_div(rows, t.n), ceil_div(columns, t.m)) <= most] or fitting
     return {f"{tile.name}*{split}": (tile, split) for tile in tiles for split in _splits(product, tile)}
 
 

@@ -43,16 +43,18 @@ def text(environment: dict[str, str]) -> str:
     return found
 
 
-def test_every_driver_that_is_set_up_compiles(environment: dict[str, str]) -> None:
+def test_every_driver_that_is_set_up_compiles(environment: dict[str, str], tmp_path: Path) -> None:
     first = {place.name.split("/")[0]: place for place in compilers.places()}
+    here = environment
     for name, place in first.items():
+        environment = layer.build(tmp_path / place.target, place.target) if place.target else here
         told = compilers.adapter_of(place, environment)
         texts = compilers.composed(frozenset({"record/softmax_rows/0"}), SELECT, compilers.limits_of(told))
         works = [(digest, case, found, trusted) for digest, (case, found) in texts.items() for trusted in (True, False)]
         rows = compilers.compiled(place, environment, works, 100.0)
         assert [(row.outcome, row.why, row.shader) for row in rows] == [("compiled", "", "softmax_rows.wgsl")] * 2
         assert all(row.ms > 0 for row in rows)
-        if name != compilers.HERE:
+        if name not in (compilers.HERE, "v3dv"):  # which tell none
             assert all(row.spills is not None and row.subgroup in (8, 16, 32, 64, 128) for row in rows), rows
         one = compilers.summary(place, told, rows, None)
         assert (one["texts"], one["pipelines"], one["compiled"], one["spilled"]) == (1, 2, 2, 0)

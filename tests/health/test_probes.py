@@ -135,6 +135,25 @@ def test_a_planted_fault_is_found(name: str, shader: str) -> None:
         PROBES[name].check(trial(name, shader))
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        (r"x \+ y", "x - y"),
+        (r"x / y", "y / x"),
+        (r"x % y", "x"),
+        (r"i32\(x\)", "i32(x + 1.0h)"),
+        (r"u32\(abs\(y\)\)", "i32(y)"),
+        (r"f32\(x\) \* 0\.3", "f32(x)"),
+        (r"held\[\(i \+ k\) % 8u\]", "held[k]"),
+    ],
+)
+def test_what_else_drivers_do_to_float16_is_found(fault: tuple[str, str]) -> None:
+    """Each operation of PowerVR's fault, and private variables, which Huawei's loses. Beside the probe's own fault."""
+    assert "shader-f16" in Gpu.open(Config()).limits.features
+    with pytest.raises(DeviceError):
+        PROBES["f16 arithmetic"].check(Trial(Gpu.open(Config()), np.random.default_rng(7), 1, fault))
+
+
 @pytest.mark.parametrize("seed", [3, 30, 50, 101])
 def test_no_sum_lies_in_the_middle_between_two_bytes(seed: int) -> None:
     """With these numbers and an output's scale of 0.5 some did, and a healthy adapter failed."""

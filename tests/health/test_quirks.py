@@ -201,7 +201,12 @@ RADV, MESA_INTEL, WINDOWS_INTEL = "radv", "Intel open-source Mesa driver", "Inte
             ["sign_bits", "compile_alone"],
         ),
         ("Linux", AdapterInfo(0, "RX 6800", "discrete", "Vulkan", "Mesa 25.3.0", 0x1002, 0x73BF, family=RADV), []),
-        ("Linux", AdapterInfo(0, "Arc", "discrete", "Vulkan", "Mesa 25.0.7", 0x8086, 0x56A0, family=MESA_INTEL), []),
+        ("Linux", AdapterInfo(0, "Arc", "discrete", "Vulkan", "Mesa 25.2.1", 0x8086, 0x56A0, family=MESA_INTEL), []),
+        (
+            "Linux",
+            AdapterInfo(0, "Arc", "discrete", "Vulkan", "Mesa 25.0.7", 0x8086, 0x56A0, family=MESA_INTEL),
+            ["matrix-units", "matrix-units-int8", "matrix-units-attention"],
+        ),
         (
             "Windows",
             AdapterInfo(
@@ -238,7 +243,7 @@ RADV, MESA_INTEL, WINDOWS_INTEL = "radv", "Intel open-source Mesa driver", "Inte
                 family="Qualcomm Technologies Inc. Adreno Vulkan Driver",
                 driver_number=512 << 22 | 842 << 12 | 19,
             ),
-            ["subgroup", "scalar_bounds"],
+            ["subgroup", "matrix-units", "matrix-units-int8", "matrix-units-attention", "scalar_bounds"],
         ),
         (
             "Linux",
@@ -253,7 +258,12 @@ RADV, MESA_INTEL, WINDOWS_INTEL = "radv", "Intel open-source Mesa driver", "Inte
             AdapterInfo(0, "M3", "integrated", "Vulkan", "Mesa 26.2", 0x106B, 1, family="KosmicKrisp"),
             ["subgroup"],
         ),
-        ("Windows", AdapterInfo(0, "UHD", "integrated", "D3D12", "31.0.101.5700", 0x8086, 0x4680), []),
+        (
+            "Windows",
+            AdapterInfo(0, "UHD", "integrated", "D3D12", "31.0.101.5700", 0x8086, 0x4680),
+            ["matrix-units", "matrix-units-int8", "matrix-units-attention"],
+        ),
+        ("Windows", AdapterInfo(0, "Arc", "discrete", "D3D12", "32.0.101.8980", 0x8086, 0x56A0), []),
         ("Linux", AdapterInfo(0, "T4", "discrete", "Vulkan", "580.88", 0x10DE, 0x1EB8), ["matrix-units-attention"]),
         (
             "Linux",

@@ -1,17 +1,22 @@
-"""An adapter whose probes fail is used for nothing, by no way of running a model: the CPU answers and the reason is
-told; strict raises."""
+"""An adapter that computes nothing, as a driver that the Vulkan layer leaves without work: the doctor sees it, and it is
+used for nothing, by no way of running a model. The CPU answers and the reason is told; strict raises."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import layer
 from tests.unit.graphs import model_of
 
+ROOT = Path(__file__).parents[2]
 Python = Callable[..., subprocess.CompletedProcess[str]]
 
 VIEWS = "(float[N, 3, 4] x) => (float[N, 12] y, float[N, 3, 4, 1] z) { y = Flatten(x) z = Unsqueeze(x, axis) }"
@@ -29,15 +34,10 @@ CODE = """
     import numpy as np
     import onnxruntime
     import ort_gpu_ep as ort
-    from ort_gpu_ep.health import open_adapter
-    from ort_gpu_ep.health.examination import Outcome
-    from ort_gpu_ep.health.verdicts import verdict_of
 
     logging.basicConfig(format="%(levelname)s %(name)s %(message)s")
     onnxruntime.set_default_logger_severity(4)
-    FAILED = [Outcome("upload and readback", "transfers", "FAIL", "element [7]", 1.0, ("adapter",))]
-    open_adapter.quick = lambda *of, **what: verdict_of(FAILED, "quick")
-    WHY = "probe 'upload and readback': FAIL (element [7])"
+    WHY = "probe 'upload and readback': FAIL (WrongResultError: "
     rng = np.random.default_rng()
     MODELS = ["views.onnx", "mixed.onnx", "bodies.onnx"]
     try:        # leaves the verdict for the processes that this one starts
@@ -71,12 +71,36 @@ def models(tmp_path: Path) -> None:
         (tmp_path / f"{name}.onnx").write_bytes(model_of(text, used).SerializeToString())
 
 
-def runs(python: Python, code: str, tmp_path: Path) -> None:
-    done = python(CODE + code + '\n    print("all well")\n', ORT_GPU_EP_CACHE_DIR=str(tmp_path / "cache"))
+@pytest.fixture(scope="module")
+def nothing(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables of processes whose driver computes nothing. They share what is known of the adapter."""
+    folder = tmp_path_factory.mktemp("layer")
+    return {**layer.build(folder), "NOTHING_LAYER": "1", "ORT_GPU_EP_CACHE_DIR": str(folder / "cache")}
+
+
+def runs(python: Python, code: str, nothing: dict[str, str]) -> None:
+    done = python(CODE + code + '\n    print("all well")\n', **nothing)
     assert (done.returncode, done.stdout) == (0, "all well\n"), done.stdout + done.stderr
 
 
-def test_sessions(python: Python, tmp_path: Path) -> None:
+def test_the_doctor(nothing: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ort_gpu_ep", "doctor", "--quick", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **nothing},
+    )
+    assert done.returncode == 2, done.stderr
+    said = json.loads(done.stdout)
+    assert said["health"] == "unusable"
+    assert [probe["name"] for probe in said["probes"] if probe["status"] == "PASS"] == ["enumeration"]
+    assert all(probe["status"] in ("FAIL", "UNSUPPORTED") for probe in said["probes"][1:])
+
+
+def test_sessions(python: Python, nothing: dict[str, str]) -> None:
     runs(
         python,
         """
@@ -99,11 +123,11 @@ def test_sessions(python: Python, tmp_path: Path) -> None:
             else:
                 raise AssertionError(more)
     """,
-        tmp_path,
+        nothing,
     )
 
 
-def test_values_on_the_device(python: Python, tmp_path: Path) -> None:
+def test_values_on_the_device(python: Python, nothing: dict[str, str]) -> None:
     """Bindings, OrtValues, and plain onnxruntime's sessions with the provider."""
     runs(
         python,
@@ -123,11 +147,11 @@ def test_values_on_the_device(python: Python, tmp_path: Path) -> None:
             value = onnxruntime.OrtValue.ortvalue_from_numpy(x)
             same([v.numpy() for v in session.run_with_ort_values(None, {"x": value})], want)
     """,
-        tmp_path,
+        nothing,
     )
 
 
-def test_scoring_generation_and_training(python: Python, tmp_path: Path) -> None:
+def test_scoring_generation_and_training(python: Python, nothing: dict[str, str]) -> None:
     runs(
         python,
         """
@@ -165,5 +189,5 @@ def test_scoring_generation_and_training(python: Python, tmp_path: Path) -> None
     else:
         raise AssertionError("training uses it")
     """,
-        tmp_path,
+        nothing,
     )

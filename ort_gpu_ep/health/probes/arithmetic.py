@@ -101,17 +101,57 @@ def int64(trial: Trial) -> str:
     return f"{trial.rounds * 3 * COUNT} elements equal"
 
 
+_HALVES = """enable f16;
+@group(0) @binding(0) var<storage, read> xs: array<f16>;
+@group(0) @binding(1) var<storage, read> ys: array<f16>;
+@group(0) @binding(2) var<storage, read_write> out: array<f16>;
+var<private> held: array<f16, 8>;
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {{
+    let i = id.x;
+    if (i >= {count}u) {{ return; }}
+    let x = xs[i];
+    let y = ys[i];
+    for (var k = 0u; k < 8u; k++) {{ held[(i + k) % 8u] = select(y, x, k < 4u); }}
+    out[6u * i] = x + y;
+    out[6u * i + 1u] = x / y;
+    out[6u * i + 2u] = x % y;
+    out[6u * i + 3u] = f16(i32(x)) - f16(u32(abs(y)));
+    out[6u * i + 4u] = f16(f32(x) * 0.3);
+    out[6u * i + 5u] = held[(i + 1u) % 8u] - held[(i + 6u) % 8u];
+}}
+"""
+
+
 @probe("f16 arithmetic", "arithmetic", disables=("shader-f16",), fault=(r"x \* y", "x * y + 1.0h"))
 def f16(trial: Trial) -> str:
-    """Products in 16 bits, and the conversions that the kernels use."""
+    """Products, sums, quotients and remainders in 16 bits, the conversions that the kernels use, and values in private
+    variables. Sources: crbug.com/422215216 and 519984285."""
     trial.need("shader-f16")
+    count = COUNT - 1
     for _ in range(trial.rounds):
-        x, y = (trial.normal(COUNT - 1).astype(np.float16) for _ in range(2))
+        x, y = (trial.normal(count).astype(np.float16) for _ in range(2))
         want = x.astype(np.float64) * y.astype(np.float64)
         agree("f16 x * y", _each(trial, "f16", ("f16", "f16"), "x * y", (x, y), "float16", "enable f16;"), want, 1e-3)
         wide = _each(trial, "f16", ("f16", "f32"), "f32(x) * f32(y)", (x, y), "float32", "enable f16;")
         agree("f32(x) * f32(y)", wide, want, 1e-6)
-    return f"{trial.rounds * 2 * (COUNT - 1)} elements within 16 bits"
+        # as in f32: away from zero, and from where a rounding makes it another remainder or another integer
+        y = (y + np.copysign(np.float16(0.5), y)).astype(np.float16)
+        x = ((trial.integers(0, 8, count) + 0.25 + 0.5 * trial.rng.random(count)) * y).astype(np.float16)
+        a, b = x.astype(np.float64), y.astype(np.float64)
+        got = trial.wgsl("f16", _HALVES.format(count=count), [x, y], ("float16", 6 * count), -(-count // 64))
+        whole = np.trunc(a) - np.trunc(abs(b))
+        expected = {
+            "x + y": a + b,
+            "x / y": a / b,
+            "x % y": np.fmod(a, b),
+            "integers": whole,
+            "f32(x)": a * 0.3,
+            "private": a - b,
+        }
+        for k, (text, right) in enumerate(expected.items()):
+            agree(f"f16 {text}", got.reshape(count, 6)[:, k], right, 1e-2 if text == "x % y" else 3e-3)
+    return f"{trial.rounds * 8 * count} elements within 16 bits"
 
 
 _WORDS = """
