@@ -20,8 +20,15 @@ from ort_gpu_ep.webgpu.wgpu_native import WgpuNative
 log = logging.getLogger("ort_gpu_ep")
 
 _BACKENDS = {"win32": (lib.WGPUBackendType_D3D12, lib.WGPUBackendType_Vulkan), "darwin": (lib.WGPUBackendType_Metal,)}
-_ON = ("allow_unsafe_apis", "disable_robustness", "use_vulkan_memory_model", "vulkan_enable_f16_on_nvidia")
-"""disable_robustness: bounds.py writes the checks into those shaders that need them."""
+_ON = (
+    "allow_unsafe_apis",
+    "disable_robustness",
+    "disable_workgroup_init",
+    "use_vulkan_memory_model",
+    "vulkan_enable_f16_on_nvidia",
+)
+"""disable_robustness: bounds.py writes the checks into those shaders that need them. disable_workgroup_init: no kernel
+needs zeros there (tests/health/test_workgroup_memory.py)."""
 _OFF = ("timestamp_quantization",)
 _FOREVER_NS = 2**64 - 1
 _SUBGROUPS = re.compile(r"\b(subgroup|quad)[A-Z]\w*\(|@builtin\((subgroup_|num_subgroups)")
