@@ -29,14 +29,22 @@ def only_file(cache: Path) -> Path:
 
 def read(path: Path) -> tuple[dict[str, Any], list[bytes], list[bytes]]:
     """The index, the texts, the answers."""
-    _, line, blobs = path.read_bytes().split(b"\n", 2)
+    index, texts, answers, _ = read_all(path)
+    return index, texts, answers
+
+
+def read_all(path: Path) -> tuple[dict[str, Any], list[bytes], list[bytes], list[bytes]]:
+    """The same, and the blobs of pipelines."""
+    _, line, rest = path.read_bytes().split(b"\n", 2)
     index = json.loads(line)
     parts = list[bytes]()
-    for nbytes in (*index["texts"], *index["answers"].values()):
-        parts.append(blobs[:nbytes])
-        blobs = blobs[nbytes:]
-    assert blobs == b""
-    return index, parts[: len(index["texts"])], parts[len(index["texts"]) :]
+    blobs = [nbytes for row in index["pipelines"] for nbytes in row[-1].values()]
+    for nbytes in (*index["texts"], *index["answers"].values(), *blobs):
+        parts.append(rest[:nbytes])
+        rest = rest[nbytes:]
+    assert rest == b""
+    texts, answers = len(index["texts"]), len(index["texts"]) + len(index["answers"])
+    return index, parts[:texts], parts[texts:answers], parts[answers:]
 
 
 def seal(path: Path, content: bytes) -> None:

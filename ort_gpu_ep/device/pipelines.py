@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 from ort_gpu_ep.device.gpu import Gpu
@@ -16,6 +17,7 @@ from ort_gpu_ep.scheduler.plan import Copy, Dispatch
 from ort_gpu_ep.shaders import compose
 from ort_gpu_ep.shaders.composer import beginning_at, parameters
 from ort_gpu_ep.webgpu import native
+from ort_gpu_ep.webgpu.blobs import Blobs
 from ort_gpu_ep.webgpu.library import GPUError
 
 Composer: TypeAlias = Callable[[Kernel, Bindings, Limits], str]
@@ -25,8 +27,8 @@ plants a fault."""
 Layout: TypeAlias = tuple[tuple[bool, ...], bool, int]
 """What the layout of a pipeline follows from: written, varies and awaited of `bind_group_layout`."""
 
-Note: TypeAlias = Callable[[Dispatch, str, Layout], object]
-"""Takes a dispatch, its text and its layout."""
+Note: TypeAlias = Callable[[Dispatch, str, Layout], Blobs | None]
+"""Takes a dispatch, its text and its layout. Returns what is kept of the pipeline."""
 
 
 _MAIN = re.compile(r"fn main\([^{]*\blane: u32\) \{")
@@ -78,9 +80,8 @@ def pipeline(
     written = tuple(t.written for t in dispatch.tensors for _ in parts(t.type, limit))
     varies = bool(parameters(dispatch.kernel, dispatch.bindings))
     bound = (written, varies, len(dispatch.awaited))
-    if note is not None:
-        note(dispatch, source, bound)
-    return compiled(gpu, dispatch.label, dispatch.kernel.shader, source, bound, checked)
+    blobs = note(dispatch, source, bound) if note is not None else None
+    return compiled(gpu, dispatch.label, dispatch.kernel.shader, source, bound, checked, blobs)
 
 
 def bind_group_layout(gpu: Gpu, written: tuple[bool, ...], varies: bool = False, awaited: int = 0) -> Any:
@@ -92,14 +93,16 @@ def bind_group_layout(gpu: Gpu, written: tuple[bool, ...], varies: bool = False,
     )
 
 
-def compiled(gpu: Gpu, label: str, shader: str, source: str, bound: Layout, checked: bool) -> Any:
-    """The pipeline of a text. shader: the file that it is made of. Raises ShaderError."""
+def compiled(
+    gpu: Gpu, label: str, shader: str, source: str, bound: Layout, checked: bool, blobs: Blobs | None = None
+) -> Any:
+    """The pipeline of a text. shader: the file that it is made of. blobs: what is kept of it. Raises ShaderError."""
     text = worked_around(gpu, label, source)
 
     def make() -> Any:
         code = rolled(shader, text) if gpu.info.is_software else text
         try:
-            with gpu.compilation_of(shader):
+            with gpu.compilation_of(shader), blobs.lent() if blobs is not None else nullcontext():
                 if interrupts.ending.is_set():
                     raise ShaderError(f"{label}: not compiled, since Ctrl-C ends this program")
                 return _compile(gpu, label, code, bound, checked)

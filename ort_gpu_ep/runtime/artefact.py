@@ -3,7 +3,7 @@
 <cache>/models/<key> has what an earlier process worked out, by a hash of all that it follows from: answers (what the
 partitioner decided, and the plans: known_plans.py) and the texts of shaders, each once. Its pipelines are numbers of
 texts, with their layouts: they are compiled on threads beside what Python and onnxruntime do until they are wanted.
-Weights are in none.
+Where the library keeps what it has compiled (webgpu/blobs.py), that is there, too. Weights are in none.
 
 The key names the model by the beginning of its file, so that a copy of it is known, too. Another model may have the
 same key: it shares the file, and finds only what belongs to it. A file that is not as it was written, or that somebody
@@ -31,6 +31,7 @@ from ort_gpu_ep.device.background import ending
 from ort_gpu_ep.errors import DeviceError, ShaderError
 from ort_gpu_ep.files import Identity, identity
 from ort_gpu_ep.shaders import compose
+from ort_gpu_ep.webgpu.blobs import MOST_NBYTES, Blobs
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device.gpu import Gpu
@@ -41,7 +42,7 @@ log = logging.getLogger("ort_gpu_ep")
 T = TypeVar("T")
 V = TypeVar("V")
 
-FORMAT = "ort_gpu_ep model 1"
+FORMAT = "ort_gpu_ep model 2"
 
 NO_MATTER = NO_PLAN | {"placement"}
 """Options that change no pipeline. A plan's answer names all that it follows from by itself."""
@@ -58,7 +59,10 @@ MAX_TEXTS, MAX_TEXTS_NBYTES = 2048, 8 << 20
 
 MAX_PIPELINES, MAX_BINDINGS = 1024, 64
 
-MAX_FILE_NBYTES = MAX_ANSWERS_NBYTES + 3 * MAX_TEXTS_NBYTES
+MAX_BLOBS, MAX_BLOBS_NBYTES = MOST_NBYTES[1], 32 << 20
+"""Of one pipeline, and of all: SqueezeNet's 47 have 1.1 MB on lavapipe."""
+
+MAX_FILE_NBYTES = MAX_ANSWERS_NBYTES + 3 * MAX_TEXTS_NBYTES + MAX_BLOBS_NBYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +82,13 @@ class Pipeline:
 
 @dataclass(slots=True)
 class Content:
-    """What a file holds, the most recently used last. texts, answers: by hashes of what they follow from."""
+    """What a file holds, the most recently used last. texts, answers: by hashes of what they follow from. blobs: of
+    pipelines, by the same keys."""
 
     texts: dict[str, str] = field(default_factory=dict)
     answers: dict[str, bytes] = field(default_factory=dict)
     pipelines: dict[Hashable, Pipeline] = field(default_factory=dict)
+    blobs: dict[Hashable, Blobs] = field(default_factory=dict)
 
 
 def key_of(model: str, adapter: str, config: Config) -> str:
@@ -148,13 +154,17 @@ class Artefact:
                 self._changed = True
         return value
 
-    def note(self, pipeline: Pipeline) -> None:
-        """A plan has this one."""
+    def note(self, pipeline: Pipeline) -> Blobs:
+        """A plan has this one. Returns what is kept of it."""
         with self._lock:
             self._used.add(pipeline.key)
             if pipeline.key not in self._content.pipelines:
                 self._content.pipelines[pipeline.key] = pipeline
                 self._changed = True
+            return self._blobs(pipeline)
+
+    def _blobs(self, pipeline: Pipeline) -> Blobs:
+        return self._content.blobs.setdefault(pipeline.key, Blobs())
 
     @property
     def pipelines(self) -> tuple[Pipeline, ...]:
@@ -176,7 +186,9 @@ class Artefact:
                 return
             try:
                 safe = is_checked(gpu, checked, pipeline.shader)
-                compiled(gpu, pipeline.label, pipeline.shader, pipeline.text, pipeline.layout, safe)
+                with self._lock:
+                    blobs = self._blobs(pipeline)
+                compiled(gpu, pipeline.label, pipeline.shader, pipeline.text, pipeline.layout, safe, blobs)
             except (ShaderError, DeviceError) as error:
                 log.info("a pipeline that is known from before does not compile: %s", str(error)[:200])
 
@@ -203,9 +215,12 @@ class Artefact:
         """Writes what is new, beside what other processes have written since this one read the file. Pipelines that
         this process did not use go. Where the cache can't be written, that is said once."""
         with self._lock:
-            if not self._changed or not self._may_write:
+            fresh = [blobs for blobs in self._content.blobs.values() if blobs.changed]
+            if not (self._changed or fresh) or not self._may_write:
                 return
             self._changed = False
+            for blobs in fresh:
+                blobs.changed = False
             try:
                 self._merge()
                 data = _written(self._content, self._used)
@@ -233,6 +248,9 @@ class Artefact:
         mine.texts = _behind(theirs.texts, mine.texts)
         mine.answers = _behind(theirs.answers, mine.answers)
         mine.pipelines = _behind(theirs.pipelines, mine.pipelines)
+        for key, blobs in theirs.blobs.items():
+            own = mine.blobs.setdefault(key, blobs)
+            own.kept = own.kept or blobs.kept
 
     def _read(self) -> tuple[Content, Identity | None]:
         """What the file holds, which counts as used now; nothing where there is none that can be used. And which file
@@ -279,6 +297,9 @@ def _written(content: Content, used: set[Hashable]) -> bytes:
     )
     texts = _newest(((pair, len(encoded[pair[1]])) for pair in content.texts.items()), MAX_TEXTS, MAX_TEXTS_NBYTES)
     answers = _newest(((pair, len(pair[1])) for pair in content.answers.items()), MAX_ANSWERS, MAX_ANSWERS_NBYTES)
+    kept = {p.key: dict(content.blobs[p.key].kept) for p in pipelines if p.key in content.blobs}
+    sizes = ((pair, sum(map(len, pair[1].values()))) for pair in kept.items())
+    blobs = dict(_newest(sizes, MAX_PIPELINES, MAX_BLOBS_NBYTES))
     numbers = {
         text: number
         for number, text in enumerate(dict.fromkeys([*(p.text for p in pipelines), *(t for _, t in texts)]))
@@ -286,11 +307,15 @@ def _written(content: Content, used: set[Hashable]) -> bytes:
     index = {
         "texts": [len(encoded[text]) for text in numbers],
         "keys": {key: numbers[text] for key, text in texts},
-        "pipelines": [[numbers[p.text], p.shader, p.label, *p.layout] for p in pipelines],
+        "pipelines": [
+            [numbers[p.text], p.shader, p.label, *p.layout, {name: len(b) for name, b in blobs.get(p.key, {}).items()}]
+            for p in pipelines
+        ],
         "answers": {key: len(answer) for key, answer in answers},
     }
     line = json.dumps(index, separators=(",", ":")).encode()
-    return b"".join([line, b"\n", *(encoded[text] for text in numbers), *(answer for _, answer in answers)])
+    pieces = [*(encoded[text] for text in numbers), *(answer for _, answer in answers)]
+    return b"".join([line, b"\n", *pieces, *(b for p in pipelines for b in blobs.get(p.key, {}).values())])
 
 
 def _newest(entries: Iterable[tuple[V, int]], count: int, nbytes: int) -> list[V]:
@@ -305,28 +330,36 @@ def _newest(entries: Iterable[tuple[V, int]], count: int, nbytes: int) -> list[V
 
 def _parsed(data: bytes) -> Content:
     """Raises ValueError, LookupError, TypeError, AttributeError for what `_written` gives nobody."""
-    line, _, blobs = data.partition(b"\n")
+    line, _, rest = data.partition(b"\n")
     index = store.parse_json(line)
     lengths, answers = index["texts"], index["answers"]
     rows, keys = index["pipelines"], index["keys"]
     if len(lengths) > MAX_TEXTS + MAX_PIPELINES or len(answers) > MAX_ANSWERS or len(rows) > MAX_PIPELINES:
         raise ValueError(f"got {len(lengths)} texts, {len(answers)} answers, {len(rows)} pipelines: too many")
-    parts = _cut(blobs, [*lengths, *answers.values()])
+    blobs = [_lengths_of_blobs(row[-1]) for row in rows]
+    parts = _cut(rest, [*lengths, *answers.values(), *(n for each in blobs for n in each.values())])
     texts = [next(parts).decode("utf-8") for _ in lengths]
-    pipelines = [_pipeline(texts, *row) for row in rows]
+    pipelines = [_pipeline(texts, *row[:-1]) for row in rows]
     return Content(
         {key: texts[_number(number, len(texts))] for key, number in keys.items()},
-        dict(zip(answers, parts, strict=True)),
+        {key: next(parts) for key in answers},
         {p.key: p for p in pipelines},
+        {p.key: Blobs({name: next(parts) for name in each}) for p, each in zip(pipelines, blobs, strict=True)},
     )
 
 
-def _cut(blobs: bytes, lengths: list[Any]) -> Iterator[bytes]:
-    if any(type(length) is not int or length < 0 for length in lengths) or sum(lengths) != len(blobs):
-        raise ValueError(f"got {len(blobs)} B behind the index, expected as many as it says")
+def _lengths_of_blobs(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or len(value) > MAX_BLOBS:
+        raise ValueError(f"got {str(value)[:60]}, expected the lengths of at most {MAX_BLOBS} blobs by name")
+    return value
+
+
+def _cut(rest: bytes, lengths: list[Any]) -> Iterator[bytes]:
+    if any(type(length) is not int or length < 0 for length in lengths) or sum(lengths) != len(rest):
+        raise ValueError(f"got {len(rest)} B behind the index, expected as many as it says")
     end = 0
     for length in lengths:
-        yield blobs[end : end + length]
+        yield rest[end : end + length]
         end += length
 
 

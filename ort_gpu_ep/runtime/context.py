@@ -34,6 +34,7 @@ from ort_gpu_ep.scheduler import Plan
 from ort_gpu_ep.scheduler.plan import Copy, Dispatch, Kind, Place
 from ort_gpu_ep.scheduler.planner import Rewrite
 from ort_gpu_ep.scheduler.template import Template, make_template
+from ort_gpu_ep.webgpu.blobs import Blobs
 
 DENSE_SHARE, MAX_DENSE_NBYTES = 4, 1 << 30
 """Dense copies of packed weights take one part in so many of memory_limit_mb; without one so much of a device, by all
@@ -302,10 +303,12 @@ class PlanContext:
         """Its WGSL. Needs no lock."""
         return self.composer(step.kernel, step.bindings, self.gpu.limits)
 
-    def note(self, step: Dispatch, source: str, bound: Layout) -> None:
-        """A plan has this pipeline: a later process compiles it ahead. Any thread; needs no lock."""
-        if self._artefact is not None:
-            self._artefact.note(Pipeline(step.kernel.shader, source, step.label, bound))
+    def note(self, step: Dispatch, source: str, bound: Layout) -> Blobs | None:
+        """A plan has this pipeline: a later process compiles it ahead. Returns what is kept of it. Any thread; needs no
+        lock."""
+        if self._artefact is None:
+            return None
+        return self._artefact.note(Pipeline(step.kernel.shader, source, step.label, bound))
 
     def noted(self) -> None:
         """All pipelines of a plan were noted."""

@@ -117,7 +117,7 @@ fn w_halves(v: w_loaded, scale: vec4<f32>) -> vec2<u32> {
 #else
 alias w_loaded = vec4<f32>;
 fn w_halves(v: w_loaded, scale: vec4<f32>) -> vec2<u32> {
-#if W_SCALED
+#if W_SCALED and W_BITS == 32
     let s = v * scale;
 #else
     let s = v;

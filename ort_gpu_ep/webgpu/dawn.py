@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from typing import Any
 
+from ort_gpu_ep.config import resolve
 from ort_gpu_ep.processes import interrupts
 from ort_gpu_ep.shim import loops as shim
 from ort_gpu_ep.shim.declarations import ffi as shim_ffi
+from ort_gpu_ep.webgpu import blobs
 from ort_gpu_ep.webgpu.bounds import with_bounds
+from ort_gpu_ep.webgpu.choice import dawn_package
 from ort_gpu_ep.webgpu.library import address, checked, ffi, lib, text_of
 from ort_gpu_ep.webgpu.wgpu_native import WgpuNative
 
+log = logging.getLogger("ort_gpu_ep")
+
 _BACKENDS = {"win32": (lib.WGPUBackendType_D3D12, lib.WGPUBackendType_Vulkan), "darwin": (lib.WGPUBackendType_Metal,)}
-_ON = ("allow_unsafe_apis", "disable_robustness", "use_vulkan_memory_model", "vulkan_enable_f16_on_nvidia")
-"""disable_robustness: bounds.py writes the checks into those shaders that need them."""
+_ON = (
+    "allow_unsafe_apis",
+    "disable_robustness",
+    "disable_workgroup_init",
+    "use_vulkan_memory_model",
+    "vulkan_enable_f16_on_nvidia",
+)
+"""disable_robustness: bounds.py writes the checks into those shaders that need them. disable_workgroup_init: no kernel
+needs zeros there (tests/health/test_workgroup_memory.py)."""
 _OFF = ("timestamp_quantization",)
 _FOREVER_NS = 2**64 - 1
 _SUBGROUPS = re.compile(r"\b(subgroup|quad)[A-Z]\w*\(|@builtin\((subgroup_|num_subgroups)")
 """What naga takes as it is, and WGSL wants an `enable` for, which naga refuses."""
 _ENUMERATE = "wgpu_dawn_enumerate_adapters"
 """wgpudawn's own function; a user's library lacks it, since Dawn's C interface has no list of adapters."""
+
+_KEEPS_BLOBS = "20261009.190412", 0x00050007
+"""wgpudawn does not declare the descriptor of Dawn's blob cache, and releases of Dawn have it in other layouts: the
+release that _cache is of, and the descriptor's number there."""
 
 _answers: dict[int, tuple[Any, str]] = {}
 
@@ -31,6 +48,49 @@ _answers: dict[int, tuple[Any, str]] = {}
 def _on_adapter(status: int, adapter: Any, message: Any, number: Any, unused: Any) -> None:
     pointer = adapter if status == lib.WGPURequestAdapterStatus_Success else None
     _answers[int(ffi.cast("uintptr_t", number))] = pointer, text_of(message)
+
+
+@ffi.callback(  # type: ignore[untyped-decorator]  # cffi has none
+    "size_t(size_t, void const *, size_t, void *, void *, void *)", onerror=interrupts.late
+)
+@interrupts.callback
+def _on_load(key_nbytes: int, key: Any, nbytes: int, room: Any, unused: Any, unused_too: Any) -> int:
+    """Dawn asks for the size, then for the bytes, which it checks by a hash of its own."""
+    lent = blobs.current()
+    try:
+        blob = lent.load(bytes(ffi.buffer(key, key_nbytes))) if lent is not None else b""
+    except Exception as error:  # C++ is above
+        log.warning("a pipeline is compiled anew: %s: %s", type(error).__name__, error)
+        return 0
+    if room and nbytes != len(blob):
+        return 0
+    if room:
+        ffi.memmove(room, blob, nbytes)
+    return len(blob)
+
+
+@ffi.callback(  # type: ignore[untyped-decorator]  # cffi has none
+    "void(size_t, void const *, size_t, void const *, void *, void *)", onerror=interrupts.late
+)
+@interrupts.callback
+def _on_store(key_nbytes: int, key: Any, nbytes: int, blob: Any, unused: Any, unused_too: Any) -> None:
+    lent = blobs.current()
+    try:
+        if lent is not None:
+            lent.store(bytes(ffi.buffer(key, key_nbytes)), bytes(ffi.buffer(blob, nbytes)))
+    except Exception as error:  # C++ is above
+        log.warning("a compiled pipeline is not kept: %s: %s", type(error).__name__, error)
+
+
+def _cache(following: Any) -> Any:
+    """A WGPUDawnCacheDeviceDescriptor, chained before what follows; None for a library whose layout is not known. It is
+    {chain: {next, type}, isolation key: {data, length}, to load and to store: {next, function, two of the user's}}.
+    """
+    release, number = _KEEPS_BLOBS
+    if resolve().webgpu_library or dawn_package().release != release:
+        return None
+    next_one, load, store = (int(ffi.cast("uintptr_t", pointer)) for pointer in (following, _on_load, _on_store))
+    return ffi.new("uintptr_t[]", [next_one, number, 0, 0, 0, load, 0, 0, 0, store, 0, 0])
 
 
 class _Toggles:
@@ -82,6 +142,7 @@ class Dawn(WgpuNative):
             )
         }
         self._toggles = _Toggles(_ON)
+        self._cache = _cache(self._toggles.chain)
         self._instance: Any = None
         self._asked: dict[Any, Any] = {}
         self._submissions: dict[int, tuple[int, Any]] = {}
@@ -198,7 +259,8 @@ class Dawn(WgpuNative):
         return None
 
     def require(self, descriptor: Any, limits: Any, found: Any) -> Any:
-        descriptor.nextInChain = self._toggles.chain
+        kept = self._cache
+        descriptor.nextInChain = self._toggles.chain if kept is None else ffi.cast("WGPUChainedStruct *", kept)
         return None
 
     def feature_numbers(self, names: list[str]) -> list[int]:

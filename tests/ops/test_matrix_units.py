@@ -91,8 +91,10 @@ def test_tf32_is_within_its_bound(trial: Emulated, kind: str) -> None:
 
 
 @pytest.mark.parametrize("transposed", [0, 1])
-def test_constant_weights_are_scaled_and_stored_in_float16_once(trial: Emulated, transposed: int) -> None:
-    a, b = drawn("mixed", 37, 70, True), drawn("mixed", 70, 52, False)
+@pytest.mark.parametrize("columns", [52, 53])
+def test_constant_weights_are_scaled_and_stored_in_float16_once(trial: Emulated, transposed: int, columns: int) -> None:
+    """They are read as vectors, and by elements."""
+    a, b = drawn("mixed", 37, 70, True), drawn("mixed", 70, columns, False)
     given = np.ascontiguousarray(b.T) if transposed else b
     values = {"a": Value("a", FLOAT32, a.shape), "b": Value("b", FLOAT32, given.shape, lambda: given)}
     node = Node("Gemm", ("a", "b"), ("y",), version=13, attributes={"transB": transposed})

@@ -35,13 +35,15 @@ from ort_gpu_ep.runtime import artefact as module
 from ort_gpu_ep.runtime.artefact import FORMAT, Artefact, Pipeline, key_of, opened
 from ort_gpu_ep.session import early, session
 from ort_gpu_ep.shaders import composer
-from tests.artefacts import CONFIG, change, only_file, opened_anew, read, seal
+from ort_gpu_ep.webgpu.blobs import MOST_NBYTES, Blobs, current
+from tests.artefacts import CONFIG, change, only_file, opened_anew, read, read_all, seal
 
 pytestmark = pytest.mark.usefixtures("known_plans")
 
 ROOT = Path(__file__).parents[2]
 LAYOUT = (False, True), False, 0
 PIPELINE = Pipeline("a.wgsl", "fn main() {}", "node/a.wgsl", LAYOUT)
+BLOB = b"compiled\n\0"
 BROKEN = Pipeline("a.wgsl", "fn main( {", "node/a.wgsl", LAYOUT)
 SIGNATURE = ("a.wgsl", 1, 2.5, True)
 TEXT = "fn element(i: u32) -> y_t { return y_t(ä); }\n"
@@ -106,8 +108,20 @@ def whole(known: Artefact) -> None:
     """An artefact with one of each."""
     known.text(SIGNATURE, lambda: TEXT)
     known.answer("key", bytes, lambda: b"an answer", bytes)
-    known.note(PIPELINE)
+    library_keeps(known.note(PIPELINE), BLOB)
     known.save()
+
+
+def library_keeps(blobs: Blobs, blob: bytes, key: bytes = b"key") -> bytes:
+    """As a library does while it compiles. Returns what it was given."""
+    with blobs.lent():
+        lent = current()
+        assert lent is blobs
+        there = lent.load(key)
+        if not there:
+            lent.store(key, blob)
+    assert current() is None
+    return there
 
 
 def is_whole(known: Artefact) -> bool:
@@ -115,6 +129,7 @@ def is_whole(known: Artefact) -> bool:
         known.text(SIGNATURE, lambda: "made") == TEXT
         and known.answer("key", bytes, lambda: b"made", bytes) == b"an answer"
         and known.pipelines == (PIPELINE,)
+        and library_keeps(known.note(PIPELINE), b"made") == BLOB
     )
 
 
@@ -458,7 +473,7 @@ SPOILED: dict[str, Callable[[Path], Any]] = {
     "cut in its index": lambda f: f.write_bytes(f.read_bytes()[:150]),
     "longer": lambda f: f.write_bytes(f.read_bytes() + b" "),
     "another text below": lambda f: f.write_bytes(f.read_bytes().replace(b"return", b"harm()")),
-    "another format": lambda f: f.write_bytes(f.read_bytes().replace(b"model 1", b"model 0", 1)),
+    "another format": lambda f: f.write_bytes(f.read_bytes().replace(FORMAT.encode(), FORMAT[:-1].encode() + b"0", 1)),
     "another's": another,
     "no seal": lambda f: f.write_bytes(f.read_bytes().split(b"\n", 1)[1]),
     "no text": lambda f: f.write_bytes(bytes(range(256)) * 9),
@@ -470,6 +485,12 @@ POSIX: dict[str, Callable[[Path], Any]] = {
     "writable by all": lambda f: f.chmod(0o666),
     "a link to nothing": lambda f: (f.unlink(), f.symlink_to("/nonexistent/x")),
 }
+
+
+def with_blobs(index: dict[str, Any], blobs: dict[str, Any]) -> dict[str, Any]:
+    return {**index, "pipelines": [[*row[:-1], blobs] for row in index["pipelines"]]}
+
+
 HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda index: [index],
     "a text": lambda index: "harm",
@@ -492,12 +513,18 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a key of a truth": lambda index: {**index, "keys": {"k": True}},
     "pipelines that are none": lambda index: {**index, "pipelines": 3},
     "short rows": lambda index: {**index, "pipelines": [[0, "a.wgsl"]]},
-    "numbers": lambda index: {**index, "pipelines": [[0, 1, 2, [True], False, 0]]},
-    "a pipeline of no text": lambda index: {**index, "pipelines": [[7, "a", "b", [True], False, 0]]},
-    "no flags": lambda index: {**index, "pipelines": [[0, "a", "b", [1], False, 0]]},
-    "a negative count": lambda index: {**index, "pipelines": [[0, "a", "b", [True], False, -1]]},
-    "a truth for a count": lambda index: {**index, "pipelines": [[0, "a", "b", [True], False, True]]},
+    "numbers": lambda index: {**index, "pipelines": [[0, 1, 2, [True], False, 0, {}]]},
+    "a pipeline of no text": lambda index: {**index, "pipelines": [[7, "a", "b", [True], False, 0, {}]]},
+    "no flags": lambda index: {**index, "pipelines": [[0, "a", "b", [1], False, 0, {}]]},
+    "a negative count": lambda index: {**index, "pipelines": [[0, "a", "b", [True], False, -1, {}]]},
+    "a truth for a count": lambda index: {**index, "pipelines": [[0, "a", "b", [True], False, True, {}]]},
     "many pipelines": lambda index: {**index, "pipelines": index["pipelines"] * 2000},
+    "no blobs": lambda index: {**index, "pipelines": [row[:-1] for row in index["pipelines"]]},
+    "blobs that are none": lambda index: {**index, "pipelines": [[*row[:-1], [9]] for row in index["pipelines"]]},
+    "a longer blob": lambda index: with_blobs(index, {"a": 1 << 40}),
+    "a blob of a truth": lambda index: with_blobs(index, {"a": True}),
+    "a negative blob": lambda index: with_blobs(index, {"a": -9, "b": 18}),
+    "many blobs": lambda index: with_blobs(index, {str(k): 1 for k in range(9)}),
     "nested": lambda index: {**index, "pipelines": json.loads("[" * 900 + "]" * 900)},
 }
 
@@ -527,8 +554,9 @@ def test_a_file_that_is_not_as_it_was_is_made_anew(how: str, gpu: Gpu, tmp_path:
 def test_an_answer_that_is_none_is_made_anew_and_the_rest_stays(tmp_path: Path) -> None:
     whole(opened_anew(tmp_path))
     path = only_file(tmp_path)
-    index, texts, _ = read(path)
-    seal(path, json.dumps({**index, "answers": {"key": 4}}).encode() + b"\n" + b"".join(texts) + b"harm")
+    index, texts, _, blobs = read_all(path)
+    spoiled = b"".join([*texts, b"harm", *blobs])
+    seal(path, json.dumps({**index, "answers": {"key": 4}}).encode() + b"\n" + spoiled)
 
     def refused(content: bytes) -> bytes:
         raise ValueError(f"got {content!r}, expected an answer")
@@ -545,7 +573,7 @@ def test_an_index_with_one_place_changed_is_refused_or_harmless(tmp_path: Path) 
     """No other exception than those that stand for a file that can't be used."""
     whole(opened_anew(tmp_path))
     path, rng, refused = only_file(tmp_path), random.Random(7), 0
-    index, texts, answers = read(path)
+    index, *parts = read_all(path)
     values = [0, 1, -1, 3, 1 << 31, 1 << 62, 1.5, True, None, "", "a", [], {}, [[]], {"a": 0}]
     for _ in range(400):
         changed: Any = json.loads(json.dumps(index))
@@ -554,7 +582,7 @@ def test_an_index_with_one_place_changed_is_refused_or_harmless(tmp_path: Path) 
             place = place[key]
             key = rng.choice(sorted(place)) if isinstance(place, dict) else rng.randrange(len(place))
         place[key] = rng.choice(values)
-        seal(path, json.dumps(changed).encode() + b"\n" + b"".join([*texts, *answers]))
+        seal(path, json.dumps(changed).encode() + b"\n" + b"".join(piece for part in parts for piece in part))
         known = opened_anew(tmp_path)
         refused += not known.pipelines
         assert all(p.text in (TEXT, PIPELINE.text) for p in known.pipelines)
@@ -647,6 +675,58 @@ def test_what_was_asked_for_last_stays_in_a_file(tmp_path: Path, monkeypatch: py
     assert answers == [b"3", b"0", b"4", b"5"]
     assert [texts[number] for number in index["keys"].values()] == [b"3", b"0", b"4", b"5"]
     assert len(index["pipelines"]) == 4
+
+
+def test_blobs_are_those_that_the_library_asked_for_last(tmp_path: Path) -> None:
+    """Another version of it has other keys: what it stored goes with the first that is new."""
+    whole(opened_anew(tmp_path))
+    known = opened_anew(tmp_path)
+    assert library_keeps(known.note(PIPELINE), b"newer", b"another key") == b""
+    known.save()
+    index, _, _, blobs = read_all(only_file(tmp_path))
+    assert blobs == [b"newer"]
+    assert [[*row[-1].values()] for row in index["pipelines"]] == [[len(b"newer")]]
+    assert library_keeps(opened_anew(tmp_path).note(PIPELINE), b"", b"another key") == b"newer"
+
+
+def test_two_processes_keep_blobs(tmp_path: Path) -> None:
+    whole(opened_anew(tmp_path))
+    one, other = opened_anew(tmp_path), opened_anew(tmp_path)
+    for known, name in ((one, "one"), (other, "other")):
+        known.note(PIPELINE)
+        library_keeps(known.note(replace(PIPELINE, text=name)), name.encode())
+        known.save()
+    last = opened_anew(tmp_path)
+    for name in ("one", "other"):
+        assert library_keeps(last.note(replace(PIPELINE, text=name)), b"made") == name.encode()
+    assert library_keeps(last.note(PIPELINE), b"made") == BLOB
+
+
+def test_what_is_too_much_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = MOST_NBYTES[1]
+    monkeypatch.setattr("ort_gpu_ep.webgpu.blobs.MOST_NBYTES", (100, most))
+    monkeypatch.setattr(module, "MAX_BLOBS_NBYTES", 150)
+    known = opened_anew(tmp_path)
+    pipelines = [replace(PIPELINE, text=str(k)) for k in range(3)]
+    library_keeps(known.note(pipelines[0]), bytes(101))
+    for k in (1, 2):
+        library_keeps(known.note(pipelines[k]), bytes(90))
+    known.save()
+    assert [[*row[-1].values()] for row in read(only_file(tmp_path))[0]["pipelines"]] == [[], [], [90]]
+    blobs = Blobs()
+    with blobs.lent():
+        for k in range(20):
+            blobs.store(b"%d" % k, b"blob")
+    assert len(blobs.kept) == most
+
+
+def test_blobs_are_lent_to_one_thread(tmp_path: Path) -> None:
+    blobs, seen = Blobs(), list[object]()
+    with blobs.lent():
+        thread = threading.Thread(target=lambda: seen.append(current()))
+        thread.start()
+        thread.join()
+    assert seen == [None]
 
 
 def test_a_file_has_no_more_bytes_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
