@@ -78,7 +78,7 @@ def test_memory_stays_as_it_is(text: EncoderDecoder, rng: np.random.Generator) -
         return sum(allowance.held_nbytes for allowance in allowances)
 
     before = [held() for _ in range(3)][-1]
-    assert [held() for _ in range(20)][-1] <= before
+    assert max(held() for _ in range(20)) <= before + 256  # one buffer of parameters comes and goes
 
 
 def test_generations_beside_each_other(text: EncoderDecoder, rng: np.random.Generator) -> None:
