@@ -89,7 +89,7 @@ PARTS: dict[str, Sequence[Change]] = {
     "queues beside others": [(decider.Decider, "_queue", lambda self, name: 1.0)],
     "forgetting beside others": [(estimate.Times, "forget", nothing)],
     "runs under load apart": [(decider, "LOADED", (HUGE,))],
-    "model of the load": [(decider, "SUFFERS", 0.0)],
+    "doubt of the load's model": [(decider, "SUFFERS", 0.0)],
     "flap damping": [(decider, "LONGEST_DWELL_S", decider.DWELL_S)],
     "dwelling at all": [(decider, "LONGEST_DWELL_S", 0.0), (decider, "DWELL_S", 0.0)],
     "hysteresis": [(decider, "LEAVE", 1.0), (decider, "TRIFLE_S", 0.0)],
