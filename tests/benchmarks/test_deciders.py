@@ -27,7 +27,8 @@ def test_the_tables_fit_and_are_written(tmp_path: Path) -> None:
     assert set(found) == {"", "all but the race", "rest: both", "stay at a near tie"}
     assert all(set(rows) == {"a run a second", "deadline, GPU stalls"} for rows in found.values())
     times = {part: rows["a run a second"]["time"] for part, rows in found.items()}
-    assert 1.0 <= times[""] < 1.02 < 1.1 < times["rest: both"] < 1.5 < times["all but the race"]
+    assert 1.0 <= times[""] < 1.02
+    assert min(times["rest: both"], times["all but the race"]) > 1.5  # the GPU of each run has slept
 
 
 @pytest.mark.parametrize(
@@ -35,13 +36,15 @@ def test_the_tables_fit_and_are_written(tmp_path: Path) -> None:
     [
         ("one size, GPU better", 1.02),
         ("one size, CPU better", 1.02),
-        ("rhythm that changes", 1.10),
-        ("same, clock in two steps", 1.12),
-        ("new sizes only", 1.10),
-        ("GPU loaded for 30 s", 1.08),
+        ("rhythm that changes", 1.04),
+        ("same, clock in two steps", 1.07),
+        ("new sizes only", 1.08),
+        ("same, nothing to compile", 1.05),
+        ("GPU loaded for 30 s", 1.05),
     ],
 )
 def test_sessions_stay_near_the_oracle(name: str, most: float) -> None:
-    """Runs of a GPU that had slept moved quick runs to the CPU, and new sizes too: 1.24, 1.59 and 2.2 times."""
+    """Runs of a GPU that had slept moved quick runs to the CPU, and new sizes too: 1.24, 1.59 and 2.2 times. Two
+    sizes close to each other told how all others grow: 3.1 times."""
     assert name in SCENARIOS
     assert measured(name, 1)["time"] <= most
