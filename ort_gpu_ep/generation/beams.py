@@ -18,12 +18,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper
 
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.generation.growing import Growing, is_cross
-from ort_gpu_ep.generation.sampling import Nodes
+from ort_gpu_ep.generation.sampling import Nodes, session_of_graph
 from ort_gpu_ep.generation.step import LOGITS, NEXT, NOTHING, checked
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.session.session import InferenceSession
@@ -112,7 +111,7 @@ class BeamSearch:
         self, growing: Growing, vocabulary: int, kind: npt.DTypeLike, options: Mapping[str, Any], device: Sequence[Any]
     ) -> None:
         self._growing, self._vocabulary, self._kind = growing, vocabulary, kind
-        self._options, self._device = dict(options), tuple(device)
+        self._options, self._device = options, tuple(device)
         self._sessions = Memo[InferenceSession](KEPT)
 
     def best(self, prompt: npt.NDArray[Any], search: Search, encoded: Mapping[str, Any]) -> list[Beam]:
@@ -163,14 +162,11 @@ class BeamSearch:
         session.run_with_iobinding(binding)
         return dict(zip(values, binding.get_outputs(), strict=True))
 
-    def _opened(self, key: Hashable, model: onnx.ModelProto) -> InferenceSession:
-        settings = onnxruntime.SessionOptions()
-        settings.log_severity_level = 3
-        session = InferenceSession(model.SerializeToString(), settings, provider_options=self._options)
-        return self._sessions.put(key, session)
+    def _opened(self, key: Hashable, graph: onnx.GraphProto) -> InferenceSession:
+        return self._sessions.put(key, session_of_graph(graph, self._options))
 
 
-def _candidates(vocabulary: int, count: int, kind: npt.DTypeLike) -> onnx.ModelProto:
+def _candidates(vocabulary: int, count: int, kind: npt.DTypeLike) -> onnx.GraphProto:
     """LOGITS [beams, 1, vocabulary], _SUMS -> _VALUES, _PLACES."""
     op, info = Nodes(), helper.make_tensor_value_info
     logits = op("Cast", op("Reshape", LOGITS, np.array([-1, vocabulary])), to=TensorProto.FLOAT)
@@ -182,11 +178,10 @@ def _candidates(vocabulary: int, count: int, kind: npt.DTypeLike) -> onnx.ModelP
         info(_SUMS, TensorProto.FLOAT, ["beams", 1]),
     ]
     outputs = [info(_VALUES, TensorProto.FLOAT, [count]), info(_PLACES, TensorProto.INT64, [count])]
-    graph = helper.make_graph(op.nodes, "candidates", inputs, outputs, op.held)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return helper.make_graph(op.nodes, "candidates", inputs, outputs, op.held)
 
 
-def _order(kinds: Mapping[str, tuple[int, int]]) -> onnx.ModelProto:
+def _order(kinds: Mapping[str, tuple[int, int]]) -> onnx.GraphProto:
     """Values and _ROWS -> these rows of the values. kinds: element type and rank of each."""
     inputs, outputs = [helper.make_tensor_value_info(_ROWS, TensorProto.INT64, ["beams"])], list[onnx.ValueInfoProto]()
     for name, (kind, rank) in kinds.items():
@@ -194,5 +189,4 @@ def _order(kinds: Mapping[str, tuple[int, int]]) -> onnx.ModelProto:
         inputs.append(helper.make_tensor_value_info(name, kind, ["rows", *sizes]))
         outputs.append(helper.make_tensor_value_info(_ROWS + name, kind, ["beams", *sizes]))
     nodes = [helper.make_node("Gather", [name, _ROWS], [_ROWS + name]) for name in kinds]
-    graph = helper.make_graph(nodes, "order", inputs, outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return helper.make_graph(nodes, "order", inputs, outputs)

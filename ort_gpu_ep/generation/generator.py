@@ -77,8 +77,8 @@ class Generator:
     rows: how many sequences a batch of this Generator has at most, see `batch`; the model's batch axis must be open.
 
     cache_bits: 8 or 4 hold keys and values as codes of so many bits, in a quarter or an eighth of float32's memory;
-    answers are others where two logits are close. None: as the model has them. sample: tokens, [S], whose keys and values
-    tell which numbers the codes stand for, at opening; None: 64 random ones.
+    answers are others where two logits are close. None: as the model has them. sample: tokens, [S], whose keys and
+    values tell which numbers the codes stand for, at opening; None: 64 random ones.
 
     All methods may be called by several threads. A generation whose caches another one has taken raises InputError
     before a further token.
@@ -530,7 +530,8 @@ def _drain(waiting: deque[Callable[[], list[int]]]) -> None:
 def generate(model: Model | Generator, ids: npt.ArrayLike, **options: Any) -> Iterator[int]:
     """The tokens behind a prompt. model: a Generator, or what makes one; it is opened for this generation alone then.
 
-    options: of Generator (max_length, provider_options, sess_options, cache_bits, sample) and of Generator.generate. Raises as these do.
+    options: of Generator (max_length, provider_options, sess_options, cache_bits, sample) and of Generator.generate.
+    Raises as these do.
     """
     if isinstance(model, Generator):
         return model.generate(ids, **options)

@@ -9,7 +9,7 @@ gave, and has the keys and values of it from its first pass on.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -133,9 +133,8 @@ class Growing:
     others. device: where the caches are, as bind_output takes it."""
 
     def __init__(self, steps: Sequence[tuple[Any, GrowingStep]], device: Sequence[Any]) -> None:
-        self._steps = [
-            (session, GrowingStep(onnx.ModelProto(), step.empty, step.kinds, step.presents)) for session, step in steps
-        ]  # the weights are the sessions' now
+        # the weights are the sessions' now
+        self._steps = [(session, replace(step, model=onnx.ModelProto())) for session, step in steps]
         self._device = tuple(device)
         self._on_cpu = any(state_of(session) is None for session, _ in steps)
 

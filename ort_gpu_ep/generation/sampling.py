@@ -88,10 +88,8 @@ class Sampler:
         options: Mapping[str, Any],
         rows: int = 1,
     ) -> None:
-        model = _model(rows, vocabulary, count, *(helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in (kind, ids)))
-        settings = onnxruntime.SessionOptions()
-        settings.log_severity_level = 3
-        self.session = InferenceSession(model.SerializeToString(), settings, provider_options=dict(options))
+        kinds = (helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in (kind, ids))
+        self.session = session_of_graph(_graph(rows, vocabulary, count, *kinds), options)
 
     def turns(self, logits: Any, draws: Sequence[Any], tokens: Sequence[Any]) -> Turns | None:
         """Runs over values that stay on the device, in turn. None where onnxruntime is to do them: it wants values of
@@ -150,7 +148,15 @@ class Nodes:
         return name
 
 
-def _model(rows: int, vocabulary: int, count: int, kind: int, ids: int) -> onnx.ModelProto:
+def session_of_graph(graph: onnx.GraphProto, options: Mapping[str, Any]) -> InferenceSession:
+    """A session of a graph of this package's own, which says errors alone. options: of its provider."""
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    return InferenceSession(model.SerializeToString(), settings, provider_options=dict(options))
+
+
+def _graph(rows: int, vocabulary: int, count: int, kind: int, ids: int) -> onnx.GraphProto:
     """LOGITS [rows, 1, vocabulary] and DRAW -> NEXT [rows, 1]; NOTHING where a row's largest logit is NaN or -inf: no
     token is likely then.
 
@@ -182,7 +188,7 @@ def _model(rows: int, vocabulary: int, count: int, kind: int, ids: int) -> onnx.
     token = op("GatherElements", order, place, axis=1)
     token = op("Where", op("Less", last, np.zeros((1, 1), np.int32)), np.array([[NOTHING]]), token)
     op.nodes.append(helper.make_node("Cast", [token], [NEXT], to=ids))
-    graph = helper.make_graph(
+    return helper.make_graph(
         op.nodes,
         "sampling",
         [
@@ -192,7 +198,6 @@ def _model(rows: int, vocabulary: int, count: int, kind: int, ids: int) -> onnx.
         [helper.make_tensor_value_info(NEXT, ids, [rows, 1])],
         op.held,
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def _summed(op: Nodes, powers: str, rows: int, count: int) -> tuple[str, str]:
