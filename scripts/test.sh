@@ -52,7 +52,18 @@ if [ "${_status:-0}" = 5 ]; then
     echo "test.sh: no test is selected by: $*" >&2
     exit 5
 fi
+# Up to three failures are asked again, each alone: what passes then depended on what ran before or beside it. That is a fault too, and
+# named at the end, but it does not keep back a change that has nothing to do with it.
+_failures=.pytest_cache/v/cache/lastfailed
+_unsteady=
+if [ "${_status:-0}" = 1 ] && [ "$(grep -c true "$_failures")" -le 3 ]; then
+    _unsteady=$(cat "$_failures")
+    echo "== pytest, what failed, alone"
+    _status=
+    "$python" -m pytest --last-failed "$@" || _status=$?
+fi
 [ -z "${_status:-}" ] || failed="$failed pytest"
 echo "== mypy"; wait "$_mypy" || failed="$failed mypy"
 cat build/mypy.log
 [ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }
+[ -z "$_unsteady" ] || echo "UNSTEADY, passed only alone; please mend: $_unsteady"

@@ -6,6 +6,7 @@ TEST_INTERRUPTS says how many there are for each way to run.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -70,8 +71,12 @@ SCRIPT = """
     while hits < count:
         try:
             calm.set()
+            again = time.monotonic() + 5
             while True:
                 session.run(None, x)
+                if time.monotonic() > again:
+                    again += 5
+                    calm.set()          # Python has dropped it (AWAY)
         except KeyboardInterrupt:
             hits += 1
         right()
@@ -81,6 +86,10 @@ SCRIPT = """
     fallbacks = session.stats()["fallbacks"] if way != "plain" else 0
     print(f"{hits} interrupts, {fallbacks} fallbacks", flush=True)
 """
+
+AWAY = re.compile(r"Exception ignored in: .*\nTraceback \(most recent call last\):\n(?:  .*\n)+KeyboardInterrupt: ?\n")
+"""What Python itself says where the signal comes while it calls back of a weak reference or `__del__`, its import
+system's among them: nobody gets the exception, and whoever pressed the key does so again, as these programs do."""
 
 
 def run_script(script: str, *arguments: object, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
@@ -99,7 +108,7 @@ def run_script(script: str, *arguments: object, timeout_s: float = 300.0) -> sub
 @pytest.mark.parametrize("way", ["gpu", "auto", "plain"])
 def test_each_is_a_keyboard_interrupt_and_the_next_run_is_right(way: str, isolation: str) -> None:
     done = run_script(SCRIPT, way, isolation, COUNT, timeout_s=300 + 5 * COUNT)
-    assert (done.returncode, done.stderr[-3000:]) == (0, "")
+    assert (done.returncode, AWAY.sub("", done.stderr)[-3000:]) == (0, "")
     assert done.stdout.strip() == f"{COUNT} interrupts, 0 fallbacks"
 
 
@@ -120,10 +129,12 @@ def test_while_sessions_are_created(isolation: str) -> None:
         hits = 0
         for i in range(int(sys.argv[2])):
             try:
-                threading.Timer(0.05 + 0.02 * i, os.killpg, (0, signal.SIGINT)).start()
                 while True:
-                    session = ort.InferenceSession(model, provider_options=options)
-                    del session
+                    threading.Timer(0.05 + 0.02 * i, os.killpg, (0, signal.SIGINT)).start()
+                    end = time.monotonic() + 5
+                    while time.monotonic() < end:
+                        session = ort.InferenceSession(model, provider_options=options)
+                        del session
             except KeyboardInterrupt:
                 hits += 1
         session = ort.InferenceSession(model, provider_options=options)
@@ -131,7 +142,7 @@ def test_while_sessions_are_created(isolation: str) -> None:
         print(hits, session.stats()["fallbacks"], session.explain().count("gpu"), *session.explain().events)
     """
     done = run_script(script, isolation, 6)
-    assert (done.returncode, done.stderr[-3000:]) == (0, "")
+    assert (done.returncode, AWAY.sub("", done.stderr)[-3000:]) == (0, "")
     assert done.stdout.split() == ["6", "0", "1"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -83,6 +84,24 @@ def test_a_selection_of_nothing_is_told_and_ends_the_script(checkout: Path, argu
     done = run(checkout, *arguments)
     assert (done.returncode, done.stderr) == (5, f"test.sh: no test is selected by: {' '.join(arguments)}\n")
     assert (checkout / "build" / "set-up").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script for sh")
+@pytest.mark.parametrize(("count", "alone", "status"), [(3, 0, 0), (3, 1, 1), (4, 0, 1)])
+def test_three_failures_at_most_are_asked_again_alone_and_named(
+    checkout: Path, count: int, alone: int, status: int
+) -> None:
+    (checkout / "python").write_text(
+        f'#!/bin/sh\ncase "$*" in *last-failed*) exit {alone};; "-m pytest"*) exit 1;; *) exit 0;; esac\n'
+    )
+    failures = checkout / ".pytest_cache" / "v" / "cache" / "lastfailed"
+    failures.parent.mkdir(parents=True)
+    failures.write_text(json.dumps({f"tests/test_a.py::test_{k}": True for k in range(count)}, indent=2))
+    done = run(checkout)
+    assert done.returncode == status
+    assert ("UNSTEADY" in done.stdout) == (status == 0)
+    assert ("tests/test_a.py::test_2" in done.stdout) == (status == 0)
+    assert ("failed: pytest" in done.stderr) == (status == 1)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a script for sh")
