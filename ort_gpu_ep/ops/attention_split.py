@@ -8,17 +8,21 @@ from dataclasses import dataclass, replace
 
 from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
-from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel
+from ort_gpu_ep.kernels.target import Target
 from ort_gpu_ep.ops.attention import OTHER_REGISTERS, SCALES, Codes, Heads, Mask, Options, mask_consts
 
 MAX_SHARE = 4
 """Heads of a workgroup: each takes registers and workgroup memory of its own."""
 
-LANES, MANY_KEYS = 128, 4096
-"""Invocations of a workgroup; caches of more tokens than that are split into parts of twice the keys, of which fewer
-are joined. Measured on an H200: 512 keys in parts of 64 and 128 take 4.8 and 5.5 us, 4096 keys 9.9 and 8.7."""
+LANES, NEIGHBOURS = 128, 8
+"""Invocations of a workgroup; those that read a key at most: what they load lies together."""
+
+VECTORS, MANY_KEYS = 1024, 4096
+"""Of the keys that a workgroup reads, and of the values; caches of more tokens than that are split into parts of twice
+as many, of which fewer are joined. Measured on an H200 with 32 heads of 128: a token behind 512 others takes 42.2, 42.6
+and 53.8 us a layer with parts of 1024, 2048 and 4096 vectors, behind 4096 others 60.3, 54.8 and 74.1."""
 
 JOIN_LANES = 128
 
@@ -26,14 +30,20 @@ record(
     "attention_split.wgsl",
     "product",
     loop_bound=lambda k: (
-        2 * (k.workgroup_size // k["SHARE"])
-        + k["SHARE"] * (k["D4"] + 2 * k.workgroup_size) // k.workgroup_size
-        + 8
-        + 2 * k.workgroup_size // k["D4"]
+        ceil_div((k["SHARE"] + 2) * k["D4"], k.workgroup_size) + ceil_div(k["SHARE"] * k["D4"], k.workgroup_size)
     ),
     flops=lambda k: 16 * k["BATCH"] * k["HEADS"] * k["SK"] * k["D4"],
 )
-record("attention_join.wgsl", "reduction", loop_bound=lambda k: 2 * k["SPLITS"] + 3 * JOIN_LANES)
+record(
+    "attention_join.wgsl",
+    "reduction",
+    loop_bound=lambda k: (
+        2 * ceil_div(k["SPLITS"], k.workgroup_size)
+        + ceil_div(k["SPLITS"], 4 * (k.workgroup_size // k["D4"]))
+        + 2 * k.workgroup_size.bit_length()
+        + k.workgroup_size // k["D4"]
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +68,15 @@ def fits(node: BoundNode, q: Heads, k: Heads, v: Heads) -> bool:
         and width // 4 <= LANES // 2
         and limits.max_invocations >= LANES
     )
-    return is_alike and same(q.shape[2], 1) and _memory(MAX_SHARE, 64, 2, width // 4) <= limits.max_workgroup_nbytes
+    parts = _parts(width // 4)
+    keys = LANES // parts
+    return (
+        is_alike and same(q.shape[2], 1) and _memory(MAX_SHARE, keys, parts, width // 4) <= limits.max_workgroup_nbytes
+    )
 
 
 def split_attention(
-    by: Figures,
+    target: Target,
     q: Heads,
     k: Heads,
     v: Heads,
@@ -73,15 +87,16 @@ def split_attention(
     newest: Newest | None = None,
     codes: Codes | None = None,
 ) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
-    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. by: the target's figures. newest:
+    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. newest:
     stands for q and the last key and value. codes: that k and v hold. Raises UnsupportedNodeError for the mask's shape.
     """
     batch, heads, _, width = q.shape
     tokens, d4, group = k.shape[2], width // 4, heads // int(k.shape[1])
     share = next(n for n in (4, 2, 1) if group % n == 0)
-    parts = _parts(by, d4, 1 if hint(tokens) > MANY_KEYS or d4 % 2 else 2)
-    keys = LANES // parts
-    splits = ceil_div(tokens, keys)
+    parts = _parts(d4)
+    vectors = VECTORS * (2 if hint(tokens) > MANY_KEYS else 1)
+    keys = _keys(target, share, parts, d4, vectors)
+    splits, split_consts = ceil_div(tokens, keys), options.consts()
     consts: dict[str, Const] = {
         "BATCH": batch,
         "HEADS": heads,
@@ -94,12 +109,14 @@ def split_attention(
         "KEYS": keys,
         "PARTS": parts,
         "SPLITS": splits,
-        "LOADS": _loads(d4, parts),
+        "KEY_ROUNDS": keys * parts // LANES,
+        "LOADS": ceil_div(keys, LANES // d4),
         "ROUNDS": ceil_div(keys * share, LANES),
+        "POWERS": min(keys, LANES // share),
         **q.consts("Q"),
         **k.consts("K"),
         **v.consts("V"),
-        **options.consts(),
+        **split_consts,
         **mask_consts(mask, (batch, heads, 1, tokens), options.least),
         "APPEND": newest is not None,
         **(newest.consts if newest else {}),
@@ -108,6 +125,7 @@ def split_attention(
     sums = TensorType(FLOAT32, (batch, heads, splits, width))
     tops = TensorType(FLOAT32, (batch, heads, splits, 2))
     reads = options.reads()
+    lengths = {name: at for name, at in reads.items() if name == "lengths"}
     sink = {"sink": reads.pop("sink")} if "sink" in reads else {}
     operands = newest.reads if newest else {"q": q.source, "k": k.source, "v": v.source}
     caches = ("keys", "values") if newest else ("k", "v")
@@ -118,7 +136,7 @@ def split_attention(
         consts=consts,
         grid=(splits, heads // share, batch),
         workgroup_size=LANES,
-        workgroup_nbytes=_memory(share, keys, parts, d4) + (16 * d4 if newest else 0),
+        workgroup_nbytes=_memory(share, keys, parts, d4) + (32 * d4 if newest else 0),
         vectors=(*(() if newest else ("q",)), *(() if codes else caches), "sums"),
         words=caches if codes and newest else (),
         reports=options.lengths is not None,
@@ -132,14 +150,16 @@ def split_attention(
         [out],
         grid=(heads, batch, 1),
         workgroup_size=JOIN_LANES,
-        workgroup_nbytes=20 * JOIN_LANES + 4 * (JOIN_LANES // d4),
+        workgroup_nbytes=20 * JOIN_LANES,
         consts={
             "D4": d4,
             "HEADS": heads,
             "SPLITS": splits,
+            "KEYS": keys,
+            **{name: split_consts[name] for name in ("BEFORE", "CAUSAL", "LENGTHS", "WINDOW")},
             "Y_B": y_strides[0] // 4,
             "Y_H": y_strides[1] // 4,
-            "SINK": options.consts()["SINK"],
+            "SINK": split_consts["SINK"],
             "EMPTY_IS_ZERO": options.empty_is_zero,
             **({"GROUP": group, **codes.consts()} if codes else {}),
         },
@@ -147,6 +167,7 @@ def split_attention(
             "sums": "attention_sums",
             "tops": "attention_tops",
             **sink,
+            **lengths,
             **(codes.reads(keys=False) if codes else {}),
         },
         writes={"y": 0},
@@ -156,23 +177,24 @@ def split_attention(
     return [split, join], [("attention_sums", sums), ("attention_tops", tops)]
 
 
-def _loads(d4: int, parts: int) -> int:
-    """Rows of values that an invocation reads."""
-    return ceil_div(LANES // parts, LANES // d4)
+def _parts(d4: int) -> int:
+    """Invocations that read a key."""
+    return next(n for n in (NEIGHBOURS, 4, 2, 1) if d4 % n == 0)
 
 
-def _parts(by: Figures, d4: int, parts: int) -> int:
-    """So many invocations for a key, or more where a compiler that loads ahead would not have registers for a key's
-    part and the values."""
+def _keys(target: Target, share: int, parts: int, d4: int, vectors: int) -> int:
+    """Of a workgroup: a power of two that makes about so many vectors; fewer where a compiler that loads ahead would not
+    have registers for keys and values, or there is little workgroup memory."""
+    by, keys = target.figures, LANES // parts
     while (
-        by.loads_ahead
-        and 4 * (d4 // parts + _loads(d4, parts)) + OTHER_REGISTERS > by.lane_registers
-        and d4 % (2 * parts) == 0
+        2 * keys * d4 <= vectors
+        and _memory(share, 2 * keys, parts, d4) + 32 * d4 <= target.limits.max_workgroup_nbytes
+        and not (by.loads_ahead and 8 * ceil_div(2 * keys * d4, LANES) + OTHER_REGISTERS > by.lane_registers)
     ):
-        parts *= 2
-    return parts
+        keys *= 2
+    return keys
 
 
 def _memory(share: int, keys: int, parts: int, d4: int) -> int:
     """Bytes of workgroup memory: queries, scores, one number an invocation, rows of values to be joined."""
-    return 16 * share * d4 + 4 * share * keys * parts + 4 * LANES + 16 * share * (LANES // d4) * d4
+    return 16 * share * d4 + 4 * (share * keys * parts + 32) + 4 * LANES + 16 * share * (LANES // d4) * d4

@@ -146,12 +146,12 @@ def group_query_attention(node: BoundNode) -> Lowering:
     y_strides = (step.sequence * width, step.size, width)
     put = _put(node, step, appended[::-1])
     if fits(node, queries, keys, values):
-        by = node.target.figures
-        split, more = split_attention(by, queries, keys, values, mask, options, out, y_strides, codes=codes)
+        target = node.target
+        split, more = split_attention(target, queries, keys, values, mask, options, out, y_strides, codes=codes)
         kernels, temps = [*kernels, *split], [*temps, *more]
         newest = _newest(node, step, tokens, turns, cache)
         at_once, _ = (
-            split_attention(by, queries, keys, values, mask, options, out, y_strides, newest, codes)
+            split_attention(target, queries, keys, values, mask, options, out, y_strides, newest, codes)
             if newest
             else ([], [])
         )
@@ -381,13 +381,12 @@ def _newest(
     node: BoundNode, step: Step, tokens: tuple[Tokens, Tokens, Tokens], turns: bool, cache: TensorType
 ) -> Newest | None:
     """Of attention that stores the keys and values of its one token; None where these are normalized, which takes a
-    kernel of its own."""
-    if node.has(Q_NORM) or node.has(K_NORM):
-        return None
+    kernel of its own, or not turned by fours."""
     pairs, rows = _angles(node, step) if turns else (0, 0)
+    if node.has(Q_NORM) or node.has(K_NORM) or pairs % 4:
+        return None
     q, k, v = tokens
     consts: dict[str, Const] = {
-        "NORM": False,
         "ROTARY": turns,
         "HEAD": step.size,
         "HALF": pairs,

@@ -1,28 +1,38 @@
 // y = the weighted mean of values of each head, of the parts that attention_split.wgsl gives. Grid: heads, batches.
-// Expects: sums, tops, sink? (as attention_split.wgsl writes them, and a score for each head), y (vectors); D4 HEADS SPLITS Y_B Y_H (in
-// vectors), SINK as attention.wgsl, EMPTY_IS_ZERO.
+// Expects: sums, tops, sink?, lengths? (as attention_split.wgsl writes them, a score for each head, tokens less one of each batch), y (vectors); D4 HEADS
+// SPLITS KEYS Y_B Y_H (in vectors), BEFORE CAUSAL LENGTHS WINDOW SINK as attention.wgsl, EMPTY_IS_ZERO.
 #default CODES = 0
 #if CODES
 // The sums are of codes of so many CODES bits (include/cache_codes.wgsl); their scales are applied here. GROUP: heads that share keys.
 #end
 #include cache_codes.wgsl
+#include seen_parts.wgsl
 const LANES: u32 = WORKGROUP_SIZE;
 const ROWS: u32 = LANES / D4;
 
-var<workgroup> highest: array<f32, LANES>;
-var<workgroup> totals: array<f32, ROWS>;
+var<workgroup> found: array<f32, LANES>;
 var<workgroup> joined: array<vec4<f32>, LANES>;
 
 fn power(x: f32) -> f32 { return exp2(x * 1.44269504); }
 
 fn grid_main(group: vec3<u32>, lane: u32) {
-    let count = SPLITS + (lane >> 16u);     // + 0: lavapipe compiles anew in each dispatch what a uniform alone bounds, and keeps it all
+#if LENGTHS
+    let before = u32(max(lengths_at(group.y), 0));
+#else
+    let before = BEFORE;
+#end
+    let from_part = first_part(before);
+    let end = end_part(group.y, before) + (group.x >> 16u);     // + 0: lavapipe compiles anew in each dispatch what a uniform alone bounds, and keeps it all
     let base = (group.y * HEADS + group.x) * SPLITS;
     var top = -3.4028234663852886e38;
-    for (var s = lane; s < count; s += LANES) { top = max(top, tops_at(2u * (base + s))); }
-    highest[lane] = top;
+    for (var s = from_part + lane; s < end; s += LANES) { top = max(top, tops_at(2u * (base + s))); }
+    found[lane] = top;
+    for (var half = LANES / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (lane < half) { found[lane] = max(found[lane], found[lane + half]); }
+    }
     workgroupBarrier();
-    for (var i = 0u; i < min(LANES, count); i++) { top = max(top, highest[i]); }
+    top = found[0];
 #if SINK == 1
     let sink = sink_at(group.x);
     top = max(top, sink);
@@ -31,27 +41,42 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let sink = 0.0;
     top = max(top, sink);
 #end
-    let row = lane / D4;
     var sum = vec4<f32>();
     var total = 0.0;
-    for (var s = row; s < count && row < ROWS; s += ROWS) {
-        let powers = tops_at(2u * (base + s) + 1u);
-        if (powers > 0.0) {
-            let share = power(tops_at(2u * (base + s)) - top);
-            total = fma(share, powers, total);
-            sum = fma(vec4<f32>(share), sums_at4((base + s) * D4 + lane % D4), sum);
+    for (var from_s = from_part; from_s < end; from_s += LANES) {
+        var share = 0.0;
+        if (from_s + lane < end) {
+            share = power(tops_at(2u * (base + from_s + lane)) - top);
+            total = fma(share, tops_at(2u * (base + from_s + lane) + 1u), total);
+        }
+        workgroupBarrier();
+        found[lane] = share;
+        workgroupBarrier();
+        if (lane < ROWS * D4) {
+            let last = min(LANES, end - from_s) - 1u;
+            for (var s = lane / D4; s <= last; s += 4u * ROWS) {        // four loads under way
+#for n in 4
+                let at$n = min(s + $(n)u * ROWS, last);
+                let part$n = sums_at4((base + from_s + at$n) * D4 + lane % D4);
+#end
+#for n in 4
+                if (s + $(n)u * ROWS <= last) { sum = fma(vec4<f32>(found[at$n]), part$n, sum); }
+#end
+            }
         }
     }
     joined[lane] = sum;
-    if (row < ROWS && lane % D4 == 0u) { totals[row] = total; }
+    workgroupBarrier();
+    found[lane] = total;
+    for (var half = LANES / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (lane < half) { found[lane] += found[lane + half]; }
+    }
     workgroupBarrier();
     if (lane >= D4) { return; }
-    var whole = 0.0;
+    var whole = found[0];
     sum = vec4<f32>();
-    for (var r = 0u; r < ROWS; r++) {
-        whole += totals[r];
-        sum += joined[r * D4 + lane];
-    }
+    for (var r = 0u; r < ROWS; r++) { sum += joined[r * D4 + lane]; }
 #if SINK
     whole += power(sink - top);
 #end

@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
+from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import UnsupportedNodeError
@@ -91,9 +93,10 @@ def model(
     )
 
 
-@pytest.mark.parametrize(("size", "parts"), [(32, 4), (64, 8), (48, 4)])
-def test_keys_are_shared_where_registers_are_few(size: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By more invocations for a key, as far as its vectors can be shared."""
+@pytest.mark.parametrize(("size", "keys"), [(32, 32), (64, 16), (48, 32)])
+def test_a_workgroup_has_fewer_keys_where_registers_are_few(
+    size: int, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpu = Gpu.open(Config())
     monkeypatch.setattr(
         gpu, "limits", replace(gpu.limits, figures=replace(gpu.limits.figures, loads_ahead=True, lane_registers=64))
@@ -101,7 +104,7 @@ def test_keys_are_shared_where_registers_are_few(size: int, parts: int, monkeypa
     one, feeds = model([70, 33], 1, 96, size=size, rotary=16)
     types = {name: TensorType(dtype_of(array), array.shape) for name, array in feeds.items()}
     kernels = [step.kernel for step in make_plan(from_onnx(one), types, gpu.limits).steps if isinstance(step, Dispatch)]
-    assert [dict(k.consts)["PARTS"] for k in kernels if k.shader == "attention_split.wgsl"] == [parts]
+    assert [dict(k.consts)["KEYS"] for k in kernels if k.shader == "attention_split.wgsl"] == [keys]
     np.testing.assert_allclose(run_direct(one, feeds)[0], on_cpu(one, feeds)[0], rtol=2e-5, atol=2e-6)
 
 
@@ -347,3 +350,47 @@ def shaders_of(given: tuple[Any, dict[str, Any]]) -> set[str]:
     made, feeds = given
     plan = make_plan(from_onnx(made), {n: TensorType(dtype_of(a), a.shape) for n, a in feeds.items()}, DEFAULT_LIMITS)
     return {s.kernel.shader for s in plan.steps if isinstance(s, Dispatch)}
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "rotary"),
+    [
+        ({}, 16, 16),
+        ({"packed": True}, 32, 16),
+        ({"packed": True, "local_window_size": 70}, 48, 32),
+        ({"rotary_interleaved": 1}, 80, 48),
+        ({"rotary_interleaved": 1, "packed": True, "heads": 8, "groups": 1}, 16, 16),
+        ({"positions": True, "sink": True, "heads": 6}, 128, 64),
+        ({"dtype": "float16", "heads": 3, "groups": 3}, 64, 64),
+        ({}, 16, 0),
+    ],
+)
+def test_tokens_that_are_stored_where_the_cache_is(given: dict[str, Any], size: int, rotary: int) -> None:
+    """Step by step behind caches of different lengths, whose rows the kernel turns, stores and reads itself: on both
+    sides of a part's end."""
+    rows, dtype = 200, given.get("dtype", "float32")
+    made, feeds = model([63, rows], 1, rows, size=size, rotary=rotary, **given)
+    feeds["x5"] = np.array([62, 124], np.int32)
+    feeds |= {name: feeds["x5"][:, None].astype(a.dtype) for name, a in feeds.items() if a.dtype == np.int64}
+    caches = {name: array for name, array in feeds.items() if array.ndim == 4}
+    tolerance, cpu = 3e-3 if dtype == "float16" else 1e-5, onnxruntime.InferenceSession(made.SerializeToString())
+    session = InferenceSession(made.SerializeToString(), provider_options={"placement": "gpu", "strict": 1})
+    held = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array, "gpu") for name, array in caches.items()}
+    for step in range(5):
+        feeds["x0"] = normal(step, *feeds["x0"].shape, dtype=dtype)
+        binding = session.io_binding()
+        for name in feeds.keys() - held.keys():
+            binding.bind_cpu_input(name, feeds[name])
+        binding.bind_output("y0")
+        for (name, value), present in zip(held.items(), ("y1", "y2"), strict=True):
+            binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_output(present, value)
+        session.run_with_iobinding(binding)
+        wanted = cpu.run(None, feeds)
+        got = [binding.copy_outputs_to_cpu()[0], *(value.numpy() for value in held.values())]
+        for mine, its in zip(got, wanted, strict=True):
+            for b, before in enumerate(feeds["x5"]):
+                a, c = (x[b].astype("d") if x.ndim == 3 else x[b, :, : before + 1].astype("d") for x in (mine, its))
+                np.testing.assert_allclose(a, c, rtol=tolerance, atol=tolerance)
+        feeds |= dict(zip(caches, wanted[1:], strict=True))
+        feeds |= {name: a + 1 for name, a in feeds.items() if a.dtype.kind == "i"}

@@ -1,5 +1,7 @@
 // Element d of a head of token `token` of batch b: of queries (part 0) and keys (1) normalized and turned as append_tokens.wgsl says, which also
 // says what is expected; of values (2) as it is. Expects: token_at(part, i), norm_weight(part, d) where NORM, origin(part, b, token, head).
+#include token_position.wgsl
+
 fn turned(part: u32, from_token: u32, d: u32, factor: f32, position: u32) -> f32 {
     var at = d;
 #if NORM
@@ -33,18 +35,5 @@ fn token_element(part: u32, b: u32, token: u32, head: u32, d: u32, before: u32) 
     for (var k = 0u; k < HEAD; k++) { squares = fma(token_at(part, from_token + k), token_at(part, from_token + k), squares); }
     factor = 1.0 / sqrt(squares / f32(HEAD) + EPSILON);
 #end
-    var position = before + token;
-#if ROTARY
-#if HAS_POSITIONS
-#if FIRST
-    let given = i32(positions_at(0u)) + i32(token);
-#else
-    let given = i32(positions_at(b * SEQUENCE + token));
-#end
-    if (given < 0) { out_of_range(); }
-    position = u32(max(given, 0));
-#end
-    if (position >= COSINES) { out_of_range(); }
-#end
-    return turned(part, from_token, d, factor, position);
+    return turned(part, from_token, d, factor, token_position(b, token, before));
 }
