@@ -155,6 +155,13 @@ OPTIONS = (
         ("0", "1"),
     ),
     Option(
+        "rounding",
+        "1",
+        "`1`: products of a model that lets their vectors be rounded to bytes (MatMulNBits with accuracy_level 4) do that "
+        "where it is estimated to be faster; `0`: never.",
+        ("0", "1"),
+    ),
+    Option(
         "fusion", "1", "`0`: no node is fused with another, to find out whether fusion causes a difference.", ("0", "1")
     ),
     Option(
@@ -228,6 +235,9 @@ OPTIONS = (
     Option("cache_dir", "", "Folder for caches; empty: the user's cache folder."),
 )
 
+ROUNDING = ("rounded_product.wgsl", "rounded_matvecs.wgsl")
+"""Kernels that round to bytes the vectors of a product whose model allows it."""
+
 NO_PLAN = frozenset({"load", "cache_dir", "placement_budget_ms", "unit_plans"})
 """Options that change neither what goes to the GPU, where a session's `placement` is given, nor how."""
 
@@ -248,6 +258,7 @@ class Config:
     join_runs: str = "auto"
     weights: str = "auto"
     winograd: bool = True
+    rounding: bool = True
     fusion: bool = True
     memory_limit_mb: int = 0
     health: str = "auto"
@@ -265,7 +276,9 @@ class Config:
     @property
     def disabled(self) -> tuple[tuple[str, str], ...]:
         """(shader file, why) of the kernels that these options put out of use, as Limits.disabled has them."""
-        return () if self.winograd else (("winograd_input.wgsl", "option winograd=0"),)
+        winograd = () if self.winograd else (("winograd_input.wgsl", "option winograd=0"),)
+        rounding = () if self.rounding else tuple((shader, "option rounding=0") for shader in ROUNDING)
+        return (*winograd, *rounding)
 
     @property
     def cache_path(self) -> str:

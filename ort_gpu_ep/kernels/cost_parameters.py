@@ -71,8 +71,9 @@ class Figures:
 
     transpose.wgsl: transpose_tile_factor: of bytes that go through workgroup memory, over byte_ns.
 
-    packed_matvec.wgsl: of a unit, for a code: packed_words_clocks, and packed_halves_clocks where two at a time are
-    read as float16.
+    packed_matvec.wgsl: packed_wait_ns, until its first codes are there; then of a unit, for a code: packed_words_clocks,
+    and packed_halves_clocks where two at a time are read as float16. rounded_matvecs.wgsl, which waits for nothing more
+    than that: packed_bytes_clocks, of a code, and packed_rounding_clocks, of an element of x in each workgroup.
 
     sparse_matvec*.wgsl: sparse_entry_clocks: an entry of an invocation, which waits for the one before.
     sparse_halving_clocks: a halving of a team, there and back, with its barriers. Of a unit: sparse_gather_clocks: an
@@ -148,6 +149,9 @@ class Figures:
     matvec_bytes_per_ns: float = 1300.0
     packed_words_clocks: float = 0.061
     packed_halves_clocks: float = 0.044
+    packed_wait_ns: float = 1800.0
+    packed_bytes_clocks: float = 0.04
+    packed_rounding_clocks: float = 0.23
     rows_launch_ns: float = 3000.0
     rows_bytes_per_ns: float = 4000.0
     rows_wait_ns: float = 700.0
@@ -288,6 +292,7 @@ SOFTWARE_FIGURES = replace(
     winograd_factor=1e9,
     normalize_lane_ns=10.0,
     packed_halves_clocks=0.08,
+    packed_bytes_clocks=0.06,
     sparse_launch_ns=1000.0,
     sparse_round_ns=0.0,
     sparse_tap_round_ns=0.0,
@@ -358,6 +363,7 @@ SCALES: Mapping[str, Sequence[str]] = {
         "sparse_tap_round_ns",
         "stepwise_wait_ns",
         "general_turn_ns",
+        "packed_wait_ns",
     ),
     "waits in clocks": (
         "attention_wait_clocks",

@@ -22,7 +22,7 @@ from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Stri
 from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops import rounded_products, tiles, unit_packed
 from ort_gpu_ep.ops.packed_operands import NO_WINDOW, PLANES, Columns, Layout, Weights, interleaved, rows_of
-from ort_gpu_ep.ops.packed_vectors import MAX_VECTORS, lower_vectors
+from ort_gpu_ep.ops.packed_vectors import MAX_VECTORS, lower_vectors, rounds_few
 
 TILE_ROWS, TILE_COLUMNS = 64, (64, 16)
 """packed_product.wgsl: a workgroup's rows, its columns (many, few)."""
@@ -60,12 +60,12 @@ def lower_packed(
 ) -> Lowering:
     """The kernels of a product with packed weights. Raises UnsupportedNodeError.
 
-    bias: its input, and where an element of y finds it. rounds: many vectors may be rounded to bytes, where alpha and
+    bias: its input, and where an element of y finds it. rounds: the vectors may be rounded to bytes, where alpha and
     beta are 1.
     """
     check_weights(node, weights)
     if columns.batches * weights.groups == 1 and not columns.window and columns.count <= MAX_VECTORS:
-        return lower_vectors(node, weights, columns, out, bias, alpha, beta)
+        return lower_vectors(node, weights, columns, out, bias, alpha, beta, rounds)
     rounds = rounds and rounded_products.takes(node, weights, columns)
     rows = _layout(node, weights, columns, rounds)
     keeps, dense = node.target.limits.keeps_dense, _dense(node, weights, columns, bias, alpha, beta)
@@ -102,10 +102,14 @@ def lower_packed(
 def _layout(node: BoundNode, weights: Weights, columns: Columns, rounds: bool) -> Layout:
     """The order of the codes that many vectors meet: the one of few vectors, where the same weight may meet these, so
     that it is on the device once. What stays dense (option weights) or is read as the model stores it has no use for
-    that. Matrix units read rows.
+    that. Matrix units read rows, and so do few vectors that are rounded.
     """
     limits, alone = node.target.limits, columns.batches * weights.groups == 1 and not columns.window
-    as_stored = limits.keeps_dense or weights.codebook or (rounds and not rounded_products.together(weights))
+    as_stored = (
+        limits.keeps_dense
+        or weights.codebook
+        or (rounds and (not rounded_products.together(weights) or rounds_few(node, weights)))
+    )
     few = alone and not as_stored and weights.bits in (2, 4, 8)
     return interleaved(node, weights) if few and limits.allow(TOGETHER) else rows_of(weights)
 

@@ -4,18 +4,19 @@ in it, too."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, UINT8, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, kernel, op
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel, op
 from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice
+from ort_gpu_ep.ops import rounded_vectors
 from ort_gpu_ep.ops.packed import check_weights
 from ort_gpu_ep.ops.packed_operands import Layout, Weights, interleaved
-from ort_gpu_ep.ops.packed_products import nbits_weights
+from ort_gpu_ep.ops.packed_products import ROUNDS, nbits_weights
 from ort_gpu_ep.ops.packed_vectors import (
     HALVES,
     MAX_VECTORS,
@@ -64,11 +65,21 @@ def packed_products(node: BoundNode) -> Lowering:
     matrices = [nbits_weights(node, n, FIRST + EACH * i) for i, n in enumerate(rows)]
     _check(node, matrices, beside)
     outs = [TensorType(x.dtype, (*x.shape[:-1], n)) for n in (rows[:1] if beside else rows)]
-    layouts = [interleaved(node, weights, str(i or "")) for i, weights in enumerate(matrices)]
-    sources: dict[str, int | str] = {name: source for layout in layouts for name, source in layout.sources.items()}
     biases = {f"c{i or ''}": FIRST + EACH * i + 3 for i in range(len(rows))}
     biases = {name: at for name, at in biases.items() if node.has(at)}
     norm = {"gamma": GAMMA} if node.has(GAMMA) else {}
+    if node.attr("accuracy_level") == ROUNDS and rounded_vectors.takes(node, matrices, int(count)):
+        each, wide = (rows[:1], 2) if beside else (rows, 1)
+        ns = decoding_ns(node.target, wide * sum(each) * matrices[0].k, SHADER)
+        ns[rounded_vectors.BYTES] = rounded_vectors.bytes_ns(node.target, each, matrices[0].k, int(count), wide)
+        choice = node.target.choose(f"vectors {matrices[0].rows} x {matrices[0].k}, 4 bits, rounded", ns)
+        if choice.form == rounded_vectors.BYTES:
+            product = rounded_vectors.rounded_product(
+                node, matrices, outs, int(count), {"x": 0, **norm, **biases}, beside, choice
+            )
+            return Lowering(tuple(outs), (_without(product, biases, len(rows)),))
+    layouts = [interleaved(node, weights, str(i or "")) for i, weights in enumerate(matrices)]
+    sources: dict[str, int | str] = {name: source for layout in layouts for name, source in layout.sources.items()}
     reads: dict[str, int | str] = {"x": 0, **norm, **sources, **biases}
     consts, size, numbers, features, choice = _form(node, matrices, layouts[0], int(count), beside)
     built = kernel(
@@ -84,14 +95,18 @@ def packed_products(node: BoundNode) -> Lowering:
         features=features,
         choice=choice,
     )
-    built = replace(
-        built,
-        optionals=(("zp", False), *((name, name in biases) for name in (f"c{i or ''}" for i in range(len(rows))))),
-    )
+    built = _without(built, biases, len(rows), ("zp", False))
     return Lowering(
         tuple(outs),
         (*(step for layout in layouts for step in layout.kernels), built),
         tuple(temp for layout in layouts for temp in layout.temps),
+    )
+
+
+def _without(built: Kernel, biases: Mapping[str, int], count: int, *more: tuple[str, bool]) -> Kernel:
+    """With a place for the bias of each matrix, whichever of them have one."""
+    return replace(
+        built, optionals=(*more, *((name, name in biases) for name in (f"c{i or ''}" for i in range(count))))
     )
 
 

@@ -12,6 +12,7 @@ from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice, Target
+from ort_gpu_ep.ops import rounded_vectors
 from ort_gpu_ep.ops.packed_operands import Columns, Weights, interleaved
 
 MAX_VECTORS = 4
@@ -68,14 +69,19 @@ def lower_vectors(
     bias: tuple[int, Strided] | None,
     alpha: float,
     beta: float,
+    rounds: bool = False,
 ) -> Lowering:
-    """The kernels of a product of at most MAX_VECTORS vectors with one group of rows."""
+    """The kernels of a product of at most MAX_VECTORS vectors with one group of rows. rounds: they may be rounded to
+    bytes, where alpha and beta are 1."""
     decoding = decoding_ns(node.target, weights.rows * weights.k)
     forms = {
         name: Form(ns, partial(_vectors, node, weights, columns, bias, alpha, beta, name == HALVES))
         for name, ns in decoding.items()
         if name == WORDS or not weights.codebook
     }
+    if rounds and rounded_vectors.takes(node, [weights], int(columns.count)):
+        ns = rounded_vectors.bytes_ns(node.target, [weights.rows], weights.k, int(columns.count), 1)
+        forms[rounded_vectors.BYTES] = Form(ns, partial(_rounded, node, weights, columns, bias))
     return lower(node.target, f"vectors {weights.rows} x {weights.k}, {weights.bits} bits", forms, out)
 
 
@@ -155,12 +161,34 @@ def _vectors(
     return Lowering((out,), (*layout.kernels, built), layout.temps)
 
 
+def rounds_few(node: BoundNode, weights: Weights) -> bool:
+    """Whether a vector that may be rounded to bytes is estimated to be faster so."""
+    ns = rounded_vectors.bytes_ns(node.target, [weights.rows], weights.k, 1, 1)
+    return rounded_vectors.takes(node, [weights], 1) and ns < min(
+        decoding_ns(node.target, weights.rows * weights.k).values()
+    )
+
+
+def _rounded(
+    node: BoundNode,
+    weights: Weights,
+    columns: Columns,
+    bias: tuple[int, Strided] | None,
+    choice: Choice,
+    out: TensorType,
+) -> Lowering:
+    reads = {"x": columns.source, **({"c": bias[0]} if bias else {})}
+    product = rounded_vectors.rounded_product(node, [weights], [out], int(columns.count), reads, False, choice)
+    return Lowering((out,), (product,))
+
+
 def decoding_ns(target: Target, codes: int, shader: str = "packed_matvec.wgsl") -> dict[str, float]:
     """Of each form that the adapter can do."""
     clocks = {WORDS: target.figures.packed_words_clocks}
     if target.limits.allow(shader, SUBNORMAL_HALVES):
         clocks[HALVES] = target.figures.packed_halves_clocks
-    return {form: codes * each / target.figures.units / target.figures.clocks_per_ns for form, each in clocks.items()}
+    by = target.figures
+    return {form: by.packed_wait_ns + codes * each / by.units / by.clocks_per_ns for form, each in clocks.items()}
 
 
 def workgroup_size(target: Target, groups: int, words: int, outputs: int, subgroups: bool) -> int:

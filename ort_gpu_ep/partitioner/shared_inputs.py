@@ -20,7 +20,7 @@ from ort_gpu_ep.partitioner.fusion import Chains
 
 PRODUCT, SKIP_NORM = ("com.microsoft", "MatMulNBits"), ("com.microsoft", "SkipSimplifiedLayerNormalization")
 NORM = ("", "SimplifiedLayerNormalization")
-ALIKE = ("K", "bits", "block_size")
+ALIKE = ("K", "bits", "block_size", "accuracy_level")
 """Attributes in which products of a dispatch agree."""
 
 
@@ -205,7 +205,7 @@ def _joined(members: Sequence[Node], beside: str, norm: tuple[str, object] | Non
         inputs += [*reads[1:4], reads[BIAS]]
     while not inputs[-1]:
         inputs.pop()
-    attributes = {name: first.attributes[name] for name in ALIKE} | {
+    attributes = {name: first.attributes[name] for name in ALIKE if name in first.attributes} | {
         "N": tuple(n.attributes["N"] for n in members),
         "epsilon": norm[1] if norm else 0.0,
         "beside": int(bool(beside)),

@@ -42,6 +42,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "unit_plans": ("background", "wait"),
     "join_runs": ("auto", "1", "0"),
     "winograd": ("1", "0"),
+    "rounding": ("1", "0"),
     "memory_limit_mb": ("0", "0", "1"),
 }
 

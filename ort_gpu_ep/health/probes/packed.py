@@ -19,6 +19,7 @@ from ort_gpu_ep.ops import sparse_products
 from ort_gpu_ep.ops.packed_products import BLOCKS_OF_FOUR
 from ort_gpu_ep.ops.packed_vectors import HALVES, HELD, HOLDING, SPARSE_TEAMS
 from ort_gpu_ep.ops.rounded_products import ROUNDED
+from ort_gpu_ep.ops.rounded_vectors import BYTES
 from ort_gpu_ep.weights.formats import pack_codes, pack_sparse
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
 
@@ -203,6 +204,15 @@ def rounded(trial: Trial) -> str:
     return "4 and 8 bits"
 
 
+@probe("few vectors rounded to bytes", "kernels", disables=("rounded_matvecs.wgsl",))
+def rounded_vectors(trial: Trial) -> str:
+    """One vector and three, with zero points and without, in blocks of one unit and of two."""
+    for (m, k, n, block), zeros in trial.repeated(((1, 256, 69, 32), (3, 128, 37, 64)), (False, True), of=2):
+        with forced(BYTES):
+            _rounded(trial, m, k, n, block, 4, zeros)
+    return "4 bits"
+
+
 def _rounded(trial: Trial, m: int, k: int, n: int, block: int, bits: int, with_zeros: bool) -> None:
     """A MatMulNBits whose x is bytes times a scale, so that rounding changes nothing; and with its k in another order,
     exact."""
@@ -210,7 +220,7 @@ def _rounded(trial: Trial, m: int, k: int, n: int, block: int, bits: int, with_z
     codes, scale = trial.integers(0, 1 << bits, n, blocks * block), abs(trial.normal(n, blocks)) + np.float32(0.1)
     zeros = trial.integers(0, 1 << bits, n, -(-blocks // per) * per)
     steps = trial.integers(-127, 128, m, blocks * block)
-    steps[:, ::block] = 127
+    steps[:, ::32] = 127  # of each unit that is rounded by itself
     x = (steps * np.exp2(trial.integers(-3, 4, m, blocks)).repeat(block, 1)).astype(np.float32)[:, :k]
     constants = {"w": pack_codes(codes, bits).reshape(n, blocks, -1), "s": scale}
     constants |= {"z": pack_codes(zeros, bits).reshape(-1)[: zeros.size // per]} if with_zeros else {}

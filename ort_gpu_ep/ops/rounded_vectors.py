@@ -1,0 +1,187 @@
+"""Products of few vectors with 4-bit weights where the model lets the vectors be rounded to bytes (MatMulNBits,
+accuracy_level 4), in one dispatch: each workgroup rounds the vectors for itself. Weights are read as the model stores
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ir.types import FLOATS, TensorType
+from ort_gpu_ep.kernels.records import ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel
+from ort_gpu_ep.kernels.target import Choice, Target
+from ort_gpu_ep.ops.packed_operands import Weights
+
+SHADER = "rounded_matvecs.wgsl"
+BYTES = "vectors as bytes"
+"""The form of a product, beside those of packed_vectors.py."""
+UNIT = 32
+"""Elements that are rounded by one scale, and codes that an invocation reads at a time."""
+TEAM_LANES, LANES = (256, 32), 512
+"""Invocations that share a row at most, and what they are a multiple of; of a workgroup."""
+ROWS, ITERS, MANY_GROUPS = 4, 4, 8
+"""Rows that a team has at a time, and how often it takes so many at most: while each compute unit gets so many
+workgroups. Teams of a workgroup are as many as leave one for each unit."""
+
+record(
+    SHADER,
+    "matvec",
+    flops=lambda k: 2 * (k["N_0"] + k["N_1"] + k["N_2"]) * k["K"] * k["COLS"],
+    loop_bound=lambda k: (
+        k["ITERS"] * (k["ROUNDS"] + 1)
+        + ceil_div(k["ROWS"] * k["ITERS"] * k["TEAMS"] * k["COLS"], k.workgroup_size) * (1 + k.workgroup_size // 2)
+    ),
+)
+
+
+def takes(node: BoundNode, matrices: Sequence[Weights], count: int) -> bool:
+    """Whether there is this form: 4-bit codes in blocks of whole units as the model stores them, zero points that are
+    codes, and vectors that fit into workgroup memory."""
+    limits = node.target.limits
+    return bool(
+        all(
+            w.bits == 4
+            and w.block >= UNIT
+            and w.block % UNIT == 0
+            and w.k % w.block == 0
+            and w.outer == w.k
+            and w.inner == w.groups == 1
+            and not (w.codebook or w.signed or w.swapped)
+            and (w.zp is None or w.zp_bits == 4)
+            for w in matrices
+        )
+        and node.input(0).dtype in FLOATS
+        and limits.allow(SHADER, "subgroup")
+        and TEAM_LANES[1] <= limits.max_invocations
+        and Shape.of(node.target, [matrices[0].rows], matrices[0].k, count, len(matrices)) is not None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How workgroups share the rows. team: invocations of a row. rows: of a team at a time. iters: how often. groups:
+    workgroups."""
+
+    team: int
+    teams: int
+    rows: int
+    iters: int
+    groups: int
+    nbytes: int
+
+    @property
+    def size(self) -> int:
+        return self.team * self.teams
+
+    @classmethod
+    def of(cls, target: Target, each: Sequence[int], k: int, count: int, wide: int) -> Shape | None:
+        """each: rows of the matrices that have workgroups of their own. wide: matrices of a workgroup. None where the
+        vectors do not fit into a workgroup's memory."""
+        limits, units = target.limits, target.figures.units
+        most, step = TEAM_LANES
+        sizes = range(step, min(most, limits.max_invocations) + 1, step)
+        team = min(sizes, key=lambda size: (ceil_div(k // UNIT, size) * size, -size))  # the fewest idle turns
+
+        def shape(rows: int, teams: int, iters: int) -> Shape:
+            groups = sum(ceil_div(n, rows * teams * iters) for n in each)
+            return cls(team, teams, rows, iters, groups, _memory(k, count, team * teams, rows * iters * wide))
+
+        def fits(one: Shape) -> bool:
+            return one.nbytes <= limits.max_workgroup_nbytes
+
+        chosen = next((s for rows in (ROWS, 2, 1) if fits(s := shape(rows, 1, 1))), None)
+        if chosen is None:
+            return None
+        whole = limits.subgroup_size > 0 and team % limits.subgroup_size == 0
+        while (
+            whole
+            and 2 * chosen.size <= min(LANES, limits.max_invocations)
+            and fits(more := shape(chosen.rows, 2 * chosen.teams, 1))
+            and more.groups >= units
+        ):
+            chosen = more
+        while (
+            2 * chosen.iters <= ITERS
+            and fits(more := shape(chosen.rows, chosen.teams, 2 * chosen.iters))
+            and more.groups >= MANY_GROUPS * units
+        ):
+            chosen = more
+        return chosen
+
+
+def bytes_ns(target: Target, each: Sequence[int], k: int, count: int, wide: int) -> float:
+    """As packed_vectors.decoding_ns: of the codes, and of the vectors' elements, which each workgroup rounds."""
+    by, shape = target.figures, Shape.of(target, each, k, count, wide)
+    if shape is None:
+        return math.inf
+    clocks = wide * sum(each) * k * by.packed_bytes_clocks + shape.groups * k * count * by.packed_rounding_clocks
+    return clocks / by.units / by.clocks_per_ns
+
+
+def rounded_product(
+    node: BoundNode,
+    matrices: Sequence[Weights],
+    outs: Sequence[TensorType],
+    count: int,
+    reads: Mapping[str, int | str],
+    beside: bool,
+    choice: Choice,
+) -> Kernel:
+    """reads: x, perhaps gamma, and biases c, c1, c2. beside: of two matrices, the second is an argument of the fused
+    steps."""
+    first, wide, norm = matrices[0], 2 if beside else 1, "gamma" in reads
+    shape = Shape.of(node.target, _each(matrices, beside), first.k, count, wide)
+    if shape is None:
+        raise UnsupportedNodeError(
+            Code.LIMIT, f"{node.op}: {count} vectors of {first.k} as bytes in a workgroup's memory"
+        )
+    consts: dict[str, Const] = {
+        "K": first.k,
+        "COLS": count,
+        "BLOCK": first.block,
+        "BLOCKS": first.k // first.block,
+        "POINTS": first.zp is not None,
+        "ZP_ROW": first.zp_strides[0],
+        "ZERO": float(first.zero),
+        "ROWS": shape.rows,
+        "ITERS": shape.iters,
+        "ROUNDS": ceil_div(first.k // UNIT, shape.team),
+        "TEAM": shape.team,
+        "TEAMS": shape.teams,
+        "MATRICES": len(matrices),
+        "WIDE": wide,
+        "NORM": norm,
+        "EPSILON": float(node.attr("epsilon") or 0.0) if norm else 0.0,
+        **{f"N_{i}": n for i, n in enumerate([*(w.rows for w in matrices), 0, 0][:3])},
+    }
+    sources: dict[str, int | str] = {}
+    for i, w in enumerate(matrices):
+        sources |= {f"w{i or ''}": w.source, f"table{i or ''}": w.table}
+        sources |= {f"zp{i or ''}": w.zp} if w.zp is not None else {}
+    everything = {**reads, **sources}
+    return kernel(
+        SHADER,
+        outs,
+        consts=consts,
+        groups=shape.groups,
+        workgroup_size=shape.size,
+        workgroup_nbytes=shape.nbytes,
+        reads=everything,
+        writes={f"y{i or ''}": i for i in range(len(outs))},
+        vectors=[n for n in everything if n in ("x", "gamma") or n.startswith("w")],
+        features=("subgroup",),
+        choice=choice,
+    )
+
+
+def _each(matrices: Sequence[Weights], beside: bool) -> list[int]:
+    return [w.rows for w in matrices[: 1 if beside else None]]
+
+
+def _memory(k: int, count: int, size: int, sums: int) -> int:
+    """Bytes of workgroup memory: bytes and numbers of the vectors, `sums` and one of squares of each subgroup."""
+    return count * (k + 8 * (k // UNIT)) + size // 4 * 4 * count * (sums + 1)
