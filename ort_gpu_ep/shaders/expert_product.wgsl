@@ -1,57 +1,123 @@
-// y[r, n] = x[row of r] . w[expert of r, n] + bias, for each chosen expert r of each token; or (SUMS > 1, or SHARED = 1) y[t, n], their sum by shares. TEAM
-// invocations share an output; a workgroup has ROWS of them.
-// Expects: x ([.., K]), chosen (an expert for each r), shares? (of each r), w ([EXPERTS, N, K], or codes of BITS), bias? ([EXPERTS, N]), scales? (BLOCKS
-// of a row, each for BLOCK elements), zeros? (codes of ZERO_ROW bytes a row, of an expert where BLOCKS is 0: then there is a scale for a row), y; SUMS (of r
-// for one of y), SHARED (r that have one x). Source: MoE and QMoE of ONNX Runtime.
-const ROWS: u32 = WORKGROUP_SIZE / TEAM;
+// y[t, n] = the sum over SUMS r of t of (x[row of r] . w[expert of r, n] + bias) times the share of r, where there are shares. GATING: y[t, n] = gated(gate,
+// up), two rows of w, in turn (1) or a half apart (2). TEAM invocations share ROWS rows of w: each reads PER elements of x once for all of these rows.
+// Expects: x ([.., K]), chosen (an expert for each r), shares? (of each r), what expert_weight.wgsl does, bias? ([EXPERTS, N]), y; EXPERTS, SUMS, SHARED (r
+// that have one x), PER: 128 / BITS where rows of codes are read by vectors of words (each within a block of scales where WHOLE, else each word), 4 where
+// those of floats are read by vectors, or 1; with GATING what gated.wgsl does. Source: MoE and QMoE of ONNX Runtime.
+#include expert_weight.wgsl
 #include team_sum.wgsl
-
-// Element k of a row of an expert.
-fn weight(e: u32, n: u32, k: u32) -> f32 {
-    let row = e * N + n;
-#if BITS == 0
-    return w_at(row * K + k);
-#else
-    let at = row * K + k;
-    let code = (w_at(at / (8u / BITS)) >> (at % (8u / BITS) * BITS)) & ((1u << BITS) - 1u);
-    var zero = 1u << (BITS - 1u);
-#if BLOCKS
-    let block = k / BLOCK;
-    let scale = scales_at(row * BLOCKS + block);
-#if HAS_ZEROS
-    zero = (zeros_at(row * ZERO_ROW + block / (8u / BITS)) >> (block % (8u / BITS) * BITS)) & ((1u << BITS) - 1u);
+#if GATING
+#include gated.wgsl
 #end
-#else
-    let scale = scales_at(row);
-#if HAS_ZEROS
-    zero = (zeros_at(e * ZERO_ROW + n / (8u / BITS)) >> (n % (8u / BITS) * BITS)) & ((1u << BITS) - 1u);
-#end
-#end
-    return (f32(code) - f32(zero)) * scale;
-#end
-}
+#let each = ROWS // 2 if GATING else ROWS
+const OUT: u32 = $(N // 2 if GATING else N)u;
+const TEAMS: u32 = WORKGROUP_SIZE / TEAM;
+const ITEMS: u32 = K / PER;
 
 fn group_main(group: u32, lane: u32) {
-    let blocks = (N + ROWS - 1u) / ROWS;
-    let row = group / blocks;
-    let place = group % blocks * ROWS + lane / TEAM;
-    let n = min(place, N - 1u);
-    var total = 0.0;
-    for (var s = 0u; s < SUMS; s++) {
-        let r = row * SUMS + s;
-        let expert = u32(clamp(chosen_at(r), 0, i32(EXPERTS) - 1));
-        let from_x = r / SHARED * K;
-        var sum = 0.0;
-        for (var k = lane % TEAM; k < K; k += TEAM) { sum = fma(x_at(from_x + k), weight(expert, n, k), sum); }
-        sum = team_sum(sum, lane);
-#if HAS_BIAS
-        sum += bias_at(expert * N + n);
+    let blocks = (OUT + $(each)u * TEAMS - 1u) / ($(each)u * TEAMS);
+    let t = group / blocks;
+    let first = (group % blocks * TEAMS + lane / TEAM) * $(each)u;
+#for i in ROWS
+#if GATING == 1
+    let n$i = min(2u * first + $(i)u, N - 1u);
 #end
+#if GATING == 2
+    let n$i = min(first + $(i % each + i // each * (N // 2))u, N - 1u);
+#end
+#if not GATING
+    let n$i = min(first + $(i)u, N - 1u);
+#end
+    var sum$i = 0.0;
+#end
+    for (var item = lane % TEAM; item < SUMS * ITEMS; item += TEAM) {
+        let r = t * SUMS + item / ITEMS;
+        let k = item % ITEMS * PER;
+        let e = u32(clamp(chosen_at(r), 0, i32(EXPERTS) - 1));
+        let at = r / SHARED * K + k;
 #if HAS_SHARES
-        total = fma(shares_at(r), sum, total);
+        let share = shares_at(r);
 #else
-        total = sum;
+        let share = 1.0;
+#end
+#if PER > 4
+#for i in ROWS
+        let w$i = w_word4(((e * N + n$i) * K + k) / PER);
+#end
+#for q in PER // 4
+        let x$q = x_at4(at / 4u + $(q)u);
+#end
+#for i in ROWS
+        {
+            var part = 0.0;
+#for j in 4
+            {
+#if WHOLE
+                let zero = zero_of(e, n$i, k);
+#else
+                let zero = zero_of(e, n$i, k + $(j * PER // 4)u);
+#end
+                let word = w$i[$j];
+                var own = 0.0;
+#for q in 8 // BITS
+                own += dot(four_codes(word >> $(4 * BITS * q)u) - zero, x$(j * (8 // BITS) + q));
+#end
+#if WHOLE
+                part += own;
+#else
+                part = fma(own, scale_of(e, n$i, k + $(j * PER // 4)u), part);
+#end
+            }
+#end
+#if WHOLE
+            part *= scale_of(e, n$i, k);
+#end
+            sum$i = fma(share, part, sum$i);
+        }
+#end
+#end
+#if PER == 4
+        let x = x_at4(at / 4u);
+#for i in ROWS
+        sum$i = fma(share, dot(w_at4(((e * N + n$i) * K + k) / 4u), x), sum$i);
+#end
+#end
+#if PER == 1
+        let x = share * x_at(at);
+#for i in ROWS
+        sum$i = fma(x, weight(e, n$i, k), sum$i);
+#end
 #end
     }
-    if (lane % TEAM == 0u && place < N) { y_set(row * N + place, total); }
+#for i in ROWS
+    sum$i = team_sum(sum$i, lane);
+#end
+#if HAS_BIAS
+    for (var s = 0u; s < SUMS; s++) {
+        let r = t * SUMS + s;
+        let row = u32(clamp(chosen_at(r), 0, i32(EXPERTS) - 1)) * N;
+#if HAS_SHARES
+        let share = shares_at(r);
+#else
+        let share = 1.0;
+#end
+#for i in ROWS
+        sum$i = fma(share, bias_at(row + n$i), sum$i);
+#end
+    }
+#end
+    if (lane % TEAM == 0u) {
+#for i in each
+        if (first + $(i)u < OUT) {
+#if GATING == 1
+            y_set(t * OUT + first + $(i)u, gated(sum$(2 * i), sum$(2 * i + 1)));
+#end
+#if GATING == 2
+            y_set(t * OUT + first + $(i)u, gated(sum$i, sum$(i + each)));
+#end
+#if not GATING
+            y_set(t * OUT + first + $(i)u, sum$i);
+#end
+        }
+#end
+    }
 }
