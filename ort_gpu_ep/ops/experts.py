@@ -88,7 +88,8 @@ class Experts:
     reads: Mapping[str, int]
     block: int
 
-    def per(self, node: BoundNode) -> int:
+    @property
+    def per(self) -> int:
         """Elements that an invocation of expert_product.wgsl reads at a time."""
         bits = self.layer.bits
         if not bits:
@@ -232,12 +233,12 @@ def _experts(node: BoundNode, layer: Layer, k: int) -> Experts:
     bias = node.optional(layer.bias)
     if bias and bias.shape != (experts, rows):
         raise UnsupportedNodeError(Code.RANK, f"{node.op} with bias {bias.type}; expected [{experts}, {rows}]")
-    given = {"bias": layer.bias}
+    inputs = {"bias": layer.bias}
     if layer.bits:
-        given |= {"scales": layer.scales, "zeros": layer.zeros}
+        inputs |= {"scales": layer.scales, "zeros": layer.zeros}
     blocks = _blocks(node, layer, rows, k)
     consts = {"K": k, "N": rows, "EXPERTS": experts, "BITS": layer.bits, **blocks}
-    reads = {"w": layer.weights, **{name: at for name, at in given.items() if node.has(at)}}
+    reads = {"w": layer.weights, **{name: at for name, at in inputs.items() if node.has(at)}}
     return Experts(layer, rows, k, w.type.nbytes // max(experts, 1), consts, reads, int(blocks["BLOCK"]))
 
 
@@ -322,13 +323,13 @@ def _product(
     """A layer of each token's experts. shares: by which they are added up. gating: of its rows, where they are gates
     and ups."""
     tokens, slots, node = mixture.tokens, mixture.slots, mixture.node
-    rows, sums, per = layer.rows // 2 if gating else layer.rows, slots if shares else 1, layer.per(node)
+    rows, sums, per = layer.rows // 2 if gating else layer.rows, slots if shares else 1, layer.per
     each = ROWS // 2 if gating else ROWS
     out = node.input(0).type if shares else TensorType(FLOAT32, (tokens, slots, rows))
     outputs = tokens if shares else tokens * slots
     lanes = int(hint(outputs)) * ceil_div(rows, each)
-    wanted = node.target.figures.units * UNIT_LANES // max(lanes, 1)
-    team = next((team for team in TEAMS if team >= min(wanted, sums * layer.k // per)), TEAMS[-1])
+    filling = node.target.figures.units * UNIT_LANES // max(lanes, 1)
+    team = next((team for team in TEAMS if team >= min(filling, sums * layer.k // per)), TEAMS[-1])
     consts: dict[str, Const] = {
         **layer.consts,
         "PER": per,

@@ -30,8 +30,8 @@ fn group_main(group: u32, lane: u32) {
     var sum$i = 0.0;
 #end
     for (var item = lane % TEAM; item < SUMS * ITEMS; item += TEAM) {
-        let r = t * SUMS + item / ITEMS;
-        let k = item % ITEMS * PER;
+        let r = t * SUMS + item / max(ITEMS, 1u);
+        let k = item % max(ITEMS, 1u) * PER;
         let e = u32(clamp(chosen_at(r), 0, i32(EXPERTS) - 1));
         let at = r / SHARED * K + k;
 #if HAS_SHARES
