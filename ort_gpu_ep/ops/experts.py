@@ -30,6 +30,8 @@ GROUPING_SIZE = 256
 """group_experts.wgsl: invocations of a workgroup."""
 TILE_ROWS, TILE_COLUMNS, STEP = 64, (16, 32, 64), 32
 """expert_tiles.wgsl: rows of weights and of x of a workgroup, and elements of them in its memory at a time."""
+EIGHT_REGISTERS = 96
+"""Of a lane that has 8 x 4 sums; others have 4 x 4."""
 MOST_FEW = 256
 """Tokens beyond which nobody asks whether each by itself is faster."""
 BY_TOKEN, BY_EXPERT = "by token", "by expert"
@@ -211,7 +213,7 @@ def _mixture(node: BoundNode, layers: tuple[Layer, Layer, Layer | None], weights
             _by_expert_ns(mixture, int(hint(tokens)), width), partial(_by_expert, mixture, width)
         )
         for width in TILE_COLUMNS
-        if TILE_ROWS * width // 16 <= limits.max_invocations and all(map(limits.allow, IN_ORDER))
+        if _lanes(node.target, width) <= limits.max_invocations and all(map(limits.allow, IN_ORDER))
     }
     if not many or not forms:
         forms[BY_TOKEN] = Form(_by_token_ns(mixture, int(hint(tokens))), partial(_by_token, mixture))
@@ -400,6 +402,15 @@ def _by_expert(mixture: Mixture, width: int, choice: Choice, out: TensorType) ->
     return composed.lowering([out])
 
 
+def _own(target: Target, width: int) -> int:
+    """Fours of rows of weights of a lane of expert_tiles.wgsl."""
+    return 2 if width > TILE_COLUMNS[0] and target.figures.lane_registers >= EIGHT_REGISTERS else 1
+
+
+def _lanes(target: Target, width: int) -> int:
+    return TILE_ROWS * width // (16 * _own(target, width))
+
+
 def _tiles(mixture: Mixture, layer: Experts, x: Part, places: Part, first: bool, width: int) -> Kernel:
     """A layer of rows by expert. first: it reads x of their tokens, else what the first layer made of them."""
     count, across = mixture.tokens * mixture.slots, ceil_div(layer.rows, TILE_ROWS)
@@ -411,13 +422,14 @@ def _tiles(mixture: Mixture, layer: Experts, x: Part, places: Part, first: bool,
             "TN": TILE_ROWS,
             "TJ": width,
             "STEP": STEP,
+            "OWN": _own(mixture.node.target, width),
             "TILES_N": across,
             "FIRST": first,
             "SHARED": mixture.slots,
             "PER": 4 if layer.by_fours else 1,
         },
         groups=(count // width + mixture.experts) * across,
-        workgroup_size=TILE_ROWS * width // 16,
+        workgroup_size=_lanes(mixture.node.target, width),
         workgroup_nbytes=4 * STEP * (TILE_ROWS + width),
         reads={"x": x.source or 0, "places": places.source or 0, **layer.reads},
         vectors=(("x",) if layer.layer.bits else ("x", "w")) if layer.by_fours else (),
