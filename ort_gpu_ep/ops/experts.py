@@ -1,7 +1,7 @@
 """Mixtures of experts: MoE, and QMoE with weights in codes.
 
-Few tokens read the weights of their experts each by itself. Many are put in order by expert, so that each expert's
-weights are read once for a tile of its tokens.
+Few tokens read the weights of their experts each by itself. Others are put in order by expert, whose weights are then
+read once for several of its tokens: for a few of them by lanes that add up along a row, for many as a tile.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ WORKGROUP_SIZE, TEAMS, ROWS = 64, (16, 32, 64), 4
 """expert_product.wgsl: invocations of a workgroup, those that may share rows of weights, and how many rows these are."""
 GROUPING_SIZE = 256
 """group_experts.wgsl: invocations of a workgroup."""
+FEW_COLUMNS = 4
+"""expert_product.wgsl: rows of x by expert of a workgroup."""
 TILE_ROWS, TILE_COLUMNS, STEP = 64, (16, 32, 64), 32
 """expert_tiles.wgsl: rows of weights and of x of a workgroup, and elements of them in its memory at a time."""
+WIDTHS = (FEW_COLUMNS, *TILE_COLUMNS)
 EIGHT_REGISTERS = 96
 """Of a lane that has 8 x 4 sums; others have 4 x 4."""
 MOST_FEW = 256
 """Tokens beyond which nobody asks whether each by itself is faster."""
 BY_TOKEN, BY_EXPERT = "by token", "by expert"
 """Forms of a node; the second with the rows of x of a workgroup."""
-IN_ORDER = ("group_experts.wgsl", "expert_tiles.wgsl", "sum_experts.wgsl")
-"""What the second takes beside route_experts.wgsl."""
+IN_ORDER = ("group_experts.wgsl", "sum_experts.wgsl")
+"""What the second takes beside the products."""
 
 record(
     "route_experts.wgsl",
@@ -47,8 +50,8 @@ record(
 record(
     "expert_product.wgsl",
     "matvec",
-    flops=lambda k: 2 * k.size("chosen") * k["N"] * k["K"],
-    loop_bound=lambda k: ceil_div(k["SUMS"] * k["K"], k["PER"] * k["TEAM"]) + 8 * k["ROWS"] + k["SUMS"],
+    flops=lambda k: 2 * k.size("y") * k["K"] * k["SUMS"] * (2 if k["GATING"] else 1),
+    loop_bound=lambda k: ceil_div(k["SUMS"] * k["K"], k["PER"] * k["TEAM"]) + 8 * k["ROWS"] * k["TJ"] + k["SUMS"] + 32,
 )
 record("gated_halves.wgsl", "elementwise")
 record(
@@ -212,10 +215,10 @@ def _mixture(node: BoundNode, layers: tuple[Layer, Layer, Layer | None], weights
         f"{BY_EXPERT} {width}": Form(
             _by_expert_ns(mixture, int(hint(tokens)), width), partial(_by_expert, mixture, width)
         )
-        for width in TILE_COLUMNS
-        if _lanes(node.target, width) <= limits.max_invocations and all(map(limits.allow, IN_ORDER))
+        for width in WIDTHS
+        if _lanes(node.target, width) <= limits.max_invocations and all(map(limits.allow, (*IN_ORDER, _shader(width))))
     }
-    if not many or not forms:
+    if not forms or (not many and limits.allow(_shader(FEW_COLUMNS))):
         forms[BY_TOKEN] = Form(_by_token_ns(mixture, int(hint(tokens))), partial(_by_token, mixture))
     varying = f"+, {'more' if many else 'up to'} {few}" if is_symbolic(tokens) else ""
     key = (
@@ -249,7 +252,7 @@ def _few(mixture: Mixture) -> int:
     few = 0
     while 2 * max(few, 1) <= MOST_FEW:
         more = 2 * few or 1
-        if min(_by_expert_ns(mixture, more, width) for width in TILE_COLUMNS) < _by_token_ns(mixture, more):
+        if min(_by_expert_ns(mixture, more, width) for width in WIDTHS) < _by_token_ns(mixture, more):
             return few
         few = more
     return few
@@ -260,24 +263,34 @@ def _by_token_ns(mixture: Mixture, tokens: int) -> float:
     return sum(_product_ns(mixture.node.target, layer, tokens * mixture.slots) for layer in mixture.layers)
 
 
-def _product_ns(target: Target, layer: Experts, count: int) -> float:
+def _product_ns(target: Target, layer: Experts, count: float) -> float:
     by = target.figures
     if layer.layer.bits:
-        return float(by.matvec_launch_ns + decoding_ns(target, count * layer.rows * layer.k)[WORDS])
+        return float(by.matvec_launch_ns + decoding_ns(target, int(count * layer.rows * layer.k))[WORDS])
     return float(by.matvec_launch_ns + count * layer.nbytes / by.matvec_bytes_per_ns)
 
 
 def _by_expert_ns(mixture: Mixture, tokens: int, width: int) -> float:
-    """Tiles as packed_product.wgsl has them, of experts that are chosen by chance; behind the order, before the sum."""
-    by, experts, count = mixture.node.target.figures, mixture.experts, tokens * mixture.slots
+    """Of experts that are chosen by chance; behind the order, before the sum."""
+    target, experts, count = mixture.node.target, mixture.experts, tokens * mixture.slots
     met = experts * (1 - (1 - mixture.slots / experts) ** tokens)
     tiles = max(met, count / width + met / 2)
+    of_layer = _few_ns if width == FEW_COLUMNS else _tiles_ns
+    return 3 * target.figures.dispatch_ns + sum(of_layer(target, layer, tiles, width) for layer in mixture.layers)
+
+
+def _few_ns(target: Target, layer: Experts, tiles: float, width: int) -> float:
+    """As a product of a vector, the multiply-adds of all, and x, which ROWS rows of weights share, from the cache."""
+    by, size = target.figures, tiles * width * layer.rows * layer.k
+    return _product_ns(target, layer, tiles) + size * (by.fma_ns + 4 / ROWS * by.workgroup_byte_ns) / by.units
+
+
+def _tiles_ns(target: Target, layer: Experts, tiles: float, width: int) -> float:
+    """Tiles as packed_product.wgsl has them."""
+    by = target.figures
     work = TILE_ROWS * width * STEP * by.tile_fma_ns + (2 * TILE_ROWS + width) * STEP * by.load_ns
-    total = 3 * by.dispatch_ns
-    for layer in mixture.layers:
-        turns = math.ceil(tiles * ceil_div(layer.rows, TILE_ROWS) / by.units)
-        total += by.launch_ns + ceil_div(layer.k, STEP) * max(by.step_ns, turns * work)
-    return total
+    turns = math.ceil(tiles * ceil_div(layer.rows, TILE_ROWS) / by.units)
+    return float(by.launch_ns + ceil_div(layer.k, STEP) * max(by.step_ns, turns * work))
 
 
 def _routed(composed: Composed, mixture: Mixture, choice: Choice) -> tuple[Part, Part]:
@@ -324,34 +337,47 @@ def _product(
 ) -> Kernel:
     """A layer of each token's experts. shares: by which they are added up. gating: of its rows, where they are gates
     and ups."""
-    tokens, slots, node = mixture.tokens, mixture.slots, mixture.node
-    rows, sums, per = layer.rows // 2 if gating else layer.rows, slots if shares else 1, layer.per
-    each = ROWS // 2 if gating else ROWS
-    out = node.input(0).type if shares else TensorType(FLOAT32, (tokens, slots, rows))
-    outputs = tokens if shares else tokens * slots
-    lanes = int(hint(outputs)) * ceil_div(rows, each)
-    filling = node.target.figures.units * UNIT_LANES // max(lanes, 1)
-    team = next((team for team in TEAMS if team >= min(filling, sums * layer.k // per)), TEAMS[-1])
+    tokens, slots = mixture.tokens, mixture.slots
+    rows = layer.rows // 2 if gating else layer.rows
+    out = mixture.node.input(0).type if shares else TensorType(FLOAT32, (tokens, slots, rows))
+    consts: dict[str, Const] = {"TJ": 1, "SUMS": slots if shares else 1, "SHARED": 1 if shares else slots}
+    reads = {"x": x.source or 0, "chosen": chosen.source or 0, **({"shares": shares.source or 0} if shares else {})}
+    return _along_rows(mixture, layer, out, tokens if shares else tokens * slots, consts, reads, gating)
+
+
+def _along_rows(
+    mixture: Mixture,
+    layer: Experts,
+    out: TensorType,
+    tiles: int,
+    more: Mapping[str, Const],
+    others: Mapping[str, int | str],
+    gating: Mapping[str, Const],
+) -> Kernel:
+    """expert_product.wgsl. tiles: of rows of x. more, others: constants, and what it reads besides the layer's."""
+    rows, each = (layer.rows // 2, ROWS // 2) if gating else (layer.rows, ROWS)
+    filling = mixture.node.target.figures.units * UNIT_LANES // max(int(hint(tiles)) * ceil_div(rows, each), 1)
+    items = int(more["SUMS"]) * layer.k // layer.per
+    team = next((team for team in TEAMS if team >= min(filling, items)), TEAMS[-1])
     consts: dict[str, Const] = {
         **layer.consts,
-        "PER": per,
-        "WHOLE": layer.block % per == 0,
+        "PER": layer.per,
+        "WHOLE": layer.block % layer.per == 0,
         "ROWS": ROWS,
         "TEAM": team,
-        "SUMS": sums,
-        "SHARED": 1 if shares else slots,
+        **more,
         **(gating or {"GATING": 0}),
     }
-    reads = {**layer.reads, **({"shares": shares.source} if shares else {})}
+    reads = {**others, **layer.reads}
     built = kernel(
         "expert_product.wgsl",
         [out],
         consts=consts,
-        groups=outputs * ceil_div(rows, each * (WORKGROUP_SIZE // team)),
+        groups=tiles * ceil_div(rows, each * (WORKGROUP_SIZE // team)),
         workgroup_size=WORKGROUP_SIZE,
-        workgroup_nbytes=4 * WORKGROUP_SIZE,
-        reads={"x": x.source or 0, "chosen": chosen.source or 0, **{n: at or 0 for n, at in reads.items()}},
-        vectors=("x", "w") if per > 1 else (),
+        workgroup_nbytes=16 * WORKGROUP_SIZE,
+        reads=reads,
+        vectors=("x", "w") if layer.per > 1 else (),
     )
     return replace(built, optionals=_optionals(reads, "bias", "shares", "scales", "zeros"))
 
@@ -375,10 +401,12 @@ def _by_expert(mixture: Mixture, width: int, choice: Choice, out: TensorType) ->
             reads={"chosen": chosen.source or 0},
         )
     )
-    x = Part(0, mixture.node.input(0))
-    inner = composed.computed(_tiles(mixture, mixture.first, x, places, True, width))
-    gates = composed.computed(_tiles(mixture, mixture.third, x, places, True, width)) if mixture.third else None
-    if mixture.gating:
+    x, few = Part(0, mixture.node.input(0)), width == FEW_COLUMNS
+    inner = composed.computed(_rows(mixture, mixture.first, x, places, True, width))
+    gates = composed.computed(_rows(mixture, mixture.third, x, places, True, width)) if mixture.third else None
+    if few and mixture.gating:
+        act = inner
+    elif mixture.gating:
         act = composed.computed(
             kernel(
                 "gated_halves.wgsl",
@@ -389,7 +417,7 @@ def _by_expert(mixture: Mixture, width: int, choice: Choice, out: TensorType) ->
         )
     else:
         act = _activated(composed, inner, gates)
-    products = composed.computed(_tiles(mixture, mixture.second, act, places, False, width))
+    products = composed.computed(_rows(mixture, mixture.second, act, places, False, width))
     composed.computed(
         kernel(
             "sum_experts.wgsl",
@@ -402,36 +430,40 @@ def _by_expert(mixture: Mixture, width: int, choice: Choice, out: TensorType) ->
     return composed.lowering([out])
 
 
+def _shader(width: int) -> str:
+    return "expert_product.wgsl" if width == FEW_COLUMNS else "expert_tiles.wgsl"
+
+
 def _own(target: Target, width: int) -> int:
     """Fours of rows of weights of a lane of expert_tiles.wgsl."""
     return 2 if width > TILE_COLUMNS[0] and target.figures.lane_registers >= EIGHT_REGISTERS else 1
 
 
 def _lanes(target: Target, width: int) -> int:
-    return TILE_ROWS * width // (16 * _own(target, width))
+    """Of a workgroup."""
+    return WORKGROUP_SIZE if width == FEW_COLUMNS else TILE_ROWS * width // (16 * _own(target, width))
 
 
-def _tiles(mixture: Mixture, layer: Experts, x: Part, places: Part, first: bool, width: int) -> Kernel:
+def _rows(mixture: Mixture, layer: Experts, x: Part, places: Part, first: bool, width: int) -> Kernel:
     """A layer of rows by expert. first: it reads x of their tokens, else what the first layer made of them."""
-    count, across = mixture.tokens * mixture.slots, ceil_div(layer.rows, TILE_ROWS)
+    target, count = mixture.node.target, mixture.tokens * mixture.slots
+    tiles = count // width + mixture.experts
+    consts: dict[str, Const] = {"TJ": width, "FIRST": first, "SHARED": mixture.slots}
+    reads = {"x": x.source or 0, "places": places.source or 0}
+    if width == FEW_COLUMNS:
+        gating = mixture.gating if layer is mixture.first else {}
+        out = TensorType(FLOAT32, (count, mixture.inner if gating else layer.rows))
+        return _along_rows(mixture, layer, out, tiles, {**consts, "SUMS": 1}, reads, gating)
+    across = ceil_div(layer.rows, TILE_ROWS)
+    more = {"TN": TILE_ROWS, "STEP": STEP, "OWN": _own(target, width), "TILES_N": across}
     built = kernel(
         "expert_tiles.wgsl",
         [TensorType(FLOAT32, (count, layer.rows))],
-        consts={
-            **layer.consts,
-            "TN": TILE_ROWS,
-            "TJ": width,
-            "STEP": STEP,
-            "OWN": _own(mixture.node.target, width),
-            "TILES_N": across,
-            "FIRST": first,
-            "SHARED": mixture.slots,
-            "PER": 4 if layer.by_fours else 1,
-        },
-        groups=(count // width + mixture.experts) * across,
-        workgroup_size=_lanes(mixture.node.target, width),
+        consts={**layer.consts, **consts, **more, "PER": 4 if layer.by_fours else 1},
+        groups=tiles * across,
+        workgroup_size=_lanes(target, width),
         workgroup_nbytes=4 * STEP * (TILE_ROWS + width),
-        reads={"x": x.source or 0, "places": places.source or 0, **layer.reads},
+        reads={**reads, **layer.reads},
         vectors=(("x",) if layer.layer.bits else ("x", "w")) if layer.by_fours else (),
     )
     return replace(built, optionals=_optionals(layer.reads, "bias", "scales", "zeros"))

@@ -60,17 +60,7 @@ fn x4(place: u32, end: u32, k: u32) -> vec4<f32> {
 fn group_main(group: u32, lane: u32) {
     let first_row = group % TILES_N * TN;
     let tile = group / TILES_N;
-    // an expert whose rows begin at s has the tiles from s / TJ + e on: enough for all, and some of none
-    var e = 0u;
-    var above = EXPERTS;
-    while (above - e > 1u) {
-        let middle = (e + above) / 2u;
-        if (u32(places_at(middle)) / TJ + middle <= tile) { e = middle; } else { above = middle; }
-    }
-    let start = u32(places_at(e));
-    let begin = start + (tile - start / TJ - e) * TJ;
-    let end = u32(places_at(e + 1u));
-    if (begin >= end) { return; }
+#include expert_rows.wgsl
     let row = lane / CQ;
     let column = lane % CQ;
 #for i in 4

@@ -10,7 +10,7 @@ import numpy as np
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.kernels.forms import forced
-from ort_gpu_ep.ops.experts import BY_EXPERT, BY_TOKEN, TILE_COLUMNS
+from ort_gpu_ep.ops.experts import BY_EXPERT, BY_TOKEN, FEW_COLUMNS, TILE_COLUMNS
 
 DOMAIN = "com.microsoft"
 TOKENS, EXPERTS, HIDDEN, INNER = 9, 6, 32, 24
@@ -100,7 +100,8 @@ def linear_attention(trial: Trial) -> str:
 
 @probe("mixture of experts", "kernels", disables=("route_experts.wgsl", "expert_product.wgsl"))
 def mixture(trial: Trial) -> str:
-    """MoE with its two best experts, gates and ups in turn: each token by itself."""
+    """MoE with its two best experts, gates and ups in turn: each token by itself, and a few at a time by expert."""
+    _mixture(trial, f"{BY_EXPERT} {FEW_COLUMNS}", TOKENS)
     return _mixture(trial, BY_TOKEN, TOKENS)
 
 
