@@ -201,11 +201,11 @@ def _mixture(node: BoundNode, layers: tuple[Layer, Layer, Layer | None], weights
             Code.RANK, f"{node.op} with gates and ups in {first.rows} rows; expected an even number"
         )
     second = _experts(node, layers[1], first.rows // 2 if gating else first.rows)
-    if second.rows != hidden or (third and third.rows != first.rows):
+    if second.rows != hidden:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of {x.type}, whose second layer makes {second.rows} elements")
+    if third and third.rows != first.rows:
         raise UnsupportedNodeError(
-            Code.RANK,
-            f"{node.op} of {x.type}, whose second layer makes {second.rows} elements"
-            + (f" and whose third one {third.rows}, the first {first.rows}" if third else ""),
+            Code.RANK, f"{node.op} of {x.type}, whose first layer makes {first.rows} elements, the third {third.rows}"
         )
     mixture = Mixture(node, tokens, slots, experts, first, second, third, weights, gating)
     few, limits = _few(mixture), node.target.limits
