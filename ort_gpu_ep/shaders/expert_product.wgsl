@@ -186,10 +186,9 @@ fn group_main(group: u32, lane: u32) {
     if (first + $(o)u < OUT) {
 #for c in TJ
 #if c
-        if (begin + $(c)u < end) {
-#else
-        {
+        if (begin + $(c)u < end)
 #end
+        {
 #if GATING == 1
             y_set(y_row$c + first + $(o)u, gated(sum$(2 * o * TJ + c), sum$((2 * o + 1) * TJ + c)));
 #end

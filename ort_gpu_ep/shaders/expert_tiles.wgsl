@@ -93,10 +93,9 @@ fn group_main(group: u32, lane: u32) {
 #end
 #end
 #if TN * STEP // 16 % lanes
-            if (t < RQ * STEP / 4u) {
-#else
-            {
+            if (t < RQ * STEP / 4u)
 #end
+            {
 #for i in 4
                 w_tile[at + $(i)u * RQ] = vec4<f32>(v0[$i], v1[$i], v2[$i], v3[$i]);
 #end
@@ -109,10 +108,9 @@ fn group_main(group: u32, lane: u32) {
             let k = t % $(STEP // 4)u;
             let at = 4u * k * CQ + ((t / $(STEP // 4)u) ^ (k & SWIZZLE));
 #if TJ * STEP // 16 % lanes
-            if (t < CQ * STEP / 4u) {
-#else
-            {
+            if (t < CQ * STEP / 4u)
 #end
+            {
 #for i in 4
                 x_tile[at + $(i)u * CQ] = vec4<f32>(x$(j)_0[$i], x$(j)_1[$i], x$(j)_2[$i], x$(j)_3[$i]);
 #end

@@ -26,10 +26,9 @@
     {
         let t = lane + $(j)u * WORKGROUP_SIZE;
 #if TJ * STEP // 16 % lanes
-        if (t < CQ * STEP / 4u) {
-#else
-        {
+        if (t < CQ * STEP / 4u)
 #end
+        {
 #for i in 4
             x$(j)_$i = x4(begin + t / $(STEP // 4)u + $(i)u * CQ, end, k0 + t % $(STEP // 4)u * 4u);
 #end
