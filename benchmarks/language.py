@@ -1,13 +1,13 @@
 """Milliseconds of a language model's token and tokens a second of its prompt, with caches that stay where they are.
 
     python -m benchmarks.language [--sides generate,gpu,cpu] [--contexts 512,4096] [--prompt 512] [--tokens 64] [--tiny]
-        [--accuracy-level 4] [--dtype float16] [--json FILE]
+        [--mixture] [--accuracy-level 4] [--dtype float16] [--json FILE]
 
 The model is models/language.py with Llama-3.2-1B's sizes (int4 in blocks of 32, random weights in a file beside
-model.onnx), or small ones. Past and present of a layer are one buffer. A side runs in a process of its own
-(language_process.py, which says what the rows are): `generate` by ort_gpu_ep.Generator, `gpu` by IO binding, `cpu` on
-ONNX Runtime's CPU provider by IO binding, `genai` by onnxruntime-genai's loop with our provider as its WebGPU provider
-(caches on the device), `genai_own` under our own name (caches on the CPU).
+model.onnx), gpt-oss-20b's shape (--mixture: 12 GB), or small ones. Past and present of a layer are one buffer. A side
+runs in a process of its own (language_process.py, which says what the rows are): `generate` by ort_gpu_ep.Generator,
+`gpu` by IO binding, `cpu` on ONNX Runtime's CPU provider by IO binding, `genai` by onnxruntime-genai's loop with our
+provider as its WebGPU provider (caches on the device), `genai_own` under our own name (caches on the CPU).
 
 Source of the sizes: the Llama 3.2 model card (1B: 16 layers, 2048, 8192, 32 heads, 8 of keys, vocabulary 128256).
 """
@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks import sides
 from benchmarks.language_process import GENAI
 from models.genai import save_settings
-from models.language import language_model
+from models.language import GPT_OSS_20B, language_model
 
 LARGE: dict[str, Any] = {
     "layers": 16,
@@ -49,6 +49,8 @@ TINY: dict[str, Any] = {
     "vocabulary": 1024,
     "context": 8192,
 }
+
+SMALL_MIXTURE: dict[str, Any] = {"experts": 8, "active": 2, "window": 128, "sinks": True, "biases": True}
 
 console = sides.console()
 
@@ -83,12 +85,17 @@ def main(
     tokens: Annotated[int, typer.Option(help="Tokens that are timed behind each context.")] = 64,
     accuracy_level: Annotated[int, typer.Option(help="Of the products; 4 lets prompts be rounded to bytes.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32 or float16")] = "float32",
+    mixture: Annotated[
+        bool, typer.Option("--mixture", help="A mixture of 32 experts, of gpt-oss-20b's shape.")
+    ] = False,
     tiny: Annotated[bool, typer.Option("--tiny", help="A small network, to try it.")] = False,
     json: Annotated[Path | None, typer.Option(help="Also write what was found there.")] = None,
 ) -> None:
     """Measures decoding and prompts."""
     with tempfile.TemporaryDirectory() as folder:
         path, sizes = Path(folder) / "model.onnx", TINY if tiny else LARGE
+        if mixture:
+            sizes = {**(sizes | SMALL_MIXTURE if tiny else GPT_OSS_20B), "context": sizes["context"]}
         model = language_model(**sizes, accuracy=accuracy_level, dtype=dtype)  # type: ignore[arg-type]
         onnx.save_model(model, path, save_as_external_data=True, location="model.onnx.data")
         found = {side: measured(path, side, sizes, contexts, prompt, tokens) for side in sides.split(",")}

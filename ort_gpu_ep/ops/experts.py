@@ -1,30 +1,71 @@
-"""Mixtures of experts: MoE, and QMoE with weights in codes."""
+"""Mixtures of experts: MoE, and QMoE with weights in codes.
+
+Few tokens read the weights of their experts each by itself. Others are put in order by expert, whose weights are then
+read once for several of its tokens: for a few of them by lanes that add up along a row, for many as a tile.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
+from ort_gpu_ep.ir.symbolic import counts_of, hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT32, FLOATS, INT32, UINT8, TensorType
+from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel, op
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, kernel, op
+from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops.composed import Composed, Part
+from ort_gpu_ep.ops.packed_vectors import UNIT_LANES, WORDS, decoding_ns
 from ort_gpu_ep.ops.unary import TANH_GELU
 from ort_gpu_ep.shaders.composer import literal
 
-WORKGROUP_SIZE, TEAM = 64, 16
-"""expert_product.wgsl: invocations of a workgroup, and of an output."""
+WORKGROUP_SIZE, TEAMS, ROWS = 64, (16, 32, 64), 4
+"""expert_product.wgsl: invocations of a workgroup, those that may share rows of weights, and how many rows these are."""
+GROUPING_SIZE = 256
+"""group_experts.wgsl: invocations of a workgroup."""
+FEW_COLUMNS = 4
+"""expert_product.wgsl: rows of x by expert of a workgroup."""
+TILE_ROWS, TILE_COLUMNS, STEP = 64, (16, 32, 64), 32
+"""expert_tiles.wgsl: rows of weights and of x of a workgroup, and elements of them in its memory at a time."""
+WIDTHS = (FEW_COLUMNS, *TILE_COLUMNS)
+EIGHT_REGISTERS = 96
+"""Of a lane that has 8 x 4 sums; others have 4 x 4."""
+MOST_FEW = 256
+"""Tokens beyond which nobody asks whether each by itself is faster."""
+BY_TOKEN, BY_EXPERT = "by token", "by expert"
+"""Forms of a node; the second with the rows of x of a workgroup."""
+IN_ORDER = ("group_experts.wgsl", "sum_experts.wgsl")
+"""What the second takes beside the products."""
 
-record("route_experts.wgsl", "gather", loop_bound=lambda k: k["SLOTS"] * (1 + k["EXPERTS"]) + k["EXPERTS"])
+record(
+    "route_experts.wgsl",
+    "gather",
+    loop_bound=lambda k: k["EXPERTS"] + (2 + 2 * k["EXPERTS"]) * (1 + k["EXPERTS"] // WORKGROUP_SIZE) + 8,
+)
 record(
     "expert_product.wgsl",
     "matvec",
-    flops=lambda k: 2 * k.size("y") * k["SUMS"] * k["K"],
-    loop_bound=lambda k: k["SUMS"] * (1 + ceil_div(k["K"], TEAM) + TEAM),
+    flops=lambda k: 2 * k.size("y") * k["K"] * k["SUMS"] * (2 if k["GATING"] else 1),
+    loop_bound=lambda k: ceil_div(k["SUMS"] * k["K"], k["PER"] * k["TEAM"]) + 8 * k["ROWS"] * k["TJ"] + k["SUMS"] + 32,
 )
 record("gated_halves.wgsl", "elementwise")
+record(
+    "group_experts.wgsl",
+    "gather",
+    loop_bound=lambda k: ceil_div(k["COUNT"], GROUPING_SIZE) * (2 + GROUPING_SIZE.bit_length()) + 16,
+)
+record(
+    "expert_tiles.wgsl",
+    "product",
+    flops=lambda k: 2 * k.size("y") * k["K"],
+    loop_bound=lambda k: ceil_div(k["K"], k["STEP"]) * (4 + k["STEP"]) + 64,
+)
+record("sum_experts.wgsl", "elementwise", loop_bound=lambda k: k["SLOTS"])
 
 ACTIVATIONS = {"relu": "max(x, 0.0)", "gelu": TANH_GELU, "silu": "x * sigmoid_f32(x)", "identity": "x"}
 
@@ -38,6 +79,56 @@ class Layer:
     scales: int = -1
     zeros: int = -1
     bits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A layer with its sizes: rows of k elements of each expert. consts: by which expert_weight.wgsl knows them."""
+
+    layer: Layer
+    rows: int
+    k: int
+    nbytes: int
+    consts: Mapping[str, Const]
+    reads: Mapping[str, int]
+    block: int
+
+    @property
+    def per(self) -> int:
+        """Elements that an invocation of expert_product.wgsl reads at a time."""
+        bits = self.layer.bits
+        if not bits:
+            return 1 if self.k % 4 else 4
+        return 1 if self.k % (128 // bits) or self.block % (32 // bits) else 128 // bits
+
+    @property
+    def by_fours(self) -> bool:
+        """Whether four elements lie in one word, or vector, and have one scale."""
+        return self.k % (32 // self.layer.bits if self.layer.bits else 4) == 0 and self.block % 4 == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A node: its sizes, and what of it the forms share. gating: of expert_product.wgsl and gated_halves.wgsl, where
+    the first layer has gates and ups."""
+
+    node: BoundNode
+    tokens: int
+    slots: int
+    experts: int
+    first: Experts
+    second: Experts
+    third: Experts | None
+    weights: int | None
+    gating: Mapping[str, Const]
+
+    @property
+    def inner(self) -> int:
+        return self.first.rows // 2 if self.gating else self.first.rows
+
+    @property
+    def layers(self) -> Sequence[Experts]:
+        return [layer for layer in (self.first, self.second, self.third) if layer]
 
 
 @op("MoE", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="x scores w1 c1? w2 c2? w3? c3? -> y")
@@ -102,90 +193,280 @@ def _mixture(node: BoundNode, layers: tuple[Layer, Layer, Layer | None], weights
         raise UnsupportedNodeError(
             Code.RANK, f"{node.op} with router_weights {node.input(weights).type}; expected {scores.type}"
         )
-    composed = Composed(node)
-    chosen, shares = (composed.computed(_route(node, tokens, slots, weights, share)) for share in (False, True))
-    first, second, third = layers
-    inner = composed.computed(_product(node, first, (tokens, slots, hidden), Part(0, x), chosen, None))
-    gates = (
-        composed.computed(_product(node, third, (tokens, slots, hidden), Part(0, x), chosen, None)) if third else None
-    )
-    act = _activated(composed, inner, gates)
-    out = _product(node, second, (tokens, slots, int(act.shape[-1])), act, chosen, shares)
-    if out.outputs[0].shape != x.shape:
-        raise UnsupportedNodeError(Code.RANK, f"{node.op} of {x.type}, whose second layer makes {out.outputs[0]}")
-    composed.computed(out, 0)
-    return composed.lowering()
-
-
-def _route(node: BoundNode, tokens: int, slots: int, weights: int | None, share: bool) -> Kernel:
-    consts: dict[str, Const] = {
-        "EXPERTS": int(node.input(1).shape[1]),
-        "SLOTS": slots,
-        "SHARES": share,
-        "NORMALIZED": bool(node.attr("normalize_routing_weights")),
+    gating = _gating(node, layers[2] is not None)
+    first = _experts(node, layers[0], hidden)
+    third = _experts(node, layers[2], hidden) if layers[2] else None
+    if gating and first.rows % 2:
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op} with gates and ups in {first.rows} rows; expected an even number"
+        )
+    second = _experts(node, layers[1], first.rows // 2 if gating else first.rows)
+    if second.rows != hidden:
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} of {x.type}, whose second layer makes {second.rows} elements")
+    if third and third.rows != first.rows:
+        raise UnsupportedNodeError(
+            Code.RANK, f"{node.op} of {x.type}, whose first layer makes {first.rows} elements, the third {third.rows}"
+        )
+    mixture = Mixture(node, tokens, slots, experts, first, second, third, weights, gating)
+    few, limits = _few(mixture), node.target.limits
+    # a plan for an open number of tokens serves many; where only the run's data tell how many there are, too
+    many = is_symbolic(tokens) and (bool(counts_of(tokens)) or tokens > few)
+    forms = {
+        f"{BY_EXPERT} {width}": Form(
+            _by_expert_ns(mixture, int(hint(tokens)), width), partial(_by_expert, mixture, width)
+        )
+        for width in WIDTHS
+        if _lanes(node.target, width) <= limits.max_invocations and all(map(limits.allow, (*IN_ORDER, _shader(width))))
     }
-    reads = {"x": 1, **({} if weights is None else {"weights": weights})}
-    built = kernel(
-        "route_experts.wgsl", [TensorType(FLOAT32 if share else INT32, (tokens, slots))], consts=consts, reads=reads
+    if not forms or (not many and limits.allow(_shader(FEW_COLUMNS))):
+        forms[BY_TOKEN] = Form(_by_token_ns(mixture, int(hint(tokens))), partial(_by_token, mixture))
+    varying = f"+, {'more' if many else 'up to'} {few}" if is_symbolic(tokens) else ""
+    key = (
+        f"{slots} of {experts} experts, {hidden} x {first.rows}, {layers[0].bits} bits, {hint(tokens)}{varying} tokens"
     )
-    return replace(built, optionals=(("weights", weights is not None),))
+    return lower(node.target, key, forms, x.type)
 
 
-def _product(
-    node: BoundNode,
-    layer: Layer,
-    of: tuple[int, int, int],
-    x: Part,
-    chosen: Part,
-    shares: Part | None,
-) -> Kernel:
-    """A layer of each token's experts. of: tokens, experts of each, elements of x. shares: by which they are added
-    up."""
-    tokens, slots, k = of
+def _experts(node: BoundNode, layer: Layer, k: int) -> Experts:
+    """Raises UnsupportedNodeError where the inputs of a layer do not fit."""
     w, experts = node.input(layer.weights), int(node.input(1).shape[1])
     rows = int(w.shape[1]) if w.rank == 3 else 0
     if w.shape != (experts, rows, k * layer.bits // 8 if layer.bits else k) or (layer.bits and k * layer.bits % 8):
         raise UnsupportedNodeError(
             Code.RANK, f"{node.op} with weights {w.name!r} {w.type}; expected {experts} experts over {k} elements"
         )
-    reads: dict[str, int | str | None] = {
-        "bias": layer.bias if node.has(layer.bias) else None,
-        "shares": None if shares is None else shares.source,
-        "scales": layer.scales if layer.bits else None,
-        "zeros": layer.zeros if layer.bits and node.has(layer.zeros) else None,
-    }
-    if reads["bias"] is not None and node.input(layer.bias).shape != (experts, rows):
-        raise UnsupportedNodeError(
-            Code.RANK, f"{node.op} with bias {node.input(layer.bias).type}; expected [{experts}, {rows}]"
-        )
+    bias = node.optional(layer.bias)
+    if bias and bias.shape != (experts, rows):
+        raise UnsupportedNodeError(Code.RANK, f"{node.op} with bias {bias.type}; expected [{experts}, {rows}]")
+    inputs = {"bias": layer.bias}
+    if layer.bits:
+        inputs |= {"scales": layer.scales, "zeros": layer.zeros}
+    blocks = _blocks(node, layer, rows, k)
+    consts = {"K": k, "N": rows, "EXPERTS": experts, "BITS": layer.bits, **blocks}
+    reads = {"w": layer.weights, **{name: at for name, at in inputs.items() if node.has(at)}}
+    return Experts(layer, rows, k, w.type.nbytes // max(experts, 1), consts, reads, int(blocks["BLOCK"]))
+
+
+def _few(mixture: Mixture) -> int:
+    """Up to how many tokens each by itself is estimated to be faster: a power of two, or none."""
+    few = 0
+    while 2 * max(few, 1) <= MOST_FEW:
+        more = 2 * few or 1
+        if min(_by_expert_ns(mixture, more, width) for width in WIDTHS) < _by_token_ns(mixture, more):
+            return few
+        few = more
+    return few
+
+
+def _by_token_ns(mixture: Mixture, tokens: int) -> float:
+    """Each token reads its experts' weights."""
+    return sum(_product_ns(mixture.node.target, layer, tokens * mixture.slots) for layer in mixture.layers)
+
+
+def _product_ns(target: Target, layer: Experts, count: float) -> float:
+    by = target.figures
+    if layer.layer.bits:
+        return float(by.matvec_launch_ns + decoding_ns(target, int(count * layer.rows * layer.k))[WORDS])
+    return float(by.matvec_launch_ns + count * layer.nbytes / by.matvec_bytes_per_ns)
+
+
+def _by_expert_ns(mixture: Mixture, tokens: int, width: int) -> float:
+    """Of experts that are chosen by chance; behind the order, before the sum."""
+    target, experts, count = mixture.node.target, mixture.experts, tokens * mixture.slots
+    met = experts * (1 - (1 - mixture.slots / experts) ** tokens)
+    tiles = max(met, count / width + met / 2)
+    of_layer = _few_ns if width == FEW_COLUMNS else _tiles_ns
+    return 3 * target.figures.dispatch_ns + sum(of_layer(target, layer, tiles, width) for layer in mixture.layers)
+
+
+def _few_ns(target: Target, layer: Experts, tiles: float, width: int) -> float:
+    """As a product of a vector, the multiply-adds of all, and x, which ROWS rows of weights share, from the cache."""
+    by, size = target.figures, tiles * width * layer.rows * layer.k
+    return _product_ns(target, layer, tiles) + size * (by.fma_ns + 4 / ROWS * by.workgroup_byte_ns) / by.units
+
+
+def _tiles_ns(target: Target, layer: Experts, tiles: float, width: int) -> float:
+    """Tiles as packed_product.wgsl has them."""
+    by = target.figures
+    work = TILE_ROWS * width * STEP * by.tile_fma_ns + (2 * TILE_ROWS + width) * STEP * by.load_ns
+    turns = math.ceil(tiles * ceil_div(layer.rows, TILE_ROWS) / by.units)
+    return float(by.launch_ns + ceil_div(layer.k, STEP) * max(by.step_ns, turns * work))
+
+
+def _routed(composed: Composed, mixture: Mixture, choice: Choice) -> tuple[Part, Part]:
+    """The experts of each token, and their shares."""
+    node, shape = mixture.node, (mixture.tokens, mixture.slots)
     consts: dict[str, Const] = {
-        "K": k,
-        "N": rows,
-        "EXPERTS": experts,
-        "BITS": layer.bits,
-        "TEAM": TEAM,
-        "SUMS": slots if shares else 1,
-        "SHARED": 1 if shares else slots,
-        **_blocks(node, layer, rows, k),
+        "EXPERTS": mixture.experts,
+        "SLOTS": mixture.slots,
+        "TEAM": WORKGROUP_SIZE,
+        "NORMALIZED": bool(node.attr("normalize_routing_weights")),
     }
-    x_type = node.input(0).type
-    out = TensorType(x_type.dtype, (*x_type.shape[:-1], rows)) if shares else TensorType(FLOAT32, (tokens, slots, rows))
-    outputs = tokens if shares else tokens * slots
+    outputs = {"chosen": TensorType(INT32, shape), "shares": TensorType(FLOAT32, shape)}
+    built = kernel(
+        "route_experts.wgsl",
+        list(outputs.values()),
+        consts=consts,
+        groups=mixture.tokens,
+        workgroup_size=WORKGROUP_SIZE,
+        workgroup_nbytes=4 * WORKGROUP_SIZE,
+        reads={"x": 1, **({} if mixture.weights is None else {"weights": mixture.weights})},
+        writes={name: name for name in outputs},
+        choice=choice,
+    )
+    composed.kernels.append(replace(built, optionals=(("weights", mixture.weights is not None),)))
+    composed.temps |= outputs
+    chosen, shares = (Part(name, Operand(name, tensor)) for name, tensor in outputs.items())
+    return chosen, shares
+
+
+def _by_token(mixture: Mixture, choice: Choice, out: TensorType) -> Lowering:
+    """Each token's experts by themselves."""
+    composed = Composed(mixture.node)
+    chosen, shares = _routed(composed, mixture, choice)
+    x = Part(0, mixture.node.input(0))
+    inner = composed.computed(_product(mixture, mixture.first, x, chosen, None, mixture.gating))
+    gates = composed.computed(_product(mixture, mixture.third, x, chosen, None, {})) if mixture.third else None
+    act = inner if mixture.gating else _activated(composed, inner, gates)
+    composed.computed(_product(mixture, mixture.second, act, chosen, shares, {}), 0)
+    return composed.lowering([out])
+
+
+def _product(
+    mixture: Mixture, layer: Experts, x: Part, chosen: Part, shares: Part | None, gating: Mapping[str, Const]
+) -> Kernel:
+    """A layer of each token's experts. shares: by which they are added up. gating: of its rows, where they are gates
+    and ups."""
+    tokens, slots = mixture.tokens, mixture.slots
+    rows = layer.rows // 2 if gating else layer.rows
+    out = mixture.node.input(0).type if shares else TensorType(FLOAT32, (tokens, slots, rows))
+    consts: dict[str, Const] = {"TJ": 1, "SUMS": slots if shares else 1, "SHARED": 1 if shares else slots}
+    reads = {"x": x.source or 0, "chosen": chosen.source or 0, **({"shares": shares.source or 0} if shares else {})}
+    return _along_rows(mixture, layer, out, tokens if shares else tokens * slots, consts, reads, gating)
+
+
+def _along_rows(
+    mixture: Mixture,
+    layer: Experts,
+    out: TensorType,
+    tiles: int,
+    more: Mapping[str, Const],
+    others: Mapping[str, int | str],
+    gating: Mapping[str, Const],
+) -> Kernel:
+    """expert_product.wgsl. tiles: of rows of x. more, others: constants, and what it reads besides the layer's."""
+    rows, each = (layer.rows // 2, ROWS // 2) if gating else (layer.rows, ROWS)
+    filling = mixture.node.target.figures.units * UNIT_LANES // max(int(hint(tiles)) * ceil_div(rows, each), 1)
+    items = int(more["SUMS"]) * layer.k // layer.per
+    team = next((team for team in TEAMS if team >= min(filling, items)), TEAMS[-1])
+    consts: dict[str, Const] = {
+        **layer.consts,
+        "PER": layer.per,
+        "WHOLE": layer.block % layer.per == 0,
+        "ROWS": ROWS,
+        "TEAM": team,
+        **more,
+        **(gating or {"GATING": 0}),
+    }
+    reads = {**others, **layer.reads}
     built = kernel(
         "expert_product.wgsl",
         [out],
         consts=consts,
-        groups=outputs * ceil_div(rows, WORKGROUP_SIZE // TEAM),
+        groups=tiles * ceil_div(rows, each * (WORKGROUP_SIZE // team)),
         workgroup_size=WORKGROUP_SIZE,
-        workgroup_nbytes=4 * WORKGROUP_SIZE,
-        reads={
-            "x": x.source or 0,
-            "chosen": chosen.source or 0,
-            "w": layer.weights,
-            **{n: at for n, at in reads.items() if at is not None},
-        },
+        workgroup_nbytes=16 * WORKGROUP_SIZE,
+        reads=reads,
+        vectors=("x", "w") if layer.per > 1 else (),
     )
-    return replace(built, optionals=tuple((name, at is not None) for name, at in reads.items()))
+    return replace(built, optionals=_optionals(reads, "bias", "shares", "scales", "zeros"))
+
+
+def _optionals(reads: Mapping[str, object], *names: str) -> tuple[tuple[str, bool], ...]:
+    return tuple((name, name in reads) for name in names)
+
+
+def _by_expert(mixture: Mixture, width: int, choice: Choice, out: TensorType) -> Lowering:
+    """The rows of all tokens by expert, whose weights a tile of them reads once."""
+    composed, slots, count = Composed(mixture.node), mixture.slots, mixture.tokens * mixture.slots
+    chosen, shares = _routed(composed, mixture, choice)
+    places = composed.computed(
+        kernel(
+            "group_experts.wgsl",
+            [TensorType(INT32, (mixture.experts + 1 + count,))],
+            consts={"COUNT": count, "EXPERTS": mixture.experts},
+            groups=mixture.experts,
+            workgroup_size=GROUPING_SIZE,
+            workgroup_nbytes=4 * GROUPING_SIZE,
+            reads={"chosen": chosen.source or 0},
+        )
+    )
+    x, few = Part(0, mixture.node.input(0)), width == FEW_COLUMNS
+    inner = composed.computed(_rows(mixture, mixture.first, x, places, True, width))
+    gates = composed.computed(_rows(mixture, mixture.third, x, places, True, width)) if mixture.third else None
+    if few and mixture.gating:
+        act = inner
+    elif mixture.gating:
+        act = composed.computed(
+            kernel(
+                "gated_halves.wgsl",
+                [TensorType(FLOAT32, (count, mixture.inner))],
+                consts={"D": mixture.inner, **mixture.gating},
+                reads={"x": inner.source or 0},
+            )
+        )
+    else:
+        act = _activated(composed, inner, gates)
+    products = composed.computed(_rows(mixture, mixture.second, act, places, False, width))
+    composed.computed(
+        kernel(
+            "sum_experts.wgsl",
+            [out],
+            consts={"SLOTS": slots, "N": mixture.second.rows},
+            reads={"x": products.source or 0, "shares": shares.source or 0},
+        ),
+        0,
+    )
+    return composed.lowering([out])
+
+
+def _shader(width: int) -> str:
+    return "expert_product.wgsl" if width == FEW_COLUMNS else "expert_tiles.wgsl"
+
+
+def _own(target: Target, width: int) -> int:
+    """Fours of rows of weights of a lane of expert_tiles.wgsl."""
+    return 2 if width > TILE_COLUMNS[0] and target.figures.lane_registers >= EIGHT_REGISTERS else 1
+
+
+def _lanes(target: Target, width: int) -> int:
+    """Of a workgroup."""
+    return WORKGROUP_SIZE if width == FEW_COLUMNS else TILE_ROWS * width // (16 * _own(target, width))
+
+
+def _rows(mixture: Mixture, layer: Experts, x: Part, places: Part, first: bool, width: int) -> Kernel:
+    """A layer of rows by expert. first: it reads x of their tokens, else what the first layer made of them."""
+    target, count = mixture.node.target, mixture.tokens * mixture.slots
+    tiles = count // width + mixture.experts
+    consts: dict[str, Const] = {"TJ": width, "FIRST": first, "SHARED": mixture.slots}
+    reads = {"x": x.source or 0, "places": places.source or 0}
+    if width == FEW_COLUMNS:
+        gating = mixture.gating if layer is mixture.first else {}
+        out = TensorType(FLOAT32, (count, mixture.inner if gating else layer.rows))
+        return _along_rows(mixture, layer, out, tiles, {**consts, "SUMS": 1}, reads, gating)
+    across = ceil_div(layer.rows, TILE_ROWS)
+    more = {"TN": TILE_ROWS, "STEP": STEP, "OWN": _own(target, width), "TILES_N": across}
+    built = kernel(
+        "expert_tiles.wgsl",
+        [TensorType(FLOAT32, (count, layer.rows))],
+        consts={**layer.consts, **consts, **more, "PER": 4 if layer.by_fours else 1},
+        groups=tiles * across,
+        workgroup_size=_lanes(target, width),
+        workgroup_nbytes=4 * STEP * (TILE_ROWS + width),
+        reads={**reads, **layer.reads},
+        vectors=(("x",) if layer.layer.bits else ("x", "w")) if layer.by_fours else (),
+    )
+    return replace(built, optionals=_optionals(layer.reads, "bias", "scales", "zeros"))
 
 
 def _blocks(node: BoundNode, layer: Layer, rows: int, k: int) -> dict[str, Const]:
@@ -208,29 +489,27 @@ def _blocks(node: BoundNode, layer: Layer, rows: int, k: int) -> dict[str, Const
     return {"BLOCKS": blocks, "BLOCK": block or k, "ZERO_ROW": zero_row}
 
 
+def _gating(node: BoundNode, third: bool) -> Mapping[str, Const]:
+    """How gates and ups lie in the rows of the first layer; empty where they don't."""
+    fusion = int(node.attr("swiglu_fusion"))
+    if node.attr("activation_type") != "swiglu" or third or fusion not in (1, 2):
+        return {}
+    limit = node.attr("swiglu_limit")
+    limited = limit is not None and math.isfinite(limit)
+    return {
+        "GATING": fusion,
+        "ALPHA": float(node.attr("activation_alpha")),
+        "BETA": float(node.attr("activation_beta")),
+        "LIMITED": limited,
+        "LIMIT": float(limit) if limited else 0.0,
+    }
+
+
 def _activated(made: Composed, inner: Part, gates: Part | None) -> Part:
-    """What the second layer reads."""
+    """What the second layer reads, where the first has no gates of its own."""
     node, name, fusion = made.node, made.node.attr("activation_type"), int(made.node.attr("swiglu_fusion"))
     alpha, beta, limit = (node.attr(n) for n in ("activation_alpha", "activation_beta", "swiglu_limit"))
     limited = limit is not None and math.isfinite(limit)
-    if name == "swiglu" and gates is None and fusion in (1, 2) and inner.shape[-1] % 2 == 0:
-        half = int(inner.shape[-1]) // 2
-        consts: dict[str, Const] = {
-            "D": half,
-            "INTERLEAVED": fusion == 1,
-            "ALPHA": float(alpha),
-            "BETA": float(beta),
-            "LIMITED": limited,
-            "LIMIT": float(limit) if limited else 0.0,
-        }
-        return made.computed(
-            kernel(
-                "gated_halves.wgsl",
-                [TensorType(FLOAT32, (*inner.shape[:-1], half))],
-                consts=consts,
-                reads={"x": inner.source or 0},
-            )
-        )
     if name == "swiglu" and gates is not None and not fusion:
         x, y = (
             (f"min(x, {literal(limit)})", f"clamp(y, -{literal(limit)}, {literal(limit)})") if limited else ("x", "y")

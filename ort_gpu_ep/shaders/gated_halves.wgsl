@@ -1,14 +1,9 @@
-// y[r, i] = gate sigmoid(ALPHA gate) (up + BETA), where x[r] has gates and ups in turn (INTERLEAVED), or D gates before D ups. With LIMITED they are kept
-// within LIMIT before, gates from above alone. One invocation per element.
-// Expects: x ([.., 2 D]), y ([.., D]). Source: MoE of ONNX Runtime.
+// y[r, i] = gated(gate, up), where x[r] has gates and ups in turn (GATING = 1), or D gates before D ups. One invocation per element.
+// Expects: x ([.., 2 D]), y ([.., D]), and what gated.wgsl does.
+#include gated.wgsl
+
 fn element(i: u32) -> y_t {
     let row = i / D * 2u * D;
     let d = i % D;
-    var gate = x_at(row + select(d, 2u * d, INTERLEAVED));
-    var up = x_at(row + select(d + D, 2u * d + 1u, INTERLEAVED));
-    if (LIMITED) {
-        gate = min(gate, LIMIT);
-        up = clamp(up, -LIMIT, LIMIT);
-    }
-    return gate * sigmoid_f32(ALPHA * gate) * (up + BETA);
+    return gated(x_at(row + select(d, 2u * d, GATING == 1u)), x_at(row + select(d + D, 2u * d + 1u, GATING == 1u)));
 }

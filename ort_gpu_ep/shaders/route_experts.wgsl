@@ -1,53 +1,56 @@
-// Of each token the SLOTS experts with the largest scores, the first of equals before others: y[token, slot] is the expert, or (SHARES) its part: softmax
-// over the chosen ones (NORMALIZED), or over all; or its number in `weights`, of which the chosen ones make 1 where NORMALIZED. One invocation per element.
-// Expects: x ([tokens, EXPERTS]), weights? (likewise), y; SLOTS. Source: MoE and QMoE of ONNX Runtime.
+// Of each token the SLOTS experts with the largest scores, the first of equals before others: chosen[token, slot] is the expert, shares[token, slot] its
+// part: softmax over the chosen ones (NORMALIZED), or over all; or its number in `weights`, of which the chosen ones make 1 where NORMALIZED. A workgroup
+// per token.
+// Expects: x ([tokens, EXPERTS]), weights? (likewise), chosen, shares; SLOTS TEAM (= WORKGROUP_SIZE). Source: MoE and QMoE of ONNX Runtime.
+#include team_sum.wgsl
 
-// The expert behind `last` in that order; EXPERTS for `last`: the first.
-fn following(row: u32, last: u32) -> u32 {
-    let bound = x_at(row + min(last, EXPERTS - 1u));
-    var best = 0.0;
-    var found = EXPERTS;
-    for (var e = 0u; e < EXPERTS; e++) {
-        let score = x_at(row + e);
-        let behind = last == EXPERTS || score < bound || (score == bound && e > last);
-        if (behind && (found == EXPERTS || score > best)) {
-            found = e;
-            best = score;
-        }
-    }
-    return found;
+// Larger for larger scores, for NaN as for some number: so each token has SLOTS experts whatever its scores are.
+fn place_of(score: f32) -> u32 {
+    let bits = select(bitcast<u32>(score), 0u, score == 0.0);
+    return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
 }
 
-fn element(i: u32) -> y_t {
-    let row = i / SLOTS * EXPERTS;
-    let slot = i % SLOTS;
-    var last = EXPERTS;
-    var mine = 0u;
-    var sum = 0.0;
-    var top = 0.0;
-    for (var s = 0u; s < SLOTS; s++) {
-        last = min(following(row, last), EXPERTS - 1u);
-        if (s == 0u) { top = x_at(row + last); }
-        if (s == slot) { mine = last; }
+// How many experts go before this one.
+fn rank_of(row: u32, e: u32) -> u32 {
+    let own = place_of(x_at(row + e));
+    var rank = 0u;
+    for (var o = 0u; o < EXPERTS; o++) {
+        let other = place_of(x_at(row + o));
+        rank += select(0u, 1u, other > own || (other == own && o < e));
+    }
+    return rank;
+}
+
+fn part_of(at: u32, top: f32) -> f32 {
 #if HAS_WEIGHTS
-        sum += weights_at(row + last);
+    return weights_at(at);
 #else
-        sum += exp_f32(x_at(row + last) - top);
+    return exp_f32(x_at(at) - top);
+#end
+}
+
+fn group_main(group: u32, lane: u32) {
+    let row = group * EXPERTS;
+    var top = x_at(row);
+    for (var e = 1u; e < EXPERTS; e++) { top = max(top, x_at(row + e)); }
+    var sum = 0.0;
+#if NORMALIZED or not HAS_WEIGHTS
+    for (var e = lane; e < EXPERTS; e += WORKGROUP_SIZE) {
+#if NORMALIZED
+        if (rank_of(row, e) < SLOTS) { sum += part_of(row + e, top); }
+#else
+        sum += part_of(row + e, top);
 #end
     }
-#if SHARES
-#if HAS_WEIGHTS
-    return select(weights_at(row + mine), weights_at(row + mine) / sum, NORMALIZED);
+    sum = team_sum(sum, lane);
 #else
-#if NORMALIZED
-    return exp_f32(x_at(row + mine) - top) / sum;
-#else
-    var all = 0.0;
-    for (var e = 0u; e < EXPERTS; e++) { all += exp_f32(x_at(row + e) - top); }
-    return exp_f32(x_at(row + mine) - top) / all;
+    sum = 1.0;
 #end
-#end
-#else
-    return i32(mine);
-#end
+    for (var e = lane; e < EXPERTS; e += WORKGROUP_SIZE) {
+        let rank = rank_of(row, e);
+        if (rank < SLOTS) {
+            chosen_set(group * SLOTS + rank, i32(e));
+            shares_set(group * SLOTS + rank, part_of(row + e, top) / sum);
+        }
+    }
 }

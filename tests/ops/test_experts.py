@@ -4,12 +4,20 @@ form."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
+from ort_gpu_ep.ir.graph import Node
+from ort_gpu_ep.ir.symbolic import Trace
+from ort_gpu_ep.ir.types import FLOAT32, UINT8, TensorType
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.kernels.registry import OPS, BoundNode, Operand
+from ort_gpu_ep.kernels.target import Choice
+from ort_gpu_ep.ops.experts import MOST_FEW
 from tests.direct import run_direct
 from tests.ops.single_node import Array, model_of, on_cpu
 
@@ -76,6 +84,16 @@ def agree(got: Array, wanted: Array, tolerance: float = 4e-6) -> None:
     )
 
 
+def by_each_form(model: Any, feeds: dict[str, Array], *forms: str) -> Iterator[Array]:
+    """What each of these forms of the node gives, with open sizes where these leave it to choose from. None: of all."""
+    many = len(feeds["x1"]) > MOST_FEW  # an open number of tokens is one of the prompts then
+    for form in forms or ("by token", "by expert 4", "by expert 16", "by expert 32", "by expert 64"):
+        with forced(form) as choices:
+            (got,) = run_direct(model, feeds, every_size_open=not many or form != "by token")
+        assert [choice.form for choice in choices.values()] == [form]
+        yield got
+
+
 def layer(rows: int, columns: int, bias: bool, seed: int) -> tuple[Array, Array | None]:
     return normal(EXPERTS, rows, columns, seed=seed) / columns**0.5, normal(EXPERTS, rows, seed=seed) if bias else None
 
@@ -108,8 +126,8 @@ def test_moe(given: dict[str, Any], bias: bool) -> None:
     )
     model, feeds = model_of("MoE", (x, scores, *first, *second), domain=ORT, **given)
     wanted = mixed(x, scores, [first, second], given)
-    for every_size_open in (False, True):
-        agree(run_direct(model, feeds, every_size_open=every_size_open)[0], wanted)
+    for got in by_each_form(model, feeds, *(() if bias else ("by token", "by expert 4", "by expert 32"))):
+        agree(got, wanted)
     agree(run_direct(model, feeds)[0], on_cpu(model, feeds)[0])
 
 
@@ -126,7 +144,8 @@ def test_a_third_layer(given: dict[str, Any]) -> None:
     x, scores = normal(2, 3, HIDDEN), normal(6, EXPERTS)
     layers = [layer(INNER, HIDDEN, True, 2), layer(HIDDEN, INNER, True, 3), layer(INNER, HIDDEN, True, 4)]
     model, feeds = model_of("MoE", (x, scores, *layers[0], *layers[1], *layers[2]), domain=ORT, **given)
-    agree(run_direct(model, feeds)[0], mixed(x, scores, layers, given))
+    for got in by_each_form(model, feeds):
+        agree(got, mixed(x, scores, layers, given))
 
 
 def test_halves_of_gates_and_ups() -> None:
@@ -138,18 +157,61 @@ def test_halves_of_gates_and_ups() -> None:
         layer(HIDDEN, INNER, True, 3),
     )
     model, feeds = model_of("MoE", (x, scores, *first, *second), domain=ORT, **given)
-    agree(run_direct(model, feeds)[0], mixed(x, scores, [first, second], given))
+    for got in by_each_form(model, feeds):
+        agree(got, mixed(x, scores, [first, second], given))
 
 
-def test_equal_scores_take_the_first() -> None:
-    x, scores, first, second = (
-        normal(TOKENS, HIDDEN),
-        np.zeros((TOKENS, EXPERTS), "f"),
-        layer(INNER, HIDDEN, True, 2),
-        layer(HIDDEN, INNER, True, 3),
-    )
+ONE = np.eye(EXPERTS, dtype="f")
+ROUTES: dict[str, Array] = {
+    "equal scores: the first": np.zeros((TOKENS, EXPERTS), "f"),
+    "zeros of both signs are equal": np.tile(np.array([-0.0, 0.0, -1, -0.0, 0.0], "f"), (TOKENS, 1)),
+    "all to one": 9 * np.tile(ONE[3], (TOKENS, 1)) + normal(TOKENS, EXPERTS),
+    "none to the first and the last": normal(TOKENS, EXPERTS) - 9 * (ONE[0] + ONE[-1]),
+    "one token": normal(1, EXPERTS),
+    "no token": normal(0, EXPERTS),
+    "more than a scan has": normal(300, EXPERTS),
+    "a lonely one among many": np.concatenate(
+        [np.tile(9 * ONE[4], (260, 1)), 9 * ONE[2:3], np.tile(9 * ONE[4], (9, 1))]
+    ),
+    "infinities": np.where(normal(TOKENS, EXPERTS) > 0.8, -np.inf, normal(TOKENS, EXPERTS, seed=3)),
+}
+
+
+@pytest.mark.parametrize(
+    ("route", "k"),
+    [*((route, 2) for route in ROUTES), *((route, k) for route in ("all to one", "infinities") for k in (1, EXPERTS))],
+)
+def test_any_route(route: str, k: int) -> None:
+    scores, given = ROUTES[route], {"k": k, "normalize_routing_weights": 1}
+    x, first, second = normal(len(scores), HIDDEN), layer(INNER, HIDDEN, True, 2), layer(HIDDEN, INNER, True, 3)
+    model, feeds = model_of("MoE", (x, scores, *first, *second), domain=ORT, **given)
+    for got in by_each_form(model, feeds, "by token", "by expert 4", "by expert 16"):
+        if len(scores):
+            agree(got, mixed(x, scores, [first, second], given))
+        else:
+            assert got.shape == x.shape
+
+
+def test_a_token_whose_scores_are_nan_leaves_the_others_alone() -> None:
+    x, scores = normal(TOKENS, HIDDEN), normal(TOKENS, EXPERTS)
+    scores[2], scores[5, 1] = np.nan, np.nan
+    first, second = layer(INNER, HIDDEN, True, 2), layer(HIDDEN, INNER, True, 3)
     model, feeds = model_of("MoE", (x, scores, *first, *second), domain=ORT, k=2)
-    agree(run_direct(model, feeds)[0], mixed(x, scores, [first, second], {"k": 2}))
+    others = [t for t in range(TOKENS) if t not in (2, 5)]
+    wanted = mixed(x[others], scores[others], [first, second], {"k": 2})
+    for got in by_each_form(model, feeds):
+        agree(got[others], wanted)
+        assert np.isnan(got[2]).all()
+
+
+@pytest.mark.parametrize("hidden", [3, 33, 100])
+def test_rows_of_any_length(hidden: int) -> None:
+    given: dict[str, Any] = {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1}
+    x, scores = normal(TOKENS, hidden), normal(TOKENS, EXPERTS)
+    first, second = layer(2 * 67, hidden, True, 2), layer(hidden, 67, True, 3)
+    model, feeds = model_of("MoE", (x, scores, *first, *second), domain=ORT, **given)
+    for got in by_each_form(model, feeds):
+        agree(got, mixed(x, scores, [first, second], given))
 
 
 def quantized(
@@ -173,10 +235,22 @@ def quantized(
     return packed(codes), scales if block else scales[..., 0], given, values.astype("f")
 
 
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("block", [0, 16])
-@pytest.mark.parametrize("bits", [4, 8, 2])
-def test_qmoe(bits: int, block: int, zeros: bool) -> None:
+@pytest.mark.parametrize(
+    ("bits", "hidden", "inner", "block", "zeros"),
+    [
+        (4, 32, 48, 0, False),
+        (4, 32, 48, 16, True),
+        (4, 64, 96, 32, False),
+        (4, 28, 52, 0, True),
+        (4, 30, 50, 0, True),
+        (8, 32, 48, 0, True),
+        (8, 32, 48, 16, False),
+        (2, 32, 48, 0, True),
+        (2, 64, 64, 16, True),
+        (2, 64, 128, 64, False),
+    ],
+)
+def test_qmoe(bits: int, hidden: int, inner: int, block: int, zeros: bool) -> None:
     given: dict[str, Any] = {
         "k": 2,
         "activation_type": "swiglu",
@@ -186,17 +260,17 @@ def test_qmoe(bits: int, block: int, zeros: bool) -> None:
         "swiglu_limit": 7.0,
         "normalize_routing_weights": 1,
     }
-    first, second = quantized(2 * INNER, HIDDEN, bits, block, zeros, 2), quantized(HIDDEN, INNER, bits, block, zeros, 3)
-    biases = normal(EXPERTS, 2 * INNER), normal(EXPERTS, HIDDEN)
-    x, scores = normal(TOKENS, HIDDEN), normal(TOKENS, EXPERTS)
+    first, second = quantized(2 * inner, hidden, bits, block, zeros, 2), quantized(hidden, inner, bits, block, zeros, 3)
+    biases = normal(EXPERTS, 2 * inner), normal(EXPERTS, hidden)
+    x, scores = normal(TOKENS, hidden), normal(TOKENS, EXPERTS)
     inputs = [x, scores, *first[:2], biases[0], *second[:2], biases[1], *[None] * 3, first[2], second[2]]
     while inputs[-1] is None:
         inputs.pop()
     sizes = {"block_size": block} if block else {}
     model, feeds = model_of("QMoE", tuple(inputs), domain=ORT, expert_weight_bits=bits, **sizes, **given)
     wanted = mixed(x, scores, [(first[3], biases[0]), (second[3], biases[1])], given)
-    for every_size_open in (False, True):
-        agree(run_direct(model, feeds, every_size_open=every_size_open)[0], wanted)
+    for got in by_each_form(model, feeds, "by token", "by expert 4", "by expert 64"):
+        agree(got, wanted)
     if bits == 4:  # of others onnxruntime's CPU rounds the activations, too
         agree(run_direct(model, feeds)[0], on_cpu(model, feeds)[0], 2e-5)
 
@@ -209,7 +283,8 @@ def test_weights_apart_from_scores(normalized: int) -> None:
     inputs = (x, scores, *first[:2], None, *second[:2], *[None] * 7, weights)
     model, feeds = model_of("QMoE", inputs, domain=ORT, expert_weight_bits=4, **given)
     wanted = mixed(x, scores, [(first[3], None), (second[3], None)], given, weights)
-    agree(run_direct(model, feeds)[0], wanted)
+    for got in by_each_form(model, feeds):
+        agree(got, wanted)
     agree(run_direct(model, feeds)[0], on_cpu(model, feeds)[0], 2e-5)
 
 
@@ -222,9 +297,22 @@ def test_float16() -> None:
     )
     halves = tuple(np.asarray(a, "float16") for a in (x, scores, *first, *second))
     model, feeds = model_of("MoE", halves, domain=ORT, k=2)
-    (got,) = run_direct(model, feeds)
-    assert got.dtype == np.float16
-    agree(got, mixed(x, scores, [first, second], {"k": 2}), 4e-3)
+    for got in by_each_form(model, feeds):
+        assert got.dtype == np.float16
+        agree(got, mixed(x, scores, [first, second], {"k": 2}), 4e-3)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_float16_with_codes(bits: int) -> None:
+    given = {"k": 2, "activation_type": "swiglu", "swiglu_fusion": 1}
+    first, second = quantized(2 * INNER, HIDDEN, bits, 16, True, 2), quantized(HIDDEN, INNER, bits, 16, True, 3)
+    x, scores = normal(TOKENS, HIDDEN), normal(TOKENS, EXPERTS)
+    h = tuple(np.asarray(a, "float16") for a in (x, scores, first[1], second[1]))
+    inputs = (h[0], h[1], first[0], h[2], None, second[0], h[3], *[None] * 4, first[2], second[2])
+    model, feeds = model_of("QMoE", inputs, domain=ORT, expert_weight_bits=bits, block_size=16, **given)
+    for got in by_each_form(model, feeds):
+        assert got.dtype == np.float16
+        agree(got, mixed(x, scores, [(first[3], None), (second[3], None)], given), 8e-3)
 
 
 @pytest.mark.parametrize(
@@ -252,3 +340,36 @@ def test_declines(given: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedNodeError) as caught:
         run_direct(model, feeds)
     assert caught.value.code is Code.ATTRIBUTE
+
+
+def chosen(tokens: int, trace: Trace | None = None) -> Choice:
+    """What an H200 takes for a layer of gpt-oss-20b's sizes. trace: the number of tokens is an open one."""
+    count, width, inner, experts = (trace.symbol(0, tokens) if trace else tokens), 2880, 5760, 32
+    shapes: dict[str, Any] = {
+        "x": (FLOAT32, (count, width)),
+        "scores": (FLOAT32, (count, experts)),
+        "w1": (UINT8, (experts, inner, width // 2)),
+        "s1": (FLOAT32, (experts, inner, width // 32)),
+        "": (FLOAT32, ()),
+        "w2": (UINT8, (experts, width, width // 2)),
+        "s2": (FLOAT32, (experts, width, width // 32)),
+    }
+    given = {"k": 4, "activation_type": "swiglu", "swiglu_fusion": 1, "expert_weight_bits": 4, "block_size": 32}
+    operands = tuple(
+        Operand(n, TensorType(*of), constant=n not in ("x", "scores")) if n else None for n, of in shapes.items()
+    )
+    with forced() as choices:
+        OPS[ORT, "QMoE"].build(BoundNode(Node("QMoE", tuple(shapes), ("y",), "", ORT, 1, given), operands))
+    (choice,) = choices.values()
+    return choice
+
+
+def test_a_prompt_is_put_in_order_and_a_token_is_not() -> None:
+    """By estimates; with an open number of tokens one answer holds for all prompts."""
+    assert chosen(1).form == chosen(4).form == "by token"
+    assert chosen(128).form.startswith("by expert")
+    assert chosen(2048).form == "by expert 64"
+    traces = [Trace() for _ in range(4)]
+    forms = [chosen(n, trace).form for n, trace in zip((300, 4000, 1, 2), traces, strict=True)]
+    assert [form.split()[1] for form in forms] == ["expert", "expert", "token", "token"]
+    assert traces[0].guards == traces[1].guards != traces[2].guards == traces[3].guards

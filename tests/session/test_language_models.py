@@ -33,11 +33,13 @@ def empty_caches(opened: Any, rows: int, head: int = 0) -> dict[str, np.ndarray]
     return {i.name: np.zeros((1, i.shape[1], rows, head or i.shape[3]), kind[i.type]) for i in opened.get_inputs()[2:]}
 
 
-def generated(opened: Any, prompt: np.ndarray, rows: int = 0, head: int = 0) -> tuple[list[int], list[np.ndarray]]:
+def generated(
+    opened: Any, prompt: np.ndarray, rows: int = 0, head: int = 0, steps: int = STEPS
+) -> tuple[list[int], list[np.ndarray]]:
     """Greedy tokens and their logits, by `run`. rows: of a cache that does not grow; 0: it grows. head: where the model
     leaves it open."""
     caches, tokens, total, found, logits = empty_caches(opened, rows, head), prompt[None], len(prompt), [], []
-    for _ in range(STEPS):
+    for _ in range(steps):
         feeds = {"input_ids": tokens, "attention_mask": np.ones((1, total), np.int64), **caches}
         given = dict(zip((o.name for o in opened.get_outputs()), opened.run(None, feeds), strict=True))
         caches = {name: given[name.replace("past_key_values", "present")] for name in caches}

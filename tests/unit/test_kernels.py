@@ -63,12 +63,16 @@ BOUNDED = {
     "attention_units.wgsl": "likewise",
     "attention_split.wgsl": "of data come a token's place, clamped where it is read, and a row of the tables of "
     "angles, the least of which is taken",
+    "expert_product.wgsl": "experts are clamped; rows by expert are what group_experts.wgsl wrote: numbers of rows",
+    "expert_tiles.wgsl": "likewise",
+    "group_experts.wgsl": "a place is how many rows come before, of COUNT",
     "packed_matvec.wgsl": "codes are masked to as many bits as the book has entries for",
     "packed_matvecs.wgsl": "it has no book",
     "packed_product.wgsl": "codes are masked to as many bits as the book has entries for",
     "put_rows.wgsl": "rows are taken modulo LENGTH",
     "recurrent_backward_steps.wgsl": "the step is counted by the kernel itself, below T; lengths are clamped to T",
     "recurrent_steps.wgsl": "the step is counted by the kernel itself, below T; lengths are clamped to T",
+    "route_experts.wgsl": "a rank is compared with SLOTS",
     "sizes.wgsl": "programs are constants that the planner wrote, and so are the places where their results go",
     "sparse_matvec_held.wgsl": "codes are masked to four bits, places and the ends of rows are clamped",
     "sparse_product.wgsl": "columns below K are read: of four the last is compared, and pack_pruned.wgsl and "

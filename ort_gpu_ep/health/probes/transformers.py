@@ -9,6 +9,8 @@ import numpy as np
 
 from ort_gpu_ep.health.probe import Trial, agree, compare, probe
 from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.ops.experts import BY_EXPERT, BY_TOKEN, FEW_COLUMNS, TILE_COLUMNS
 
 DOMAIN = "com.microsoft"
 TOKENS, EXPERTS, HIDDEN, INNER = 9, 6, 32, 24
@@ -96,32 +98,49 @@ def linear_attention(trial: Trial) -> str:
     return "2 rules"
 
 
-@probe("mixture of experts", "kernels", disables=("route_experts.wgsl", "expert_product.wgsl", "gated_halves.wgsl"))
+@probe("mixture of experts", "kernels", disables=("route_experts.wgsl", "expert_product.wgsl"))
 def mixture(trial: Trial) -> str:
-    """MoE with its two best experts, gates and ups in turn."""
+    """MoE with its two best experts, gates and ups in turn: each token by itself, and a few at a time by expert."""
+    _mixture(trial, f"{BY_EXPERT} {FEW_COLUMNS}", TOKENS)
+    return _mixture(trial, BY_TOKEN, TOKENS)
+
+
+@probe(
+    "experts of many tokens",
+    "kernels",
+    disables=("group_experts.wgsl", "expert_tiles.wgsl", "gated_halves.wgsl", "sum_experts.wgsl"),
+)
+def experts_of_many(trial: Trial) -> str:
+    """The same, put in order by expert. All tokens go to the last one, too, so that the last tile of all has rows."""
+    return _mixture(trial, f"{BY_EXPERT} {TILE_COLUMNS[0]}", 7, 9.0)
+
+
+def _mixture(trial: Trial, form: str, tokens: int, last: float = 0.0) -> str:
     for _ in range(trial.rounds):
-        x, scores = trial.normal(TOKENS, HIDDEN), trial.normal(TOKENS, EXPERTS)
+        x, scores = trial.normal(tokens, HIDDEN), trial.normal(tokens, EXPERTS)
+        scores[:, -1] += np.float32(last)
         first, second = (
             trial.normal(EXPERTS, 2 * INNER, HIDDEN) / np.float32(6),
             trial.normal(EXPERTS, HIDDEN, INNER) / np.float32(5),
         )
-        (got,) = trial.node(
-            "MoE",
-            1,
-            [x, scores, first, None, second],
-            domain=DOMAIN,
-            k=2,
-            activation_type="swiglu",
-            swiglu_fusion=1,
-            normalize_routing_weights=1,
-        )
+        with forced(form):
+            (got,) = trial.node(
+                "MoE",
+                1,
+                [x, scores, first, None, second],
+                domain=DOMAIN,
+                k=2,
+                activation_type="swiglu",
+                swiglu_fusion=1,
+                normalize_routing_weights=1,
+            )
         agree("MoE", got, _mixed(x, scores, first, second))
-    return f"{TOKENS} tokens, {EXPERTS} experts"
+    return f"{tokens} tokens, {EXPERTS} experts"
 
 
 def _mixed(x: Array, scores: Array, first: Array, second: Array) -> Array:
-    y = np.zeros((TOKENS, HIDDEN))
-    for t in range(TOKENS):
+    y = np.zeros(x.shape)
+    for t in range(len(x)):
         best = np.argsort(-scores[t], kind="stable")[:2]
         shares = np.exp(scores[t, best].astype(np.float64))
         for e, share in zip(best, shares / shares.sum(), strict=True):
