@@ -35,14 +35,14 @@ GROUPED_FORMS = {
 def problem_of(
     x: Shape, w: Shape, op: str = "Conv", *, constant: bool = False, forms: Sequence[str] = (), **attributes: Any
 ) -> Problem:
-    """With a bias. x: [N, C, H, W]. constant: the model has the weights."""
+    """With a bias. x: [N, C, H, W]. constant: the model has the weights and the bias."""
     planes = op == "Conv" and attributes.get("group", 1) == 1 and w[1] <= MAX_PLANES
     return problem(
         op,
         11,
         normal(*x),
         Random(w, constant=constant),
-        normal(w[1 if op == "ConvTranspose" else 0]),
+        Random(w[1:2] if op == "ConvTranspose" else w[:1], constant=constant),
         forms=forms,
         last=() if planes else (0,),
         **attributes,
