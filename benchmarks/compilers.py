@@ -39,7 +39,8 @@ import typer
 from onnx import helper, numpy_helper
 from rich.table import Table
 
-from benchmarks import forms, layer, replay, sides, tiles
+from benchmarks import layer, replay, sides
+from benchmarks.problems import IN_FORMS, TILED, graph_of
 from ort_gpu_ep.errors import GpuEpError
 from ort_gpu_ep.ir.graph import Graph, from_onnx
 from ort_gpu_ep.kernels.cost_parameters import figures_for
@@ -210,10 +211,8 @@ def _place(name: str, family: str) -> Place | str:
 
 def hot_graphs() -> Iterator[tuple[str, Graph]]:
     """Nodes where the time of networks and of language models goes, at their sizes."""
-    for case in forms.CASES:
-        yield f"hot/{case.name}", forms.graph_of(case)
-    for one in tiles.LAYERS:
-        yield f"hot/{one.name}", tiles.graph_of(one, np.zeros(one.w, np.float32))
+    for name, row in {**IN_FORMS, **TILED}.items():
+        yield f"hot/{name}", graph_of(row)
     for size in (64, 128):
         for tokens, past in ((1, 1023), (128, 0)):
             yield (

@@ -33,7 +33,7 @@ from rich.table import Table
 
 from benchmarks import cases
 from benchmarks.gpu_time import Warmth, microseconds
-from benchmarks.tiles import LAYERS, Layer, graph_of
+from benchmarks.problems import TILED, graph_of
 from ort_gpu_ep import InferenceSession
 from ort_gpu_ep.compression.layers import find_layers
 from ort_gpu_ep.compression.methods import encode, parse_method
@@ -41,8 +41,6 @@ from ort_gpu_ep.compression.model import assembled
 from ort_gpu_ep.compression.prune import by_magnitude
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
-from ort_gpu_ep.ir.graph import Graph, Value
-from ort_gpu_ep.ir.types import FLOAT32
 from ort_gpu_ep.kernels.cost_parameters import SOFTWARE_FIGURES
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import LAST_ARRIVING
@@ -97,23 +95,23 @@ def measured(rows: int, columns: int, runs: int, clock: Callable[[], float] | No
 def of_layers(pattern: str, top: int) -> list[dict[str, Any]]:
     """Microseconds of each layer: dense, as chosen, and by density and form without its zeros, the best estimate
     first."""
-    layers = [layer for layer in LAYERS if re.search(pattern, layer.name)]
+    layers = [name for name in TILED if re.search(pattern, name)]
     if not layers:
-        raise typer.BadParameter(
-            f"no layer is called so: {pattern!r}; there are {', '.join(layer.name for layer in LAYERS)}"
-        )
+        raise typer.BadParameter(f"no layer is called so: {pattern!r}; there are {', '.join(TILED)}")
     config = Config(checked_shaders="0", weights="packed")
     gpu = Gpu.open(config)
     figures = SOFTWARE_FIGURES if gpu.info.is_software else gpu.limits.figures
     gpu.limits = replace(gpu.limits, features=gpu.limits.features | {LAST_ARRIVING}, figures=figures)
     warmth, found = Warmth(gpu, config), []
     for layer in layers:
-        whole = np.random.default_rng(0).standard_normal(layer.w, np.float32)
+        x, whole = TILED[layer].draw(np.random.default_rng(0))
+        assert whole is not None
         warmth.give()
-        row: dict[str, Any] = {"layer": layer.name, "dense": microseconds(gpu, graph_of(layer, whole), config)[0]}
+        dense = graph_of(TILED[layer], (x, whole))
+        row: dict[str, Any] = {"layer": layer, "dense": microseconds(gpu, dense, config)[0]}
         for density in LAYER_DENSITIES:
-            weights = whole * (np.random.default_rng(1).random(layer.w, np.float32) < density / 100)
-            graph = in_planes(layer, weights)
+            weights = whole * (np.random.default_rng(1).random(whole.shape, np.float32) < density / 100)
+            graph = graph_of(replace(TILED[layer], last=None), (x, weights))
             with forced() as made:
                 Program(graph, config, gpu).close()
             forms = next((choice.estimates_ns for key, choice in made.items() if key.startswith("sparse")), {})
@@ -124,15 +122,6 @@ def of_layers(pattern: str, top: int) -> list[dict[str, Any]]:
                     row[f"{density} %"][form] = (microseconds(gpu, graph, config)[0], forms[form] / 1e3)
         found.append(row)
     return found
-
-
-def in_planes(layer: Layer, weights: Any) -> Graph:
-    """The layer's graph, with x [N, C, H, W]."""
-    graph = graph_of(layer, weights)
-    if layer.rows:
-        return graph
-    x = Value("x", FLOAT32, (layer.batch, layer.channels, layer.size, layer.size))
-    return replace(graph, nodes=(replace(graph.nodes[0], channels_last=False),), values={**graph.values, "x": x})
 
 
 def layer_table(rows: list[dict[str, Any]]) -> Table:

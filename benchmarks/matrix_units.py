@@ -19,13 +19,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu_time import Warmth, microseconds
+from benchmarks.problems import RESNET50, batched, flops_of, graph_of
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.probe import Trial
-from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, INT32, DType
+from ort_gpu_ep.ir.graph import Array, Graph
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, DType
 from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.kernels.problems import Problem, Random, problem
 from ort_gpu_ep.kernels.target import Choice, no_matrix_units
 from ort_gpu_ep.ops.matrix_units import TILES
 
@@ -46,20 +48,15 @@ def drawn(kind: str, rows: int, columns: int, seed: int, half: bool = False) -> 
     return made * np.float32(2.0**powers)
 
 
-def graph_of(
-    m: int, n: int, k: int, dtype: DType, transposed: bool = False, batch: int = 0, weight: Array | None = None
-) -> Graph:
+def product(
+    m: int, n: int, k: int, dtype: DType, transposed: bool = False, batch: int = 0, constant: bool = False
+) -> Problem:
+    """Of bytes, where the type is one. constant: the model has the second matrix."""
     left, right = ((batch, m, k), (batch, k, n)) if batch else ((m, k), (n, k) if transposed else (k, n))
-    load = None if weight is None else (lambda: weight)
-    values = {
-        "a": Value("a", dtype, left),
-        "b": Value("b", dtype, right, load),
-        "y": Value("y", INT32 if dtype is INT8 else dtype),
-    }
-    attributes = {"transB": 1} if transposed else {}
+    low, high = (-128, 128) if dtype is INT8 else (None, 0)
     op, version = ("MatMulInteger", 10) if dtype is INT8 else ("Gemm" if transposed else "MatMul", 13)
-    node = Node(op, ("a", "b"), ("y",), version=version, attributes=attributes)
-    return Graph("g", ("a", "b") if weight is None else ("a",), ("y",), (node,), values)
+    a, b = Random(left, dtype.name, low, high), Random(right, dtype.name, low, high, constant=constant)
+    return problem(op, version, a, b, **({"transB": 1} if transposed else {}))
 
 
 def errors(gpu: Gpu, graph: Graph, a: Array, b: Array, right: Array, precision: str) -> dict[str, float]:
@@ -116,7 +113,6 @@ def main() -> None:
 def for_peak(gpu: Gpu, size: int, say: Any) -> None:
     """In what is chosen; TFLOP/s, of bytes TOP/s."""
     warmth, flops = Warmth(gpu, Config()), 2.0 * size**3
-    rng = np.random.default_rng(0)
     for precision, dtype in (
         ("float32", FLOAT32),
         ("tf32", FLOAT32),
@@ -124,10 +120,7 @@ def for_peak(gpu: Gpu, size: int, say: Any) -> None:
         ("float32", FLOAT16),
         ("float32", INT8),
     ):
-        weight = (
-            rng.integers(-128, 128, (size, size)) if dtype is INT8 else rng.standard_normal((size, size), np.float32)
-        )
-        graph = graph_of(size, size, size, dtype, weight=weight.astype(dtype.numpy))
+        graph = graph_of(product(size, size, size, dtype, constant=True))
         with forced() as forms:
             warmth.give()
             us, _ = microseconds(gpu, graph, Config(precision=precision))
@@ -195,7 +188,8 @@ def for_errors(gpu: Gpu, size: int, say: Any) -> None:
                 )
                 given = np.ascontiguousarray(b.T) if transposed else b
                 with forced(tile.name) as seen:
-                    row = errors(gpu, graph_of(m, n, k, dtype, transposed), a, given, b, precision)
+                    graph = graph_of(product(m, n, k, dtype, transposed), (a, given))
+                    row = errors(gpu, graph, a, given, b, precision)
                 say(
                     what="edges",
                     precision=precision,
@@ -211,7 +205,7 @@ def for_errors(gpu: Gpu, size: int, say: Any) -> None:
             a, b = (
                 drawn(kind, *shape, seed, half).astype(dtype.numpy) for seed, shape in enumerate(((m, size), (size, n)))
             )
-            row = errors(gpu, graph_of(m, n, size, dtype), a, b, b, precision)
+            row = errors(gpu, graph_of(product(m, n, size, dtype), (a, b)), a, b, b, precision)
             say(what="error", precision=precision, dtype=dtype.name, kind=kind, size=[m, n, size], **row)
 
 
@@ -237,12 +231,8 @@ def for_times(gpu: Gpu, size: int, say: Any) -> None:
         for m, n, k, transposed, batch in shapes_of(size):
             if constant and batch:
                 continue
-            weight = (
-                np.random.default_rng(0).standard_normal((n, k) if transposed else (k, n), np.float32)
-                if constant
-                else None
-            )
-            graph, config = graph_of(m, n, k, dtype, transposed, batch, weight), Config(precision=precision)
+            graph = graph_of(product(m, n, k, dtype, transposed, batch, constant))
+            config = Config(precision=precision)
             with forced() as forms:
                 warmth.give()
                 usual, shaders = microseconds(gpu, graph, config)
@@ -282,55 +272,27 @@ def by_form(
     return row
 
 
-LAYERS = (
-    (224, 3, 64, 7, 2),
-    (56, 64, 64, 1, 1),
-    (56, 64, 64, 3, 1),
-    (56, 64, 256, 1, 1),
-    (56, 256, 64, 1, 1),
-    (56, 256, 512, 1, 2),
-    (28, 128, 128, 3, 1),
-    (28, 128, 512, 1, 1),
-    (28, 512, 128, 1, 1),
-    (14, 256, 256, 3, 1),
-    (14, 256, 1024, 1, 1),
-    (14, 1024, 256, 1, 1),
-    (7, 512, 512, 3, 1),
-    (7, 512, 2048, 1, 1),
-    (7, 2048, 512, 1, 1),
-)
-"""Width and height, channels, filters, window, steps."""
-
-
 def for_layers(gpu: Gpu, say: Any, images: int = 32) -> None:
     """Channels last, as the layout pass has them."""
     warmth = Warmth(gpu, Config())
-    for size, channels, filters, window, step in LAYERS:
-        w, out = np.ones((filters, channels, window, window), np.float32), -(-size // step)
-        shape = (images, channels, size, size) if channels <= 4 else (images, size, size, channels)
-        values = {
-            "x": Value("x", FLOAT32, shape),
-            "w": Value("w", FLOAT32, w.shape, lambda w=w: w),
-            "y": Value("y", FLOAT32),
-        }
-        attributes: dict[str, Any] = {"pads": (window // 2,) * 4, "strides": (step, step)}
-        node = Node("Conv", ("x", "w"), ("y",), version=11, attributes=attributes, channels_last=True)
-        graph = Graph("g", ("x",), ("y",), (node,), values)
+    for name, (one, _) in RESNET50.items():
+        row = batched(one, images)
+        graph, flops = graph_of(row), flops_of(row)
         for precision in ("tf32", "f16acc"):
             config = Config(precision=precision)
             with forced() as forms:
                 warmth.give()
                 usual, shaders = microseconds(gpu, graph, config)
             chosen = list(forms.values())
-            row = by_form(gpu, graph, config, warmth, chosen, 2.0 * images * out * out * w.size)
+            times = by_form(gpu, graph, config, warmth, chosen, flops)
             say(
                 what="layer",
                 precision=precision,
-                layer=[size, channels, filters, window, step],
+                layer=name,
                 chosen=[choice.form for choice in chosen],
                 us=round(usual, 1),
                 shaders=shaders,
-                forms=row,
+                forms=times,
             )
 
 

@@ -5,7 +5,7 @@ commits.
     python -m benchmarks.replay update                  writes replay.txt anew, and says what changed
     python -m benchmarks.replay compare OLD [NEW]       the difference of the texts; OLD, NEW: a commit, or a folder with the package
 
-All of them take --select REGEX. The set: ONNX's node cases, the cases in the records of kernels, the networks of
+All of them take --select REGEX. The set: ONNX's node cases, the problems in the records of kernels, the networks of
 models/, some of them compressed, and training steps of some, each planned for the limits of an H200, of lavapipe and of
 WebGPU's guaranteed minimum. It is planned as a session with placement=gpu plans, but without onnxruntime's
 optimisations before; a partition that needs what another one computes before its kernels are known is not in it.
@@ -43,7 +43,8 @@ from ort_gpu_ep.health import conformance
 from ort_gpu_ep.ir.graph import Array, Graph, from_onnx
 from ort_gpu_ep.ir.types import BY_NAME, TensorType
 from ort_gpu_ep.kernels.cost_parameters import SOFTWARE_FIGURES
-from ort_gpu_ep.kernels.records import RECORDS, Case, Known, Random
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.kernels.records import RECORDS
 from ort_gpu_ep.kernels.registry import UnknownValueError
 from ort_gpu_ep.kernels.target import DEFAULT_LIMITS, SHOWN_FEATURES, Limits
 from ort_gpu_ep.partitioner import partition, rewrite
@@ -98,8 +99,8 @@ Texts: TypeAlias = list[str]
 """Of the kernels of a case, in the order of their dispatches."""
 Kernels: TypeAlias = dict[str, dict[str, list[str]]]
 """Case -> limits -> hashes."""
-Source: TypeAlias = Callable[[], tuple[onnx.ModelProto, Mapping[str, Array]]]
-"""Gives a model, and the inputs that are known of it."""
+Source: TypeAlias = Callable[[], tuple[onnx.ModelProto, Mapping[str, Array], str]]
+"""Gives a model, the inputs that are known of it, and the form that is forced, or nothing."""
 
 
 # ---- the set
@@ -110,18 +111,24 @@ def sources(select: str = "") -> Iterator[tuple[str, Source]]:
     make its cases."""
     kind = re.match(r"\^?(conformance|record|model|compressed|training)/", select)
     for case in conformance.cases() if kind is None or kind[1] == "conformance" else ():
-        yield f"conformance/{case.name}", lambda case=case: (case.model, _feeds(case))  # type: ignore[misc]
+        yield f"conformance/{case.name}", lambda case=case: (case.model, _feeds(case), "")  # type: ignore[misc]
     for shader, record in sorted(RECORDS.items()):
-        for k, case in enumerate(record.cases):
-            yield f"record/{shader.removesuffix('.wgsl')}/{k}", lambda case=case: _model_of(case)  # type: ignore[misc]
+        # a node whose images lie channels last is the layout pass's: networks have them
+        for k, problem in enumerate(problem for problem in record.problems if problem.last is None):
+            for form in problem.forms or ("",):
+                name = f"record/{shader.removesuffix('.wgsl')}/{k}{form and '/' + form.replace(' ', '_')}"
+                yield name, lambda problem=problem, form=form: (problem.model(), {}, form)  # type: ignore[misc]
     for name in models.BUILDERS:
-        yield f"model/{name}", lambda name=name: (models.build(name), {})  # type: ignore[misc]
+        yield f"model/{name}", lambda name=name: (models.build(name), {}, "")  # type: ignore[misc]
     for name, methods in COMPRESSED.items():
         for method in methods:
-            yield f"compressed/{name}/{method}", lambda name=name, method=method: (compressed(name, method), {})  # type: ignore[misc]
+            yield f"compressed/{name}/{method}", lambda name=name, method=method: (compressed(name, method), {}, "")  # type: ignore[misc]
     for name in TRAINED:
         for optimizer in ("sgd", "adam"):
-            yield f"training/{name}/{optimizer}", lambda name=name, optimizer=optimizer: (_step(name, optimizer), {})  # type: ignore[misc]
+            yield (
+                f"training/{name}/{optimizer}",
+                lambda name=name, optimizer=optimizer: (_step(name, optimizer), {}, ""),
+            )  # type: ignore[misc]
 
 
 def _feeds(case: Any) -> dict[str, Array]:
@@ -129,22 +136,6 @@ def _feeds(case: Any) -> dict[str, Array]:
     values = case.data_sets[0][0] if case.data_sets else ()
     arrays = (onnx.numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else v for v in values)
     return {n: np.asarray(a) for n, a in zip(names, arrays, strict=False) if isinstance(a, np.ndarray | np.generic)}
-
-
-def _model_of(case: Case) -> tuple[onnx.ModelProto, Mapping[str, Array]]:
-    """The one node of a record's case, as the doctor's probe has it."""
-    names = ["" if given is None else f"x{i}" for i, given in enumerate(case.inputs)]
-    known = {n: np.array(g.values, g.dtype) for n, g in zip(names, case.inputs, strict=True) if isinstance(g, Known)}
-    inputs = [
-        onnx.helper.make_tensor_value_info(n, BY_NAME[g.dtype].onnx, g.shape)
-        for n, g in zip(names, case.inputs, strict=True)
-        if isinstance(g, Random)
-    ]
-    outputs = [f"y{i}" for i in range(case.outputs)]
-    node = onnx.helper.make_node(case.op, names, outputs, **dict(case.attributes))
-    constants = [onnx.numpy_helper.from_array(a, n) for n, a in known.items()]
-    graph = onnx.helper.make_graph([node], "case", inputs, [onnx.ValueInfoProto(name=n) for n in outputs], constants)
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", case.version)]), {}
 
 
 def compressed(name: str, method: str) -> onnx.ModelProto:
@@ -239,13 +230,14 @@ def replayed(
         ):
             continue
         try:
-            model, feeds = source()
+            model, feeds, form = source()
             graph = from_onnx(model)
         except (GpuEpError, onnx.shape_inference.InferenceError):
             continue  # no session takes it, either
         for limits in adapters:
             try:
-                found = kernel_texts(graph, feeds, adapters[limits])
+                with forced(form):
+                    found = kernel_texts(graph, feeds, adapters[limits])
             except GpuEpError:
                 found = []  # declined as a whole, with these inputs
             hashes = [hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS] for text in found]

@@ -11,11 +11,11 @@ import threading
 import time
 from dataclasses import replace
 
-from ort_gpu_ep.calibration.measure import WAKE_S, Progress, measure
+from ort_gpu_ep.calibration.measure import Progress, measure
 from ort_gpu_ep.calibration.roofs import Bench, measure_roofs
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
-from ort_gpu_ep.device.timing import Timer
+from ort_gpu_ep.device.timing import WAKE_S, Timer
 from ort_gpu_ep.health.open_adapter import everything, open_gpu
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.kernels.cost_parameters import Roofs, figures_for

@@ -12,7 +12,7 @@ import numpy as np
 from ort_gpu_ep.calibration.workloads import WORKLOADS, Workload, chain, random
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Buffer, Gpu, Tensor
-from ort_gpu_ep.device.timing import Timer
+from ort_gpu_ep.device.timing import WAKE_S, Timer
 from ort_gpu_ep.errors import Code, OutOfDeviceMemoryError, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array, Graph
 from ort_gpu_ep.ir.types import TensorType, dtype_of
@@ -25,10 +25,6 @@ from ort_gpu_ep.runtime.program import Program
 
 ROWS = "ort_gpu_ep.ops"
 """Fills the registry: not for a process that reads a profile."""
-
-WAKE_S = 0.8
-"""How long a GPU works before its kernels are timed: one that was left alone raises its clock only after 0.4 s,
-sometimes more than 0.6 (an H200)."""
 
 READBACK_NBYTES = 256
 """What every measured run reads back, so that each waits for the GPU in the same way."""

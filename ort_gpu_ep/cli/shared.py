@@ -47,8 +47,8 @@ err = Terminal(stderr=True)
 SCHEMA = 1
 """Of what --json prints: it grows when a key goes or changes its meaning."""
 
-INTERRUPTED = 130
-"""What a shell gives as the exit code of a command that SIGINT ended: 128 + 2."""
+INTERRUPTED = 128 + signal.SIGINT
+"""What a shell gives as the exit code of a command that SIGINT ended."""
 
 ModelArgument = Annotated[Path, typer.Argument(help="An ONNX file.", show_default=False)]
 InputOption = Annotated[

@@ -35,9 +35,6 @@ from ort_gpu_ep.errors import ConfigError, ModelError
 from ort_gpu_ep.ir import external
 from ort_gpu_ep.weights.functions import DOMAIN, MIN_OPSET, VERSION, functions
 
-MAX_FILE_NBYTES = 2 << 30
-"""What a file without external data may have."""
-
 CONVERTED_TO = 17
 """The opset that models older than functions.MIN_OPSET get."""
 
@@ -118,8 +115,8 @@ def _read(path: Path) -> onnx.ModelProto:
     model = external.load(path)
     # of the whole model protobuf doesn't say it where it is larger
     nbytes = sum(i.ByteSize() for i in model.graph.initializer)
-    if nbytes >= MAX_FILE_NBYTES or model.ByteSize() >= MAX_FILE_NBYTES:
-        raise ModelError(f"{path} has {nbytes:,} B with its weights; up to {MAX_FILE_NBYTES:,} B are taken")
+    if nbytes >= external.MAX_NBYTES or model.ByteSize() >= external.MAX_NBYTES:
+        raise ModelError(f"{path} has {nbytes:,} B with its weights; up to {external.MAX_NBYTES:,} B are taken")
     check_uncompressed(model)
     return model
 

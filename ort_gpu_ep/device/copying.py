@@ -4,6 +4,7 @@ several threads."""
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import threading
 from collections import deque
@@ -31,7 +32,7 @@ READ_NBYTES_A_THREAD = 1 << 20
 by one to four 2.5 MB take 0.24, 0.17, 0.12 and 0.12, 6.3 MB 0.55, 0.48, 0.39 and 0.31, 12.6 MB 1.12, 0.94, 0.67 and
 0.54."""
 
-_PAGE = 4096
+_PAGE = mmap.PAGESIZE
 
 Piece: TypeAlias = tuple[int, int, int]
 """(address of the target, address of the source, bytes of the target)."""

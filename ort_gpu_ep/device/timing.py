@@ -10,6 +10,10 @@ from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.webgpu import native
 from ort_gpu_ep.webgpu.objects import COPY_DST, COPY_SRC, QUERY_RESOLVE
 
+WAKE_S = 0.8
+"""How long a GPU works before its kernels are timed: one that was left alone raises its clock only after 0.4 s,
+sometimes more than 0.6 (an H200)."""
+
 PAIRS = 2048
 """Pairs of timestamps in one query set: WebGPU allows 4,096 queries."""
 

@@ -7,7 +7,7 @@ Unsupported where the adapter does not offer what it tests. `disables` says what
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal
@@ -17,10 +17,12 @@ import numpy as np
 import ort_gpu_ep.ops  # noqa: F401  fills the registry
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu, Tensor, run_wgsl
-from ort_gpu_ep.errors import DeviceError, WrongResultError
+from ort_gpu_ep.errors import Code, DeviceError, UnsupportedNodeError, WrongResultError
 from ort_gpu_ep.ir.graph import Array, Attribute, Graph, Node, Value
 from ort_gpu_ep.ir.model_file import OF_GROUPS
 from ort_gpu_ep.ir.types import UINT8, Shape, TensorType, dtype_of, packed
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.kernels.problems import Problem
 from ort_gpu_ep.kernels.records import RECORDS
 from ort_gpu_ep.kernels.registry import ADAPTER, Bindings, Kernel, Limits
 from ort_gpu_ep.runtime.program import Program
@@ -47,7 +49,8 @@ class Probe:
     that the probe compiles, or the name of a fault that `Trial.planted` announces to the probe. quick: part of the
     first use of an adapter. ops: types, for models with one of which it is likewise, where the adapter is hardware:
     then kernels need no bounds checks, or have another form (`late`). timeout_s: a probe that takes longer hangs. cure:
-    the rewriting of shaders (shaders/rewriting.py) that is made for the fault that it looks for.
+    the rewriting of shaders (shaders/rewriting.py) that is made for the fault that it looks for. problems: that it
+    solves.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Probe:
     timeout_s: float = 30.0
     ops: frozenset[str] = frozenset()
     cure: str = ""
+    problems: tuple[Problem, ...] = ()
 
     def is_quick(self, software: bool) -> bool:
         """Whether it is part of the first use of an adapter, by some model. software: the adapter computes on the
@@ -120,13 +124,16 @@ def probe(
     timeout_s: float = 30.0,
     ops: Collection[str] = (),
     cure: str = "",
+    problems: tuple[Problem, ...] = (),
 ) -> Callable[[Callable[[Trial], str]], Callable[[Trial], str]]:
     """Adds a row."""
 
     def add(check: Callable[[Trial], str]) -> Callable[[Trial], str]:
         if name in PROBES:
             raise ValueError(f"two probes are named {name!r}")
-        PROBES[name] = Probe(name, group, check, tuple(disables), fault, quick, timeout_s, frozenset(ops), cure)
+        PROBES[name] = Probe(
+            name, group, check, tuple(disables), fault, quick, timeout_s, frozenset(ops), cure, problems
+        )
         return check
 
     return add
@@ -302,18 +309,13 @@ def reference(
     version: int,
     inputs: Sequence[Array | None],
     outputs: int = 1,
-    constants: Mapping[int, Array] | None = None,
     **attributes: Any,
 ) -> list[Array]:
     """The same node by ONNX's reference implementation (numpy), float32 and float16 inputs as float64."""
     import onnx
     from onnx.reference import ReferenceEvaluator
 
-    both = [
-        np.asarray((constants or {}).get(i, a)) if a is not None or i in (constants or {}) else None
-        for i, a in enumerate(inputs)
-    ]
-    wide = [a.astype(np.float64) if a is not None and a.dtype.kind == "f" else a for a in both]
+    wide = [a.astype(np.float64) if a is not None and a.dtype.kind == "f" else a for a in inputs]
     names = [f"x{i}" if a is not None else "" for i, a in enumerate(wide)]
     node = onnx.helper.make_node(op, names, [f"y{i}" for i in range(outputs)], **attributes)
     feeds = {n: a for n, a in zip(names, wide, strict=True) if a is not None}
@@ -357,24 +359,45 @@ def slower(times: Mapping[str, float], factor: float) -> None:
 Status = Literal["PASS", "FAIL", "CRASH", "TIMEOUT", "UNSUPPORTED", "NOT_RUN"]
 
 
-def compare(
-    trial: Trial,
-    op: str,
-    version: int,
-    inputs: Sequence[Array | None],
-    constants: Mapping[int, Array] | None = None,
-    outputs: int = 1,
-    tolerance: float = 2e-5,
-    **attributes: Any,
+def solve(trial: Trial, problem: Problem, values: Sequence[Array | None] = (), back: bool = False) -> None:
+    """A problem on the adapter, against the reference. values: of its inputs; drawn where there are none. back: also what
+    the model holds, as the device gives it back after a run. Raises WrongResultError, naming op, shapes and attributes;
+    Unsupported where the adapter lacks an element type.
+    """
+    values = values or problem.draw(trial.rng)
+    graph, feeds = problem.graph(values)
+    try:
+        results = trial.graph(graph, feeds)
+    except UnsupportedNodeError as error:
+        if error.code != Code.DTYPE:
+            raise
+        raise Unsupported(error.reason) from error
+    expected = reference(problem.op, problem.version, values, problem.outputs, **problem.attributes)
+    for k, (got, want) in enumerate(zip(results, map(problem.stored, expected), strict=True)):
+        exact = want.astype(got.dtype) if got.dtype.kind in "biu" else want
+        agree(f"{problem} output {k}", got, exact, problem.tolerance)
+    for name, value in zip(problem.names, values, strict=True) if back else ():
+        if value is not None and graph.values[name].is_constant:
+            agree(f"{problem}: {name} given back", trial.weight(graph, feeds, name), value, 0.0)
+
+
+def pairs_of(problems: Iterable[Problem]) -> list[tuple[Problem, str]]:
+    """Each problem with each of its forms; with an empty one where it has none."""
+    return [(problem, form) for problem in problems for form in problem.forms or ("",)]
+
+
+def solves(
+    name: str, *problems: Problem, of: int = 1, turn: int = 0, back: bool = False, about: str = "", **row: Any
 ) -> None:
-    """One node on the adapter against the reference. Raises WrongResultError, naming op, shapes and attributes."""
-    got = trial.node(op, version, inputs, constants, outputs, **attributes)
-    want = reference(op, version, inputs, outputs, constants, **attributes)
-    shapes = " ".join(str(list(a.shape)) for a in inputs if a is not None)
-    for k, (g, w) in enumerate(zip(got, want, strict=True)):
-        agree(
-            f"{op} {shapes} {attributes or ''} output {k}",
-            g,
-            w.astype(g.dtype) if g.dtype.kind in "biu" else w,
-            tolerance,
-        )
+    """Adds the probe of problems, each in each of its forms; on a software adapter of one in `of`. row: as of `probe`."""
+    pairs = pairs_of(problems)
+    said = f"{len(pairs)} problem{'s' if len(pairs) > 1 else ''} of {', '.join(sorted({p.op for p in problems}))}"
+
+    def check(trial: Trial) -> str:
+        for ((problem, form),) in trial.repeated(pairs, of=of, turn=turn):
+            with forced(form):
+                solve(trial, problem, back=back)
+        return said
+
+    check.__doc__ = about or f"{said}."
+    probe(name, "kernels", problems=problems, **row)(check)

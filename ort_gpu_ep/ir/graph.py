@@ -25,7 +25,7 @@ MIN_COUNTED, MIN_COUNTED_FILTERS = 1 << 16, 1 << 12
 """Elements of a matrix whose zeros are counted: a smaller one is read in the time of a dispatch, whatever it holds.
 Filters are read once for each pixel.
 """
-LARGEST_HALF = 65504.0
+LARGEST_HALF = float(np.finfo(np.float16).max)
 """The largest number of float16."""
 COUNTED_SAMPLE = 4096
 """A matrix with fewer than half zeros among so many of its elements has no count of its own."""

@@ -1,7 +1,7 @@
 """Records of kernels: facts about each shader file besides its WGSL, written in `ops/` beside the op that uses it.
 
 From it come what the kernel is predicted to take (profile.py), whether a driver would cut its loops short (claim.py),
-the doctor's probe of it (health/probes/cases.py), and what undoes it. The functions of a record are plain arithmetic
+the doctor's probe of it (health/probes/problems.py), and what undoes it. The functions of a record are plain arithmetic
 over constants and sizes. `completed` fills in what a row's builder leaves open: also which temporaries are made once,
 of constants, and how a weight is restored from them.
 """
@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ort_gpu_ep.errors import Code, InternalError, UnsupportedNodeError
-from ort_gpu_ep.ir.graph import Attribute
 from ort_gpu_ep.ir.symbolic import hint, hints, is_symbolic
-from ort_gpu_ep.ir.types import Shape, TensorType
+from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.halves import halved
+from ort_gpu_ep.kernels.problems import Problem
 from ort_gpu_ep.kernels.registry import Bindings, BoundNode, Const, Kernel, Lowering, OpSpec, View, kernel
 
 FAMILIES: Mapping[str, str] = {
@@ -117,56 +117,6 @@ def restored_by(
 
 
 @dataclass(frozen=True, slots=True)
-class Random:
-    """An input of a probe case that is drawn anew each time: standard-normal, or uniform integers, low <= i < high."""
-
-    shape: Shape
-    dtype: str = "float32"
-    low: int | None = None
-    high: int = 0
-
-
-def normal(*shape: int) -> Random:
-    return Random(shape)
-
-
-def integers(low: int, high: int, *shape: int, dtype: str = "int64") -> Random:
-    return Random(shape, dtype, low, high)
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """An input of a probe case that the host knows before the run. values: a number, or lists of them."""
-
-    values: Any
-    dtype: str = "int64"
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One node that a probe runs on the adapter and by ONNX's reference implementation. tolerance: of the largest
-    value."""
-
-    op: str
-    version: int
-    inputs: tuple[Random | Known | None, ...]
-    outputs: int
-    tolerance: float
-    attributes: tuple[tuple[str, Attribute], ...]
-
-
-def case(
-    op: str,
-    version: int,
-    *inputs: Random | Known | None,
-    outputs: int = 1,
-    tolerance: float = 2e-5,
-    **attributes: Attribute,
-) -> Case:
-    return Case(op, version, inputs, outputs, tolerance, tuple(attributes.items()))
-
-
-@dataclass(frozen=True, slots=True)
 class Record:
     """What a shader file is like.
 
@@ -175,7 +125,7 @@ class Record:
     bound tensor once. steps: parts of the work that wait for each other, None for one. data_indices: it reads or writes
     at places that the content of a tensor decides on, and its text does not clamp them: such a kernel keeps its bounds
     checks. pairs: its text also serves 64-bit integers that are pairs of words (Kernel.pairs); others it only may
-    store, after fused steps. cases: nodes that show whether the kernel is right; none where a probe in health/probes/
+    store, after fused steps. problems: nodes that show whether the kernel is right; none where a probe in health/probes/
     is written for it. inverse: of a kernel that brings weights into another order.
     """
 
@@ -185,7 +135,7 @@ class Record:
     flops: Count | None = None
     nbytes: Count | None = None
     steps: Count | None = None
-    cases: tuple[Case, ...] = ()
+    problems: tuple[Problem, ...] = ()
     data_indices: bool = False
     pairs: bool = False
     inverse: Inverse | None = None
@@ -203,7 +153,7 @@ def record(
     flops: Count | None = None,
     nbytes: Count | None = None,
     steps: Count | None = None,
-    cases: Sequence[Case] = (),
+    problems: Sequence[Problem] = (),
     data_indices: bool = False,
     pairs: bool = False,
     inverse: Inverse | None = None,
@@ -219,7 +169,7 @@ def record(
             )
         )
     RECORDS[shader] = Record(
-        shader, family, loop_bound, flops, nbytes, steps, tuple(cases), data_indices, pairs, inverse
+        shader, family, loop_bound, flops, nbytes, steps, tuple(problems), data_indices, pairs, inverse
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -41,7 +42,7 @@ MAX_GUARDS = 8
 
 _INTEGERS = (INT32, INT64, BOOL)
 
-_EXACT = 1 << 53
+_EXACT = 1 << sys.float_info.mant_dig
 """Up to here float64 holds every integer."""
 
 Result: TypeAlias = tuple[Array, DType]

@@ -15,6 +15,7 @@ from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import BOOL, FLOAT32, FLOATS, DType, Shape, TensorType, names
 from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.forms import Form, lower
+from ort_gpu_ep.kernels.problems import normal, problem
 from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
 from ort_gpu_ep.kernels.registry import (
     BoundNode,
@@ -52,6 +53,11 @@ record(
     "attention.wgsl",
     "product",
     loop_bound=_loop_bound,
+    problems=[
+        problem("Attention", 23, normal(2, 3, 37, 8), normal(2, 3, 70, 8), normal(2, 3, 70, 12)),
+        problem("Attention", 23, normal(1, 4, 1, 64), normal(1, 2, 500, 64), normal(1, 2, 500, 64), normal(1, 500)),
+        problem("Attention", 23, *[normal(1, 300, 64)] * 3, q_num_heads=2, kv_num_heads=2, is_causal=1),
+    ],
     flops=lambda k: 8 * k["BATCH"] * k["HEADS"] * k["SQ"] * k["SK"] * k["PARTS"] * (k["DQ"] + k["DV"]),
 )
 

@@ -13,6 +13,7 @@ from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.cost_parameters import within_registers
 from ort_gpu_ep.kernels.forms import Form, lower
+from ort_gpu_ep.kernels.problems import Problem, normal, problem
 from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import DEFAULT_TARGET, Choice, Target
@@ -58,11 +59,67 @@ TILES = (Tile(64, 64, 16), Tile(32, 64, 16), Tile(64, 32, 16), Tile(32, 32, 16),
 
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
+
+def form_of(tile: Tile, split: int) -> str:
+    """The name of a form: K in so many parts."""
+    return f"gemm {tile.m}x{tile.n}x{tile.k}*{split}"
+
+
+def problems_of(tile: Tile) -> list[Problem]:
+    """Around the tile's edges: each orientation, K whole and cut, a window that is read in place, a batch."""
+    cut = _gemm_problem(2 * tile.m + 3, 9 * tile.k - 1, 5, True, True, form_of(tile, 2))
+    whole = form_of(tile, 1)
+    return [
+        cut,
+        _gemm_problem(tile.m, 4 * tile.k, tile.n, False, False, whole),
+        _gemm_problem(tile.m + 1, 4 * tile.k + 1, tile.n - 1, True, False, whole),
+        _gemm_problem(tile.m - 1, 37 * tile.k + 3, tile.n + 1, False, True, whole),
+        problem(
+            "Conv",
+            11,
+            normal(1, 3, 9, 11),
+            normal(tile.m + 1, 3, 3, 3),
+            forms=(whole,),
+            pads=(1, 1, 1, 1),
+            strides=(2, 1),
+        ),
+        problem("MatMul", 13, normal(2, 67, 131), normal(2, 131, 71), forms=(whole, form_of(tile, 3))),
+    ]
+
+
+def _gemm_problem(m: int, k: int, n: int, turned_a: bool, turned_b: bool, *forms: str) -> Problem:
+    a, b = normal(*((k, m) if turned_a else (m, k))), normal(*((n, k) if turned_b else (k, n)))
+    return problem(
+        "Gemm",
+        13,
+        a,
+        b,
+        normal(n),
+        tolerance=1e-5,
+        forms=forms,
+        alpha=0.5,
+        beta=2.0,
+        transA=int(turned_a),
+        transB=int(turned_b),
+    )
+
+
+WINDOWS = (
+    problem("Conv", 11, normal(2, 3, 7, 9), normal(15, 3, 3, 3), normal(15), pads=(1, 1, 1, 1)),
+    problem("Conv", 11, normal(2, 17, 7, 9), normal(64, 17, 3, 3), normal(64), pads=(1, 1, 1, 1)),
+    problem("Conv", 11, normal(2, 9, 7, 9), normal(65, 9, 3, 3), normal(65), pads=(1, 1, 1, 1)),
+    problem("Conv", 11, normal(1, 33, 5, 13), normal(31, 33, 1, 1)),
+    problem("Conv", 11, normal(1, 5, 31), normal(9, 5, 3), dilations=(2,), strides=(3,)),
+    problem("Conv", 11, normal(1, 2, 5, 6, 7), normal(8, 2, 2, 3, 2)),
+)
+"""Convolutions as products: pointwise, padded, strided, dilated, of one and three dimensions, channels around tiles."""
+
 record(
     "gemm.wgsl",
     "product",
     loop_bound=lambda k: k["STEPS"] * (1 + k["TK"] // 4) + 16,
     flops=lambda k: 2 * k["BATCH"] * k["M"] * k["N"] * k["K"],
+    problems=[*WINDOWS, *(p for tile in TILES for p in problems_of(tile))],
 )
 
 
@@ -112,9 +169,7 @@ def forms(product: Product, target: int | str = 0) -> dict[str, Form]:
         by_vector = matvec.kernels(_by_vector(product))
         return {name: Form(ns, partial(_lowered, product, make, target)) for name, (ns, make) in by_vector.items()}
     return {
-        f"gemm {tile.m}x{tile.n}x{tile.k}*{split}": Form(
-            ns, partial(_lowered, product, partial(_gemm, product, tile, split), target)
-        )
+        form_of(tile, split): Form(ns, partial(_lowered, product, partial(_gemm, product, tile, split), target))
         for tile, split, ns in _tiled(product)
     }
 

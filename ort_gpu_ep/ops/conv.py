@@ -9,7 +9,8 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, TensorType
 from ort_gpu_ep.kernels.forms import Forms, lower, taken
-from ort_gpu_ep.kernels.records import KernelCall, case, normal, record
+from ort_gpu_ep.kernels.problems import normal, problem
+from ort_gpu_ep.kernels.records import KernelCall, record
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Kernel, Lowering, Strided, at_hand, kernel, op
 from ort_gpu_ep.ops import contraction, conv_last, sparse_products
 from ort_gpu_ep.ops.contraction import Matrix, Product
@@ -53,10 +54,10 @@ record(
     "direct",
     loop_bound=lambda k: k.nested("CHANNELS", "WINDOW_Z", "WINDOW_Y", "WINDOW_X") + k["OUTPUTS"],
     flops=lambda k: 2 * k.size("y") * k["CHANNELS"] * k["WINDOW_Z"] * k["WINDOW_Y"] * k["WINDOW_X"],
-    cases=[
-        case("Conv", 11, normal(2, 13, 7, 5), normal(13, 1, 3, 3), normal(13), group=13, pads=(1, 1, 1, 1)),
-        case("Conv", 11, normal(1, 6, 17, 19), normal(6, 2, 3, 3), group=3, strides=(1, 1)),
-        case("Conv", 11, normal(1, 4, 129), normal(4, 1, 5), group=4, strides=(2,)),
+    problems=[
+        problem("Conv", 11, normal(2, 13, 7, 5), normal(13, 1, 3, 3), normal(13), group=13, pads=(1, 1, 1, 1)),
+        problem("Conv", 11, normal(1, 6, 17, 19), normal(6, 2, 3, 3), group=3, strides=(1, 1)),
+        problem("Conv", 11, normal(1, 4, 129), normal(4, 1, 5), group=4, strides=(2,)),
     ],
 )
 record(
@@ -64,9 +65,9 @@ record(
     "direct",
     loop_bound=_transposed_loops,
     flops=_transposed_flops,
-    cases=[
-        case("ConvTranspose", 11, normal(1, 3, 5, 7), normal(3, 4, 3, 3), normal(4), strides=(2, 2)),
-        case("ConvTranspose", 11, normal(1, 17, 5, 4), normal(17, 3, 2, 2), strides=(2, 2)),
+    problems=[
+        problem("ConvTranspose", 11, normal(1, 3, 5, 7), normal(3, 4, 3, 3), normal(4), strides=(2, 2)),
+        problem("ConvTranspose", 11, normal(1, 17, 5, 4), normal(17, 3, 2, 2), strides=(2, 2)),
     ],
 )
 

@@ -5,12 +5,15 @@ where the layout pass says so.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT32, Shape, TensorType
 from ort_gpu_ep.kernels.forms import Form, Forms, best_ns, lower
+from ort_gpu_ep.kernels.problems import Problem, Random, normal, problem
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, kernel
 from ort_gpu_ep.kernels.target import Choice
@@ -23,20 +26,56 @@ MAX_PLANES = 4
 DEPTHWISE_WORKGROUP_SIZE = 128
 
 GROUPED_WORKGROUP_SIZE = 128
-GROUPED_FORMS = tuple((pixels, slices) for pixels in (1, 2, 4) for slices in (1, 2, 4, 8))
+GROUPED_FORMS = {
+    f"{pixels} pixels, {slices} slices": (pixels, slices) for pixels in (1, 2, 4) for slices in (1, 2, 4, 8)
+}
 """grouped_last.wgsl: invocations of a workgroup; pixels of a lane, and lanes that share their sums."""
+
+
+def problem_of(
+    x: Shape, w: Shape, op: str = "Conv", *, constant: bool = False, forms: Sequence[str] = (), **attributes: Any
+) -> Problem:
+    """With a bias. x: [N, C, H, W]. constant: the model has the weights and the bias."""
+    planes = op == "Conv" and attributes.get("group", 1) == 1 and w[1] <= MAX_PLANES
+    return problem(
+        op,
+        11,
+        normal(*x),
+        Random(w, constant=constant),
+        Random(w[1:2] if op == "ConvTranspose" else w[:1], constant=constant),
+        forms=forms,
+        last=() if planes else (0,),
+        **attributes,
+    )
+
 
 record(
     "grouped_last.wgsl",
     "direct",
     loop_bound=lambda k: ceil_div(k["WINDOW_Y"] * k["WINDOW_X"] * k["C4"], k["SLICES"]),
     flops=lambda k: 32 * k["LINES"] * k["OUT_WIDTH"] * k["M4"] * k["C4"] * k["WINDOW_Y"] * k["WINDOW_X"],
+    problems=[
+        problem_of((1, 64, 5, 7), (32, 32, 3, 3), forms=[*GROUPED_FORMS], group=2, pads=(1, 1, 1, 1)),
+        problem_of(
+            (2, 96, 9, 11),
+            (36, 32, 1, 2),
+            forms=[name for name, (_, slices) in GROUPED_FORMS.items() if slices < 8],  # its window has 16 steps
+            group=3,
+            strides=(2, 2),
+            dilations=(1, 3),
+        ),
+    ],
 )
 record(
     "depthwise_last.wgsl",
     "direct",
     loop_bound=lambda k: k.nested("WINDOW_Y", "WINDOW_X"),
     flops=lambda k: 2 * k["ROWS"] * k["C4"] * 4 * k["WINDOW_Y"] * k["WINDOW_X"],
+    problems=[
+        problem_of((2, 12, 9, 7), (12, 1, 3, 3), group=12, pads=(1, 1, 1, 1), strides=(2, 2)),
+        problem_of((1, 36, 11, 10), (36, 1, 7, 7), group=36, pads=(3, 3, 3, 3)),
+        problem_of((1, 8, 13, 9), (8, 1, 3, 2), group=8, dilations=(2, 3)),
+    ],
 )
 
 
@@ -213,13 +252,13 @@ def _grouped_forms(node: BoundNode, window: Window) -> dict[str, Form]:
     steps, fours = ceil_div(math.prod(w.shape[1:]), 4), w.shape[0] // 4
     lines, width = hint(node.input(0).shape[0]) * hint(window.small[0]), hint(window.small[1])
     forms = dict[str, Form]()
-    for pixels, slices in GROUPED_FORMS if node.target.limits.allow("grouped_last.wgsl") else ():
+    for name, (pixels, slices) in GROUPED_FORMS.items() if node.target.limits.allow("grouped_last.wgsl") else ():
         if slices > max(1, steps // 4) or _parts_nbytes(pixels, slices) > node.target.limits.max_workgroup_nbytes:
             continue
         loads = lines * ceil_div(width, pixels) * fours * steps * (4 + pixels)
         rounds = ceil_div(ceil_div(steps, slices), _ahead(pixels))
         ns = by.grouped_launch_ns + max(by.grouped_round_ns * rounds, by.grouped_load_ns * loads / by.units)
-        forms[f"{pixels} pixels, {slices} slices"] = Form(float(ns), partial(_grouped, node, window, pixels, slices))
+        forms[name] = Form(float(ns), partial(_grouped, node, window, pixels, slices))
     return forms
 
 

@@ -6,7 +6,8 @@ from math import prod
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.types import FLOATS, TensorType
-from ort_gpu_ep.kernels.records import Known, case, normal, record
+from ort_gpu_ep.kernels.problems import Known, normal, problem
+from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel, op
 from ort_gpu_ep.ops.axes import vector_of
 from ort_gpu_ep.ops.window import Window, conv_window
@@ -19,8 +20,8 @@ record(
     "gather",
     loop_bound=lambda k: k.nested("CHANNELS", "WINDOW_Y", "WINDOW_X"),
     flops=lambda k: 12 * k.size("y") * k["CHANNELS"] * k["WINDOW_Y"] * k["WINDOW_X"],
-    cases=[
-        case(
+    problems=[
+        problem(
             "DeformConv",
             19,
             normal(1, 4, 5, 7),
@@ -39,7 +40,7 @@ record(
     "direct",
     loop_bound=lambda k: k.nested("WINDOW_Z", "WINDOW_Y", "WINDOW_X"),
     flops=lambda k: k.size("y") * k["WINDOW_Z"] * k["WINDOW_Y"] * k["WINDOW_X"],
-    cases=[case("Col2Im", 18, normal(2, 12, 36), Known([7, 8]), Known([2, 3]), strides=(1, 1))],
+    problems=[problem("Col2Im", 18, normal(2, 12, 36), Known([7, 8]), Known([2, 3]), strides=(1, 1))],
 )
 
 

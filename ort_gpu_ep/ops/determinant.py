@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.types import FLOAT64, FLOATS, TensorType, summed
-from ort_gpu_ep.kernels.records import case, normal, record
+from ort_gpu_ep.kernels.problems import normal, problem
+from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, kernel, op
 
 record(
@@ -12,7 +13,7 @@ record(
     "direct",
     loop_bound=lambda k: k["M"] * (k["M"] + 2) * (k["M"] + 2),
     flops=lambda k: k.size("y") * k["M"] * k["M"] * k["M"],
-    cases=[case("Det", 22, normal(5, 7, 7), tolerance=1e-4)],
+    problems=[problem("Det", 22, normal(5, 7, 7), tolerance=1e-4)],
 )
 
 

@@ -13,7 +13,8 @@ from string import ascii_letters
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOAT64, Shape, TensorType
-from ort_gpu_ep.kernels.records import case, normal, record
+from ort_gpu_ep.kernels.problems import normal, problem
+from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, View, kernel, op
 from ort_gpu_ep.ops.composed import Composed, Part
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
@@ -28,9 +29,9 @@ record(
     "direct",
     loop_bound=lambda k: k["K"] // 4 + 3,
     flops=lambda k: 2 * k.size("y") * k["K"],
-    cases=[
-        case("Einsum", 12, normal(5, 5, 7), equation="iij->j"),
-        case("Einsum", 12, normal(5, 5, 7), normal(13, 11), equation="iij,kl->kj"),
+    problems=[
+        problem("Einsum", 12, normal(5, 5, 7), equation="iij->j"),
+        problem("Einsum", 12, normal(5, 5, 7), normal(13, 11), equation="iij,kl->kj"),
     ],
 )
 

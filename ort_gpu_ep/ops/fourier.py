@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INTS, TensorType
-from ort_gpu_ep.kernels.records import Known, case, ceil_div, normal, record
+from ort_gpu_ep.kernels.problems import Known, normal, problem
+from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel, op, result_dtype
 from ort_gpu_ep.ops.axes import around, axis_of, number_of, replaced
 from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
@@ -19,18 +20,18 @@ MAX_LENGTH = (1 << 27) - 1
 WINDOWS = {"HannWindow": (0.5, 0.5, 0.0), "HammingWindow": (25 / 46, 21 / 46, 0.0), "BlackmanWindow": (0.42, 0.5, 0.08)}
 """Factors of 1, -cos(2 pi t), cos(4 pi t)."""
 
-record("dft_twiddles.wgsl", "elementwise", cases=[case("DFT", 20, normal(2, 31, 2))])
+record("dft_twiddles.wgsl", "elementwise", problems=[problem("DFT", 20, normal(2, 31, 2))])
 record("window.wgsl", "elementwise")
 record(
     "dft.wgsl",
     "direct",
     loop_bound=lambda k: k["N"] + ceil_div(k["N"], 32),
     flops=lambda k: 4 * k.size("y") * k["N"],
-    cases=[
-        case("DFT", 20, normal(2, 67, 3, 2), None, Known(1)),
-        case("DFT", 20, normal(3, 129, 1), onesided=1),
-        case("DFT", 20, normal(3, 64, 2), Known(81), inverse=1),
-        case("DFT", 17, normal(3, 33, 2), inverse=1, onesided=1),
+    problems=[
+        problem("DFT", 20, normal(2, 67, 3, 2), None, Known(1)),
+        problem("DFT", 20, normal(3, 129, 1), onesided=1),
+        problem("DFT", 20, normal(3, 64, 2), Known(81), inverse=1),
+        problem("DFT", 17, normal(3, 33, 2), inverse=1, onesided=1),
     ],
 )
 
@@ -41,9 +42,9 @@ MAX_FRAME = 1 << 16
 record(
     "dft_matrix.wgsl",
     "elementwise",
-    cases=[
-        case("STFT", 17, normal(2, 67, 1), Known(5), normal(24), tolerance=1e-4),
-        case("STFT", 17, normal(2, 67, 2), Known(5), None, Known(24), onesided=0, tolerance=1e-4),
+    problems=[
+        problem("STFT", 17, normal(2, 67, 1), Known(5), normal(24), tolerance=1e-4),
+        problem("STFT", 17, normal(2, 67, 2), Known(5), None, Known(24), onesided=0, tolerance=1e-4),
     ],
 )
 

@@ -7,7 +7,8 @@ from math import prod
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.types import BOOL, FLOAT16, FLOAT32, FLOATS, INT8, INT32, INT64, UINT8, UINT32, UINT64, TensorType
-from ort_gpu_ep.kernels.records import Known, case, normal, record
+from ort_gpu_ep.kernels.problems import Known, normal, problem
+from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel, op
 from ort_gpu_ep.ops.axes import vector_of
 
@@ -27,9 +28,9 @@ record(
     loop_bound=lambda k: k.nested("TAPS0", "TAPS1", "TAPS2"),
     flops=lambda k: 2 * k.size("y") * k["TAPS0"] * k["TAPS1"] * k["TAPS2"],
     nbytes=lambda k: k.nbytes("grid") + 2 * k.nbytes("y"),
-    cases=[
-        case("GridSample", 20, normal(2, 3, 5, 7), normal(2, 9, 11, 2), mode="linear"),
-        case(
+    problems=[
+        problem("GridSample", 20, normal(2, 3, 5, 7), normal(2, 9, 11, 2), mode="linear"),
+        problem(
             "GridSample",
             20,
             normal(2, 3, 5, 7),
@@ -38,7 +39,7 @@ record(
             padding_mode="border",
             align_corners=1,
         ),
-        case(
+        problem(
             "GridSample",
             20,
             normal(1, 2, 5, 7),
@@ -47,7 +48,7 @@ record(
             padding_mode="reflection",
             tolerance=1e-4,
         ),
-        case("GridSample", 20, normal(1, 2, 3, 5, 4), normal(1, 3, 5, 2, 3), mode="linear", align_corners=1),
+        problem("GridSample", 20, normal(1, 2, 3, 5, 4), normal(1, 3, 5, 2, 3), mode="linear", align_corners=1),
     ],
 )
 
@@ -102,7 +103,7 @@ def _consts(node: BoundNode, kind: int, padding: int) -> dict[str, Const]:
 record(
     "affine_grid.wgsl",
     "elementwise",
-    cases=[case("AffineGrid", 20, normal(2, 2, 3), Known([2, 3, 5, 7]), align_corners=align) for align in (0, 1)],
+    problems=[problem("AffineGrid", 20, normal(2, 2, 3), Known([2, 3, 5, 7]), align_corners=align) for align in (0, 1)],
 )
 
 

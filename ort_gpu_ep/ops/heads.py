@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import same
 from ort_gpu_ep.ir.types import BOOL, FLOAT32, FLOATS, DType, Shape, TensorType
-from ort_gpu_ep.kernels.records import case, integers, normal, record
+from ort_gpu_ep.kernels.problems import integers, normal, problem
+from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import (
     BoundNode,
     Const,
@@ -26,8 +27,8 @@ _QUERIES, _KEYS = normal(2, 4, 5, 8), normal(2, 2, 7, 8)
 record(
     "assemble_heads.wgsl",
     "movement",
-    cases=[
-        case(
+    problems=[
+        problem(
             "Attention",
             23,
             _QUERIES,
@@ -38,22 +39,22 @@ record(
             normal(2, 2, 9, 12),
             outputs=3,
         ),
-        case("Attention", 23, normal(1, 3, 5, 6), normal(1, 3, 7, 6), normal(1, 3, 7, 10)),
+        problem("Attention", 23, normal(1, 3, 5, 6), normal(1, 3, 7, 6), normal(1, 3, 7, 10)),
     ],
 )
 record(
     "attention_mask.wgsl",
     "elementwise",
     pairs=True,
-    cases=[case("Attention", 24, _QUERIES, _KEYS, _KEYS, None, None, None, integers(5, 8, 2), is_causal=1)],
+    problems=[problem("Attention", 24, _QUERIES, _KEYS, _KEYS, None, None, None, integers(5, 8, 2), is_causal=1)],
 )
 record(
     "attention_scores.wgsl",
     "direct",
     loop_bound=lambda k: k["WIDTH"],
     flops=lambda k: 2 * k.size("y") * k["WIDTH"],
-    cases=[
-        case(
+    problems=[
+        problem(
             "Attention",
             23,
             _QUERIES,

@@ -14,7 +14,8 @@ import numpy as np
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import counts_of, is_symbolic
 from ort_gpu_ep.ir.types import ANY, BOOL, FLOAT32, FLOAT64, INT32, INT64, INTS, UINT32, DType, Shape, TensorType
-from ort_gpu_ep.kernels.records import Known, case, integers, normal, record
+from ort_gpu_ep.kernels.problems import Known, integers, normal, problem
+from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Operand, Strided, kernel, op, result_dtype
 from ort_gpu_ep.ops.axes import around, axis_of, number_of, replaced, strides_of
 
@@ -26,20 +27,23 @@ record(
     "gather",
     loop_bound=lambda k: k["TUPLE"],
     nbytes=lambda k: k.nbytes("indices") + 2 * k.nbytes("y"),
-    cases=[
-        case("Gather", 13, normal(13, 7, 5), integers(-7, 7, 3, 2), axis=1),
-        case("GatherElements", 13, normal(13, 7, 5), integers(0, 13, 4, 7, 5, dtype="int32"), axis=0),
-        case("GatherND", 13, normal(13, 7, 5), integers(0, 7, 6, 2)),
+    problems=[
+        problem("Gather", 13, normal(13, 7, 5), integers(-7, 7, 3, 2), axis=1),
+        problem("GatherElements", 13, normal(13, 7, 5), integers(0, 13, 4, 7, 5, dtype="int32"), axis=0),
+        problem("GatherND", 13, normal(13, 7, 5), integers(0, 7, 6, 2)),
     ],
 )
 record(
-    "one_hot.wgsl", "gather", data_indices=True, cases=[case("OneHot", 11, integers(0, 11, 7, 3), Known(11), normal(2))]
+    "one_hot.wgsl",
+    "gather",
+    data_indices=True,
+    problems=[problem("OneHot", 11, integers(0, 11, 7, 3), Known(11), normal(2))],
 )
-record("eye_like.wgsl", "movement", cases=[case("EyeLike", 9, integers(0, 9, 13, 17, dtype="int32"), k=2)])
+record("eye_like.wgsl", "movement", problems=[problem("EyeLike", 9, integers(0, 9, 13, 17, dtype="int32"), k=2)])
 record(
     "reverse_sequence.wgsl",
     "gather",
-    cases=[case("ReverseSequence", 10, normal(7, 5, 3), integers(1, 8, 5), time_axis=0, batch_axis=1)],
+    problems=[problem("ReverseSequence", 10, normal(7, 5, 3), integers(1, 8, 5), time_axis=0, batch_axis=1)],
 )
 
 

@@ -10,7 +10,8 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, INT32, UINT8, Shape, TensorType
 from ort_gpu_ep.kernels.cost_parameters import Figures
-from ort_gpu_ep.kernels.records import case, ceil_div, integers, record
+from ort_gpu_ep.kernels.problems import integers, problem
+from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import (
     BoundNode,
     ChannelsLast,
@@ -36,7 +37,7 @@ TILES = ((64, 64), (16, 64), (4, 128))
 STEPS = (64, 16)
 """Elements of a row in a step, where there are many and few."""
 
-record("requantize.wgsl", "elementwise", cases=[requantized.probe_case(19)])
+record("requantize.wgsl", "elementwise", problems=[requantized.probed(19)])
 record(
     "integer_product.wgsl",
     "product",
@@ -50,10 +51,16 @@ record(
             + sum(ceil_div(k[tile] // 4 * (k["STEP"] // 4), k.workgroup_size) for tile in ("TM", "TN"))
         )
     ),
-    cases=[
-        case("MatMulInteger", 10, *(integers(0, 256, *shape, dtype="uint8") for shape in ((17, 67), (67, 19), (), ()))),
-        case("MatMulInteger", 10, integers(0, 256, 3, 68, dtype="uint8"), integers(-128, 128, 68, 140, dtype="int8")),
-        case("MatMulInteger", 10, integers(-128, 128, 65, 64, dtype="int8"), integers(-128, 128, 64, 72, dtype="int8")),
+    problems=[
+        problem(
+            "MatMulInteger", 10, *(integers(0, 256, *shape, dtype="uint8") for shape in ((17, 67), (67, 19), (), ()))
+        ),
+        problem(
+            "MatMulInteger", 10, integers(0, 256, 3, 68, dtype="uint8"), integers(-128, 128, 68, 140, dtype="int8")
+        ),
+        problem(
+            "MatMulInteger", 10, integers(-128, 128, 65, 64, dtype="int8"), integers(-128, 128, 64, 72, dtype="int8")
+        ),
     ],
 )
 

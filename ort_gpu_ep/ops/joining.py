@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import at_most, counts_of, same
 from ort_gpu_ep.ir.types import ANY, FLOAT32, DType, TensorType
-from ort_gpu_ep.kernels.records import KernelCall, Known, case, integers, normal, record
+from ort_gpu_ep.kernels.problems import Known, integers, normal, problem
+from ort_gpu_ep.kernels.records import KernelCall, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, Strided, kernel, op, part_count
 from ort_gpu_ep.ops.axes import around, axis_of, ints_of, replaced, strides_of
 from ort_gpu_ep.ops.channels_last import along_axis
@@ -37,26 +38,26 @@ record(
     "concat.wgsl",
     "movement",
     nbytes=_moved("x"),
-    cases=[
-        case("Concat", 13, *(normal(n, 7) for n in range(3, 8)), axis=0),
-        case("Concat", 13, *(normal(7, n) for n in range(3, 8)), axis=1),
-        case("Concat", 13, *(normal(7, 4 * n) for n in range(3, 6)), axis=1),
+    problems=[
+        problem("Concat", 13, *(normal(n, 7) for n in range(3, 8)), axis=0),
+        problem("Concat", 13, *(normal(7, n) for n in range(3, 8)), axis=1),
+        problem("Concat", 13, *(normal(7, 4 * n) for n in range(3, 6)), axis=1),
     ],
 )
 record(
     "concat_packed.wgsl",
     "movement",
     nbytes=_moved(("x", "s", "z")),
-    cases=[case("Concat", 13, *(integers(0, 200, 7, n, dtype="uint8") for n in (3, 4, 6)), axis=1)],
+    problems=[problem("Concat", 13, *(integers(0, 200, 7, n, dtype="uint8") for n in (3, 4, 6)), axis=1)],
 )
 record(
     "split.wgsl",
     "movement",
     nbytes=_moved("y"),
-    cases=[
-        case("Split", 13, normal(7, 18), Known((3, 4, 5, 6)), outputs=4, axis=1),
-        case("Split", 13, normal(7, 24), Known((8, 16)), outputs=2, axis=1),
-        case("Split", 13, integers(0, 200, 7, 24, dtype="uint8"), Known((8, 16)), outputs=2, axis=1),
+    problems=[
+        problem("Split", 13, normal(7, 18), Known((3, 4, 5, 6)), outputs=4, axis=1),
+        problem("Split", 13, normal(7, 24), Known((8, 16)), outputs=2, axis=1),
+        problem("Split", 13, integers(0, 200, 7, 24, dtype="uint8"), Known((8, 16)), outputs=2, axis=1),
     ],
 )
 

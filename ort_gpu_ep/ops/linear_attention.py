@@ -7,7 +7,8 @@ from dataclasses import replace
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.types import FLOATS, TensorType
-from ort_gpu_ep.kernels.records import case, ceil_div, normal, record
+from ort_gpu_ep.kernels.problems import normal, problem
+from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel, op
 
 COLUMNS, PARTS = 16, 8
@@ -21,8 +22,8 @@ record(
     "direct",
     loop_bound=lambda k: k["TAPS"],
     flops=lambda k: 2 * k.size("y") * k["TAPS"],
-    cases=[
-        case(
+    problems=[
+        problem(
             "CausalConvWithState",
             27,
             normal(2, 5, 9),

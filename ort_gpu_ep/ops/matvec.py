@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
-from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.ir.types import Shape, TensorType
+from ort_gpu_ep.kernels.problems import Problem, normal, problem
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import Kernel, Strided, kernel
 from ort_gpu_ep.kernels.target import Target
@@ -30,23 +31,63 @@ ROWS = (8, 4, 2)
 LANES = 32
 """matvec_rows.wgsl: invocations of a workgroup for each of its outputs."""
 
+
+def _problems(shapes: Sequence[Shape], turned: Sequence[bool], forms: Sequence[str]) -> list[Problem]:
+    """Products of m x k x n, of which the second matrix is constant; turned: whether it is stored as its rows."""
+    return [
+        problem(
+            "Gemm",
+            13,
+            normal(m, k),
+            normal(*((n, k) if rows else (k, n))),
+            normal(n),
+            tolerance=1e-5,
+            forms=forms,
+            alpha=0.5,
+            beta=2.0,
+            transB=int(rows),
+        )
+        for m, k, n in shapes
+        for rows in turned
+    ]
+
+
 record(
     "matvec.wgsl",
     "matvec",
     loop_bound=lambda k: ceil_div(k["PART"] * k["SIDE"], k.workgroup_size) + k.workgroup_size,
     flops=lambda k: 2 * k["BATCH"] * k["COUNT"] * k["K"],
+    problems=_problems(
+        ((1, 2051, 1000), (1, 33, 7), (1001, 130, 1), (5, 4099, 1), (1, 5000, 3)), (False, True), ("any",)
+    ),
 )
 record(
     "matvec_rows.wgsl",
     "matvec",
     loop_bound=lambda k: ceil_div(k["K4"] * k["ROWS"], k.workgroup_size) + k["ROWS"] + 12,
     flops=lambda k: 8 * k["BATCH"] * k["COUNT"] * k["K4"],
+    problems=[
+        *_problems(
+            ((1, 4, 1), (1, 508, 9), (1, 2052, 1001), (1001, 132, 1), (1, 40_000, 3)),
+            (True,),
+            [f"rows {rows}" for rows in ROWS],
+        ),
+        problem("MatMul", 13, normal(3, 77, 516), normal(3, 516, 1), forms=[f"rows {rows}" for rows in ROWS]),
+    ],
 )
 record(
     "matvec_columns.wgsl",
     "matvec",
     loop_bound=lambda k: ceil_div(k["PART"] * k["SIDE"], k.workgroup_size) + k.workgroup_size,
     flops=lambda k: 8 * k["BATCH"] * k["COUNT4"] * k["K"],
+    problems=[
+        *_problems(
+            ((1, 1, 4), (1, 33, 8), (1, 2051, 1000), (1, 130, 1004), (1, 20_001, 36)),
+            (False,),
+            [f"columns {side}" for side in SIDES],
+        ),
+        problem("MatMul", 13, normal(3, 1, 260), normal(3, 260, 36), forms=[f"columns {side}" for side in SIDES]),
+    ],
 )
 
 

@@ -10,7 +10,8 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT32, FLOATS, Shape, TensorType
-from ort_gpu_ep.kernels.records import case, ceil_div, integers, normal, record
+from ort_gpu_ep.kernels.problems import integers, normal, problem
+from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import (
     BoundNode,
     Const,
@@ -33,17 +34,29 @@ VARIANCE, DEVIATION, L2, L1 = range(4)
 MVN_EPSILON = 1e-9
 """MeanVarianceNormalization adds it to the standard deviation. Source: function body in ONNX's schema."""
 
-record("normalize.wgsl", "reduction", loop_bound=lambda k: k.rows(3))
+record(
+    "normalize.wgsl",
+    "reduction",
+    loop_bound=lambda k: k.rows(3),
+    problems=[
+        problem("InstanceNormalization", 6, normal(2, 5, 7, 9), normal(5), normal(5), epsilon=1e-5),
+        *(
+            problem("LayerNormalization", 17, normal(rows, n), normal(n), normal(n))
+            for rows, n in ((3, 31), (7, 257), (300, 9), (2, 1025), (1, 40_001))
+        ),
+        problem("LpNormalization", 1, normal(6, 33), axis=1, p=2),
+    ],
+)
 ROWS, MOMENTS, JOINED = "normalize_rows.wgsl", "moments_of_pieces.wgsl", "normalize_pieces.wgsl"
 record(
     ROWS,
     "reduction_held",
     loop_bound=lambda k: 3 * (ceil_div(k["N4"] * k["PER_GROUP"], k.workgroup_size) + 64),
-    cases=[
-        case("LayerNormalization", 17, normal(*shape), normal(shape[-1]), normal(shape[-1]))
+    problems=[
+        problem("LayerNormalization", 17, normal(*shape), normal(shape[-1]), normal(shape[-1]))
         for shape in ((3, 4), (7, 132), (37, 1028), (5, 4100))
     ]
-    + [case("RMSNormalization", 23, normal(9, 260), normal(260))],
+    + [problem("RMSNormalization", 23, normal(9, 260), normal(260))],
 )
 record(MOMENTS, "reduction_held", loop_bound=lambda k: 64)
 record(JOINED, "reduction_held", loop_bound=lambda k: ceil_div(k["PIECE4"], k.workgroup_size) + 64)
@@ -54,8 +67,8 @@ record(
     loop_bound=lambda k: 2 * (2 * ceil_div(k["COUNT"], k.workgroup_size) + 16),
     flops=lambda k: 3 * k.size("x"),
     nbytes=lambda k: 2 * k.nbytes("x"),
-    cases=[
-        case(
+    problems=[
+        problem(
             "BatchNormalization",
             15,
             normal(3, 5, 7, 11),
@@ -71,8 +84,8 @@ record(
 record(
     "batch_norm.wgsl",
     "elementwise",
-    cases=[
-        case(
+    problems=[
+        problem(
             "BatchNormalization",
             15,
             normal(2, 13, 7, 5),

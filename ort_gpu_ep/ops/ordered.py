@@ -5,7 +5,8 @@ from __future__ import annotations
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import at_most, hint, is_symbolic, lesser
 from ort_gpu_ep.ir.types import ANY, BOOL, FLOAT64, INT64, NUMBERS, UINT32, UINT64, DType, TensorType
-from ort_gpu_ep.kernels.records import KernelCall, Known, case, ceil_div, integers, normal, record
+from ort_gpu_ep.kernels.problems import Known, integers, normal, problem
+from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.ops.axes import around, axis_of, number_of, replaced, vector_of
 from ort_gpu_ep.ops.indexing import tuple_consts
@@ -37,13 +38,13 @@ record(
     pairs=True,
     loop_bound=lambda k: ceil_div(k["N"], k.workgroup_size) * (1 + k.workgroup_size.bit_length()),
     steps=lambda k: max(ceil_div(k["N"], k.workgroup_size), 1),
-    cases=[
+    problems=[
         *(
-            case("CumSum", 14, normal(3, n), Known(1), reverse=reverse)
+            problem("CumSum", 14, normal(3, n), Known(1), reverse=reverse)
             for n in (1, 63, 257, 1030)
             for reverse in (0, 1)
         ),
-        case("CumProd", 26, integers(-9, 10, 3, 301, dtype="int32"), Known(1)),
+        problem("CumProd", 26, integers(-9, 10, 3, 301, dtype="int32"), Known(1)),
     ],
 )
 record("topk_keys.wgsl", "elementwise")

@@ -9,7 +9,8 @@ import numpy as np
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import same
 from ort_gpu_ep.ir.types import ANY, DType, TensorType
-from ort_gpu_ep.kernels.records import Known, case, normal, record
+from ort_gpu_ep.kernels.problems import Known, normal, problem
+from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Kernel, View, kernel, op
 from ort_gpu_ep.ops.axes import axes_of, ints_of, number_of
 from ort_gpu_ep.ops.channels_last import ints, permuted, stored
@@ -25,12 +26,12 @@ record(
     "movement",
     loop_bound=lambda k: k["RANK"],
     nbytes=lambda k: 2 * k.nbytes("y"),
-    cases=[
-        case("Pad", 13, normal(5, 7, 9), Known((1, 2, 0, 0, 3, 1)), mode=mode)
+    problems=[
+        problem("Pad", 13, normal(5, 7, 9), Known((1, 2, 0, 0, 3, 1)), mode=mode)
         for mode in ("constant", "reflect", "edge")
     ],
 )
-record("trilu.wgsl", "movement", cases=[case("Trilu", 14, normal(3, 9, 11), upper=0)])
+record("trilu.wgsl", "movement", problems=[problem("Trilu", 14, normal(3, 9, 11), upper=0)])
 
 
 def _pad_layout(node: BoundNode) -> ChannelsLast | None:

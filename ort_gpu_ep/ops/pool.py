@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import same
 from ort_gpu_ep.ir.types import FLOATS, INT8, INT64, UINT8, TensorType
-from ort_gpu_ep.kernels.records import case, ceil_div, normal, record
+from ort_gpu_ep.kernels.problems import integers, normal, problem
+from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Rounded, kernel, op
 from ort_gpu_ep.ops.channels_last import own
 
@@ -20,9 +21,9 @@ record(
     "pool",
     loop_bound=lambda k: k.nested("K0", "K1", "K2") * k["P"],
     flops=lambda k: 2 * k.size("y") * k["K0"] * k["K1"] * k["K2"] * k["P"],
-    cases=[
-        case("MaxPool", 12, normal(2, 3, 9, 11), kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1)),
-        case("AveragePool", 11, normal(2, 3, 9, 11), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
+    problems=[
+        problem("MaxPool", 12, normal(2, 3, 9, 11), kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1)),
+        problem("AveragePool", 11, normal(2, 3, 9, 11), kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
     ],
 )
 record(
@@ -30,12 +31,29 @@ record(
     "pool",
     loop_bound=lambda k: k.nested("K1", "K2"),
     flops=lambda k: 2 * k.size("y") * k["K1"] * k["K2"],
+    problems=[
+        problem("MaxPool", 12, normal(2, 12, 9, 11), last=(0,), kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1)),
+        problem("AveragePool", 11, normal(1, 36, 17, 8), last=(0,), kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+        problem(
+            "AveragePool",
+            11,
+            normal(1, 4, 7, 9),
+            last=(0,),
+            kernel_shape=(3, 3),
+            pads=(1, 1, 1, 1),
+            count_include_pad=1,
+        ),
+    ],
 )
 record(
     "pool_last_bytes.wgsl",
     "pool",
     loop_bound=lambda k: k.nested("K1", "K2"),
     flops=lambda k: 2 * k.size("y") * k["K1"] * k["K2"],
+    problems=[
+        problem("MaxPool", 12, bytes_, last=(0,), kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1))
+        for bytes_ in (integers(0, 255, 2, 12, 9, 11, dtype="uint8"), integers(-128, 127, 2, 12, 9, 11, dtype="int8"))
+    ],
 )
 record(
     "max_pool_indices.wgsl",
@@ -43,7 +61,7 @@ record(
     pairs=True,
     loop_bound=lambda k: k.nested("K0", "K1", "K2"),
     flops=lambda k: 2 * k.size("indices") * k["K0"] * k["K1"] * k["K2"],
-    cases=[case("MaxPool", 12, normal(1, 2, 7, 9), outputs=2, kernel_shape=(3, 2), strides=(2, 2))],
+    problems=[problem("MaxPool", 12, normal(1, 2, 7, 9), outputs=2, kernel_shape=(3, 2), strides=(2, 2))],
 )
 
 

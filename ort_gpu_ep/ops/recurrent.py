@@ -15,8 +15,20 @@ from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Stri
 from ort_gpu_ep.ops import recurrent_held
 from ort_gpu_ep.ops.composed import Composed, Part
 from ort_gpu_ep.ops.indexing import are_lengths
-from ort_gpu_ep.ops.recurrent_held import LANES, MAX_SLICES, held, product_of
-from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, RNN, ROUNDED, Cell, Sizes, output_types, sizes_of, strides_of
+from ort_gpu_ep.ops.recurrent_held import GENERAL, LANES, MAX_SLICES, held, product_of
+from ort_gpu_ep.ops.recurrent_layer import (
+    CELLS,
+    GRU,
+    LSTM,
+    RNN,
+    ROUNDED,
+    Cell,
+    Sizes,
+    output_types,
+    problem_of,
+    sizes_of,
+    strides_of,
+)
 from ort_gpu_ep.ops.recurrent_steps import STEPWISE, packing_index, stepwise
 
 BINDINGS = "x w r b? seq? h0? c? p? -> y yh yc"
@@ -57,6 +69,7 @@ record(
     loop_bound=_loop_bound,
     flops=lambda k: 2 * k["T"] * k["B"] * k["DIRECTIONS"] * k["GATES"] * k["H"] * k["H"],
     steps=lambda k: k["T"],
+    problems=[problem_of(op_type, hidden, GENERAL) for op_type in CELLS for hidden in (33, 130, 1)],
 )
 record("recurrent_weights.wgsl", "movement")
 

@@ -24,6 +24,7 @@ from ort_gpu_ep.ops.recurrent_layer import (
     Sizes,
     check_given,
     output_types,
+    problem_of,
     sizes_of,
     strides_of,
 )
@@ -62,6 +63,11 @@ record(
         * ((2 * k["LAYERS"] - 1) * k["H"] + (0 if k["PRE"] else k["I"]))
     ),
     steps=lambda k: k["T"],
+    problems=[
+        problem_of(op_type, hidden, WHOLE, PRODUCT, **attributes)
+        for op_type, attributes in (("LSTM", {}), ("GRU", {"linear_before_reset": 1}))
+        for hidden in (1, 8, 33)
+    ],
 )
 record(PACKING, "movement")
 

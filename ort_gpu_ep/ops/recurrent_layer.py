@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.types import Shape, TensorType
+from ort_gpu_ep.kernels.problems import Problem, Random, normal, problem
 from ort_gpu_ep.kernels.registry import BoundNode, Const
 
 
@@ -34,6 +36,28 @@ class Sizes:
 RNN = Cell(0, 1, ("Tanh",))
 GRU = Cell(1, 3, ("Sigmoid", "Tanh"))
 LSTM = Cell(2, 4, ("Sigmoid", "Tanh", "Tanh"))
+CELLS: Mapping[str, Cell] = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+
+
+def problem_of(op: str, hidden: int, *forms: str, **attributes: Any) -> Problem:
+    """Five steps of three numbers for a batch of two."""
+    gates = CELLS[op].gates * hidden
+    w, r = normal(1, gates, 3), Random((1, gates, hidden), scale=1 / hidden)
+    return problem(
+        op,
+        14,
+        normal(5, 2, 3),
+        w,
+        r,
+        normal(1, 2 * gates),
+        outputs=2,
+        tolerance=1e-4,
+        forms=forms,
+        hidden_size=hidden,
+        **attributes,
+    )
+
+
 ROUNDED = "rounded"
 """An attribute of an LSTM that is part of a DynamicQuantizeLSTM: in each step the old state is rounded."""
 

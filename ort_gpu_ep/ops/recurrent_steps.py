@@ -12,7 +12,7 @@ from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops.indexing import are_lengths
-from ort_gpu_ep.ops.recurrent_layer import GRU, LSTM, ROUNDED, Cell, Sizes, output_types
+from ort_gpu_ep.ops.recurrent_layer import CELLS, GRU, LSTM, ROUNDED, Cell, Sizes, output_types, problem_of
 
 SHADER = "recurrent_steps.wgsl"
 TEAM = 32
@@ -38,6 +38,7 @@ record(
     loop_bound=_loop_bound,
     flops=lambda k: 2 * k["T"] * k["B"] * k["DIRECTIONS"] * k["GATES"] * k["H"] * k["H"],
     steps=lambda k: k["T"],
+    problems=[problem_of(op_type, hidden, *STEPWISE) for op_type in CELLS for hidden in (33, 130, 8)],
 )
 
 

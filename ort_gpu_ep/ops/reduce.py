@@ -24,7 +24,8 @@ from ort_gpu_ep.ir.types import (
     summed,
 )
 from ort_gpu_ep.kernels.halves import widened
-from ort_gpu_ep.kernels.records import Known, Random, case, integers, record
+from ort_gpu_ep.kernels.problems import Known, Random, integers, problem
+from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import (
     BoundNode,
     ChannelsLast,
@@ -57,12 +58,12 @@ record(
     "log_sum_exp_f64.wgsl",
     "reduction",
     loop_bound=lambda k: 40 * k["N"] + 300,  # an exponential has loops, too
-    cases=[case("ReduceLogSumExp", 18, Random((5, 19), "float64"), Known([1]))],
+    problems=[problem("ReduceLogSumExp", 18, Random((5, 19), "float64"), Known([1]))],
 )
 record(
     "convert.wgsl",
     "elementwise",
-    cases=[case("ReduceMax", 20, integers(-100, 100, 33, 67, dtype="int8"))],
+    problems=[problem("ReduceMax", 20, integers(-100, 100, 33, 67, dtype="int8"))],
     inverse=widened,
 )
 record(
@@ -70,8 +71,8 @@ record(
     "reduction",
     pairs=True,
     loop_bound=lambda k: k.rows(1),
-    cases=[
-        case(op, 13, integers(-20, 20, *shape, dtype="int32"), axis=1, select_last_index=last, keepdims=1)
+    problems=[
+        problem(op, 13, integers(-20, 20, *shape, dtype="int32"), axis=1, select_last_index=last, keepdims=1)
         for shape in ((5, 1), (3, 31), (7, 257), (300, 9), (2, 1025), (1, 40_001))
         for op, last in (("ArgMax", 0), ("ArgMin", 1))
     ],

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.types import FLOATS, INT32, INT64, Shape, TensorType
-from ort_gpu_ep.kernels.records import Known, case, integers, normal, record
+from ort_gpu_ep.kernels.problems import Known, integers, normal, problem
+from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel, op
 from ort_gpu_ep.ops.axes import vector_of
 from ort_gpu_ep.ops.indexing import in_range
@@ -22,8 +23,8 @@ record(
     ),
     flops=lambda k: 32 * k.size("y"),
     nbytes=lambda k: 5 * k.nbytes("y"),
-    cases=[
-        case(
+    problems=[
+        problem(
             "RoiAlign",
             16,
             normal(2, 3, 7, 11),

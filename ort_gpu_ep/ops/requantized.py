@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ort_gpu_ep.ir.types import INT8, UINT8, UINT32, DType, TensorType
-from ort_gpu_ep.kernels.records import Case, Known, case, integers, record
+from ort_gpu_ep.kernels.problems import Known, Problem, integers, problem
+from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel
 
 X, X_SCALE, X_ZERO, W, W_SCALE, W_ZERO = range(6)
@@ -30,9 +31,9 @@ def ends(node: BoundNode) -> Ends:
     return Ends(7, 8, 6) if node.op == "QGemm" else Ends(6, 7, 8)
 
 
-def probe_case(columns: int) -> Case:
+def probed(columns: int) -> Problem:
     """Its scales let no sum lie in the middle between two bytes, where either is right."""
-    return case(
+    return problem(
         "QLinearMatMul",
         21,
         integers(0, 255, 17, 33, dtype="uint8"),
@@ -47,7 +48,7 @@ def probe_case(columns: int) -> Case:
     )
 
 
-record("quantized_outputs.wgsl", "elementwise", loop_bound=lambda k: k["K"], cases=[probe_case(20)])
+record("quantized_outputs.wgsl", "elementwise", loop_bound=lambda k: k["K"], problems=[probed(20)])
 
 
 @dataclass(frozen=True, slots=True)

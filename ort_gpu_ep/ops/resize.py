@@ -12,7 +12,8 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.ir.symbolic import derived, is_symbolic, same
 from ort_gpu_ep.ir.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType, names
-from ort_gpu_ep.kernels.records import Known, case, normal, record
+from ort_gpu_ep.kernels.problems import Known, normal, problem
+from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Const, Kernel, Operand, Strided, kernel, op
 from ort_gpu_ep.ops.channels_last import ints, numbers, permuted, stored
 from ort_gpu_ep.ops.reduce import normal_axes
@@ -43,8 +44,8 @@ record(
     "pool",
     loop_bound=lambda k: k.nested("TAPS0", "TAPS1", "TAPS2"),
     flops=lambda k: 2 * k.size("y") * k["TAPS0"] * k["TAPS1"] * k["TAPS2"],
-    cases=[
-        case("Resize", 13, normal(1, 2, 4, 6), None, Known((1, 1, 2, 2.5), "float32"), tolerance=1e-4, mode=mode)
+    problems=[
+        problem("Resize", 13, normal(1, 2, 4, 6), None, Known((1, 1, 2, 2.5), "float32"), tolerance=1e-4, mode=mode)
         for mode in ("nearest", "linear", "cubic")
     ],
 )
@@ -59,8 +60,8 @@ record(
         + (k["TAPS1"] * (1 + k["TAPS1"] + k["TAPS2"] * k["TAPS2"]) if dict(k.kernel.consts).get("WHOLE") else 0)
     ),
     flops=lambda k: 12 * k.size("y") * k["TAPS0"] * k["TAPS1"] * k["TAPS2"],
-    cases=[
-        case(
+    problems=[
+        problem(
             "Resize",
             19,
             normal(1, 1, 23, 37),

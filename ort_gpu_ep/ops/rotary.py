@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT64, Shape
-from ort_gpu_ep.kernels.records import case, integers, normal, record
+from ort_gpu_ep.kernels.problems import integers, normal, problem
+from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Operand, Strided, kernel, op
 
 FLOATING = (FLOAT32, FLOAT16)
@@ -15,8 +16,8 @@ record(
     data_indices=True,
     pairs=True,
     nbytes=lambda k: 3 * k.nbytes("x") + 2 * k.nbytes("y"),
-    cases=[
-        case(
+    problems=[
+        problem(
             "RotaryEmbedding",
             23,
             normal(2, 3, 5, 14),
@@ -25,7 +26,7 @@ record(
             integers(0, 11, 2, 5),
             rotary_embedding_dim=10,
         ),
-        case("RotaryEmbedding", 23, normal(2, 5, 24), normal(2, 5, 4), normal(2, 5, 4), num_heads=3, interleaved=1),
+        problem("RotaryEmbedding", 23, normal(2, 5, 24), normal(2, 5, 4), normal(2, 5, 4), num_heads=3, interleaved=1),
     ],
 )
 

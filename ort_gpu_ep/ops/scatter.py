@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import is_symbolic
 from ort_gpu_ep.ir.types import ANY, FLOATS, INT64, INTS, NUMBERS, UINT32, Shape, TensorType, names
-from ort_gpu_ep.kernels.records import case, ceil_div, integers, normal, record
+from ort_gpu_ep.kernels.problems import integers, normal, problem
+from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, InPlace, Kernel, Lowering, Strided, kernel, op
 from ort_gpu_ep.ops.axes import axis_of, replaced, strides_of
 from ort_gpu_ep.ops.indexing import check_rank, in_range, tuple_consts, tuple_length
@@ -24,33 +25,35 @@ MAX_COMPARISONS = 1 << 31
 
 _REDUCTIONS = {"add": 0, "mul": 1, "max": 2, "min": 3}
 
-_ONE_ROW = case("ScatterND", 18, normal(5003), integers(0, 5003, 1000, 1), normal(1000))
+_ONE_ROW = problem("ScatterND", 18, normal(5003), integers(0, 5003, 1000, 1), normal(1000))
 """Beyond a workgroup's tile; some places have several updates."""
 
-record("scatter_places.wgsl", "gather", loop_bound=lambda k: k["TUPLE"], cases=[_ONE_ROW])
+record("scatter_places.wgsl", "gather", loop_bound=lambda k: k["TUPLE"], problems=[_ONE_ROW])
 record(
     "scatter_owner.wgsl",
     "gather",
     data_indices=True,
     loop_bound=lambda k: ceil_div(k["UPDATES"] + 2 * k["TILE"], k.workgroup_size) + 3,
     flops=lambda k: 2 * ceil_div(k["ROWS"], k["TILE"]) * k["UPDATES"],
-    cases=[_ONE_ROW],
+    problems=[_ONE_ROW],
 )
-record("scatter_replace.wgsl", "gather", data_indices=True, cases=[_ONE_ROW])
+record("scatter_replace.wgsl", "gather", data_indices=True, problems=[_ONE_ROW])
 record(
     "scatter_reduce.wgsl",
     "gather",
     loop_bound=lambda k: k["COUNT"],
     flops=lambda k: 2 * k.size("y") * k["COUNT"],
-    cases=[case("ScatterElements", 18, normal(7, 33), integers(0, 7, 5, 33), normal(5, 33), axis=0, reduction="add")],
+    problems=[
+        problem("ScatterElements", 18, normal(7, 33), integers(0, 7, 5, 33), normal(5, 33), axis=0, reduction="add")
+    ],
 )
 
 
 record(
     "tensor_scatter.wgsl",
     "gather",
-    cases=[
-        case(
+    problems=[
+        problem(
             "TensorScatter",
             24,
             *(integers(0, 100, 2, rows, 5, dtype="int32") for rows in (9, 4)),
@@ -63,8 +66,8 @@ record(
 record(
     "put_rows.wgsl",
     "gather",
-    cases=[
-        case("TensorScatter", 24, normal(2, 9, 5), normal(2, 4, 5), integers(0, 6, 2), mode=mode)
+    problems=[
+        problem("TensorScatter", 24, normal(2, 9, 5), normal(2, 4, 5), integers(0, 6, 2), mode=mode)
         for mode in ("linear", "circular")
     ],
 )
@@ -73,7 +76,7 @@ record(
     "gather",
     data_indices=True,
     loop_bound=lambda k: k["TUPLE"],
-    cases=[case("ScatterND", 18, normal(5, 70), integers(0, 5, 1, 1), normal(1, 70))],
+    problems=[problem("ScatterND", 18, normal(5, 70), integers(0, 5, 1, 1), normal(1, 70))],
 )
 
 

@@ -8,7 +8,8 @@ from math import prod
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOATS, Shape
-from ort_gpu_ep.kernels.records import case, ceil_div, normal, record
+from ort_gpu_ep.kernels.problems import normal, problem
+from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Kernel, kernel, op
 from ort_gpu_ep.ops.channels_last import along_axis
 from ort_gpu_ep.ops.reduce import Rows, rows_of
@@ -22,8 +23,8 @@ record(
     "softmax_rows.wgsl",
     "reduction_held",
     loop_bound=lambda k: 3 * (ceil_div(k["UNITS"] * k["PER_GROUP"], k.workgroup_size) + 64),
-    cases=[
-        case(op, 13, normal(*shape), axis=-1)
+    problems=[
+        problem(op, 13, normal(*shape), axis=-1)
         for op, shape in (
             ("Softmax", (7, 132)),
             ("Softmax", (3, 4100)),
@@ -37,7 +38,7 @@ record(
     "reduction",
     loop_bound=lambda k: k["N"],
     flops=lambda k: 32 * k.size("y"),  # of a random row, an element meets a larger one after some ln N
-    cases=[case("Hardmax", 13, normal(13, 65), axis=axis) for axis in (0, 1)],
+    problems=[problem("Hardmax", 13, normal(13, 65), axis=axis) for axis in (0, 1)],
 )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import FLOAT32, INT8, UINT8, DType, Shape, TensorType
 from ort_gpu_ep.kernels.cost_parameters import Figures
+from ort_gpu_ep.kernels.problems import integers, normal, problem
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import WORKGROUP, BoundNode, Kernel, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice
@@ -17,7 +18,6 @@ from ort_gpu_ep.ops.axes import strides_of
 from ort_gpu_ep.shaders.indices import merged
 
 record("strided.wgsl", "movement", nbytes=lambda k: 2 * k.nbytes("y"))
-record("transpose.wgsl", "movement", nbytes=lambda k: 2 * k.nbytes("y"))
 
 EACH = "each"
 """The form of strided.wgsl: an invocation an element, or a word of them."""
@@ -100,6 +100,31 @@ BLOCKS = _named("blocks", ((32, 32), (16, 64), (64, 16)), (4, 4))
 OF_PACKED = _named("blocks", ((16, 64),), (4, 4))
 WIDE = _named("wide", ((64, 64),), (16, 4))
 TILES = _named("tile", ((32, 32), (16, 64), (64, 16), (8, 128), (128, 8), (4, 256), (256, 4)))
+
+record(
+    "transpose.wgsl",
+    "movement",
+    nbytes=lambda k: 2 * k.nbytes("y"),
+    problems=[
+        problem("Transpose", 13, normal(2, 268, 36), tolerance=0.0, forms=(*BLOCKS,), perm=(0, 2, 1)),
+        problem("Transpose", 13, normal(2, 261, 37), tolerance=0.0, forms=(*TILES,), perm=(0, 2, 1)),
+        problem(
+            "Transpose",
+            13,
+            integers(-128, 128, 9, 5, 4, 3, 12, dtype="int8"),
+            forms=(*OF_PACKED, *TILES),
+            perm=(0, 3, 4, 1, 2),
+        ),
+        *(
+            problem("Transpose", 13, integers(0, 250, 3, 36, 68, dtype=kind), forms=forms, perm=(0, 2, 1))
+            for kind, forms in (
+                ("uint8", ("blocks 16 x 64", "tile 32 x 32")),
+                ("float16", ("blocks 16 x 64", "tile 32 x 32")),
+                ("int64", ("tile 32 x 32",)),
+            )
+        ),
+    ],
+)
 
 
 def swap_of(index: Strided) -> Swap | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ort_gpu_ep.errors import InternalError
+from ort_gpu_ep.ir.types import FLOAT32
 from ort_gpu_ep.plugin.abi import api, c_text, ffi, get
-
-_FLOAT = 1
 
 
 class GivenInitializers:
@@ -21,7 +20,7 @@ class GivenInitializers:
         self._options: Any = get(api.CloneSessionOptions, session_options)
         self._known: dict[str, bool] = {}
         self._data, shape, out = ffi.new("float[1]"), ffi.new("int64_t[]", [1]), ffi.new("void**")
-        api.CreateTensorWithDataAsOrtValue(host, self._data, 4, shape, 1, _FLOAT, out)
+        api.CreateTensorWithDataAsOrtValue(host, self._data, 4, shape, 1, FLOAT32.onnx, out)
         self._value: Any = out[0]
 
     def has(self, name: str) -> bool:

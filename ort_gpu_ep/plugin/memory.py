@@ -19,6 +19,7 @@ import numpy as np
 
 from ort_gpu_ep.device.allowance import VALUES
 from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError, forget_frames
+from ort_gpu_ep.kernels.target import OFFSET_ALIGNMENT
 from ort_gpu_ep.plugin.reservation import Reservation
 from ort_gpu_ep.plugin.state import COPIES, SessionState
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from ort_gpu_ep.device import Buffer, Gpu
     from ort_gpu_ep.device.index_check import Word
     from ort_gpu_ep.ir.graph import Array
-
-_ALIGNMENT = 256
-"""Binding offsets are multiples of this (WebGPU's default minStorageBufferOffsetAlignment)."""
 
 
 FORKED = (
@@ -171,7 +169,7 @@ class Memory:
                 piece = pieces[0]
                 offset = piece.offset + address - piece.start
                 whole = piece.start <= address and address + nbytes <= piece.stop
-                if whole and piece.storage.gpu is gpu and offset % _ALIGNMENT == 0:
+                if whole and piece.storage.gpu is gpu and offset % OFFSET_ALIGNMENT == 0:
                     return self._pin(piece.storage), offset
             return self._pin(self._gather(gpu, block, address, nbytes)), 0
 
@@ -383,9 +381,9 @@ class Memory:
         """Stands in for tensors without elements, for which ONNX Runtime may pass NULL."""
         with self._lock:
             if gpu.nothing is None:
-                gpu.nothing = gpu.allocate(_ALIGNMENT, VALUES)
+                gpu.nothing = gpu.allocate(OFFSET_ALIGNMENT, VALUES)
             # one of them never ends: the buffer stays the GPU's
-            return Storage(_ALIGNMENT, gpu, gpu.nothing, users=2)
+            return Storage(OFFSET_ALIGNMENT, gpu, gpu.nothing, users=2)
 
     def _pin(self, storage: Storage) -> Storage:
         with self._lock:

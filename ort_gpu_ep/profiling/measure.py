@@ -9,12 +9,11 @@ from statistics import fmean, median
 from typing import Any
 
 from ort_gpu_ep.calibration import with_roofs
-from ort_gpu_ep.calibration.measure import WAKE_S
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.adapter import order_among_equals
 from ort_gpu_ep.device.pipelines import is_checked
-from ort_gpu_ep.device.timing import Stopwatch
+from ort_gpu_ep.device.timing import WAKE_S, Stopwatch
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.kernels.records import record_of, work_of
 from ort_gpu_ep.load.clocks import read_clocks

@@ -12,13 +12,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ort_gpu_ep.profiling.measure import WARM_RUNS
 from ort_gpu_ep.profiling.result import TimedNode
 from ort_gpu_ep.providers import EP_NAME
 
 RUNS = 7
 """Runs that count; the one of median length is shown."""
-
-WARM_RUNS = 3
 
 CLOCKS: tuple[Callable[[], int], ...] = (time.time_ns, time.perf_counter_ns, time.monotonic_ns)
 """ONNX Runtime's profiler reads std::chrono::high_resolution_clock, which is one of these: which one depends on the C++

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
-
-ALIGN_NBYTES = 256
+from ort_gpu_ep.kernels.target import OFFSET_ALIGNMENT
 
 MEMORY_FOR_PARALLELISM = 1.25
 PARALLEL_NBYTES = 64 << 20
@@ -62,7 +61,7 @@ def _by_level(levels: Sequence[int], costs: Sequence[float]) -> list[int]:
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-max(nbytes, 4) // ALIGN_NBYTES) * ALIGN_NBYTES
+    return -(-max(nbytes, 4) // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT
 
 
 def _fit(

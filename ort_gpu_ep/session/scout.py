@@ -21,13 +21,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from ort_gpu_ep.files import PRIVATE_FOLDER
+from ort_gpu_ep.health.worker import DONE
+
 NICE = 10
 """A thread of this process gets a tenth of a core that another one wants, too. Source: sched_prio_to_weight in the
 Linux kernel."""
-
-DONE = 120
-
-PRIVATE_FOLDER = 0o700
 
 REMOVALS = 20
 """Times that the folder is removed: the other thread may write to it meanwhile, and a folder with a new file in it

@@ -18,7 +18,7 @@ import numpy as np
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
-from ort_gpu_ep.device.timing import Stopwatch
+from ort_gpu_ep.device.timing import WAKE_S, Stopwatch
 from ort_gpu_ep.errors import ConfigError, OutOfDeviceMemoryError, WrongResultError
 from ort_gpu_ep.health.open_adapter import tuning_key
 from ort_gpu_ep.kernels.target import Choice, Tuned
@@ -31,9 +31,6 @@ CANDIDATES = 4
 (ops/tiles.py)."""
 
 BUDGET_S = 10.0
-WAKE_S = 0.8
-"""As long as a GPU that was left alone may need to raise its clock."""
-
 WARM_RUNS, LEAST_RUNS, MOST_RUNS = 2, 3, 25
 
 BEYOND_NOISE = 0.97

@@ -13,12 +13,11 @@ import pytest
 from onnx import helper
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
-from ort_gpu_ep.health.probes.products import form_of
 from ort_gpu_ep.ir.graph import Graph, Step, from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, Shape, TensorType
 from ort_gpu_ep.kernels.forms import forced, taken
 from ort_gpu_ep.kernels.registry import Limits, Strided
-from ort_gpu_ep.ops.contraction import SPLITS, TILES, Matrix, Product, Tile, forms
+from ort_gpu_ep.ops.contraction import SPLITS, TILES, Matrix, Product, Tile, form_of, forms
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.direct import run_direct
@@ -212,14 +211,6 @@ def with_steps(graph: Graph, *_: Any, **__: Any) -> Graph:
 def test_fused_steps_run_once_in_every_kernel_form(shapes: list[Shape]) -> None:
     (residual,) = random_inputs(shapes)[:1]
     check_against_ort("MatMul", shapes, rewrite=with_steps, then=lambda y: np.maximum(2 * y + residual, np.float32(0)))
-
-
-def test_every_tile_and_split_gives_the_same() -> None:
-    for tile in TILES:
-        for split in (1, 3):
-            with forced(form_of(tile, split)):
-                check_against_ort("Gemm", [(131, 67), (71, 131), (71,)], transA=1, transB=1, alpha=0.5)
-                check_against_ort("MatMul", [(2, 67, 131), (2, 131, 71)])
 
 
 def test_a_tile_that_is_asked_for_is_what_a_plan_has() -> None:

@@ -1,4 +1,4 @@
-"""Products by a vector: each form of the kernel against numpy, around the edges of its workgroups."""
+"""Products by a vector: which kernel runs them, and what the table of problems (test_problems.py) lacks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
-from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.kernels.problems import Problem
 from ort_gpu_ep.kernels.registry import Limits
-from ort_gpu_ep.ops.matvec import ROWS, SIDES
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.direct import run_direct
-from tests.ops.single_node import assert_agree, node_model, normal
+from tests.ops.single_node import node_model, normal
+from tests.ops.test_problems import check, forms_of
 
 SUBGROUPS = Limits(frozenset(("subgroup",)))
 
@@ -38,29 +38,10 @@ def test_which_kernel() -> None:
     )
 
 
-@pytest.mark.parametrize("limits", [SUBGROUPS, Limits()], ids=["subgroups", "workgroup memory"])
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("count", "k"), [(1, 4), (9, 508), (77, 516), (1000, 1024), (4, 40_000)])
-def test_rows(rows: int, limits: Limits, count: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not limits.features:
-        monkeypatch.setattr(Limits, "allow", lambda self, shader, *features: not features)
-    x, w, c = normal(1, k), normal(count, k, seed=1), normal(count, seed=2)
-    with forced(f"rows {rows}"):
-        (got,) = run_direct(*node_model("Gemm", [x, w, c], 13, (1,), transB=1, alpha=0.5, beta=2.0))
-        assert_agree(got, (0.5 * x.astype(np.float64) @ w.T + 2 * c).astype("f"), 2e-6)
-        a, b = normal(3, count, k, seed=3), normal(3, k, 1, seed=4)
-        assert_agree(run_direct(*node_model("MatMul", [a, b], 13))[0], (a.astype(np.float64) @ b).astype("f"), 2e-6)
-
-
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize(("count", "k"), [(4, 1), (36, 257), (1000, 1030), (1004, 129), (8, 20_001)])
-def test_columns(count: int, k: int, side: int) -> None:
-    x, w, c = normal(1, k), normal(k, count, seed=1), normal(count, seed=2)
-    with forced(f"columns {side}"):
-        (got,) = run_direct(*node_model("Gemm", [x, w, c], 13, (1,), alpha=0.5, beta=2.0))
-        assert_agree(got, (0.5 * x.astype(np.float64) @ w + 2 * c).astype("f"), 2e-6)
-        a, b = normal(3, 1, k, seed=3), normal(3, k, count, seed=4)
-        assert_agree(run_direct(*node_model("MatMul", [a, b], 13))[0], (a.astype(np.float64) @ b).astype("f"), 2e-6)
+@pytest.mark.parametrize(("problem", "form"), forms_of("matvec_rows.wgsl"))
+def test_rows_without_subgroups(problem: Problem, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limits, "allow", lambda self, shader, *features: not features)
+    check(problem, form)
 
 
 def test_halves_take_the_kernel_for_any() -> None:

@@ -95,15 +95,6 @@ def turned(x: Array, perm: tuple[int, ...], form: str, **options: Any) -> bool:
     return any(form in choice.forms for choice in seen.values())
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form(form: str) -> None:
-    """Two groups of axes that change places within a batch, of sizes that no tile divides."""
-    assert turned(data(2, 268, 36), (0, 2, 1), form)
-    assert turned(data(9, 5, 4, 3, 12, dtype="int8"), (0, 3, 4, 1, 2), form) == (
-        form not in BLOCKS or form == "blocks 16 x 64"
-    )
-
-
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "float16", "int16", "int32", "int64", "float64", "uint32"])
 def test_every_element_type(dtype: str) -> None:
     assert turned(data(2, 68, 36, dtype=dtype), (2, 0, 1), "tile 32 x 32")

@@ -18,7 +18,7 @@ from benchmarks import replay
 from ort_gpu_ep.device.classes import classes
 from ort_gpu_ep.kernels.target import LAST_ARRIVING, SUBNORMAL_HALVES, Limits
 
-SELECT = ("record/", "model/(encoder|decoder|har_lstm|mobilenet_v2|unet)$", "compressed/lenet5/")
+SELECT = (r"record/[^/]+/\d+$", "model/(encoder|decoder|har_lstm|mobilenet_v2|unet)$", "compressed/lenet5/")
 SCALARS = {"f32": 4, "u32": 4, "i32": 4, "f16": 2, "i64": 8, "u64": 8, "f64": 8, "bool": 4}
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ort_gpu_ep.kernels.target import OFFSET_ALIGNMENT
 from ort_gpu_ep.scheduler.lifetime import (
-    ALIGN_NBYTES,
     MEMORY_FOR_PARALLELISM,
     PARALLEL_NBYTES,
     UNUSED_NBYTES,
@@ -57,8 +57,8 @@ def test_every_value_fits_its_slot(program: tuple[list[tuple[str, ...]], list[in
     assert set(slot_of) == set(sizes)
     assert set(slot_of.values()) == set(range(len(slots)))
     assert all(slots[slot_of[n]] >= max(nbytes, 4) for n, nbytes in sizes.items())
-    assert all(nbytes % ALIGN_NBYTES == 0 for nbytes in slots)
-    assert sum(slots) <= sum(-(-max(n, 4) // ALIGN_NBYTES) * ALIGN_NBYTES for n in sizes.values())
+    assert all(nbytes % OFFSET_ALIGNMENT == 0 for nbytes in slots)
+    assert sum(slots) <= sum(-(-max(n, 4) // OFFSET_ALIGNMENT) * OFFSET_ALIGNMENT for n in sizes.values())
 
 
 @given(programs())

@@ -5,6 +5,6 @@ from __future__ import annotations
 # isort: off
 from ort_gpu_ep.health.probes import adapter, arithmetic, workgroup, special  # noqa: F401
 from ort_gpu_ep.health.probes import elementwise, products, tiles, matrix_units, layouts, rows, movement  # noqa: F401
-from ort_gpu_ep.health.probes import quantized, packed, recurrent, training, transformers, counted, cases  # noqa: F401
+from ort_gpu_ep.health.probes import quantized, packed, recurrent, training, transformers, counted, problems  # noqa: F401
 from ort_gpu_ep.health.probes import memory, timing  # noqa: F401
 # isort: on

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, compare, graph_of, probe
+from ort_gpu_ep.health.probe import Trial, agree, graph_of, probe, solve
 from ort_gpu_ep.ir.graph import Node
+from ort_gpu_ep.kernels.problems import integers, normal, problem
 
 
 @probe(
@@ -19,8 +20,8 @@ def selection(trial: Trial) -> str:
     """NonZero and Compress over several chunks, the last one ragged: which places are selected, and what is written of
     them."""
     for _ in range(trial.rounds):
-        compare(trial, "NonZero", 13, [trial.integers(0, 2, 53, 67, dtype="int32")])
-        compare(trial, "Compress", 11, [trial.normal(2500, 3), trial.integers(0, 2, 2500, dtype="bool")], axis=0)
+        solve(trial, problem("NonZero", 13, integers(0, 2, 53, 67, dtype="int32")))
+        solve(trial, problem("Compress", 11, normal(2500, 3), integers(0, 2, 2500, dtype="bool"), axis=0))
     return "2 ops"
 
 

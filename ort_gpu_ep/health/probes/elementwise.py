@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, compare, probe
+from ort_gpu_ep.health.probe import Trial, agree, probe, solve
+from ort_gpu_ep.kernels.problems import Random, integers, normal, problem
 from ort_gpu_ep.kernels.registry import PACKED
 
 SIZES = (1, 2, 3, 4, 5, 255, 257, 4099)
@@ -60,30 +61,12 @@ def other_types(trial: Trial) -> str:
     features = trial.gpu.limits.features
     types = ["int32", *(["int64"] if "shader-int64" in features else [])]
     for dtype in types:
-        compare(
-            trial,
-            "Mul",
-            14,
-            [trial.integers(-1000, 1000, 131, 3, dtype=dtype), trial.integers(-1000, 1000, 3, dtype=dtype)],
-        )
-    for op, version in (
-        ("Erf", 13),
-        ("Sigmoid", 13),
-        ("Tanh", 13),
-        ("Sqrt", 13),
-        ("Neg", 13),
-        ("Floor", 13),
-        ("Exp", 13),
-    ):
-        compare(trial, op, version, [abs(trial.normal(513))])
+        factors = (integers(-1000, 1000, *shape, dtype=dtype) for shape in ((131, 3), (3,)))
+        solve(trial, problem("Mul", 14, *factors))
+    for op in ("Erf", "Sigmoid", "Tanh", "Sqrt", "Neg", "Floor", "Exp"):
+        solve(trial, problem(op, 13, normal(513)), [abs(trial.normal(513))])
     if "shader-f16" in features:
-        compare(
-            trial,
-            "Add",
-            14,
-            [trial.normal(130).astype(np.float16), trial.normal(130).astype(np.float16)],
-            tolerance=1e-3,
-        )
+        solve(trial, problem("Add", 14, *[Random((130,), "float16")] * 2, tolerance=1e-3))
     return ", ".join(types)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, probe
+from ort_gpu_ep.health.probe import Trial, agree, probe, solves
 from ort_gpu_ep.ir.graph import Graph, Node, Value
 from ort_gpu_ep.ir.types import FLOAT32, dtype_of
-from ort_gpu_ep.kernels.forms import forced
-from ort_gpu_ep.ops.transposition import BLOCKS, TILES
+from ort_gpu_ep.kernels.records import RECORDS
 
 
 @probe("strided reads", "kernels", disables=("strided.wgsl",), quick=True)
@@ -24,23 +23,13 @@ def strided(trial: Trial) -> str:
     return "3 forms"
 
 
-@probe("transposition by tiles", "kernels", disables=("transpose.wgsl",))
-def tiled(trial: Trial) -> str:
-    """Two dimensions that change places within a batch, by tiles of each form, around their edges; elements of 1 to 8
-    bytes."""
-    for (form,) in trial.some((*BLOCKS, *TILES), of=2):
-        x = trial.normal(2, 268, 36) if form in BLOCKS else trial.normal(2, 261, 37)
-        with forced(form):
-            agree(f"Transpose in {form}", trial.node("Transpose", 13, [x], perm=(0, 2, 1))[0], x.transpose(0, 2, 1))
-    for kind, form in trial.some((np.uint8, np.float16, np.int64), ("blocks 32 x 32", "tile 32 x 32")):
-        y = trial.integers(0, 250, 3, 36, 68).astype(kind)
-        with forced(form):
-            agree(
-                f"Transpose of {np.dtype(kind)} in {form}",
-                trial.node("Transpose", 13, [y], perm=(0, 2, 1))[0],
-                y.transpose(0, 2, 1),
-            )
-    return f"{len(BLOCKS) + len(TILES)} forms"
+solves(
+    "transposition by tiles",
+    *RECORDS["transpose.wgsl"].problems,
+    of=2,
+    about="Two dimensions that change places within a batch, by tiles of each form, around their edges; elements of 1 to 8 bytes.",
+    disables=("transpose.wgsl",),
+)
 
 
 @probe("tensors made of a shape", "kernels", disables=("fill.wgsl", "range.wgsl", "range_float.wgsl", "window.wgsl"))

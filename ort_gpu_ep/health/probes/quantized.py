@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, compare, graph_of, probe, reference
+from ort_gpu_ep.health.probe import Trial, agree, graph_of, probe, reference, solve
 from ort_gpu_ep.health.probes.tiles import LAST_ROW, SMALL, chosen
 from ort_gpu_ep.ir.graph import Array, Graph, Node
 from ort_gpu_ep.ir.types import Shape
+from ort_gpu_ep.kernels.problems import normal, problem
 from ort_gpu_ep.ops.tiles import TILES
 
 
@@ -26,7 +27,8 @@ def quantization(trial: Trial) -> str:
             want = np.clip(np.rint(exact) + zeros, low, high)
             tie = abs(abs(exact - np.floor(exact)) - 0.5) < 1e-4
             agree("QuantizeLinear", np.where(tie, want, got), want)
-            compare(trial, "DequantizeLinear", 13, [got, scale, zeros], axis=1)
+            codes = problem("DequantizeLinear", 13, normal(7, 13), normal(13), normal(13), axis=1)
+            solve(trial, codes, [got, scale, zeros])
     return "uint8 and int8"
 
 

@@ -7,35 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import RECURRENT, Trial, agree, compare, graph_of, probe, reference
-from ort_gpu_ep.ir.graph import Attribute, Node
+from ort_gpu_ep.health.probe import RECURRENT, Trial, agree, graph_of, probe, reference, solve, solves
+from ort_gpu_ep.ir.graph import Node
 from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.kernels.records import RECORDS
 from ort_gpu_ep.kernels.registry import INLINED
 from ort_gpu_ep.ops.in_place import PARTS, prefix
 from ort_gpu_ep.ops.recurrent_held import GENERAL, PACKING, PRODUCT, SHADER, WHOLE
 from ort_gpu_ep.ops.recurrent_steps import SHADER as STEPS
-from ort_gpu_ep.ops.recurrent_steps import STEPWISE
+
+GENERAL_LAYERS = RECORDS["recurrent.wgsl"].problems
 
 
-def _layer(trial: Trial, op: str, gates: int, hidden: int, **attributes: Attribute) -> None:
-    x, w, r = (
-        trial.normal(5, 2, 3),
-        trial.normal(1, gates * hidden, 3),
-        trial.normal(1, gates * hidden, hidden) / hidden,
-    )
-    inputs = [x, w, r, trial.normal(1, 2 * gates * hidden)]
-    compare(trial, op, 14, inputs, None, 2, 1e-4, hidden_size=hidden, **attributes)
-
-
-@probe("recurrent layers", "kernels", disables=("recurrent.wgsl", "recurrent_weights.wgsl"))
+@probe("recurrent layers", "kernels", disables=("recurrent.wgsl", "recurrent_weights.wgsl"), problems=GENERAL_LAYERS)
 def layers(trial: Trial) -> str:
     """Hidden sizes below, at and above the number of lanes a slice has."""
-    sizes = (33, 130, 1)
-    with forced(GENERAL):
-        for hidden, (op, gates) in trial.repeated(sizes, (("LSTM", 4), ("GRU", 3), ("RNN", 1)), of=4, turn=1):
-            _layer(trial, op, gates, hidden)
+    for ((problem, form),) in trial.repeated([(p, *p.forms) for p in GENERAL_LAYERS], of=4, turn=1):
+        with forced(form):
+            solve(trial, problem)
     _rounded(trial)
-    return f"3 ops, {len(sizes)} sizes"
+    return f"{len(GENERAL_LAYERS)} layers"
 
 
 def _rounded(trial: Trial) -> None:
@@ -62,32 +53,24 @@ def _rounded(trial: Trial) -> None:
     )
 
 
-@probe("recurrent layers in registers", "kernels", disables=(SHADER, PACKING), ops=RECURRENT)
-def held(trial: Trial) -> str:
-    """Units that fill a subgroup and that don't, vectors with and without a rest, the input's share from the kernel or
-    from a product."""
-    sizes = (1, 8, 33)
-    layers: tuple[tuple[str, int, dict[str, Attribute]], ...] = (
-        ("LSTM", 4, {}),
-        ("GRU", 3, {"linear_before_reset": 1}),
-    )
-    for form, hidden, (op, gates, attributes) in trial.some((WHOLE, PRODUCT), sizes, layers):
-        with forced(form):
-            for _ in range(trial.rounds):
-                _layer(trial, op, gates, hidden, **attributes)
-    return f"2 ops, 2 forms, {len(sizes)} sizes"
-
-
-@probe("recurrent layers, a dispatch a step", "kernels", disables=(STEPS,), ops=RECURRENT)
-def stepwise(trial: Trial) -> str:
-    """Hidden units that teams and vectors fill, and that they don't; a GRU's steps in two halves."""
-    sizes = (33, 130, 8)
-    for form, hidden, (op, gates) in trial.repeated(
-        tuple(STEPWISE), sizes, (("LSTM", 4), ("GRU", 3), ("RNN", 1)), of=4, turn=1
-    ):
-        with forced(form):
-            _layer(trial, op, gates, hidden)
-    return f"3 ops, {len(STEPWISE)} forms, {len(sizes)} sizes"
+solves(
+    "recurrent layers in registers",
+    *RECORDS[SHADER].problems,
+    of=4,
+    about="Units that fill a subgroup and that don't, vectors with and without a rest, the input's share from the kernel or from "
+    "a product.",
+    disables=(SHADER, PACKING),
+    ops=RECURRENT,
+)
+solves(
+    "recurrent layers, a dispatch a step",
+    *RECORDS[STEPS].problems,
+    of=4,
+    turn=1,
+    about="Hidden units that teams and vectors fill, and that they don't; a GRU's steps in two halves.",
+    disables=(STEPS,),
+    ops=RECURRENT,
+)
 
 
 @probe(

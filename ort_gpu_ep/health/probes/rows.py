@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, compare, probe
+from ort_gpu_ep.health.probe import Trial, agree, probe, solve, solves
 from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.kernels.problems import normal, problem
+from ort_gpu_ep.kernels.records import RECORDS
 
 ROWS = ((5, 1), (3, 31), (7, 257), (300, 9), (2, 1025), (1, 40_001))
 """(rows, length): teams of 1 to 256 invocations, and a row long enough to be cut into pieces."""
@@ -59,31 +61,18 @@ def softmax(trial: Trial) -> str:
             power = np.exp(wide - wide.max(1, keepdims=True))
             agree(f"Softmax of {shape}", trial.node("Softmax", 13, [x], axis=1)[0], power / power.sum(1, keepdims=True))
     if trial.rounds > 1:
-        compare(trial, "LogSoftmax", 13, [trial.normal(37, 211)], axis=0)
-        compare(trial, "ReduceLogSumExp", 13, [trial.normal(5, 77)], axes=[1], keepdims=1)
+        solve(trial, problem("LogSoftmax", 13, normal(37, 211), axis=0))
+        solve(trial, problem("ReduceLogSumExp", 13, normal(5, 77), axes=[1], keepdims=1))
     return f"{2 + len(ROWS)} shapes" if trial.rounds > 1 else "1 shape"
 
 
-@probe("normalisations", "kernels", disables=("normalize.wgsl",))
-def normalisations(trial: Trial) -> str:
-    """LayerNormalization over rows of all lengths, InstanceNormalization, LpNormalization."""
-    for _ in range(trial.rounds):
-        for ((rows, n),) in trial.some(ROWS[1:], of=2):
-            x, scale, bias = trial.normal(rows, n), trial.normal(n), trial.normal(n)
-            wide = x.astype(np.float64)
-            want = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5) * scale + bias
-            agree(
-                f"LayerNormalization of {rows} x {n}", trial.node("LayerNormalization", 17, [x, scale, bias])[0], want
-            )
-        compare(
-            trial,
-            "InstanceNormalization",
-            6,
-            [trial.normal(2, 5, 7, 9), trial.normal(5), trial.normal(5)],
-            epsilon=1e-5,
-        )
-        compare(trial, "LpNormalization", 1, [trial.normal(6, 33)], axis=1, p=2)
-    return f"{len(ROWS) + 1} shapes"
+solves(
+    "normalisations",
+    *RECORDS["normalize.wgsl"].problems,
+    of=2,
+    about="LayerNormalization over rows of all lengths, InstanceNormalization, LpNormalization.",
+    disables=("normalize.wgsl",),
+)
 
 
 @probe("rows in pieces", "kernels", disables=("moments_of_pieces.wgsl", "normalize_pieces.wgsl"))
@@ -127,17 +116,11 @@ def neighbours(trial: Trial) -> str:
     return "1 window"
 
 
-@probe("attention", "kernels", disables=("attention.wgsl",), fault=(r"return j < SK;", "return j + 1u < SK;"))
-def attention(trial: Trial) -> str:
-    """Queries that fill a workgroup and one alone, keys in slices and in one, fewer heads of keys, causal, with a
-    mask."""
-    for ((shapes, attributes),) in trial.repeated(
-        (
-            (((2, 3, 37, 8), (2, 3, 70, 8), (2, 3, 70, 12)), {}),
-            (((1, 4, 1, 64), (1, 2, 500, 64), (1, 2, 500, 64), (1, 500)), {}),
-            (((1, 300, 64),) * 3, {"q_num_heads": 2, "kv_num_heads": 2, "is_causal": 1}),
-        ),
-        of=2,
-    ):
-        compare(trial, "Attention", 23, [trial.normal(*shape) for shape in shapes], **attributes)
-    return "3 shapes"
+solves(
+    "attention",
+    *RECORDS["attention.wgsl"].problems,
+    of=2,
+    about="Queries that fill a workgroup and one alone, keys in slices and in one, fewer heads of keys, causal, with a mask.",
+    disables=("attention.wgsl",),
+    fault=(r"return j < SK;", "return j + 1u < SK;"),
+)

@@ -4,12 +4,14 @@ them."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, compare, probe
+from ort_gpu_ep.health.probe import Trial, agree, probe, solve
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.kernels.problems import Problem, Random, normal, problem
 from ort_gpu_ep.ops.experts import BY_EXPERT, BY_TOKEN, FEW_COLUMNS, TILE_COLUMNS
 
 DOMAIN = "com.microsoft"
@@ -70,6 +72,16 @@ def split_gelu(trial: Trial) -> str:
     return "5 rows"
 
 
+def _linear(rule: str, *gates: Random) -> Problem:
+    q, k, v, past = normal(2, 5, 48), Random((2, 5, 24), scale=0.25), normal(2, 5, 40), normal(2, 2, 12, 20)
+    heads: dict[str, Any] = {"q_num_heads": 4, "kv_num_heads": 2}
+    return problem("LinearAttention", 27, q, k, v, past, *gates, outputs=2, update_rule=rule, **heads)
+
+
+LINEAR, GATED = _linear("linear"), _linear("gated_delta", normal(2, 5, 24), normal(2, 5, 2))
+"""The gates are a decay, below zero, and a correction, above it."""
+
+
 @probe(
     "linear attention", "kernels", disables=("linear_attention.wgsl",), fault=(r"column < DV\)", "column + 1u < DV)")
 )
@@ -77,24 +89,10 @@ def linear_attention(trial: Trial) -> str:
     """States of more columns than a workgroup has, with and without decay and correction; twice as many heads of
     queries."""
     for _ in range(trial.rounds):
-        q, k, v, past = (
-            trial.normal(2, 5, 48),
-            trial.normal(2, 5, 24) / np.float32(4),
-            trial.normal(2, 5, 40),
-            trial.normal(2, 2, 12, 20),
-        )
-        decay, beta = -abs(trial.normal(2, 5, 24)), abs(trial.normal(2, 5, 2))
-        for rule, more in (("linear", []), ("gated_delta", [decay, beta])):
-            compare(
-                trial,
-                "LinearAttention",
-                27,
-                [q, k, v, past, *more],
-                outputs=2,
-                q_num_heads=4,
-                kv_num_heads=2,
-                update_rule=rule,
-            )
+        for row in (LINEAR, GATED):
+            values = row.draw(trial.rng)
+            gates = [sign * abs(array) for sign, array in zip((-1, 1), values[4:], strict=False) if array is not None]
+            solve(trial, row, [*values[:4], *gates])
     return "2 rules"
 
 
