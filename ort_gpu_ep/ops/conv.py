@@ -76,7 +76,10 @@ def _layout(node: BoundNode) -> ChannelsLast | None:
     if math.isinf(gain_ns):
         return None
     return ChannelsLast(
-        () if conv_last.reads_planes(node) else (0,), not conv_last.writes_planes(node), gain_ns=gain_ns
+        () if conv_last.reads_planes(node) else (0,),
+        not conv_last.writes_planes(node),
+        gain_ns=gain_ns,
+        rank=node.input(0).rank,
     )
 
 

@@ -1,5 +1,5 @@
-"""Convolutions over channels that lie together: x [N, H, W, C], y [N, H, W, M]. What Conv and ConvTranspose become
-where the layout pass says so.
+"""Convolutions over channels that lie together: x [N, spatial..., C], y [N, spatial..., M]. What Conv and ConvTranspose
+become where the layout pass says so. Over one or three spatial dimensions they do on matrix units alone.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, kernel
 from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.ops import tiles, unit_windows, winograd
+from ort_gpu_ep.ops.channels_last import IMAGE_RANKS
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window, transpose_window
 
 MAX_PLANES = 4
-"""A convolution of so few channels reads them from planes, [N, C, H, W]: to reorder an image first would only cost."""
+"""A convolution of so few channels reads them from planes, [N, C, spatial...]: to reorder an image first would only cost."""
 
 DEPTHWISE_WORKGROUP_SIZE = 128
 
@@ -41,13 +42,13 @@ record(
 
 
 def reads_planes(node: BoundNode) -> bool:
-    """Whether the x of a channels-last Conv is stored [N, C, H, W] all the same."""
+    """Whether the x of a channels-last Conv is stored [N, C, spatial...] all the same."""
     return node.attr("group") == 1 and bool(node.input(1).shape[1] <= MAX_PLANES)
 
 
 def writes_planes(node: BoundNode) -> bool:
-    """Whether the y of a channels-last Conv or ConvTranspose is stored [N, M, H, W] all the same: its filters are no
-    fours."""
+    """Whether the y of a channels-last Conv or ConvTranspose is stored [N, M, spatial...] all the same: its filters are
+    no fours."""
     return bool(_filters(node) % 4)
 
 
@@ -56,11 +57,15 @@ def _filters(node: BoundNode) -> int:
 
 
 def takes(node: BoundNode) -> bool:
-    """Whether a Conv can work channels-last on this adapter. Of float16: where products of it use matrix units."""
+    """Whether a Conv can work channels-last on this adapter. Of float16, and over other than two spatial dimensions:
+    where products of it use matrix units."""
     x, w = node.input(0), node.input(1)
-    if x.rank != 4 or w.rank != 4 or not (x.dtype is FLOAT32 or unit_windows.may_use(node)):
+    on_planes = x.rank == 4 and x.dtype is FLOAT32
+    if x.rank not in IMAGE_RANKS or w.rank != x.rank or not (on_planes or unit_windows.may_use(node)):
         return False
     groups, (filters, channels) = node.attr("group"), w.shape[:2]
+    if x.rank != 4 and ((groups > 1 and channels == 1) or writes_planes(node)):
+        return False
     if groups == 1:
         return bool(channels % 4 == 0 or (channels <= MAX_PLANES and filters % 4 == 0)) and tiles.fits(node.target)
     if channels == 1:
@@ -80,7 +85,8 @@ def takes_transposed(node: BoundNode) -> bool:
 def build(node: BoundNode) -> Lowering:
     """y[n, p, m] = sum over t, c of w[m, c, t] * x[n, p * stride + t * dilation - pad, c] + bias[m].
 
-    x: [N, H, W, C], or [N, C, H, W] where `reads_planes`; y: [N, H', W', M]. Raises UnsupportedNodeError.
+    x: [N, spatial..., C], or [N, C, spatial...] where `reads_planes`; y: [N, spatial'..., M]. Raises
+    UnsupportedNodeError.
     """
     x, w = node.input(0), node.input(1)
     if not takes(node):
@@ -88,13 +94,16 @@ def build(node: BoundNode) -> Lowering:
             Code.ATTRIBUTE, f"Conv of {x.type} and {w.type} with group {node.attr('group')} is not taken channels-last"
         )
     planes = reads_planes(node)
-    if (x.shape[1] if planes else x.shape[3]) != w.shape[1] * node.attr("group"):
+    if x.shape[1 if planes else -1] != w.shape[1] * node.attr("group"):
         raise UnsupportedNodeError(Code.RANK, f"Conv of {x.type}, channels last, and {w.type}: channels do not fit")
-    window = conv_window(node, x.shape[2:] if planes else x.shape[1:3], w.shape[2:])
+    window = conv_window(node, x.shape[2:] if planes else x.shape[1:-1], w.shape[2:])
     out = _output(node, window.small)
     if node.attr("group") > 1 and w.shape[1] == 1:
         return _depthwise(node, window, out)
-    return lower(node.target, *_forms(node, window), out)
+    key, forms = _forms(node, window)
+    if not forms:
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Conv of {x.type} and {w.type} is too small for matrix units")
+    return lower(node.target, key, forms, out)
 
 
 def build_transposed(node: BoundNode) -> Lowering:
@@ -148,17 +157,21 @@ def _phases(node: BoundNode, window: Window) -> tiles.TiledProduct:
 
 
 def estimate_ns(node: BoundNode, window: Window) -> float:
-    """Of a Conv that is no depthwise one; whatever its x is stored like."""
-    return best_ns(_forms(node, window)[1])
+    """Of a Conv that is no depthwise one; whatever its x is stored like. Infinite where no form takes it."""
+    forms = _forms(node, window)[1]
+    return best_ns(forms) if forms else math.inf
 
 
 def _forms(node: BoundNode, window: Window) -> tuple[str, Forms]:
-    """What a choice is made for, and all forms of a Conv that is no depthwise one.
+    """What a choice is made for, and all forms of a Conv that is no depthwise one; over other than two spatial
+    dimensions maybe none.
 
     Where a run brings sizes, of one product and Winograd's those that win on its side of a number of tiles: a plan
     holds there.
     """
     product = _product(node, window)
+    if len(window.size) != 2:
+        return product.key, unit_windows.forms(unit_windows.of(node, product))
     direct = tiles.forms(product)
     if node.attr("group") > 1:
         w, pixels = node.input(1), hint(node.input(0).shape[0]) * hint(math.prod(window.small))

@@ -252,7 +252,9 @@ class TiledProduct:
         size = f"{hint(self.rows)}x{self.m}x{self.weights.taps}*{self.weights.channels}"
         varying = "+" if is_symbolic(self.rows) or any(is_symbolic(v) for v in self.window.values()) else ""
         steps = "".join(
-            f" {name.lower()} {self.window[name]}" for name in ("STRIDE_Y", "STRIDE_X") if self.window.get(name, 1) != 1
+            f" {name.lower()} {self.window[name]}"
+            for name in ("STRIDE_Z", "STRIDE_Y", "STRIDE_X")
+            if self.window.get(name, 1) != 1
         )
         forms = f"{' planes' if self.planes else ''}{f' of {self.groups}' if self.groups > 1 else ''}{' spread' if self.spread else ''}"
         return f"{'bytes' if self.bytes else 'product'} {size}{varying}{forms}{steps}"

@@ -6,6 +6,7 @@ enough channels and filters are as many products.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +20,7 @@ from ort_gpu_ep.kernels.target import FRAGMENTS, MATRIX_UNITS, SUBGROUP_MATRIX, 
 from ort_gpu_ep.ops import matrix_units, tiles
 from ort_gpu_ep.ops.matrix_units import LEAST, PLAIN_WIDTH, UnitTile
 from ort_gpu_ep.ops.tiles import TiledProduct
+from ort_gpu_ep.ops.window import OUTPUT_AXES
 
 PARTS_ALIGNED = 2048
 """Vectors of a part of an image, at least, of which part_scales.wgsl finds the largest."""
@@ -29,6 +31,8 @@ memory."""
 STORED_WIDTH, SCALED_WIDTH = 2.4, 3.4
 """Bytes that an element of x counts for in `f16acc` and `tf32`: in the first, most are stored in float16, which nothing
 tells here."""
+DEEP_AXES = ("DEPTH", "OUT_DEPTH", "WINDOW_Z")
+"""Sizes of the third spatial dimension, which shaders leave out where all of them are 1."""
 MOST_PARTS = 512
 """Of an image whose scales its producer gives: with more, what reads them waits longer than a look at the image
 takes."""
@@ -173,6 +177,7 @@ def _product(
 ) -> Kernel:
     product = units.product
     limits, fours, bias = product.target.limits, not product.planes, {} if product.bias is None else {"c": product.bias}
+    deep = any(is_symbolic(product.window[name]) or product.window[name] != 1 for name in DEEP_AXES)
     plain, eights, w_eights = units.dtype is FLOAT16, fours and product.weights.padded % 8 == 0, product.m % 8 == 0
     consts: dict[str, Const] = {
         **matrix_units.consts_of(tile, limits),
@@ -201,6 +206,7 @@ def _product(
         "ALPHA": product.alpha,
         "BETA": 1.0,
         "IM2COL": True,
+        "DEEP": deep,
         "POINTWISE": product.pointwise,
         "PLANES": product.planes > 0,
         "CHANNELS": product.planes,
@@ -239,12 +245,12 @@ def _product(
 
 def pixels_of(product: TiledProduct) -> int:
     """Of an image of y."""
-    return int(product.window["OUT_HEIGHT"]) * int(product.window["OUT_WIDTH"])
+    return math.prod(product.window[name] for name in OUTPUT_AXES)
 
 
 def spanned(product: TiledProduct, tile: UnitTile) -> int:
     """Images of y, at most, that a workgroup has rows of."""
-    if any(is_symbolic(product.window[name]) for name in ("OUT_HEIGHT", "OUT_WIDTH")):
+    if is_symbolic(pixels_of(product)):
         return tile.n
     pixels = pixels_of(product)
     return 1 if pixels % tile.n == 0 else (tile.n + pixels - 2) // pixels + 1
@@ -253,7 +259,7 @@ def spanned(product: TiledProduct, tile: UnitTile) -> int:
 def given_scales(units: UnitConvolution, tile: UnitTile) -> Scales | None:
     """Of y's images: a part for each workgroup that has rows of one. None where sizes vary, or there are too many."""
     product = units.product
-    if any(is_symbolic(product.window[name]) for name in ("OUT_HEIGHT", "OUT_WIDTH")):
+    if is_symbolic(pixels_of(product)):
         return None
     pixels, images = pixels_of(product), spanned(product, tile)
     tiles = pixels // tile.n if pixels % tile.n == 0 else (pixels + tile.n - 2) // tile.n + 1

@@ -17,6 +17,7 @@ from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.ops import matrix_units, unit_windows
+from ort_gpu_ep.ops.conv_last import MAX_PLANES
 from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler import make_plan
 from ort_gpu_ep.scheduler.plan import Dispatch
@@ -42,6 +43,18 @@ WINDOWS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "planes": ((2, 3, 15, 13), (20, 3, 5, 5), {"strides": (2, 2), "pads": (2, 2, 2, 2)}),
     "groups": ((2, 48, 7, 6), (60, 16, 3, 3), {"pads": (1, 1, 1, 1), "group": 3}),
     "1x1 groups": ((3, 40, 5, 4), (72, 20, 1, 1), {"group": 2}),
+    "line": ((2, 20, 37), (36, 20, 3), {"strides": (2,), "pads": (1, 1)}),
+    "line of one channel": ((2, 1, 150), (20, 1, 20), {"strides": (5,)}),
+    "line apart, groups": ((1, 48, 40), (60, 16, 8), {"dilations": (3,), "pads": (4, 5), "group": 3}),
+    "space": ((2, 32, 4, 5, 6), (36, 32, 3, 3, 3), {"pads": (1,) * 6}),
+    "space, few channels": (
+        (1, 12, 5, 7, 6),
+        (24, 12, 2, 3, 2),
+        {"strides": (2, 1, 3), "dilations": (2, 1, 3), "pads": (1, 0, 2, 0, 1, 2)},
+    ),
+    "space 1x1x1 steps": ((2, 32, 3, 5, 7), (20, 32, 1, 1, 1), {"strides": (2, 2, 3)}),
+    "space of planes": ((2, 3, 5, 9, 8), (20, 3, 3, 5, 4), {"strides": (1, 2, 2), "pads": (1, 2, 2, 1, 2, 2)}),
+    "space, groups": ((1, 48, 3, 6, 5), (60, 16, 3, 1, 3), {"pads": (1, 0, 1, 1, 0, 1), "group": 3}),
 }
 
 
@@ -51,10 +64,15 @@ def scaled(kind: str, x: Array, w: Array) -> tuple[Array, Array]:
     if kind == "positive":
         return np.abs(x), np.abs(w)
     if kind == "mixed":
-        powers = np.exp2(rng.integers(-50, 51, (len(x), 1, 1, 1))), np.exp2(rng.integers(-50, 51, (len(w), 1, 1, 1)))
+        powers = [np.exp2(rng.integers(-50, 51, (len(a), *(1,) * (a.ndim - 1)))) for a in (x, w)]
         return (x * powers[0]).astype(np.float32), (w * powers[1]).astype(np.float32)
     factor = np.float32(2.0 ** {"large": 55, "small": -55}.get(kind, 0))
     return x * factor, w * factor
+
+
+def stored_of(x: Array, filters: tuple[int, ...]) -> Array:
+    """As a channels-last Conv of such filters reads x."""
+    return x if filters[1] <= MAX_PLANES else np.ascontiguousarray(np.moveaxis(x, 1, -1))
 
 
 def check(trial: Emulated, name: str, kind: str, precision: str, residual: bool = False) -> None:
@@ -65,7 +83,7 @@ def check(trial: Emulated, name: str, kind: str, precision: str, residual: bool 
     exact = expected(x, w, bias, None, attributes)
     added: Array | None = rng.standard_normal(exact.shape, np.float32) if residual else None
     arrays: list[Array] = [
-        x if filters[1] <= 4 else np.ascontiguousarray(x.transpose(0, 2, 3, 1)),
+        stored_of(x, filters),
         *([] if added is None else [added]),
     ]
     (got,) = trial.graph(conv_graph(arrays[0], w, bias, added, **attributes), arrays, precision)
@@ -73,9 +91,10 @@ def check(trial: Emulated, name: str, kind: str, precision: str, residual: bool 
     allowed = (2.0**-10 + k * 2.0**-24) * expected(wide, other, None, None, attributes)
     allowed += 2.0**-20 if kind == "normal" else 0.0  # of the bias, and of what is added
     if precision == "tf32":  # of an image and of a filter
-        ones, largest = np.ones_like(w), wide.max((1, 2, 3))[:, None, None, None]
+        of_one, ones = tuple(range(1, x.ndim)), np.ones_like(w)
+        largest = wide.max(of_one).reshape(-1, *(1,) * (x.ndim - 1))
         allowed += 2.0**-38 * (
-            largest * other.sum((1, 2, 3)) + expected(wide, ones, None, None, attributes) * other.max((1, 2, 3))
+            largest * other.sum(of_one) + expected(wide, ones, None, None, attributes) * other.max(of_one)
         )
     want = exact if added is None else np.maximum(exact, 0) + added
     assert np.isfinite(got).all()
@@ -105,7 +124,7 @@ def test_windows_of_float16_models(trial: Emulated, name: str, kind: str) -> Non
         for a in scaled(kind, rng.standard_normal(shape, np.float32), rng.standard_normal(filters, np.float32))
     )
     bias = rng.standard_normal(filters[0]).astype(np.float16)
-    stored = x if filters[1] <= 4 else np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+    stored = stored_of(x, filters)
     values = {"x": Value("x", FLOAT16, stored.shape), "y": Value("y", FLOAT16)}
     values |= {n: Value(n, FLOAT16, a.shape, lambda a=a: a) for n, a in (("w", w), ("c", bias))}  # type: ignore[misc]
     node = Node("Conv", ("x", "w", "c"), ("y",), version=11, attributes=attributes, channels_last=True)
@@ -119,7 +138,7 @@ def test_windows_of_float16_models(trial: Emulated, name: str, kind: str) -> Non
     assert trial.shaders == {"matrix_product.wgsl", "pack_rows.wgsl"}
 
 
-@pytest.mark.parametrize("name", ["1x1", "3x3 few channels", "planes", "groups"])
+@pytest.mark.parametrize("name", ["1x1", "3x3 few channels", "planes", "groups", "line", "space"])
 def test_windows_in_f16acc(trial: Emulated, name: str) -> None:
     with in_tile(QUICK):
         check(trial, name, "normal", "f16acc")
@@ -140,7 +159,9 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("name", "precision"), [("3x3", "tf32"), ("3x3", "f16acc"), ("3x3 apart", "tf32")])
+@pytest.mark.parametrize(
+    ("name", "precision"), [("3x3", "tf32"), ("3x3", "f16acc"), ("3x3 apart", "tf32"), ("space", "tf32")]
+)
 @pytest.mark.usefixtures("in_parts")
 def test_k_in_parts(trial: Emulated, name: str, precision: str) -> None:
     with forced(f"{QUICK.name}*3") as made:
