@@ -216,7 +216,7 @@ def _transposed_layout(node: BoundNode) -> ChannelsLast | None:
     node = at_hand(node)
     window = transpose_window(node, node.input(0).shape[2:], node.input(1).shape[2:])
     gain_ns = _gathered_ns(node, window) - conv_last.transposed_ns(node, window)
-    return ChannelsLast((0,), not conv_last.writes_planes(node), gain_ns=gain_ns)
+    return ChannelsLast((0,), not conv_last.writes_planes(node), gain_ns=gain_ns, rank=node.input(0).rank)
 
 
 def _gathered_ns(node: BoundNode, window: Window) -> float:

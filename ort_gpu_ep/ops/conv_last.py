@@ -64,7 +64,7 @@ def takes(node: BoundNode) -> bool:
     if x.rank not in IMAGE_RANKS or w.rank != x.rank or not (on_planes or unit_windows.may_use(node)):
         return False
     groups, (filters, channels) = node.attr("group"), w.shape[:2]
-    if x.rank != 4 and ((groups > 1 and channels == 1) or writes_planes(node)):
+    if x.rank != 4 and groups > 1 and channels == 1:
         return False
     if groups == 1:
         return bool(channels % 4 == 0 or (channels <= MAX_PLANES and filters % 4 == 0)) and tiles.fits(node.target)
@@ -74,9 +74,10 @@ def takes(node: BoundNode) -> bool:
 
 
 def takes_transposed(node: BoundNode) -> bool:
-    """Whether a ConvTranspose can."""
+    """Whether a ConvTranspose can, over one or two spatial dimensions."""
     x, w = node.input(0), node.input(1)
-    if x.rank != 4 or w.rank != 4 or x.dtype is not FLOAT32 or w.shape[0] % 4:
+    on_planes = x.rank == 4 and x.dtype is FLOAT32
+    if x.rank not in (3, 4) or w.rank != x.rank or not (on_planes or unit_windows.may_use(node)) or w.shape[0] % 4:
         return False
     taken = node.attr("group") == 1 and set(node.attr("dilations") or (1,)) == {1}
     return bool(taken and tiles.fits(node.target) and node.target.limits.allow("pack_phases.wgsl"))
@@ -109,15 +110,15 @@ def build(node: BoundNode) -> Lowering:
 def build_transposed(node: BoundNode) -> Lowering:
     """y[n, q, m] = sum over c, t, p with p * stride + t - pad = q of w[c, m, t] * x[n, p, c] + bias[m].
 
-    x: [N, H, W, C]; y: [N, H', W', M], or [N, M, H', W'] where `writes_planes`. With q + pad = a * stride + phase, all
+    x: [N, spatial..., C]; y: [N, spatial'..., M], or [N, M, spatial'...] where `writes_planes`. With q + pad = a * stride + phase, all
     phases of a see the same few p: one product, of the windows at a and (phase, m), whose sums are spread over y.
     Raises UnsupportedNodeError.
     """
     x, w = node.input(0), node.input(1)
-    if not takes_transposed(node) or x.shape[3] != w.shape[0]:
+    if not takes_transposed(node) or x.shape[-1] != w.shape[0]:
         raise UnsupportedNodeError(Code.ATTRIBUTE, f"ConvTranspose of {x.type} and {w.type} is not taken channels-last")
-    window = transpose_window(node, x.shape[1:3], w.shape[2:])
-    return tiles.lower_tiled(_phases(node, window), _output(node, window.large))
+    window = transpose_window(node, x.shape[1:-1], w.shape[2:])
+    return lower(node.target, *_transposed_forms(node, window), _output(node, window.large))
 
 
 def _output(node: BoundNode, spatial: Shape) -> TensorType:
@@ -129,7 +130,12 @@ def _output(node: BoundNode, spatial: Shape) -> TensorType:
 
 def transposed_ns(node: BoundNode, window: Window) -> float:
     """Of a ConvTranspose, likewise."""
-    return best_ns(tiles.forms(_phases(node, window)))
+    return best_ns(_transposed_forms(node, window)[1])
+
+
+def _transposed_forms(node: BoundNode, window: Window) -> tuple[str, Forms]:
+    product = _phases(node, window.in_plane)
+    return product.key, tiles.forms(product) | unit_windows.forms(unit_windows.of(node, product))
 
 
 def _phases(node: BoundNode, window: Window) -> tiles.TiledProduct:
@@ -140,7 +146,7 @@ def _phases(node: BoundNode, window: Window) -> tiles.TiledProduct:
     reach = tuple(ceil_div(size + c, step) for size, c, step in zip(window.large, crop, steps, strict=True))
     pads = tuple(taps - 1 - b for taps, b in zip(phases.taps, before, strict=True))
     seen = Window(window.small, reach, phases.taps, (1,) * len(steps), (1,) * len(steps), pads)
-    weights = tiles.Weights(1, w.shape[0], seen.taps, 0, 0, 0, w.is_constant, phases=phases)
+    weights = tiles.Weights(1, w.shape[0], seen.taps, 0, 0, 0, w.is_constant, phases=phases, dtype=w.dtype)
     columns = ceil_div(math.prod(steps) * phases.filters, 4) * 4
     return tiles.TiledProduct(
         node.input(0).shape[0] * math.prod(reach),
@@ -193,6 +199,7 @@ def _forms(node: BoundNode, window: Window) -> tuple[str, Forms]:
 def _product(node: BoundNode, window: Window) -> tiles.TiledProduct:
     w, planes = node.input(1), reads_planes(node)
     groups, by_planes = node.attr("group"), writes_planes(node)
+    lines = (math.prod(window.small[:-1]), window.small[-1])
     weights = tiles.Weights(
         1,
         w.shape[1],
@@ -214,7 +221,7 @@ def _product(node: BoundNode, window: Window) -> tiles.TiledProduct:
         strided=set(window.strides) != {1} or window.large != window.small,
         planes=w.shape[1] if planes else 0,
         groups=groups,
-        spread=tiles.Spread(w.shape[0], (1, 1), (0, 0), window.small, True) if by_planes else None,
+        spread=tiles.Spread(w.shape[0], (1, 1), (0, 0), lines, True) if by_planes else None,
         target=node.target,
         wide=tiles.are_wide(node),
     )

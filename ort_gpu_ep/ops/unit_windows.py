@@ -76,7 +76,7 @@ def of(node: BoundNode, product: TiledProduct) -> UnitConvolution | None:
     limits, weights = node.target.limits, product.weights
     if not may_use(node):
         return None
-    if product.spread or product.batch > 1 or not weights.constant or weights.phases or tiles.are_wide(node):
+    if product.batch > 1 or not weights.constant or tiles.are_wide(node):
         return None
     if min(product.m, weights.taps * weights.channels, int(hint(product.rows))) < LEAST:
         return None
@@ -85,6 +85,8 @@ def of(node: BoundNode, product: TiledProduct) -> UnitConvolution | None:
     if not hint(images):
         return None
     scaled = limits.precision == TF32 and x.dtype is FLOAT32
+    if scaled and product.spread:  # line_scales.wgsl knows filters that lie in lines, and no more columns than filters
+        return None
     return UnitConvolution(product, images, x.size // images, scaled, scaled and x.is_constant, x.dtype)
 
 
@@ -177,6 +179,7 @@ def _product(
 ) -> Kernel:
     product = units.product
     limits, fours, bias = product.target.limits, not product.planes, {} if product.bias is None else {"c": product.bias}
+    by_elements = product.spread is not None and product.spread.planes
     deep = any(is_symbolic(product.window[name]) or product.window[name] != 1 for name in DEEP_AXES)
     plain, eights, w_eights = units.dtype is FLOAT16, fours and product.weights.padded % 8 == 0, product.m % 8 == 0
     consts: dict[str, Const] = {
@@ -200,8 +203,8 @@ def _product(
         "W_SCALED": units.scaled,
         "X_BATCHES": False,
         "W_BATCHES": product.groups > 1,
-        "Y_FOURS": True,
-        "C_FOURS": True,
+        "Y_FOURS": not by_elements,
+        "C_FOURS": not by_elements,
         "GROUP_COUNT": product.groups,
         "ALPHA": product.alpha,
         "BETA": 1.0,
@@ -215,6 +218,7 @@ def _product(
         "GIVES": 0,
         "X_SPANNED": spanned(product, tile),
         **product.window,
+        **(product.spread.consts if product.spread else {}),
     }
     flat, side = Strided((1,), (0,)), product.groups > 1
     of_groups = [
@@ -230,7 +234,7 @@ def _product(
         grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), product.groups),
         reads={**reads, **bias},
         writes={"y": 0},
-        vectors=("w", "y", *(("x",) if fours else ()), *bias),
+        vectors=("w", *(("x",) if fours else ()), *(() if by_elements else ("y", *bias))),
         words=tuple(name for name, by_eight in (("x", plain and eights), ("w", w_eights)) if by_eight),
         choice=choice,
         features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS),

@@ -14,6 +14,7 @@
 // dimensions. PLANES: x is stored [image, channel, spatial...] with CHANNELS <= 4 of them, which count as C = 4. x_scales are those of PARTS parts of each image; a workgroup's rows are
 // of X_SPANNED images at most. GIVES: parts of each image of y whose scales are stored, too, as y_scales [images, GIVES]: one a workgroup
 // that has rows of the image, of SPANNED images at most. An image that fewer workgroups share than another has ones in between that change nothing.
+// SPREAD: a column is (phase, filter), and a row's pixel makes STEP_Y x STEP_X pixels of y, as in product.wgsl; with 1 y is vectors, with 2 planes.
 // CODES: w is packed codes of so many bits (2, 4, 8), rows of WORDS words along k, decoded on the way in; W_SCALED there
 // means that `table` is. CODE_FOURS: four words are bound together.
 // SPLIT > 1: k is cut into parts of PER, each of another workgroup (its z); the one of a tile that arrives last adds the parts up, in their order.
@@ -294,13 +295,24 @@ fn stored_row(round: u32, e: u32) -> u32 {
     return line / $(FN)u * $(own_n)u + round * $(FN)u + line % $(FN)u;
 }
 
+#if SPREAD
+const NOWHERE: u32 = 0xffffffffu;
+
+#include spread.wgsl
+#end
+
 #if Y_FOURS
-// Where in y, in elements, four columns of a row are; of what is beyond the edges, where the last are.
+// Where in y, in elements, four columns of a row are; of what is beyond the edges, where the last are (where SPREAD, the first of all).
 fn place_of(n: u32, m: u32, batch: u32) -> u32 {
+#if SPREAD
+    let at = spread(min(n, N - 1u), min(m, M - 4u) / 4u);
+    return select(4u * at, 0u, at == NOWHERE);
+#else
 #if GROUP_COUNT > 1
     return (min(n, N - 1u) * GROUP_COUNT + batch) * M + min(m, M - 4u);
 #else
     return (batch * N + min(n, N - 1u)) * M + min(m, M - 4u);
+#end
 #end
 }
 #end
@@ -567,7 +579,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #if GROUP_COUNT > 1
     let bias = BETA * c_at4((batch * M + min(m, M - 4u)) / 4u);
 #else
+#if SPREAD
+    let bias = BETA * c_at4(min(m, M - 4u) / 4u % FILTERS);
+#else
     let bias = BETA * c_at4(min(m, M - 4u) / 4u);
+#end
 #end
 #end
     let own_stage = subgroup_id / $(GM)u * $(FN * stage_row)u + subgroup_id % $(GM)u * $(own_m // 4)u;
@@ -640,7 +656,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #for u in stores
+#if SPREAD == 1
+    if (n$(i)_$u < N && m$(i)_$u < M && spread(n$(i)_$u, m$(i)_$u / 4u) != NOWHERE) {
+#else
     if (n$(i)_$u < N && m$(i)_$u < M) {
+#end
 #if Y_FOURS
         y_store4(at$(i)_$u / 4u, final$(i)_$u);
 #if GIVES
@@ -659,6 +679,20 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #else
+#if SPREAD
+#for j in 4
+        {
+            let m = m$(i)_$u + $(j)u;
+            let at = spread(n$(i)_$u, m);
+#if HAS_C
+            let v = v$(i)_$u[$j] + BETA * c_at(m % FILTERS);
+#else
+            let v = v$(i)_$u[$j];
+#end
+            if (at != NOWHERE) { y_set(at, v); }
+        }
+#end
+#else
         let at = (batch * N + n$(i)_$u) * M + m$(i)_$u;
 #for j in 4
         if (m$(i)_$u + $(j)u < M) {
@@ -668,6 +702,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
             y_set(at + $(j)u, v$(i)_$u[$j]);
 #end
         }
+#end
 #end
 #end
     }

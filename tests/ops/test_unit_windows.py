@@ -24,7 +24,7 @@ from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.verify import violations
 from tests.ops.matrix_emulation import Emulated, emulation
 from tests.ops.test_matrix_units import KINDS, QUICK, SMALL, Array
-from tests.ops.test_tiles import conv_graph, expected
+from tests.ops.test_tiles import ADD, RELU, conv_graph, expected
 
 
 @pytest.fixture
@@ -136,6 +136,80 @@ def test_windows_of_float16_models(trial: Emulated, name: str, kind: str) -> Non
     assert got.dtype == np.float16
     assert (np.abs(got - exact) <= allowed).all()
     assert trial.shaders == {"matrix_product.wgsl", "pack_rows.wgsl"}
+
+
+SPREADS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "transposed": ("ConvTranspose", (2, 24, 7, 5), (24, 12, 4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
+    "transposed, uneven": (
+        "ConvTranspose",
+        (1, 20, 6, 5),
+        (20, 8, 3, 5),
+        {"strides": (2, 3), "pads": (1, 3, 0, 2), "output_padding": (1, 2)},
+    ),
+    "transposed with gaps": ("ConvTranspose", (1, 16, 6, 7), (16, 4, 2, 1), {"strides": (3, 2)}),
+    "transposed to planes": (
+        "ConvTranspose",
+        (1, 32, 6, 5),
+        (32, 5, 4, 4),
+        {"strides": (2, 2), "pads": (1, 1, 1, 1)},
+    ),
+    "transposed line": ("ConvTranspose", (2, 16, 21), (16, 8, 16), {"strides": (8,), "pads": (4, 3)}),
+    "21 filters": ("Conv", (2, 16, 6, 7), (21, 16, 3, 3), {"pads": (1, 1, 1, 1), "strides": (1, 2)}),
+    "18 filters of a line": ("Conv", (1, 16, 70), (18, 16, 9), {"strides": (2,)}),
+    "17 filters of a space": ("Conv", (2, 16, 3, 4, 5), (17, 16, 1, 3, 3), {"pads": (0, 1, 1, 0, 1, 1)}),
+}
+"""What is stored elsewhere than [row, column]: pixels between others, and planes where filters are no fours."""
+
+
+def transposed(x: Array, w: Array, attributes: dict[str, Any]) -> Array:
+    """ConvTranspose in float64; x: [N, C, spatial...], the result [N, spatial'..., M]."""
+    strides, taps, rank = attributes["strides"], w.shape[2:], x.ndim - 2
+    pads = attributes.get("pads", (0,) * (2 * rank))
+    sizes = [(n - 1) * s + t for n, s, t in zip(x.shape[2:], strides, taps, strict=True)]
+    whole = np.zeros((x.shape[0], *(n + max(strides) for n in sizes), w.shape[1]))
+    for tap in np.ndindex(*taps):
+        places = (slice(t, t + (n - 1) * s + 1, s) for t, n, s in zip(tap, x.shape[2:], strides, strict=True))
+        whole[:, *places] += np.einsum("nc...,cm->n...m", x.astype(np.float64), w[:, :, *tap].astype(np.float64))
+    beyond = attributes.get("output_padding", (0,) * rank)
+    kept = (slice(pads[k], sizes[k] - pads[k + rank] + beyond[k]) for k in range(rank))
+    return whole[:, *kept]
+
+
+@pytest.mark.parametrize("name", SPREADS)
+@pytest.mark.parametrize("precision", ["float16", "f16acc"])
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_spread(trial: Emulated, name: str, precision: str, is_fused: bool) -> None:
+    """With a fused Relu and sum, too."""
+    rng = np.random.default_rng()
+    op, shape, filters, attributes = SPREADS[name]
+    dtype = FLOAT16 if precision == "float16" else FLOAT32
+    x, w = (rng.standard_normal(some).astype(dtype.numpy) for some in (shape, filters))
+    bias = rng.standard_normal(filters[1 if op == "ConvTranspose" else 0]).astype(dtype.numpy)
+    convolved = transposed if op == "ConvTranspose" else lambda x, w, own: expected(x, w, None, None, own)
+    exact, sizes = convolved(x, w, attributes) + bias, convolved(np.abs(x), np.abs(w), attributes) + np.abs(bias)
+    if bias.size % 4:
+        exact, sizes = (np.moveaxis(y, -1, 1) for y in (exact, sizes))
+    stored, added = (
+        stored_of(x, filters if op == "Conv" else shape),
+        rng.standard_normal(exact.shape).astype(dtype.numpy),
+    )
+    values = {n: Value(n, dtype, a.shape) for n, a in (("x", stored), ("r", added))} | {"y": Value("y", dtype)}
+    values |= {n: Value(n, dtype, a.shape, lambda a=a: a) for n, a in (("w", w), ("c", bias))}  # type: ignore[misc]
+    fused: dict[str, Any] = {"epilogue": (RELU, ADD), "operands": ("r",)} if is_fused else {}
+    node = Node(op, ("x", "w", "c"), ("y",), version=11, attributes=attributes, channels_last=True, **fused)
+    arrays = [stored, added] if is_fused else [stored]
+    graph = Graph("g", ("x", "r") if is_fused else ("x",), ("y",), (node,), values)
+    with in_tile(QUICK):
+        (got,) = trial.graph(graph, arrays, "float32" if precision == "float16" else precision)
+    rounded = 2.0**-11 if precision == "float16" else 0.0
+    k = filters[0] * 16 if op == "ConvTranspose" else int(np.prod(filters[1:]))
+    allowed = ((0.0 if rounded else 2.0**-10) + (k + 1) * 2.0**-24) * sizes + rounded * np.abs(exact) + 2.0**-24
+    if is_fused:
+        exact = np.maximum(exact, 0) + added
+        allowed = allowed + rounded * np.abs(exact) + 2.0**-22 * np.abs(added)
+    assert got.shape == exact.shape
+    assert (np.abs(got - exact) <= allowed).all()
+    assert "matrix_product.wgsl" in trial.shaders
 
 
 @pytest.mark.parametrize("name", ["1x1", "3x3 few channels", "planes", "groups", "line", "space"])
