@@ -150,7 +150,7 @@ class UnitProduct:
 
 def of_product(node: BoundNode, product: Product) -> UnitProduct | None:
     """None where it is to stay off matrix units."""
-    a, b = node.input(0), node.input(1)
+    a, b = (node.input(int(matrix.source)) for matrix in (product.a, product.b))
     limits, plain = product.target.limits, a.dtype is FLOAT16
     if not (plain or limits.precision in (TF32, "f16acc")) or no_matrix_units(limits):
         return None

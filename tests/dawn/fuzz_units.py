@@ -33,6 +33,7 @@ from ort_gpu_ep.ops.attention_units import UnitForm
 from ort_gpu_ep.ops.matrix_units import LEAST, UnitTile
 from tests.ops.test_attention_units import heads_of, wanted
 from tests.ops.test_tiles import expected
+from tests.ops.test_unit_windows import transposed
 
 Array = np.ndarray[Any, Any]
 RUNS = 20
@@ -199,6 +200,34 @@ def convolution(draw: Draw) -> Check:
     return check
 
 
+def spread(draw: Draw) -> Check:
+    """ConvTranspose over one or two spatial dimensions, of filters that are fours or planes."""
+    if draw.precision == "tf32":
+        draw.precision = "f16acc"
+    kernel = draw.one((2, 2), (4, 4), (3, 3), (3, 5), (1, 2), (5,), (16,))
+    rank, channels, filters = len(kernel), 4 * draw.size(4, 9), draw.one(draw.size(9, 20), 4 * draw.size(3, 8))
+    attributes: dict[str, Any] = {
+        "strides": tuple(draw.size(2, 3) for _ in kernel),
+        "pads": tuple(draw.size(0, kernel[k % rank] // 2) for k in range(2 * rank)),
+    }
+    shape = draw.size(1, 2), channels, *(draw.size(20, 60) if rank == 1 else draw.size(5, 12) for _ in kernel)
+    w = draw.array(draw.kind, channels, filters, *kernel, lines=0)
+    bias = draw.array("positive", filters)
+
+    def check(trial: Trial) -> str:
+        x = draw.array(draw.kind, *shape, lines=0)
+        stored = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+        node = Node("ConvTranspose", ("x", "w", "c"), ("y",), version=11, attributes=attributes, channels_last=True)
+        got = draw.run(trial, graph_of({"x": stored}, {"w": w, "c": bias}, node), [stored])
+        exact = transposed(x, w, attributes) + bias
+        sizes = transposed(np.abs(x), np.abs(w), attributes) + bias
+        if filters % 4:
+            exact, sizes = (np.moveaxis(y, -1, 1) for y in (exact, sizes))
+        return wrong(got, exact, draw.allowed(sizes, exact, channels * math.prod(kernel)))
+
+    return check
+
+
 def attention(draw: Draw) -> Check:
     shape = (draw.size(1, 2), draw.size(1, 3), draw.size(16, 70), draw.size(16, 90), 16 * draw.size(1, 3))
     values, scale = 16 * draw.size(1, 3), draw.one(0.1, 0.2, 0.3)
@@ -308,6 +337,7 @@ def convolution_of_bytes(draw: Draw) -> Check:
 DRAWN: tuple[Callable[[Draw], Check], ...] = (
     *[product] * 4,
     *[convolution] * 4,
+    *[spread] * 2,
     attention,
     packed,
     packed,
