@@ -6,10 +6,10 @@ enough channels and filters are as many products.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, DType, TensorType
@@ -249,7 +249,8 @@ def _product(
 
 def pixels_of(product: TiledProduct) -> int:
     """Of an image of y."""
-    return math.prod(product.window[name] for name in OUTPUT_AXES)
+    depth, height, width = (cast("int", product.window[name]) for name in OUTPUT_AXES)
+    return depth * height * width
 
 
 def spanned(product: TiledProduct, tile: UnitTile) -> int:

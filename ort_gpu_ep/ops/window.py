@@ -39,8 +39,14 @@ class Window:
         """The same of one dimension, with another one of size 1 before it."""
         if len(self.size) != 1:
             return self
-        parts = (self.large, self.small, self.size, self.strides, self.dilations)
-        return Window(*((1, *part) for part in parts), (0, *self.pads))
+        return Window(
+            (1, *self.large),
+            (1, *self.small),
+            (1, *self.size),
+            (1, *self.strides),
+            (1, *self.dilations),
+            (0, *self.pads),
+        )
 
     def consts(self, large: tuple[str, str, str], small: tuple[str, str, str]) -> dict[str, Const]:
         """WGSL constants over three axes z, y, x; missing leading axes have size 1."""
