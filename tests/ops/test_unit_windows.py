@@ -115,8 +115,9 @@ def test_groups_have_scales_of_their_own(trial: Emulated) -> None:
 
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("kind", ["normal", "positive"])
-def test_windows_of_float16_models(trial: Emulated, name: str, kind: str) -> None:
-    """x, the filters and the bias are the model's; what is stored is rounded once."""
+def test_windows_of_float16_models(trial: Emulated, name: str, kind: str, is_open: bool = False) -> None:
+    """x, the filters and the bias are the model's; what is stored is rounded once. is_open: images and pixels are
+    those of a run."""
     rng = np.random.default_rng()
     shape, filters, attributes = WINDOWS[name]
     x, w = (
@@ -124,8 +125,9 @@ def test_windows_of_float16_models(trial: Emulated, name: str, kind: str) -> Non
         for a in scaled(kind, rng.standard_normal(shape, np.float32), rng.standard_normal(filters, np.float32))
     )
     bias = rng.standard_normal(filters[0]).astype(np.float16)
-    stored = stored_of(x, filters)
-    values = {"x": Value("x", FLOAT16, stored.shape), "y": Value("y", FLOAT16)}
+    stored, axis = stored_of(x, filters), 1 if filters[1] <= MAX_PLANES else x.ndim - 1
+    sizes_of_x = tuple(f"size{k}" if is_open and k != axis else n for k, n in enumerate(stored.shape))
+    values = {"x": Value("x", FLOAT16, sizes_of_x), "y": Value("y", FLOAT16)}
     values |= {n: Value(n, FLOAT16, a.shape, lambda a=a: a) for n, a in (("w", w), ("c", bias))}  # type: ignore[misc]
     node = Node("Conv", ("x", "w", "c"), ("y",), version=11, attributes=attributes, channels_last=True)
     with in_tile(QUICK):
@@ -136,6 +138,11 @@ def test_windows_of_float16_models(trial: Emulated, name: str, kind: str) -> Non
     assert got.dtype == np.float16
     assert (np.abs(got - exact) <= allowed).all()
     assert trial.shaders == {"matrix_product.wgsl", "pack_rows.wgsl"}
+
+
+@pytest.mark.parametrize("name", ["3x3", "planes", "line", "space", "space of planes", "space 1x1x1 steps"])
+def test_sizes_of_a_run(trial: Emulated, name: str) -> None:
+    test_windows_of_float16_models(trial, name, "normal", True)
 
 
 SPREADS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
