@@ -90,10 +90,11 @@ def build(node: BoundNode) -> Lowering:
     UnsupportedNodeError.
     """
     x, w = node.input(0), node.input(1)
+    declined = UnsupportedNodeError(
+        Code.ATTRIBUTE, f"Conv of {x.type} and {w.type} with group {node.attr('group')} is not taken channels-last"
+    )
     if not takes(node):
-        raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"Conv of {x.type} and {w.type} with group {node.attr('group')} is not taken channels-last"
-        )
+        raise declined
     planes = reads_planes(node)
     if x.shape[1 if planes else -1] != w.shape[1] * node.attr("group"):
         raise UnsupportedNodeError(Code.RANK, f"Conv of {x.type}, channels last, and {w.type}: channels do not fit")
@@ -103,7 +104,7 @@ def build(node: BoundNode) -> Lowering:
         return _depthwise(node, window, out)
     key, forms = _forms(node, window)
     if not forms:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"Conv of {x.type} and {w.type} is too small for matrix units")
+        raise declined  # too small for matrix units
     return lower(node.target, key, forms, out)
 
 
