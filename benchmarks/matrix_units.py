@@ -322,6 +322,7 @@ HALVES: tuple[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]], ...]
     ("Conv", (8, 256, 64, 64), (21, 256, 1, 1), {}),
     ("ConvTranspose", (1, 256, 64, 64), (256, 128, 2, 2), {"strides": (2, 2)}),
     ("ConvTranspose", (1, 512, 32, 32), (512, 256, 4, 4), {"strides": (2, 2), "pads": (1,) * 4}),
+    ("ConvTranspose", (1, 128, 16, 64, 64), (128, 64, 2, 2, 2), {"strides": (2, 2, 2)}),
     ("ConvTranspose", (1, 512, 1000), (512, 256, 16), {"strides": (8,), "pads": (4, 4)}),
 )
 """Op, x [N, C, spatial...], weights, attributes."""

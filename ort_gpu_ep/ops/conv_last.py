@@ -74,10 +74,12 @@ def takes(node: BoundNode) -> bool:
 
 
 def takes_transposed(node: BoundNode) -> bool:
-    """Whether a ConvTranspose can, over one or two spatial dimensions."""
+    """Whether a ConvTranspose can."""
     x, w = node.input(0), node.input(1)
     on_planes = x.rank == 4 and x.dtype is FLOAT32
-    if x.rank not in (3, 4) or w.rank != x.rank or not (on_planes or unit_windows.may_use(node)) or w.shape[0] % 4:
+    if x.rank not in IMAGE_RANKS or w.rank != x.rank or not (on_planes or unit_windows.may_use(node)):
+        return False
+    if w.shape[0] % 4:
         return False
     taken = node.attr("group") == 1 and set(node.attr("dilations") or (1,)) == {1}
     return bool(taken and tiles.fits(node.target) and node.target.limits.allow("pack_phases.wgsl"))
@@ -116,10 +118,16 @@ def build_transposed(node: BoundNode) -> Lowering:
     Raises UnsupportedNodeError.
     """
     x, w = node.input(0), node.input(1)
+    declined = UnsupportedNodeError(
+        Code.ATTRIBUTE, f"ConvTranspose of {x.type} and {w.type} is not taken channels-last"
+    )
     if not takes_transposed(node) or x.shape[-1] != w.shape[0]:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"ConvTranspose of {x.type} and {w.type} is not taken channels-last")
+        raise declined
     window = transpose_window(node, x.shape[1:-1], w.shape[2:])
-    return lower(node.target, *_transposed_forms(node, window), _output(node, window.large))
+    key, forms = _transposed_forms(node, window)
+    if not forms:
+        raise declined  # too small for matrix units
+    return lower(node.target, key, forms, _output(node, window.large))
 
 
 def _output(node: BoundNode, spatial: Shape) -> TensorType:
@@ -131,12 +139,14 @@ def _output(node: BoundNode, spatial: Shape) -> TensorType:
 
 def transposed_ns(node: BoundNode, window: Window) -> float:
     """Of a ConvTranspose, likewise."""
-    return best_ns(_transposed_forms(node, window)[1])
+    forms = _transposed_forms(node, window)[1]
+    return best_ns(forms) if forms else math.inf
 
 
 def _transposed_forms(node: BoundNode, window: Window) -> tuple[str, Forms]:
     product = _phases(node, window.in_plane)
-    return product.key, tiles.forms(product) | unit_windows.forms(unit_windows.of(node, product))
+    units = unit_windows.forms(unit_windows.of(node, product))
+    return product.key, units if len(window.size) == 3 else tiles.forms(product) | units
 
 
 def _phases(node: BoundNode, window: Window) -> tiles.TiledProduct:
@@ -200,7 +210,7 @@ def _forms(node: BoundNode, window: Window) -> tuple[str, Forms]:
 def _product(node: BoundNode, window: Window) -> tiles.TiledProduct:
     w, planes = node.input(1), reads_planes(node)
     groups, by_planes = node.attr("group"), writes_planes(node)
-    lines = (math.prod(window.small[:-1]), window.small[-1])
+    ones = (1,) * len(window.in_plane.size)
     weights = tiles.Weights(
         1,
         w.shape[1],
@@ -222,7 +232,7 @@ def _product(node: BoundNode, window: Window) -> tiles.TiledProduct:
         strided=set(window.strides) != {1} or window.large != window.small,
         planes=w.shape[1] if planes else 0,
         groups=groups,
-        spread=tiles.Spread(w.shape[0], (1, 1), (0, 0), lines, True) if by_planes else None,
+        spread=tiles.Spread(w.shape[0], ones, (0,) * len(ones), window.in_plane.small, True) if by_planes else None,
         target=node.target,
         wide=tiles.are_wide(node),
     )

@@ -183,11 +183,9 @@ class Spread:
 
     @property
     def consts(self) -> dict[str, Const]:
-        named = zip(
-            ("STEP_Y", "STEP_X", "CROP_Y", "CROP_X", "HEIGHT_Y", "WIDTH_Y"),
-            (*self.steps, *self.crop, *self.size),
-            strict=True,
-        )
+        first = 3 - len(self.steps)
+        names = (("STEP_Z", "STEP_Y", "STEP_X"), ("CROP_Z", "CROP_Y", "CROP_X"), ("DEPTH_Y", "HEIGHT_Y", "WIDTH_Y"))
+        named = zip((n for some in names for n in some[first:]), (*self.steps, *self.crop, *self.size), strict=True)
         return {
             "SPREAD": 2 if self.planes else 1,
             "FILTERS": self.filters if self.planes else self.filters // 4,

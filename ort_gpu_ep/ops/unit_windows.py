@@ -180,7 +180,8 @@ def _product(
     product = units.product
     limits, fours, bias = product.target.limits, not product.planes, {} if product.bias is None else {"c": product.bias}
     by_elements = product.spread is not None and product.spread.planes
-    deep = any(is_symbolic(product.window[name]) or product.window[name] != 1 for name in DEEP_AXES)
+    is_space = product.spread is not None and len(product.spread.steps) == 3
+    deep = is_space or any(is_symbolic(product.window[name]) or product.window[name] != 1 for name in DEEP_AXES)
     plain, eights, w_eights = units.dtype is FLOAT16, fours and product.weights.padded % 8 == 0, product.m % 8 == 0
     consts: dict[str, Const] = {
         **matrix_units.consts_of(tile, limits),

@@ -201,16 +201,17 @@ def convolution(draw: Draw) -> Check:
 
 
 def spread(draw: Draw) -> Check:
-    """ConvTranspose over one or two spatial dimensions, of filters that are fours or planes."""
+    """ConvTranspose of filters that are fours or planes."""
     if draw.precision == "tf32":
         draw.precision = "f16acc"
-    kernel = draw.one((2, 2), (4, 4), (3, 3), (3, 5), (1, 2), (5,), (16,))
+    kernel = draw.one((2, 2), (4, 4), (3, 3), (3, 5), (1, 2), (5,), (16,), (2, 2, 2), (3, 2, 4))
     rank, channels, filters = len(kernel), 4 * draw.size(4, 9), draw.one(draw.size(9, 20), 4 * draw.size(3, 8))
+    most = (0, 60, 12, 6)[rank]
     attributes: dict[str, Any] = {
         "strides": tuple(draw.size(2, 3) for _ in kernel),
         "pads": tuple(draw.size(0, kernel[k % rank] // 2) for k in range(2 * rank)),
     }
-    shape = draw.size(1, 2), channels, *(draw.size(20, 60) if rank == 1 else draw.size(5, 12) for _ in kernel)
+    shape = draw.size(1, 2), channels, *(draw.size(most // 2, most) for _ in kernel)
     w = draw.array(draw.kind, channels, filters, *kernel, lines=0)
     bias = draw.array("positive", filters)
 

@@ -107,10 +107,12 @@ def test_a_size_of_subgroups_that_is_asked_for(trial: Trial) -> None:
 @pytest.mark.parametrize("name", ["line", "space, few channels", "space of planes", "space, groups"])
 @pytest.mark.parametrize("kind", ["normal", "positive"])
 def test_windows_over_lines_and_spaces(trial: Trial, name: str, kind: str) -> None:
-    windows.test_windows_of_float16_models(trial, name, kind)  # type: ignore[arg-type]
+    windows.check_half(trial, name, kind)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["transposed, uneven", "transposed to planes", "transposed line", "21 filters"])
+@pytest.mark.parametrize(
+    "name", ["transposed, uneven", "transposed to planes", "transposed line", "transposed space", "21 filters"]
+)
 @pytest.mark.parametrize("precision", ["float16", "f16acc"])
 def test_sums_that_are_spread(trial: Trial, name: str, precision: str) -> None:
     windows.test_spread(trial, name, precision, True)  # type: ignore[arg-type]

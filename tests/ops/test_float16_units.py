@@ -71,6 +71,7 @@ CASES: dict[str, tuple[str, tuple[Shape, ...], tuple[Any, ...], dict[str, Any]]]
         {"strides": (2, 2), "pads": (1,) * 4},
     ),
     "transposed line": ("ConvTranspose", ((1, 256, 512),), ((256, 128, 16),), {"strides": (8,), "pads": (4, 4)}),
+    "transposed space": ("ConvTranspose", ((1, 128, 16, 32, 32),), ((128, 64, 2, 2, 2), (64,)), {"strides": (2, 2, 2)}),
     "attention": ("Attention", HEADS, (), {}),
     "attention of joined heads": (
         "MultiHeadAttention",

@@ -115,7 +115,11 @@ def test_groups_have_scales_of_their_own(trial: Emulated) -> None:
 
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("kind", ["normal", "positive"])
-def test_windows_of_float16_models(trial: Emulated, name: str, kind: str, is_open: bool = False) -> None:
+def test_windows_of_float16_models(trial: Emulated, name: str, kind: str) -> None:
+    check_half(trial, name, kind)
+
+
+def check_half(trial: Emulated, name: str, kind: str, is_open: bool = False) -> None:
     """x, the filters and the bias are the model's; what is stored is rounded once. is_open: images and pixels are
     those of a run."""
     rng = np.random.default_rng()
@@ -142,7 +146,7 @@ def test_windows_of_float16_models(trial: Emulated, name: str, kind: str, is_ope
 
 @pytest.mark.parametrize("name", ["3x3", "planes", "line", "space", "space of planes", "space 1x1x1 steps"])
 def test_sizes_of_a_run(trial: Emulated, name: str) -> None:
-    test_windows_of_float16_models(trial, name, "normal", True)
+    check_half(trial, name, "normal", is_open=True)
 
 
 SPREADS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
@@ -163,6 +167,13 @@ SPREADS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]]
     "transposed line": ("ConvTranspose", (2, 16, 21), (16, 8, 16), {"strides": (8,), "pads": (4, 3)}),
     "21 filters": ("Conv", (2, 16, 6, 7), (21, 16, 3, 3), {"pads": (1, 1, 1, 1), "strides": (1, 2)}),
     "18 filters of a line": ("Conv", (1, 16, 70), (18, 16, 9), {"strides": (2,)}),
+    "transposed space": (
+        "ConvTranspose",
+        (2, 16, 3, 4, 5),
+        (16, 8, 2, 3, 4),
+        {"strides": (2, 2, 3), "pads": (1, 0, 2, 0, 1, 1), "output_padding": (1, 0, 2)},
+    ),
+    "transposed space to planes": ("ConvTranspose", (2, 20, 1, 5, 4), (20, 5, 3, 2, 2), {"strides": (2, 1, 2)}),
     "17 filters of a space": ("Conv", (2, 16, 3, 4, 5), (17, 16, 1, 3, 3), {"pads": (0, 1, 1, 0, 1, 1)}),
 }
 """What is stored elsewhere than [row, column]: pixels between others, and planes where filters are no fours."""
@@ -208,6 +219,8 @@ def test_spread(trial: Emulated, name: str, precision: str, is_fused: bool) -> N
     graph = Graph("g", ("x", "r") if is_fused else ("x",), ("y",), (node,), values)
     with in_tile(QUICK):
         (got,) = trial.graph(graph, arrays, "float32" if precision == "float16" else precision)
+        if precision == "float16":
+            assert np.array_equal(trial.weight(graph, arrays, "w"), w), "packed weights come back as they were"
     rounded = 2.0**-11 if precision == "float16" else 0.0
     k = filters[0] * 16 if op == "ConvTranspose" else int(np.prod(filters[1:]))
     allowed = ((0.0 if rounded else 2.0**-10) + (k + 1) * 2.0**-24) * sizes + rounded * np.abs(exact) + 2.0**-24
