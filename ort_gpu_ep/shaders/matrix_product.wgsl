@@ -656,13 +656,13 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #for u in stores
-#if SPREAD == 1
-    if (n$(i)_$u < N && m$(i)_$u < M && spread(n$(i)_$u, m$(i)_$u / 4u) != NOWHERE) {
-#else
     if (n$(i)_$u < N && m$(i)_$u < M) {
-#end
 #if Y_FOURS
+#if SPREAD
+        if (spread(n$(i)_$u, m / 4u) != NOWHERE) { y_store4(at$(i)_$u / 4u, final$(i)_$u); }
+#else
         y_store4(at$(i)_$u / 4u, final$(i)_$u);
+#end
 #if GIVES
         let bits = finite_bits(final$(i)_$u);
 #if SPANNED == 1
