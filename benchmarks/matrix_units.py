@@ -3,7 +3,8 @@
     python -m benchmarks.matrix_units [--only WHAT,...] [--size N] [--json FILE]
 
 WHAT: `peak` times of N x N x N products with a constant second matrix, and of torch's by CUDA where it is installed;
-`errors` and `times` of matrix products, `layers` times of ResNet-50's convolutions on 32 images.
+`errors` and `times` of matrix products, `layers` times of ResNet-50's convolutions on 32 images, `halves` those of
+float16 convolutions over lines and spaces (R3D-18's) and of transposed ones, beside the same node over planes.
 
 Times as in benchmarks.gpu_time. Errors are relative to sum |x w|, of eight rows: the largest, and the mean (a bias);
 `l2` is relative L2.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,14 @@ from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.health.open_adapter import open_gpu
 from ort_gpu_ep.health.probe import Trial
-from ort_gpu_ep.ir.graph import Array, Graph
-from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, DType
+from ort_gpu_ep.ir.graph import Array, Graph, Node, Value
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT8, DType, TensorType
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.problems import Problem, Random, problem
 from ort_gpu_ep.kernels.target import Choice, no_matrix_units
+from ort_gpu_ep.ops.conv_last import MAX_PLANES
 from ort_gpu_ep.ops.matrix_units import TILES
+from ort_gpu_ep.scheduler import make_plan
 
 KINDS = ("normal", "positive", "large", "small", "mixed")
 
@@ -78,7 +82,7 @@ def errors(gpu: Gpu, graph: Graph, a: Array, b: Array, right: Array, precision: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--size", type=int, default=4096)
-    parser.add_argument("--only", default="peak,errors,times,layers")
+    parser.add_argument("--only", default="peak,errors,times,layers,halves")
     parser.add_argument("--adapter", default="")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -108,6 +112,8 @@ def main() -> None:
         for_times(gpu, asked.size, say)
     if "layers" in wanted:
         for_layers(gpu, say)
+    if "halves" in wanted:
+        for_halves(gpu, say)
 
 
 def for_peak(gpu: Gpu, size: int, say: Any) -> None:
@@ -270,6 +276,50 @@ def by_form(
                 "estimate_us": round(choice.estimates_ns[form] / 1e3, 1),
             }
     return row
+
+
+HALVES: tuple[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
+    ("Conv", (1, 3, 16, 112, 112), (64, 3, 3, 7, 7), {"pads": (1, 3, 3, 1, 3, 3), "strides": (1, 2, 2)}),
+    ("Conv", (1, 64, 16, 56, 56), (64, 64, 3, 3, 3), {"pads": (1,) * 6}),
+    ("Conv", (1, 64, 16, 56, 56), (128, 64, 3, 3, 3), {"pads": (1,) * 6, "strides": (2, 2, 2)}),
+    ("Conv", (1, 128, 8, 28, 28), (128, 128, 3, 3, 3), {"pads": (1,) * 6}),
+    ("Conv", (1, 256, 4, 14, 14), (256, 256, 3, 3, 3), {"pads": (1,) * 6}),
+    ("Conv", (1, 512, 2, 7, 7), (512, 512, 3, 3, 3), {"pads": (1,) * 6}),
+    ("Conv", (1, 80, 3000), (768, 80, 3), {"pads": (1, 1)}),
+    ("Conv", (1, 768, 3000), (768, 768, 3), {"pads": (1, 1), "strides": (2,)}),
+    ("Conv", (1, 768, 499), (768, 48, 128), {"pads": (64, 64), "group": 16}),
+    ("Conv", (8, 128, 56, 56), (128, 128, 5, 5), {"pads": (2,) * 4}),
+    ("Conv", (8, 256, 64, 64), (21, 256, 1, 1), {}),
+    ("ConvTranspose", (1, 256, 64, 64), (256, 128, 2, 2), {"strides": (2, 2)}),
+    ("ConvTranspose", (1, 512, 32, 32), (512, 256, 4, 4), {"strides": (2, 2), "pads": (1,) * 4}),
+    ("ConvTranspose", (1, 128, 16, 64, 64), (128, 64, 2, 2, 2), {"strides": (2, 2, 2)}),
+    ("ConvTranspose", (1, 512, 1000), (512, 256, 16), {"strides": (8,), "pads": (4, 4)}),
+)
+"""Op, x [N, C, spatial...], weights, attributes."""
+
+
+def for_halves(gpu: Gpu, say: Any) -> None:
+    """Channels last in each form on matrix units and the best without, where there is one; and over planes, as they
+    were."""
+    warmth, config, rng = Warmth(gpu, Config()), Config(), np.random.default_rng(0)
+    for op, shape, filters, attributes in HALVES:
+        w = rng.standard_normal(filters, np.float32).astype(np.float16)
+        last = (shape[0], *shape[2:], shape[1]) if shape[1] > MAX_PLANES else shape
+        us: dict[str, float] = {}
+        forms: dict[str, dict[str, float]] = {}
+        for how, x in (("planes", shape), ("channels last", last)):
+            values = {"x": Value("x", FLOAT16, x), "w": Value("w", FLOAT16, filters, lambda w=w: w)}
+            is_last = how == "channels last"
+            node = Node(op, ("x", "w"), ("y",), version=11, attributes=attributes, channels_last=is_last)
+            graph = Graph("g", ("x",), ("y",), (node,), values | {"y": Value("y", FLOAT16)})
+            with forced() as chosen:
+                warmth.give()
+                us[how] = round(microseconds(gpu, graph, config)[0], 1)
+            plan = make_plan(graph, {"x": TensorType(FLOAT16, x)}, gpu.limits)
+            pixels = shape[0] * math.prod(shape[2:]) if op == "ConvTranspose" else plan.outputs[0].size // filters[0]
+            if is_last:
+                forms = by_form(gpu, graph, config, warmth, list(chosen.values()), 2.0 * pixels * w.size)
+        say(what="half", op=op, x=shape, w=filters, us=us, forms=forms, **attributes)
 
 
 def for_layers(gpu: Gpu, say: Any, images: int = 32) -> None:

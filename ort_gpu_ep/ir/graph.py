@@ -153,7 +153,7 @@ class Node:
     epilogue: elementwise steps, made by fusion, that the kernel applies to each element of its one output; `operands`
         names the other values that these steps read.
     into: where its one output is written, as a part of another value; made by the pass that places parts.
-    channels_last: its values of rank 4 are stored [N, H, W, C], and their types say so; made by the layout pass alone.
+    channels_last: its images are stored [N, spatial..., C], and their types say so; made by the layout pass alone.
     id: ONNX Runtime's node index, or the position in an ONNX file. A fused node has the ids it came from in `sources`.
     """
 

@@ -267,11 +267,11 @@ Builder: TypeAlias = Callable[[BoundNode], Built]
 
 @dataclass(frozen=True, slots=True)
 class ChannelsLast:
-    """How a node works with values of rank 4 stored [N, H, W, C].
+    """How a node works with values of `rank` that are stored [N, spatial..., C].
 
     inputs: positions of those that it reads so; the others stay as they are. writes: whether it writes its outputs so.
     attributes: those that are other ones then, because axes count stored dimensions. constants: likewise inputs, by
-    position. gain_ns: what it takes less than in plain; 0 where both are alike.
+    position. gain_ns: what it takes less than in plain; 0 where both are alike. rank: 3 to 5.
     """
 
     inputs: tuple[int, ...]
@@ -279,6 +279,7 @@ class ChannelsLast:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     constants: Mapping[int, Array] = field(default_factory=dict)
     gain_ns: float = 0.0
+    rank: int = 4
 
 
 LayoutRule: TypeAlias = Callable[[BoundNode], ChannelsLast | None]

@@ -1,5 +1,5 @@
-"""Rules of rows for values of rank 4 that are stored [N, H, W, C] (`op(..., channels_last=RULE)`);
-partitioner/layouts.py asks them."""
+"""Rules of rows for values that are stored [N, spatial..., C] (`op(..., channels_last=RULE)`); partitioner/layouts.py
+asks them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,26 @@ from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.ir.symbolic import is_symbolic
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, LayoutRule, spec_of
 
-TO_CHANNELS_LAST = (0, 2, 3, 1)
-"""Transpose's perm from [N, C, H, W] to [N, H, W, C]."""
-
-TO_PLAIN = (0, 3, 1, 2)
+IMAGE_RANKS = (3, 4, 5)
+"""Of values with one to three spatial axes."""
 
 
-def stored(axis: int) -> int:
-    """Where an axis of [N, C, H, W] is in [N, H, W, C]; both from the front."""
-    return TO_CHANNELS_LAST.index(axis % 4)
+def to_channels_last(rank: int) -> tuple[int, ...]:
+    """Transpose's perm from [N, C, spatial...] to [N, spatial..., C]."""
+    return (0, *range(2, rank), 1)
+
+
+def to_plain(rank: int) -> tuple[int, ...]:
+    """Its inverse."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+TO_CHANNELS_LAST, TO_PLAIN = to_channels_last(4), to_plain(4)
+
+
+def stored(axis: int, rank: int = 4) -> int:
+    """Where an axis of [N, C, spatial...] is in [N, spatial..., C]; both from the front."""
+    return to_channels_last(rank).index(axis % rank)
 
 
 def seen(node: BoundNode) -> tuple[int, ...]:
@@ -34,12 +45,16 @@ def seen(node: BoundNode) -> tuple[int, ...]:
 
 def elementwise(node: BoundNode) -> ChannelsLast | None:
     """Each element by itself: the same node, over all inputs that its kernel sees."""
-    return None if node.wants(1) else ChannelsLast(seen(node))
+    inputs = seen(node)
+    rank = max((operand.rank for operand in (*map(node.input, inputs), *node.operands)), default=0)
+    return None if node.wants(1) or rank not in IMAGE_RANKS else ChannelsLast(inputs, rank=rank)
 
 
 def one_scale(node: BoundNode) -> ChannelsLast | None:
     """Of rows whose inputs are x, a scale and a zero point: elementwise where one scale is that of all elements."""
-    return ChannelsLast((0,)) if node.input(1).size == 1 and not node.attr("block_size") else None
+    rank = node.input(0).rank
+    takes = node.input(1).size == 1 and not node.attr("block_size") and rank in IMAGE_RANKS
+    return ChannelsLast((0,), rank=rank) if takes else None
 
 
 def own(*inputs: int) -> LayoutRule:
@@ -47,12 +62,19 @@ def own(*inputs: int) -> LayoutRule:
     return lambda node: None if node.wants(1) else ChannelsLast(inputs)
 
 
+def of_any_rank(node: BoundNode) -> ChannelsLast | None:
+    """Likewise of x, with one to three spatial axes."""
+    rank = node.input(0).rank
+    return None if node.wants(1) or rank not in IMAGE_RANKS else ChannelsLast((0,), rank=rank)
+
+
 def along_axis(node: BoundNode) -> ChannelsLast | None:
-    """The same node, along the stored axis; all inputs that its kernel sees are of rank 4."""
+    """The same node, along the stored axis; all inputs that its kernel sees are of one rank."""
     inputs = seen(node)
-    if any(node.input(k).rank != 4 for k in inputs):
+    rank = node.input(0).rank
+    if rank not in IMAGE_RANKS or any(node.input(k).rank != rank for k in inputs):
         return None
-    return ChannelsLast(inputs, attributes={"axis": stored(int(node.attr("axis")))})
+    return ChannelsLast(inputs, attributes={"axis": stored(int(node.attr("axis")), rank)}, rank=rank)
 
 
 def permuted(values: Iterable[Any]) -> tuple[Any, ...]:

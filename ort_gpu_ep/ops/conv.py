@@ -77,7 +77,10 @@ def _layout(node: BoundNode) -> ChannelsLast | None:
     if math.isinf(gain_ns):
         return None
     return ChannelsLast(
-        () if conv_last.reads_planes(node) else (0,), not conv_last.writes_planes(node), gain_ns=gain_ns
+        () if conv_last.reads_planes(node) else (0,),
+        not conv_last.writes_planes(node),
+        gain_ns=gain_ns,
+        rank=node.input(0).rank,
     )
 
 
@@ -214,7 +217,9 @@ def _transposed_layout(node: BoundNode) -> ChannelsLast | None:
     node = at_hand(node)
     window = transpose_window(node, node.input(0).shape[2:], node.input(1).shape[2:])
     gain_ns = _gathered_ns(node, window) - conv_last.transposed_ns(node, window)
-    return ChannelsLast((0,), not conv_last.writes_planes(node), gain_ns=gain_ns)
+    if math.isinf(gain_ns):
+        return None
+    return ChannelsLast((0,), not conv_last.writes_planes(node), gain_ns=gain_ns, rank=node.input(0).rank)
 
 
 def _gathered_ns(node: BoundNode, window: Window) -> float:

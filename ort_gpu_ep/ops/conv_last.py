@@ -1,5 +1,5 @@
-"""Convolutions over channels that lie together: x [N, H, W, C], y [N, H, W, M]. What Conv and ConvTranspose become
-where the layout pass says so.
+"""Convolutions over channels that lie together: x [N, spatial..., C], y [N, spatial..., M]. What Conv and ConvTranspose
+become where the layout pass says so. Over one or three spatial dimensions they do on matrix units alone.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, kernel
 from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.ops import tiles, unit_windows, winograd
+from ort_gpu_ep.ops.channels_last import IMAGE_RANKS
 from ort_gpu_ep.ops.window import INPUT_AXES, OUTPUT_AXES, Window, conv_window, transpose_window
 
 MAX_PLANES = 4
-"""A convolution of so few channels reads them from planes, [N, C, H, W]: to reorder an image first would only cost."""
+"""A convolution of so few channels reads them from planes, [N, C, spatial...]: to reorder an image first would only cost."""
 
 DEPTHWISE_WORKGROUP_SIZE = 128
 
@@ -80,13 +81,13 @@ record(
 
 
 def reads_planes(node: BoundNode) -> bool:
-    """Whether the x of a channels-last Conv is stored [N, C, H, W] all the same."""
+    """Whether the x of a channels-last Conv is stored [N, C, spatial...] all the same."""
     return node.attr("group") == 1 and bool(node.input(1).shape[1] <= MAX_PLANES)
 
 
 def writes_planes(node: BoundNode) -> bool:
-    """Whether the y of a channels-last Conv or ConvTranspose is stored [N, M, H, W] all the same: its filters are no
-    fours."""
+    """Whether the y of a channels-last Conv or ConvTranspose is stored [N, M, spatial...] all the same: its filters are
+    no fours."""
     return bool(_filters(node) % 4)
 
 
@@ -95,11 +96,15 @@ def _filters(node: BoundNode) -> int:
 
 
 def takes(node: BoundNode) -> bool:
-    """Whether a Conv can work channels-last on this adapter. Of float16: where products of it use matrix units."""
+    """Whether a Conv can work channels-last on this adapter. Of float16, and over other than two spatial dimensions:
+    where products of it use matrix units."""
     x, w = node.input(0), node.input(1)
-    if x.rank != 4 or w.rank != 4 or not (x.dtype is FLOAT32 or unit_windows.may_use(node)):
+    on_planes = x.rank == 4 and x.dtype is FLOAT32
+    if x.rank not in IMAGE_RANKS or w.rank != x.rank or not (on_planes or unit_windows.may_use(node)):
         return False
     groups, (filters, channels) = node.attr("group"), w.shape[:2]
+    if x.rank != 4 and groups > 1 and channels == 1:
+        return False
     if groups == 1:
         return bool(channels % 4 == 0 or (channels <= MAX_PLANES and filters % 4 == 0)) and tiles.fits(node.target)
     if channels == 1:
@@ -110,7 +115,10 @@ def takes(node: BoundNode) -> bool:
 def takes_transposed(node: BoundNode) -> bool:
     """Whether a ConvTranspose can."""
     x, w = node.input(0), node.input(1)
-    if x.rank != 4 or w.rank != 4 or x.dtype is not FLOAT32 or w.shape[0] % 4:
+    on_planes = x.rank == 4 and x.dtype is FLOAT32
+    if x.rank not in IMAGE_RANKS or w.rank != x.rank or not (on_planes or unit_windows.may_use(node)):
+        return False
+    if w.shape[0] % 4:
         return False
     taken = node.attr("group") == 1 and set(node.attr("dilations") or (1,)) == {1}
     return bool(taken and tiles.fits(node.target) and node.target.limits.allow("pack_phases.wgsl"))
@@ -119,35 +127,46 @@ def takes_transposed(node: BoundNode) -> bool:
 def build(node: BoundNode) -> Lowering:
     """y[n, p, m] = sum over t, c of w[m, c, t] * x[n, p * stride + t * dilation - pad, c] + bias[m].
 
-    x: [N, H, W, C], or [N, C, H, W] where `reads_planes`; y: [N, H', W', M]. Raises UnsupportedNodeError.
+    x: [N, spatial..., C], or [N, C, spatial...] where `reads_planes`; y: [N, spatial'..., M]. Raises
+    UnsupportedNodeError.
     """
     x, w = node.input(0), node.input(1)
+    declined = UnsupportedNodeError(
+        Code.ATTRIBUTE, f"Conv of {x.type} and {w.type} with group {node.attr('group')} is not taken channels-last"
+    )
     if not takes(node):
-        raise UnsupportedNodeError(
-            Code.ATTRIBUTE, f"Conv of {x.type} and {w.type} with group {node.attr('group')} is not taken channels-last"
-        )
+        raise declined
     planes = reads_planes(node)
-    if (x.shape[1] if planes else x.shape[3]) != w.shape[1] * node.attr("group"):
+    if x.shape[1 if planes else -1] != w.shape[1] * node.attr("group"):
         raise UnsupportedNodeError(Code.RANK, f"Conv of {x.type}, channels last, and {w.type}: channels do not fit")
-    window = conv_window(node, x.shape[2:] if planes else x.shape[1:3], w.shape[2:])
+    window = conv_window(node, x.shape[2:] if planes else x.shape[1:-1], w.shape[2:])
     out = _output(node, window.small)
     if node.attr("group") > 1 and w.shape[1] == 1:
         return _depthwise(node, window, out)
-    return lower(node.target, *_forms(node, window), out)
+    key, forms = _forms(node, window)
+    if not forms:
+        raise declined  # too small for matrix units
+    return lower(node.target, key, forms, out)
 
 
 def build_transposed(node: BoundNode) -> Lowering:
     """y[n, q, m] = sum over c, t, p with p * stride + t - pad = q of w[c, m, t] * x[n, p, c] + bias[m].
 
-    x: [N, H, W, C]; y: [N, H', W', M], or [N, M, H', W'] where `writes_planes`. With q + pad = a * stride + phase, all
+    x: [N, spatial..., C]; y: [N, spatial'..., M], or [N, M, spatial'...] where `writes_planes`. With q + pad = a * stride + phase, all
     phases of a see the same few p: one product, of the windows at a and (phase, m), whose sums are spread over y.
     Raises UnsupportedNodeError.
     """
     x, w = node.input(0), node.input(1)
-    if not takes_transposed(node) or x.shape[3] != w.shape[0]:
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"ConvTranspose of {x.type} and {w.type} is not taken channels-last")
-    window = transpose_window(node, x.shape[1:3], w.shape[2:])
-    return tiles.lower_tiled(_phases(node, window), _output(node, window.large))
+    declined = UnsupportedNodeError(
+        Code.ATTRIBUTE, f"ConvTranspose of {x.type} and {w.type} is not taken channels-last"
+    )
+    if not takes_transposed(node) or x.shape[-1] != w.shape[0]:
+        raise declined
+    window = transpose_window(node, x.shape[1:-1], w.shape[2:])
+    key, forms = _transposed_forms(node, window)
+    if not forms:
+        raise declined  # too small for matrix units
+    return lower(node.target, key, forms, _output(node, window.large))
 
 
 def _output(node: BoundNode, spatial: Shape) -> TensorType:
@@ -159,7 +178,14 @@ def _output(node: BoundNode, spatial: Shape) -> TensorType:
 
 def transposed_ns(node: BoundNode, window: Window) -> float:
     """Of a ConvTranspose, likewise."""
-    return best_ns(tiles.forms(_phases(node, window)))
+    forms = _transposed_forms(node, window)[1]
+    return best_ns(forms) if forms else math.inf
+
+
+def _transposed_forms(node: BoundNode, window: Window) -> tuple[str, Forms]:
+    product = _phases(node, window.in_plane)
+    units = unit_windows.forms(unit_windows.of(node, product))
+    return product.key, units if len(window.size) == 3 else tiles.forms(product) | units
 
 
 def _phases(node: BoundNode, window: Window) -> tiles.TiledProduct:
@@ -170,7 +196,7 @@ def _phases(node: BoundNode, window: Window) -> tiles.TiledProduct:
     reach = tuple(ceil_div(size + c, step) for size, c, step in zip(window.large, crop, steps, strict=True))
     pads = tuple(taps - 1 - b for taps, b in zip(phases.taps, before, strict=True))
     seen = Window(window.small, reach, phases.taps, (1,) * len(steps), (1,) * len(steps), pads)
-    weights = tiles.Weights(1, w.shape[0], seen.taps, 0, 0, 0, w.is_constant, phases=phases)
+    weights = tiles.Weights(1, w.shape[0], seen.taps, 0, 0, 0, w.is_constant, phases=phases, dtype=w.dtype)
     columns = ceil_div(math.prod(steps) * phases.filters, 4) * 4
     return tiles.TiledProduct(
         node.input(0).shape[0] * math.prod(reach),
@@ -187,17 +213,21 @@ def _phases(node: BoundNode, window: Window) -> tiles.TiledProduct:
 
 
 def estimate_ns(node: BoundNode, window: Window) -> float:
-    """Of a Conv that is no depthwise one; whatever its x is stored like."""
-    return best_ns(_forms(node, window)[1])
+    """Of a Conv that is no depthwise one; whatever its x is stored like. Infinite where no form takes it."""
+    forms = _forms(node, window)[1]
+    return best_ns(forms) if forms else math.inf
 
 
 def _forms(node: BoundNode, window: Window) -> tuple[str, Forms]:
-    """What a choice is made for, and all forms of a Conv that is no depthwise one.
+    """What a choice is made for, and all forms of a Conv that is no depthwise one; over other than two spatial
+    dimensions maybe none.
 
     Where a run brings sizes, of one product and Winograd's those that win on its side of a number of tiles: a plan
     holds there.
     """
     product = _product(node, window)
+    if len(window.size) != 2:
+        return product.key, unit_windows.forms(unit_windows.of(node, product))
     direct = tiles.forms(product)
     if node.attr("group") > 1:
         w, pixels = node.input(1), hint(node.input(0).shape[0]) * hint(math.prod(window.small))
@@ -219,6 +249,7 @@ def _forms(node: BoundNode, window: Window) -> tuple[str, Forms]:
 def _product(node: BoundNode, window: Window) -> tiles.TiledProduct:
     w, planes = node.input(1), reads_planes(node)
     groups, by_planes = node.attr("group"), writes_planes(node)
+    ones = (1,) * len(window.in_plane.size)
     weights = tiles.Weights(
         1,
         w.shape[1],
@@ -240,7 +271,7 @@ def _product(node: BoundNode, window: Window) -> tiles.TiledProduct:
         strided=set(window.strides) != {1} or window.large != window.small,
         planes=w.shape[1] if planes else 0,
         groups=groups,
-        spread=tiles.Spread(w.shape[0], (1, 1), (0, 0), window.small, True) if by_planes else None,
+        spread=tiles.Spread(w.shape[0], ones, (0,) * len(ones), window.in_plane.small, True) if by_planes else None,
         target=node.target,
         wide=tiles.are_wide(node),
     )

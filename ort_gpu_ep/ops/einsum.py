@@ -13,11 +13,13 @@ from string import ascii_letters
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOAT64, Shape, TensorType
+from ort_gpu_ep.kernels.forms import lower
 from ort_gpu_ep.kernels.problems import normal, problem
 from ort_gpu_ep.kernels.records import record
 from ort_gpu_ep.kernels.registry import BoundNode, Kernel, Lowering, Strided, View, kernel, op
+from ort_gpu_ep.ops import contraction, matrix_units
 from ort_gpu_ep.ops.composed import Composed, Part
-from ort_gpu_ep.ops.contraction import Matrix, Product, lower_product
+from ort_gpu_ep.ops.contraction import Matrix, Product
 from ort_gpu_ep.ops.movement import moved
 from ort_gpu_ep.shaders.indices import merged
 
@@ -80,7 +82,9 @@ def einsum(node: BoundNode) -> Kernel | View | Lowering:
         return moved(node, out.shape, terms.strided(0, terms.output))
     product = as_product(terms) if len(terms.inputs) == 2 and out.dtype is not FLOAT64 else None
     if product is not None:
-        return lower_product(replace(product, target=node.target), out)
+        product = replace(product, target=node.target)
+        units = matrix_units.forms(matrix_units.of_product(node, replace(product, fours=True)))
+        return lower(node.target, product.key, contraction.forms(product) | units, out)
     nothing = Strided((), ())
     indices = {"b_out": nothing, "b_sum": nothing}
     for k, name in enumerate("ab"[: len(terms.inputs)]):

@@ -150,7 +150,7 @@ class UnitProduct:
 
 def of_product(node: BoundNode, product: Product) -> UnitProduct | None:
     """None where it is to stay off matrix units."""
-    a, b = node.input(0), node.input(1)
+    a, b = (node.input(int(matrix.source)) for matrix in (product.a, product.b))
     limits, plain = product.target.limits, a.dtype is FLOAT16
     if not (plain or limits.precision in (TF32, "f16acc")) or no_matrix_units(limits):
         return None
@@ -264,10 +264,11 @@ def fragment_consts(limits: Limits) -> dict[str, Const]:
 
 
 def consts_of(tile: UnitTile, limits: Limits) -> dict[str, Const]:
-    """What matrix_product.wgsl has of its tile and its fragments, and that w is no codes and k is whole."""
+    """What matrix_product.wgsl has of its tile and its fragments; that w is no codes, k is whole and y is [row, column]."""
     gm, gn = tile.teams(limits.unit_subgroup(FRAGMENTS))
     of_tile = {"TM": tile.m, "TN": tile.n, "TK": tile.k, "GM": gm, "GN": gn}
-    return {**of_tile, **fragment_consts(limits), "CODES": 0, "BLOCK": 0, "CODE_FOURS": False, "SPLIT": 1, "PER": 0}
+    plain = {"CODES": 0, "BLOCK": 0, "CODE_FOURS": False, "SPLIT": 1, "PER": 0, "SPREAD": 0}
+    return {**of_tile, **fragment_consts(limits), **plain}
 
 
 def _by_fours(units: UnitProduct, operand: Operand) -> bool:

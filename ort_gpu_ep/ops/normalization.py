@@ -24,7 +24,7 @@ from ort_gpu_ep.kernels.registry import (
     op,
 )
 from ort_gpu_ep.kernels.target import Choice, Target
-from ort_gpu_ep.ops.channels_last import own
+from ort_gpu_ep.ops.channels_last import of_any_rank, own
 from ort_gpu_ep.ops.reduce import Rows, normal_axes, reduced_shape, rows_of
 from ort_gpu_ep.ops.row_forms import MOST_HELD, RowForm, any_ns, estimates_ns, forms, wide_ns
 
@@ -447,7 +447,7 @@ def skip_normalization(node: BoundNode) -> Lowering:
     dtypes={"T": FLOATS},
     bindings="x scale? bias? -> y",
     epilogue=True,
-    channels_last=own(0),
+    channels_last=of_any_rank,
 )
 def instance_normalization(node: BoundNode) -> Kernel | Lowering:
     """y = (x - mean) / sqrt(variance + epsilon) * scale + bias over the spatial axes. x, y: [N, C, spatial...]; scale,
@@ -460,12 +460,13 @@ def instance_normalization(node: BoundNode) -> Kernel | Lowering:
             raise UnsupportedNodeError(
                 Code.RANK, f"InstanceNormalization with {operand.name!r} {operand.type}; taken: [C]"
             )
-    channel, spatial = (3, range(1, 3)) if node.node.channels_last else (1, range(2, x.rank))
+    last = node.node.channels_last
+    channel, spatial = (x.rank - 1, range(1, x.rank - 1)) if last else (1, range(2, x.rank))
     indices = {
         f"{name}_index": _per_channel(node, node.input(k), x.shape, channel) for k, name in ((1, "scale"), (2, "bias"))
     }
     rows = rows_of(x.shape, spatial)
-    channels = None if node.node.channels_last else _Channels(x.shape[1], 1, rows.length)
+    channels = None if last else _Channels(x.shape[1], 1, rows.length)
     return (_held(node, rows, node.attr("epsilon"), channels=channels) if channels else None) or _normalize(
         node, rows, indices, spread=VARIANCE, center=True, epsilon=node.attr("epsilon")
     )

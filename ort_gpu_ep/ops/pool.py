@@ -11,7 +11,7 @@ from ort_gpu_ep.ir.types import FLOATS, INT8, INT64, UINT8, TensorType
 from ort_gpu_ep.kernels.problems import integers, normal, problem
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Rounded, kernel, op
-from ort_gpu_ep.ops.channels_last import own
+from ort_gpu_ep.ops.channels_last import of_any_rank
 
 MAX_SPATIAL = 3
 WORKGROUP_SIZE = 128
@@ -179,8 +179,9 @@ def _fours(node: BoundNode, *, highest: bool, count_pad: bool) -> Kernel:
 
 
 def in_words(node: BoundNode) -> bool:
-    """Whether four channels of one place are four neighbours."""
-    return node.node.channels_last and same(node.input(0).shape[-1] % 4, 0)
+    """Whether four channels of one place, of two spatial axes, are four neighbours."""
+    x = node.input(0)
+    return node.node.channels_last and x.rank == 4 and same(x.shape[-1] % 4, 0)
 
 
 def word_pool(node: BoundNode, *, highest: bool, count_pad: bool, reads: Mapping[str, int], **consts: Const) -> Kernel:
@@ -238,7 +239,13 @@ def pool(
     return kernel("pool.wgsl", [_output(node, axes)], consts=consts, reads={"x": 0}, writes={"y": 0})
 
 
-@op("MaxPool", dtypes={"T": (*FLOATS, INT8, UINT8)}, bindings="x -> y indices", epilogue=True, channels_last=own(0))
+@op(
+    "MaxPool",
+    dtypes={"T": (*FLOATS, INT8, UINT8)},
+    bindings="x -> y indices",
+    epilogue=True,
+    channels_last=of_any_rank,
+)
 def max_pool(node: BoundNode) -> Kernel | Lowering:
     """y = max of x under the window; indices = where in x it is.
 
@@ -253,7 +260,7 @@ def max_pool(node: BoundNode) -> Kernel | Lowering:
     return Lowering((values.outputs[0], out), (values, where))
 
 
-@op("AveragePool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))
+@op("AveragePool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=of_any_rank)
 def average_pool(node: BoundNode) -> Kernel:
     """y = mean of x under the window, over the taps inside x or (count_include_pad) inside the padding too.
 
@@ -262,7 +269,7 @@ def average_pool(node: BoundNode) -> Kernel:
     return pool(node, mean=True, count_pad=bool(node.attr("count_include_pad")))
 
 
-@op("LpPool", since=2, dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))
+@op("LpPool", since=2, dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=of_any_rank)
 def lp_pool(node: BoundNode) -> Kernel:
     """y = (sum of |x|^p under the window)^(1/p).
 

@@ -38,7 +38,7 @@ from ort_gpu_ep.kernels.registry import (
     op,
 )
 from ort_gpu_ep.ops.axes import vector_of
-from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, ints, own, stored
+from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, ints, of_any_rank, stored
 
 WORKGROUP_SIZE = 256
 """Invocations a workgroup: WebGPU's guaranteed maximum."""
@@ -337,23 +337,23 @@ def _global(node: BoundNode, fold: Fold, p: int = 1) -> Kernel | Lowering:
     x = node.input(0)
     if not 3 <= x.rank <= 5:
         raise UnsupportedNodeError(Code.RANK, f"{node.op} of rank {x.rank}; taken, as by ONNX Runtime's CPU: 3 to 5")
-    axes = (1, 2) if node.node.channels_last else range(2, x.rank)
+    axes = range(1, x.rank - 1) if node.node.channels_last else range(2, x.rank)
     return reduction(node, fold, axes, TensorType(x.dtype, reduced_shape(x.shape, axes, True)), p)
 
 
-@op("GlobalAveragePool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))
+@op("GlobalAveragePool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=of_any_rank)
 def global_average_pool(node: BoundNode) -> Kernel | Lowering:
     """y = mean of x over the spatial axes. x: [N, C, spatial...], y: [N, C, 1...]."""
     return _global(node, replace(FOLDS["ReduceMean"], empty=4))
 
 
-@op("GlobalMaxPool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))
+@op("GlobalMaxPool", dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=of_any_rank)
 def global_max_pool(node: BoundNode) -> Kernel | Lowering:
     """y = max of x over the spatial axes. x: [N, C, spatial...], y: [N, C, 1...]."""
     return _global(node, FOLDS["ReduceMax"])
 
 
-@op("GlobalLpPool", since=2, dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=own(0))
+@op("GlobalLpPool", since=2, dtypes={"T": FLOATS}, bindings="x -> y", epilogue=True, channels_last=of_any_rank)
 def global_lp_pool(node: BoundNode) -> Kernel | Lowering:
     """y = (sum of |x|^p over the spatial axes)^(1/p). x: [N, C, spatial...], y: [N, C, 1...]."""
     p = int(node.attr("p"))

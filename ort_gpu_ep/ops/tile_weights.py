@@ -42,7 +42,12 @@ class Phases:
 
     def consts(self, channels: int, m: int) -> dict[str, Const]:
         named = (("WINDOW", self.window), ("STEP", self.steps), ("TAPS", self.taps))
-        sizes = {f"{name}_{axis}": size for name, two in named for axis, size in zip("YX", two, strict=True)}
+        axes = "ZYX"[-len(self.window) :]
+        sizes: dict[str, Const] = {
+            f"{name}_{axis}": n for name, own in named for axis, n in zip(axes, own, strict=True)
+        }
+        if len(axes) == 3:
+            sizes["DEEP"] = True
         return {"M": m, "CHANNELS": channels, "FILTERS": self.filters, **sizes}
 
 

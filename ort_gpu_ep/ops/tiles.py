@@ -183,11 +183,9 @@ class Spread:
 
     @property
     def consts(self) -> dict[str, Const]:
-        named = zip(
-            ("STEP_Y", "STEP_X", "CROP_Y", "CROP_X", "HEIGHT_Y", "WIDTH_Y"),
-            (*self.steps, *self.crop, *self.size),
-            strict=True,
-        )
+        first = 3 - len(self.steps)
+        names = (("STEP_Z", "STEP_Y", "STEP_X"), ("CROP_Z", "CROP_Y", "CROP_X"), ("DEPTH_Y", "HEIGHT_Y", "WIDTH_Y"))
+        named = zip((n for some in names for n in some[first:]), (*self.steps, *self.crop, *self.size), strict=True)
         return {
             "SPREAD": 2 if self.planes else 1,
             "FILTERS": self.filters if self.planes else self.filters // 4,
@@ -252,7 +250,9 @@ class TiledProduct:
         size = f"{hint(self.rows)}x{self.m}x{self.weights.taps}*{self.weights.channels}"
         varying = "+" if is_symbolic(self.rows) or any(is_symbolic(v) for v in self.window.values()) else ""
         steps = "".join(
-            f" {name.lower()} {self.window[name]}" for name in ("STRIDE_Y", "STRIDE_X") if self.window.get(name, 1) != 1
+            f" {name.lower()} {self.window[name]}"
+            for name in ("STRIDE_Z", "STRIDE_Y", "STRIDE_X")
+            if self.window.get(name, 1) != 1
         )
         forms = f"{' planes' if self.planes else ''}{f' of {self.groups}' if self.groups > 1 else ''}{' spread' if self.spread else ''}"
         return f"{'bytes' if self.bytes else 'product'} {size}{varying}{forms}{steps}"

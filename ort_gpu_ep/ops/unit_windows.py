@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, HALF, DType, TensorType
@@ -19,6 +20,7 @@ from ort_gpu_ep.kernels.target import FRAGMENTS, MATRIX_UNITS, SUBGROUP_MATRIX, 
 from ort_gpu_ep.ops import matrix_units, tiles
 from ort_gpu_ep.ops.matrix_units import LEAST, PLAIN_WIDTH, UnitTile
 from ort_gpu_ep.ops.tiles import TiledProduct
+from ort_gpu_ep.ops.window import OUTPUT_AXES
 
 PARTS_ALIGNED = 2048
 """Vectors of a part of an image, at least, of which part_scales.wgsl finds the largest."""
@@ -29,6 +31,8 @@ memory."""
 STORED_WIDTH, SCALED_WIDTH = 2.4, 3.4
 """Bytes that an element of x counts for in `f16acc` and `tf32`: in the first, most are stored in float16, which nothing
 tells here."""
+DEEP_AXES = ("DEPTH", "OUT_DEPTH", "WINDOW_Z")
+"""Sizes of the third spatial dimension, which shaders leave out where all of them are 1."""
 MOST_PARTS = 512
 """Of an image whose scales its producer gives: with more, what reads them waits longer than a look at the image
 takes."""
@@ -72,7 +76,7 @@ def of(node: BoundNode, product: TiledProduct) -> UnitConvolution | None:
     limits, weights = node.target.limits, product.weights
     if not may_use(node):
         return None
-    if product.spread or product.batch > 1 or not weights.constant or weights.phases or tiles.are_wide(node):
+    if product.batch > 1 or not weights.constant or tiles.are_wide(node):
         return None
     if min(product.m, weights.taps * weights.channels, int(hint(product.rows))) < LEAST:
         return None
@@ -81,6 +85,8 @@ def of(node: BoundNode, product: TiledProduct) -> UnitConvolution | None:
     if not hint(images):
         return None
     scaled = limits.precision == TF32 and x.dtype is FLOAT32
+    if scaled and product.spread:  # line_scales.wgsl knows filters that lie in lines, and no more columns than filters
+        return None
     return UnitConvolution(product, images, x.size // images, scaled, scaled and x.is_constant, x.dtype)
 
 
@@ -173,6 +179,9 @@ def _product(
 ) -> Kernel:
     product = units.product
     limits, fours, bias = product.target.limits, not product.planes, {} if product.bias is None else {"c": product.bias}
+    by_elements = product.spread is not None and product.spread.planes
+    is_space = product.spread is not None and len(product.spread.steps) == 3
+    deep = is_space or any(is_symbolic(product.window[name]) or product.window[name] != 1 for name in DEEP_AXES)
     plain, eights, w_eights = units.dtype is FLOAT16, fours and product.weights.padded % 8 == 0, product.m % 8 == 0
     consts: dict[str, Const] = {
         **matrix_units.consts_of(tile, limits),
@@ -195,12 +204,13 @@ def _product(
         "W_SCALED": units.scaled,
         "X_BATCHES": False,
         "W_BATCHES": product.groups > 1,
-        "Y_FOURS": True,
-        "C_FOURS": True,
+        "Y_FOURS": not by_elements,
+        "C_FOURS": not by_elements,
         "GROUP_COUNT": product.groups,
         "ALPHA": product.alpha,
         "BETA": 1.0,
         "IM2COL": True,
+        "DEEP": deep,
         "POINTWISE": product.pointwise,
         "PLANES": product.planes > 0,
         "CHANNELS": product.planes,
@@ -209,6 +219,7 @@ def _product(
         "GIVES": 0,
         "X_SPANNED": spanned(product, tile),
         **product.window,
+        **(product.spread.consts if product.spread else {}),
     }
     flat, side = Strided((1,), (0,)), product.groups > 1
     of_groups = [
@@ -224,7 +235,7 @@ def _product(
         grid=(ceil_div(product.m, tile.m), ceil_div(product.rows, tile.n), product.groups),
         reads={**reads, **bias},
         writes={"y": 0},
-        vectors=("w", "y", *(("x",) if fours else ()), *bias),
+        vectors=("w", *(("x",) if fours else ()), *(() if by_elements else ("y", *bias))),
         words=tuple(name for name, by_eight in (("x", plain and eights), ("w", w_eights)) if by_eight),
         choice=choice,
         features=(FLOAT16.feature, "subgroup", SUBGROUP_MATRIX, MATRIX_UNITS),
@@ -239,12 +250,13 @@ def _product(
 
 def pixels_of(product: TiledProduct) -> int:
     """Of an image of y."""
-    return int(product.window["OUT_HEIGHT"]) * int(product.window["OUT_WIDTH"])
+    depth, height, width = (cast("int", product.window[name]) for name in OUTPUT_AXES)
+    return depth * height * width
 
 
 def spanned(product: TiledProduct, tile: UnitTile) -> int:
     """Images of y, at most, that a workgroup has rows of."""
-    if any(is_symbolic(product.window[name]) for name in ("OUT_HEIGHT", "OUT_WIDTH")):
+    if is_symbolic(pixels_of(product)):
         return tile.n
     pixels = pixels_of(product)
     return 1 if pixels % tile.n == 0 else (tile.n + pixels - 2) // pixels + 1
@@ -253,7 +265,7 @@ def spanned(product: TiledProduct, tile: UnitTile) -> int:
 def given_scales(units: UnitConvolution, tile: UnitTile) -> Scales | None:
     """Of y's images: a part for each workgroup that has rows of one. None where sizes vary, or there are too many."""
     product = units.product
-    if any(is_symbolic(product.window[name]) for name in ("OUT_HEIGHT", "OUT_WIDTH")):
+    if is_symbolic(pixels_of(product)):
         return None
     pixels, images = pixels_of(product), spanned(product, tile)
     tiles = pixels // tile.n if pixels % tile.n == 0 else (pixels + tile.n - 2) // tile.n + 1

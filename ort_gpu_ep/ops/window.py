@@ -34,6 +34,20 @@ class Window:
         """Each output position sees the input position of the same index only."""
         return self.taps == 1 and self.large == self.small and set(self.strides) <= {1} and not any(self.pads)
 
+    @property
+    def in_plane(self) -> Window:
+        """The same of one dimension, with another one of size 1 before it."""
+        if len(self.size) != 1:
+            return self
+        return Window(
+            (1, *self.large),
+            (1, *self.small),
+            (1, *self.size),
+            (1, *self.strides),
+            (1, *self.dilations),
+            (0, *self.pads),
+        )
+
     def consts(self, large: tuple[str, str, str], small: tuple[str, str, str]) -> dict[str, Const]:
         """WGSL constants over three axes z, y, x; missing leading axes have size 1."""
         missing = 3 - len(self.size)

@@ -1,13 +1,14 @@
 """Which nodes work channel-last, and where values are converted: at the fewest places, by cost.
 
-A label per node (plain, or its values of rank 4 stored [N, H, W, C]); what a row can do it says itself
+A label per node (plain, or its images stored [N, spatial..., C]); what a row can do it says itself
 (`registry.ChannelsLast`). The labels are a minimum cut over what nodes gain and what a conversion takes, once a value
-however many readers it has. A conversion is an ordinary Transpose, a view where the bytes stay in order (H = W = 1, or
-C = 1); constants are permuted on the host.
+however many readers it has. A conversion is an ordinary Transpose, a view where the bytes stay in order (one
+pixel, or one channel); constants are permuted on the host.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,7 +24,7 @@ from ort_gpu_ep.kernels.cost_parameters import Figures
 from ort_gpu_ep.kernels.lowering import Facts, bind
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Decline, Limits, spec_of
 from ort_gpu_ep.kernels.target import Target
-from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST, TO_PLAIN
+from ort_gpu_ep.ops.channels_last import to_channels_last, to_plain
 from ort_gpu_ep.ops.transposition import moving_ns, transposed
 from ort_gpu_ep.partitioner.cut import Move, first_side
 
@@ -53,6 +54,8 @@ class _Option:
 def choose_layouts(graph: Graph, facts: Facts, limits: Limits) -> tuple[Graph, Facts]:
     """The graph with its layouts, and facts of its values, those that are stored channel-last among them."""
     options = {id(node): option for node in graph.nodes if (option := _option(node, facts, limits)) is not None}
+    ranks = {option.form.rank for option in options.values() if option.form.gain_ns > 0}
+    options = {key: option for key, option in options.items() if option.form.rank in ranks}
     while any(option.form.gain_ns > 0 for option in options.values()):
         chosen = _cheapest(graph, facts, options, limits.figures)
         rewriter = _Rewriter(graph, facts, limits, {key: options[key] for key in chosen})
@@ -67,13 +70,13 @@ def choose_layouts(graph: Graph, facts: Facts, limits: Limits) -> tuple[Graph, F
 def conversion_ns(tensor: TensorType, figures: Figures) -> float:
     """What it takes to bring a value into the other layout: as long as the way back."""
     shape = hints(tensor.shape)
-    view = shape[1] == 1 or shape[2] * shape[3] == 1
+    view = shape[1] == 1 or math.prod(shape[2:]) == 1
     return VIEW_NS if view else _moving_ns(shape, tensor.dtype, figures)
 
 
 @lru_cache(1024)
 def _moving_ns(shape: Shape, dtype: DType, figures: Figures) -> float:
-    return moving_ns(transposed(shape, TO_CHANNELS_LAST), dtype, figures)
+    return moving_ns(transposed(shape, to_channels_last(len(shape))), dtype, figures)
 
 
 def _option(node: Node, facts: Facts, limits: Limits) -> _Option | None:
@@ -92,11 +95,11 @@ def _option(node: Node, facts: Facts, limits: Limits) -> _Option | None:
     except UnsupportedNodeError:
         return None
     writes = frozenset(node.writes) if form and form.writes else frozenset[str]()
-    if form is None or any(name not in facts.types or facts.types[name].rank != 4 for name in writes):
+    if form is None or any(name not in facts.types or facts.types[name].rank != form.rank for name in writes):
         return None
     reads, constants = set[str](), set[str]()
     for name in _read_so(node, form):
-        how = _how_read(name, facts)
+        how = _how_read(name, facts, form.rank)
         if how is None:
             return None
         if how:
@@ -111,17 +114,17 @@ def _read_so(node: Node, form: ChannelsLast) -> Iterator[str]:
         yield from node.operands
 
 
-def _how_read(name: str, facts: Facts) -> str | None:
+def _how_read(name: str, facts: Facts, rank: int) -> str | None:
     """`constant`: permuted on the host. `value`: in the layout that it has, or converted. Empty: as it is. None: not at
     all."""
     tensor = facts.types.get(name)
-    if tensor is None or tensor.rank > 4 or tensor.dtype.bits < 8:
+    if tensor is None or tensor.rank > rank or tensor.dtype.bits < 8:
         return None
     if not any(map(is_symbolic, tensor.shape)) and tensor.size == 1:
         return ""
     if name in facts.known:
         return "constant"
-    return "value" if tensor.rank == 4 else None
+    return "value" if tensor.rank == rank else None
 
 
 def _cheapest(graph: Graph, facts: Facts, options: Mapping[int, _Option], figures: Figures) -> set[int]:
@@ -142,7 +145,7 @@ def _cheapest(graph: Graph, facts: Facts, options: Mapping[int, _Option], figure
     moves = []
     for name, keys in readers.items():
         tensor, producer = facts.types.get(name), producers.get(name)
-        if tensor is not None and tensor.rank == 4 and name not in facts.known and keys | {producer} != {None}:
+        if tensor is not None and name not in facts.known and keys | {producer} != {None}:
             seconds = conversion_ns(tensor, figures) * NANOSECOND
             moves.append(Move(producer, tuple(keys), seconds, seconds))
     return set(options) - {key for key in first_side(costs, moves, most=True) if isinstance(key, int)}
@@ -216,15 +219,16 @@ class _Rewriter:
             return self._written(name)
         if name not in option.constants:
             return name
-        tensor, array = self.facts.types[name], self.facts.known[name]
-        ranked = array.reshape((1,) * (4 - tensor.rank) + tuple(array.shape))
-        return self._constant(name, ranked.transpose(TO_CHANNELS_LAST), tensor.dtype)
+        tensor, array, rank = self.facts.types[name], self.facts.known[name], option.form.rank
+        ranked = array.reshape((1,) * (rank - tensor.rank) + tuple(array.shape))
+        own = name if tensor.rank == rank else f"{name}.of_rank_{rank}"  # nodes of several ranks may read it
+        return self._constant(own, ranked.transpose(to_channels_last(rank)), tensor.dtype)
 
     def _written(self, name: str) -> str:
         """The name of a value stored channel-last; its type is noted."""
         tensor = self.facts.types[name]
         self.facts.types[name + CHANNELS_LAST] = TensorType(
-            tensor.dtype, tuple(tensor.shape[k] for k in TO_CHANNELS_LAST)
+            tensor.dtype, tuple(tensor.shape[k] for k in to_channels_last(tensor.rank))
         )
         return name + CHANNELS_LAST
 
@@ -242,15 +246,16 @@ class _Rewriter:
         """Converts a value, before its first reader, that is there in the other layout only."""
         other = name.removesuffix(CHANNELS_LAST) if name.endswith(CHANNELS_LAST) else name + CHANNELS_LAST
         if name not in self.present and other in self.present:
-            self.nodes.append(conversion(other, name))
+            self.nodes.append(conversion(other, name, self.facts.types[other].rank))
             self.present.add(name)
 
 
-def conversion(source: str, target: str) -> Node:
+def conversion(source: str, target: str, rank: int) -> Node:
     """The node that brings a value into another layout."""
     to_last = target.endswith(CHANNELS_LAST)
+    perm = to_channels_last(rank) if to_last else to_plain(rank)
     label = f"{source.removesuffix(CHANNELS_LAST)}/{'channels_last' if to_last else 'plain'}"
-    return Node("Transpose", (source,), (target,), label, "", 13, {"perm": TO_CHANNELS_LAST if to_last else TO_PLAIN})
+    return Node("Transpose", (source,), (target,), label, "", 13, {"perm": perm})
 
 
 def is_conversion(node: Node) -> bool:

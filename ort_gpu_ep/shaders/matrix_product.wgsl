@@ -10,10 +10,11 @@
 // X_SCALED, W_SCALED: each line of it is multiplied by a power of two on the way in (line_scales.wgsl), w of 16 bits when it was stored.
 // Y_FOURS: y and what the steps read are vectors along m. C_FOURS: so is c, [M].
 // GROUP_COUNT > 1: of a convolution in groups, of C channels and M columns each, side by side in x, w and y; a workgroup's z is its group.
-// IM2COL: of a convolution. Row n is an output pixel, k is (tap, channel of C), and the window is read in place. PLANES: x is stored
-// [image, channel, y, x] with CHANNELS <= 4 of them, which count as C = 4. x_scales are those of PARTS parts of each image; a workgroup's rows are
+// IM2COL: of a convolution. Row n is an output pixel, k is (tap, channel of C), and the window is read in place. DEEP: over three spatial
+// dimensions. PLANES: x is stored [image, channel, spatial...] with CHANNELS <= 4 of them, which count as C = 4. x_scales are those of PARTS parts of each image; a workgroup's rows are
 // of X_SPANNED images at most. GIVES: parts of each image of y whose scales are stored, too, as y_scales [images, GIVES]: one a workgroup
 // that has rows of the image, of SPANNED images at most. An image that fewer workgroups share than another has ones in between that change nothing.
+// SPREAD: a column is (phase, filter), and a row's pixel makes STEP_Y x STEP_X pixels of y, as in product.wgsl; with 1 y is vectors, with 2 planes.
 // CODES: w is packed codes of so many bits (2, 4, 8), rows of WORDS words along k, decoded on the way in; W_SCALED there
 // means that `table` is. CODE_FOURS: four words are bound together.
 // SPLIT > 1: k is cut into parts of PER, each of another workgroup (its z); the one of a tile that arrives last adds the parts up, in their order.
@@ -129,25 +130,51 @@ fn w_halves(v: w_loaded, scale: vec4<f32>) -> vec2<u32> {
 #end
 
 #if IM2COL and not POINTWISE
-// Of the window's tap and channel that k is: rows down and across from the window's first pixel, and how far in x. Far out behind the last k.
-fn tap_of(k: u32) -> vec3<i32> {
+// Of the window's tap and channel that k is: rows down and across from the window's first pixel, how far in x, and planes behind. Far out
+// behind the last k.
+#if DEEP
+alias tap_t = vec4<i32>;
+fn tap_of(k: u32) -> tap_t {
+    let tap = k / $(C)u;
+    let dz = i32(tap / (WINDOW_Y * WINDOW_X) * DILATION_Z);
+    let dy = i32(tap / WINDOW_X % WINDOW_Y * DILATION_Y);
+    let dx = i32(tap % WINDOW_X * DILATION_X);
+    let away = (dz * i32(HEIGHT) + dy) * i32(WIDTH) + dx;
+#if PLANES
+    return tap_t(select(dy, -0x40000000, k >= K), dx, away, dz);
+#else
+    return tap_t(select(dy, -0x40000000, k >= K), dx, away * $(GROUP_COUNT * C) + i32(k % $(C)u), dz);
+#end
+}
+
+alias first_t = vec3<i32>;
+fn inside(first: first_t, tap: tap_t) -> bool {
+    return u32(first.x + tap.x) < HEIGHT && u32(first.y + tap.y) < WIDTH && u32(first.z + tap.w) < DEPTH;
+}
+#else
+alias tap_t = vec3<i32>;
+fn tap_of(k: u32) -> tap_t {
     let tap = k / $(C)u;
     let dy = i32(tap / WINDOW_X * DILATION_Y);
     let dx = i32(tap % WINDOW_X * DILATION_X);
 #if PLANES
-    return vec3<i32>(select(dy, -0x40000000, k >= K), dx, dy * i32(WIDTH) + dx);
+    return tap_t(select(dy, -0x40000000, k >= K), dx, dy * i32(WIDTH) + dx);
 #else
-    return vec3<i32>(select(dy, -0x40000000, k >= K), dx, (dy * i32(WIDTH) + dx) * $(GROUP_COUNT * C) + i32(k % $(C)u));
+    return tap_t(select(dy, -0x40000000, k >= K), dx, (dy * i32(WIDTH) + dx) * $(GROUP_COUNT * C) + i32(k % $(C)u));
 #end
 }
 
-fn load_x(base: i32, top: i32, left: i32, tap: vec3<i32>) -> x_loaded {
-    if (u32(top + tap.x) >= HEIGHT || u32(left + tap.y) >= WIDTH) { return x_loaded(); }
+alias first_t = vec2<i32>;
+fn inside(first: first_t, tap: tap_t) -> bool { return u32(first.x + tap.x) < HEIGHT && u32(first.y + tap.y) < WIDTH; }
+#end
+
+fn load_x(base: i32, first: first_t, tap: tap_t) -> x_loaded {
+    if (!inside(first, tap)) { return x_loaded(); }
 #if PLANES
     let at = u32(base + tap.z);
     var v = vec4<f32>(x_at(at), 0.0, 0.0, 0.0);
 #for channel in CHANNELS - 1
-    v[$(channel + 1)] = x_at(at + $(channel + 1)u * HEIGHT * WIDTH);
+    v[$(channel + 1)] = x_at(at + $(channel + 1)u * DEPTH * HEIGHT * WIDTH);
 #end
     return v;
 #else
@@ -268,13 +295,24 @@ fn stored_row(round: u32, e: u32) -> u32 {
     return line / $(FN)u * $(own_n)u + round * $(FN)u + line % $(FN)u;
 }
 
+#if SPREAD
+const NOWHERE: u32 = 0xffffffffu;
+
+#include spread.wgsl
+#end
+
 #if Y_FOURS
-// Where in y, in elements, four columns of a row are; of what is beyond the edges, where the last are.
+// Where in y, in elements, four columns of a row are; of what is beyond the edges, where the last are (where SPREAD, the first of all).
 fn place_of(n: u32, m: u32, batch: u32) -> u32 {
+#if SPREAD
+    let at = spread(min(n, N - 1u), min(m, M - 4u) / 4u);
+    return select(4u * at, 0u, at == NOWHERE);
+#else
 #if GROUP_COUNT > 1
     return (min(n, N - 1u) * GROUP_COUNT + batch) * M + min(m, M - 4u);
 #else
     return (batch * N + min(n, N - 1u)) * M + min(m, M - 4u);
+#end
 #end
 }
 #end
@@ -294,7 +332,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let x_start = x_base(batch);
     let w_start = w_base(batch);
 #if IM2COL
-    let first_image = n_first / (OUT_HEIGHT * OUT_WIDTH);
+    let first_image = n_first / (OUT_DEPTH * OUT_HEIGHT * OUT_WIDTH);
 #if X_SCALED
     for (var e = lane; e < X_SPANNED; e += WORKGROUP_SIZE) { atomicStore(&least[e], 0x7f800000u); }
 #end
@@ -314,19 +352,39 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let xr$i = min(n_first + xn$i, N - 1u);
     let xt$i = xn$i * $(x_row)u + xk$i;
 #if IM2COL
-    let image$i = xr$i / (OUT_HEIGHT * OUT_WIDTH);
-    let pixel$i = xr$i - image$i * (OUT_HEIGHT * OUT_WIDTH);
-    let oy$i = pixel$i / OUT_WIDTH;
-    let ox$i = pixel$i - oy$i * OUT_WIDTH;
+    let image$i = xr$i / (OUT_DEPTH * OUT_HEIGHT * OUT_WIDTH);
+    let pixel$i = xr$i - image$i * (OUT_DEPTH * OUT_HEIGHT * OUT_WIDTH);
+    let line$i = pixel$i / OUT_WIDTH;
+    let ox$i = pixel$i - line$i * OUT_WIDTH;
+#if DEEP
+    let oz$i = line$i / OUT_HEIGHT;
+    let oy$i = line$i - oz$i * OUT_HEIGHT;
+#else
+    let oy$i = line$i;
+#end
 #if POINTWISE
-    let xb$i = ((image$i * HEIGHT + oy$i * STRIDE_Y) * WIDTH + ox$i * STRIDE_X) * $(GROUP_COUNT * C)u + x_start;
+#if DEEP
+    let xl$i = (image$i * DEPTH + oz$i * STRIDE_Z) * HEIGHT + oy$i * STRIDE_Y;
+#else
+    let xl$i = image$i * HEIGHT + oy$i * STRIDE_Y;
+#end
+    let xb$i = (xl$i * WIDTH + ox$i * STRIDE_X) * $(GROUP_COUNT * C)u + x_start;
 #else
     let top$i = i32(oy$i * STRIDE_Y) - i32(PAD_Y);
     let left$i = i32(ox$i * STRIDE_X) - i32(PAD_X);
-#if PLANES
-    let xb$i = (i32(image$i * CHANNELS * HEIGHT) + top$i) * i32(WIDTH) + left$i;
+#let planes = CHANNELS if PLANES else 1
+#if DEEP
+    let front$i = i32(oz$i * STRIDE_Z) - i32(PAD_Z);
+    let first$i = first_t(top$i, left$i, front$i);
+    let xl$i = (i32(image$i * $(planes)u * DEPTH) + front$i) * i32(HEIGHT) + top$i;
 #else
-    let xb$i = ((i32(image$i * HEIGHT) + top$i) * i32(WIDTH) + left$i) * $(GROUP_COUNT * C) + i32(x_start);
+    let first$i = first_t(top$i, left$i);
+    let xl$i = i32(image$i * $(planes)u * HEIGHT) + top$i;
+#end
+#if PLANES
+    let xb$i = xl$i * i32(WIDTH) + left$i;
+#else
+    let xb$i = (xl$i * i32(WIDTH) + left$i) * $(GROUP_COUNT * C) + i32(x_start);
 #end
 #end
 #else
@@ -401,11 +459,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     workgroupBarrier();
     for (var e = lane; e < X_SPANNED * PARTS; e += WORKGROUP_SIZE) {
         let image = first_image + e / PARTS;
-        if (image * (OUT_HEIGHT * OUT_WIDTH) < N) { atomicMin(&least[e / PARTS], bitcast<u32>(x_scales_at(image * PARTS + e % PARTS))); }
+        if (image * (OUT_DEPTH * OUT_HEIGHT * OUT_WIDTH) < N) { atomicMin(&least[e / PARTS], bitcast<u32>(x_scales_at(image * PARTS + e % PARTS))); }
     }
     workgroupBarrier();
     for (var e = lane; e < TN; e += WORKGROUP_SIZE) {
-        row_scales[e] = bitcast<f32>(atomicLoad(&least[min(n_first + e, N - 1u) / (OUT_HEIGHT * OUT_WIDTH) - first_image]));
+        row_scales[e] = bitcast<f32>(atomicLoad(&least[min(n_first + e, N - 1u) / (OUT_DEPTH * OUT_HEIGHT * OUT_WIDTH) - first_image]));
     }
     workgroupBarrier();
 #end
@@ -521,7 +579,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #if GROUP_COUNT > 1
     let bias = BETA * c_at4((batch * M + min(m, M - 4u)) / 4u);
 #else
+#if SPREAD
+    let bias = BETA * c_at4(min(m, M - 4u) / 4u % FILTERS);
+#else
     let bias = BETA * c_at4(min(m, M - 4u) / 4u);
+#end
 #end
 #end
     let own_stage = subgroup_id / $(GM)u * $(FN * stage_row)u + subgroup_id % $(GM)u * $(own_m // 4)u;
@@ -596,13 +658,17 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for u in stores
     if (n$(i)_$u < N && m$(i)_$u < M) {
 #if Y_FOURS
+#if SPREAD
+        if (spread(n$(i)_$u, m / 4u) != NOWHERE) { y_store4(at$(i)_$u / 4u, final$(i)_$u); }
+#else
         y_store4(at$(i)_$u / 4u, final$(i)_$u);
+#end
 #if GIVES
         let bits = finite_bits(final$(i)_$u);
 #if SPANNED == 1
         largest0 = max(largest0, bits);
 #else
-        let image = n$(i)_$u / (OUT_HEIGHT * OUT_WIDTH) - first_image;
+        let image = n$(i)_$u / (OUT_DEPTH * OUT_HEIGHT * OUT_WIDTH) - first_image;
 #if SPANNED <= APART
 #for image in SPANNED
         largest$image = max(largest$image, select(0u, bits, image == $(image)u));
@@ -611,6 +677,20 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         atomicMax(&most[image], bits);
 #end
 #end
+#end
+#else
+#if SPREAD
+#for j in 4
+        {
+            let m = m$(i)_$u + $(j)u;
+            let at = spread(n$(i)_$u, m);
+#if HAS_C
+            let v = v$(i)_$u[$j] + BETA * c_at(m % FILTERS);
+#else
+            let v = v$(i)_$u[$j];
+#end
+            if (at != NOWHERE) { y_set(at, v); }
+        }
 #end
 #else
         let at = (batch * N + n$(i)_$u) * M + m$(i)_$u;
@@ -622,6 +702,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
             y_set(at + $(j)u, v$(i)_$u[$j]);
 #end
         }
+#end
 #end
 #end
     }
@@ -637,11 +718,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     workgroupBarrier();
     for (var e = lane; e < SPANNED; e += WORKGROUP_SIZE) {
         let image = first_image + e;
-        let pixel = image * (OUT_HEIGHT * OUT_WIDTH);
+        let pixel = image * (OUT_DEPTH * OUT_HEIGHT * OUT_WIDTH);
         if (pixel < min(n_first + TN, N)) {
             let part = image * GIVES + (group.y - pixel / TN) * $(GROUP_COUNT * columns)u + batch * $(columns)u + group.x;
             y_scales_set(part, scale_of(atomicLoad(&most[e]), 0));
-            if (pixel + OUT_HEIGHT * OUT_WIDTH <= n_first + TN) {
+            if (pixel + (OUT_DEPTH * OUT_HEIGHT * OUT_WIDTH) <= n_first + TN) {
                 for (var unused = part + $(GROUP_COUNT * columns)u; unused < (image + 1u) * GIVES; unused += $(GROUP_COUNT * columns)u) {
                     y_scales_set(unused, scale_of(0u, 0));
                 }

@@ -31,21 +31,7 @@ var<workgroup> place: u32;
 #if SPREAD
 const NOWHERE: u32 = 0xffffffffu;
 
-// Where y has column m (in vectors, in elements where it has planes) of a row; NOWHERE where it hasn't.
-fn spread(row: u32, m: u32) -> u32 {
-    let image = row / (OUT_HEIGHT * OUT_WIDTH);
-    let pixel = row - image * (OUT_HEIGHT * OUT_WIDTH);
-    let phase = m / FILTERS;
-    let which = m % FILTERS;
-    let y = pixel / OUT_WIDTH * STEP_Y + phase / STEP_X - CROP_Y;      // before the first: wraps to more than there are
-    let x = pixel % OUT_WIDTH * STEP_X + phase % STEP_X - CROP_X;
-    if (y >= HEIGHT_Y || x >= WIDTH_Y || phase >= $(STEP_Y * STEP_X)u) { return NOWHERE; }
-#if SPREAD == 1
-    return ((image * HEIGHT_Y + y) * WIDTH_Y + x) * FILTERS + which;
-#else
-    return ((image * FILTERS + which) * HEIGHT_Y + y) * WIDTH_Y + x;
-#end
-}
+#include spread.wgsl
 #end
 
 #if not POINTWISE

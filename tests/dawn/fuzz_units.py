@@ -8,6 +8,7 @@ kind were on units. A seed has one graph, in one small tile, which runs on RUNS 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections import Counter
@@ -29,9 +30,10 @@ from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import LAST_ARRIVING, MATRIX_ATTENTION, MATRIX_BYTES, MATRIX_UNITS
 from ort_gpu_ep.ops import attention_units, unit_bytes
 from ort_gpu_ep.ops.attention_units import UnitForm
-from ort_gpu_ep.ops.matrix_units import UnitTile
+from ort_gpu_ep.ops.matrix_units import LEAST, UnitTile
 from tests.ops.test_attention_units import heads_of, wanted
 from tests.ops.test_tiles import expected
+from tests.ops.test_unit_windows import transposed
 
 Array = np.ndarray[Any, Any]
 RUNS = 20
@@ -152,25 +154,34 @@ def product(draw: Draw) -> Check:
 
 
 def convolution(draw: Draw) -> Check:
+    """Over one to three spatial dimensions."""
     groups = draw.one(1, 1, 1, 2, 3)
     each, filters = 4 * draw.size(2, 6), 4 * draw.size(4, 10)
-    planes = groups == 1 and draw.size(0, 4) == 0
-    each = draw.size(1, 4) if planes else max(each, 16) if groups > 1 else each
-    kernel = draw.one((1, 1), (3, 3), (3, 3), (5, 5), (1, 3), (7, 7), (2, 4))
+    flat, line, space = (
+        ((1, 1), (3, 3), (5, 5), (1, 3), (7, 7), (2, 4)),
+        ((1,), (3,), (16,)),
+        ((1, 1, 1), (3, 3, 3), (2, 1, 4)),
+    )
+    kernel = draw.one(*flat, (3, 3), *line, *space)
+    rank, most = len(kernel), (0, 60, 14, 8)[len(kernel)]
+    planes = groups == 1 and draw.size(0, 4) == 0 and math.prod(kernel) >= LEAST
+    each = draw.size(1, 4) if planes else each if groups == 1 and len(kernel) == 2 else max(each, LEAST)
     attributes: dict[str, Any] = {
-        "strides": (draw.size(1, 2), draw.size(1, 3)),
-        "dilations": (1, 1) if 1 in kernel else (draw.size(1, 2), draw.size(1, 2)),
-        "pads": tuple(draw.size(0, (kernel[k % 2]) // 2) for k in range(4)),
+        "strides": tuple(draw.size(1, 3 if k else 2) for k in range(rank)),
+        "dilations": (1,) * rank if 1 in kernel else tuple(draw.size(1, 2) for _ in kernel),
+        "pads": tuple(draw.size(0, (kernel[k % rank]) // 2) for k in range(2 * rank)),
         "group": groups,
     }
-    size = tuple((kernel[k] - 1) * attributes["dilations"][k] + draw.size(6, 14) for k in range(2))
-    images, k = draw.size(1, 3), each * kernel[0] * kernel[1]
+    size = tuple(
+        (t - 1) * d + draw.size(most // 2 - 1, most) for t, d in zip(kernel, attributes["dilations"], strict=True)
+    )
+    images, k = draw.size(2, 4) if rank == 3 else draw.size(1, 3), each * math.prod(kernel)
     w = draw.array(draw.kind, filters * groups, each, *kernel, lines=0)
     bias = draw.array("positive", filters * groups) if draw.size(0, 1) else None
 
     def check(trial: Trial) -> str:
         x = draw.array(draw.kind, images, each * groups, *size, lines=0)
-        stored = x if planes else np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+        stored = x if planes else np.ascontiguousarray(np.moveaxis(x, 1, -1))
         constants = {"w": w} if bias is None else {"w": w, "c": bias}
         node = Node("Conv", ("x", *constants), ("y",), version=11, attributes=attributes, channels_last=True)
         got = draw.run(trial, graph_of({"x": stored}, constants, node), [stored])
@@ -179,11 +190,41 @@ def convolution(draw: Draw) -> Check:
         sizes = expected(wide, other, None if bias is None else np.abs(bias), None, attributes)
         allowed = draw.allowed(sizes, exact, k)
         if draw.precision == "tf32":
-            ones, largest = np.ones_like(other), wide.max((1, 2, 3))[:, None, None, None]
+            of_one, ones = tuple(range(1, rank + 2)), np.ones_like(other)
+            largest = wide.max(of_one).reshape(-1, *(1,) * (rank + 1))
             allowed = allowed + 2.0**-38 * (
-                largest * other.sum((1, 2, 3)) + expected(wide, ones, None, None, attributes) * other.max((1, 2, 3))
+                largest * other.sum(of_one) + expected(wide, ones, None, None, attributes) * other.max(of_one)
             )
         return wrong(got, exact, allowed)
+
+    return check
+
+
+def spread(draw: Draw) -> Check:
+    """ConvTranspose of filters that are fours or planes."""
+    if draw.precision == "tf32":
+        draw.precision = "f16acc"
+    kernel = draw.one((2, 2), (4, 4), (3, 3), (3, 5), (1, 2), (5,), (16,), (2, 2, 2), (3, 2, 4))
+    rank, channels, filters = len(kernel), 4 * draw.size(4, 9), draw.one(draw.size(9, 20), 4 * draw.size(3, 8))
+    most = (0, 60, 12, 6)[rank]
+    attributes: dict[str, Any] = {
+        "strides": tuple(draw.size(2, 3) for _ in kernel),
+        "pads": tuple(draw.size(0, kernel[k % rank] // 2) for k in range(2 * rank)),
+    }
+    shape = draw.size(1, 2), channels, *(draw.size(most // 2, most) for _ in kernel)
+    w = draw.array(draw.kind, channels, filters, *kernel, lines=0)
+    bias = draw.array("positive", filters)
+
+    def check(trial: Trial) -> str:
+        x = draw.array(draw.kind, *shape, lines=0)
+        stored = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+        node = Node("ConvTranspose", ("x", "w", "c"), ("y",), version=11, attributes=attributes, channels_last=True)
+        got = draw.run(trial, graph_of({"x": stored}, {"w": w, "c": bias}, node), [stored])
+        exact = transposed(x, w, attributes) + bias
+        sizes = transposed(np.abs(x), np.abs(w), attributes) + bias
+        if filters % 4:
+            exact, sizes = (np.moveaxis(y, -1, 1) for y in (exact, sizes))
+        return wrong(got, exact, draw.allowed(sizes, exact, channels * math.prod(kernel)))
 
     return check
 
@@ -297,6 +338,7 @@ def convolution_of_bytes(draw: Draw) -> Check:
 DRAWN: tuple[Callable[[Draw], Check], ...] = (
     *[product] * 4,
     *[convolution] * 4,
+    *[spread] * 2,
     attention,
     packed,
     packed,

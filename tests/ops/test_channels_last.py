@@ -20,6 +20,7 @@ from tests.unit.layouts import gaining
 F32 = "float32"
 X = data(2, 12, 7, 9)
 S = (2, 3, 5, 4)
+LINE, SPACE = data(2, 8, 19), data(2, 8, 5, 7, 6)
 
 
 BYTES = [Host(np.array(v), t) for v, t in ((0.031, F32), (121, "uint8"), (0.047, F32), (99, "uint8"))]
@@ -216,6 +217,30 @@ CASES: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "transposed to channels first": ("Transpose", (X,), {"perm": [0, 3, 1, 2]}),
     "transposed otherwise": ("Transpose", (X,), {"perm": [3, 1, 0, 2]}),
     "reversed": ("Transpose", (X,), {}),
+    "max pool of a line": ("MaxPool", (LINE,), {"kernel_shape": [3], "strides": [2], "pads": [1, 0]}),
+    "max pool of a space": (
+        "MaxPool",
+        (SPACE,),
+        {"kernel_shape": [2, 3, 2], "strides": [1, 2, 2], "pads": [0, 1, 1, 1, 0, 0]},
+    ),
+    "mean pool of a space, padding counts": (
+        "AveragePool",
+        (SPACE,),
+        {"kernel_shape": [2, 3, 2], "pads": [0, 1, 1, 1, 0, 0], "count_include_pad": 1},
+    ),
+    "global mean of a line": ("GlobalAveragePool", (LINE,), {}),
+    "global max of a space": ("GlobalMaxPool", (SPACE,), {}),
+    "each channel of a space normalised": (
+        "InstanceNormalization",
+        (SPACE, Host(data(8), F32), Host(data(8, seed=2), F32)),
+        {},
+    ),
+    "concat of channels of a line": ("Concat", (LINE, data(2, 3, 19)), {"axis": 1}),
+    "concat of a space along columns": ("Concat", (SPACE, data(2, 8, 5, 7, 2)), {"axis": -1}),
+    "softmax over channels of a space": ("Softmax", (SPACE,), {"axis": 1}),
+    "sum with channels of a space": ("Add", (SPACE, Host(data(8, 1, 1, 1), F32)), {}),
+    "product with columns of a line": ("Mul", (LINE, Host(data(19), F32)), {}),
+    "a line to bytes": ("QuantizeLinear", (LINE, Host(np.array(0.1, "f"), F32), Host(np.array(99), "uint8")), {}),
 }
 
 
@@ -287,3 +312,25 @@ def test_fused_steps_and_their_operands() -> None:
             n for n in rewrite(from_onnx(model), static_types(from_onnx(model)), Limits()).nodes if n.channels_last
         )
     assert len(node.epilogue) == 4
+
+
+def test_a_constant_that_images_of_two_ranks_read() -> None:
+    """[C, 1, 1] is of channels in an image, and of depths in a space."""
+    nodes = [
+        helper.make_node("MaxPool", ["x0"], ["p"], kernel_shape=[2, 2]),
+        helper.make_node("Add", ["p", "c"], ["a"]),
+    ]
+    nodes += [
+        helper.make_node("MaxPool", ["x1"], ["q"], kernel_shape=[1, 2, 2]),
+        helper.make_node("Add", ["q", "c"], ["b"]),
+    ]
+    feeds = {"x0": data(2, 5, 6, 8), "x1": data(2, 3, 5, 7, 6)}
+    inputs = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, a.shape) for n, a in feeds.items()]
+    outputs = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in "ab"]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [onnx.numpy_helper.from_array(data(5, 1, 1), "c")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
+    with gaining("MaxPool"):
+        assert channels_last_nodes(model) == ["MaxPool", "MaxPool"]
+        got = run_direct(model, feeds, rewrite)
+    for ours, want in zip(got, on_cpu(model, feeds), strict=True):
+        assert_agree(ours, want, 1e-6)

@@ -133,6 +133,24 @@ def test_float16_models(trial: Emulated, sizes: tuple[int, int, int], transposed
     assert trial.shaders == {"matrix_product.wgsl"}
 
 
+@pytest.mark.parametrize(("equation", "first", "second"), [("bij,bjk->bik", 0, 1), ("jk,ij->ik", 1, 0)])
+@pytest.mark.parametrize("columns", [36, 35])
+def test_sums_by_labels(trial: Emulated, equation: str, first: int, second: int, columns: int) -> None:
+    """Einsum of a float16 model that is a product of matrices, of either operand's rows."""
+    batch = (2,) if "b" in equation else ()
+    rng = np.random.default_rng()
+    a, b = (rng.standard_normal((*batch, *shape)).astype(np.float16) for shape in ((33, 44), (44, columns)))
+    arrays = [(a, b)[first], (a, b)[second]]
+    values = {name: Value(name, FLOAT16, array.shape) for name, array in zip("ab", arrays, strict=True)}
+    node = Node("Einsum", ("a", "b"), ("y",), version=12, attributes={"equation": equation})
+    with in_tile(QUICK):
+        (got,) = trial.graph(Graph("g", ("a", "b"), ("y",), (node,), values), arrays)
+    wide, other = a.astype(np.float64), b.astype(np.float64)
+    exact = wide @ other
+    assert (np.abs(got - exact) <= 45 * 2.0**-24 * (np.abs(wide) @ np.abs(other)) + 2.0**-11 * np.abs(exact)).all()
+    assert trial.shaders == {"matrix_product.wgsl"}
+
+
 @pytest.mark.parametrize("sizes", [(33, 35, 37), (65, 68, 64)])
 @pytest.mark.parametrize("turned", [(0, 0), (1, 0), (0, 1), (1, 1)])
 def test_gemm_of_any_size_with_transposed_operands(

@@ -49,10 +49,11 @@ def conv_graph(x: Array, w: Array, bias: Array | None, residual: Array | None, *
 
 
 def expected(x: Array, w: Array, bias: Array | None, residual: Array | None, attributes: dict[str, Any]) -> Array:
-    """In float64; x: [N, C, H, W], the result [N, H, W, M]."""
-    pads, strides = attributes.get("pads", [0] * 4), attributes.get("strides", [1, 1])
-    dilations, groups = attributes.get("dilations", [1, 1]), attributes.get("group", 1)
-    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
+    """In float64; x: [N, C, spatial...], the result [N, spatial'..., M]."""
+    rank = x.ndim - 2
+    pads, strides = attributes.get("pads", [0] * (2 * rank)), attributes.get("strides", [1] * rank)
+    dilations, groups = attributes.get("dilations", [1] * rank), attributes.get("group", 1)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), *((pads[k], pads[k + rank]) for k in range(rank))))
     out = [
         (n - (k - 1) * d - 1) // s + 1
         for n, k, d, s in zip(padded.shape[2:], w.shape[2:], dilations, strides, strict=True)
@@ -61,12 +62,13 @@ def expected(x: Array, w: Array, bias: Array | None, residual: Array | None, att
     each, filters = w.shape[1], w.shape[0] // groups
     for g in range(groups):
         own = w[g * filters : (g + 1) * filters].astype(np.float64)
-        for ky in range(w.shape[2]):
-            for kx in range(w.shape[3]):
-                rows = slice(ky * dilations[0], ky * dilations[0] + (out[0] - 1) * strides[0] + 1, strides[0])
-                columns = slice(kx * dilations[1], kx * dilations[1] + (out[1] - 1) * strides[1] + 1, strides[1])
-                seen = padded[:, g * each : (g + 1) * each, rows, columns]
-                y[..., g * filters : (g + 1) * filters] += np.einsum("nchw,mc->nhwm", seen, own[:, :, ky, kx])
+        for tap in np.ndindex(*w.shape[2:]):
+            places = (
+                slice(t * d, t * d + (o - 1) * s + 1, s)
+                for t, d, o, s in zip(tap, dilations, out, strides, strict=True)
+            )
+            seen = padded[:, g * each : (g + 1) * each, *places]
+            y[..., g * filters : (g + 1) * filters] += np.einsum("nc...,mc->n...m", seen, own[:, :, *tap])
     y = y if bias is None else y + bias
     return y if residual is None else np.maximum(y, 0) + residual
 

@@ -17,13 +17,14 @@ from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType, TensorType
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.ops import matrix_units, unit_windows
+from ort_gpu_ep.ops.conv_last import MAX_PLANES
 from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler import make_plan
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.verify import violations
 from tests.ops.matrix_emulation import Emulated, emulation
 from tests.ops.test_matrix_units import KINDS, QUICK, SMALL, Array
-from tests.ops.test_tiles import conv_graph, expected
+from tests.ops.test_tiles import ADD, RELU, conv_graph, expected
 
 
 @pytest.fixture
@@ -42,6 +43,18 @@ WINDOWS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "planes": ((2, 3, 15, 13), (20, 3, 5, 5), {"strides": (2, 2), "pads": (2, 2, 2, 2)}),
     "groups": ((2, 48, 7, 6), (60, 16, 3, 3), {"pads": (1, 1, 1, 1), "group": 3}),
     "1x1 groups": ((3, 40, 5, 4), (72, 20, 1, 1), {"group": 2}),
+    "line": ((2, 20, 37), (36, 20, 3), {"strides": (2,), "pads": (1, 1)}),
+    "line of one channel": ((2, 1, 150), (20, 1, 20), {"strides": (5,)}),
+    "line apart, groups": ((1, 48, 40), (60, 16, 8), {"dilations": (3,), "pads": (4, 5), "group": 3}),
+    "space": ((2, 32, 4, 5, 6), (36, 32, 3, 3, 3), {"pads": (1,) * 6}),
+    "space, few channels": (
+        (1, 12, 5, 7, 6),
+        (24, 12, 2, 3, 2),
+        {"strides": (2, 1, 3), "dilations": (2, 1, 3), "pads": (1, 0, 2, 0, 1, 2)},
+    ),
+    "space 1x1x1 steps": ((2, 32, 3, 5, 7), (20, 32, 1, 1, 1), {"strides": (2, 2, 3)}),
+    "space of planes": ((2, 3, 5, 9, 8), (20, 3, 3, 5, 4), {"strides": (1, 2, 2), "pads": (1, 2, 2, 1, 2, 2)}),
+    "space, groups": ((1, 48, 3, 6, 5), (60, 16, 3, 1, 3), {"pads": (1, 0, 1, 1, 0, 1), "group": 3}),
 }
 
 
@@ -51,10 +64,15 @@ def scaled(kind: str, x: Array, w: Array) -> tuple[Array, Array]:
     if kind == "positive":
         return np.abs(x), np.abs(w)
     if kind == "mixed":
-        powers = np.exp2(rng.integers(-50, 51, (len(x), 1, 1, 1))), np.exp2(rng.integers(-50, 51, (len(w), 1, 1, 1)))
+        powers = [np.exp2(rng.integers(-50, 51, (len(a), *(1,) * (a.ndim - 1)))) for a in (x, w)]
         return (x * powers[0]).astype(np.float32), (w * powers[1]).astype(np.float32)
     factor = np.float32(2.0 ** {"large": 55, "small": -55}.get(kind, 0))
     return x * factor, w * factor
+
+
+def stored_of(x: Array, filters: tuple[int, ...]) -> Array:
+    """As a channels-last Conv of such filters reads x."""
+    return x if filters[1] <= MAX_PLANES else np.ascontiguousarray(np.moveaxis(x, 1, -1))
 
 
 def check(trial: Emulated, name: str, kind: str, precision: str, residual: bool = False) -> None:
@@ -65,7 +83,7 @@ def check(trial: Emulated, name: str, kind: str, precision: str, residual: bool 
     exact = expected(x, w, bias, None, attributes)
     added: Array | None = rng.standard_normal(exact.shape, np.float32) if residual else None
     arrays: list[Array] = [
-        x if filters[1] <= 4 else np.ascontiguousarray(x.transpose(0, 2, 3, 1)),
+        stored_of(x, filters),
         *([] if added is None else [added]),
     ]
     (got,) = trial.graph(conv_graph(arrays[0], w, bias, added, **attributes), arrays, precision)
@@ -73,9 +91,10 @@ def check(trial: Emulated, name: str, kind: str, precision: str, residual: bool 
     allowed = (2.0**-10 + k * 2.0**-24) * expected(wide, other, None, None, attributes)
     allowed += 2.0**-20 if kind == "normal" else 0.0  # of the bias, and of what is added
     if precision == "tf32":  # of an image and of a filter
-        ones, largest = np.ones_like(w), wide.max((1, 2, 3))[:, None, None, None]
+        of_one, ones = tuple(range(1, x.ndim)), np.ones_like(w)
+        largest = wide.max(of_one).reshape(-1, *(1,) * (x.ndim - 1))
         allowed += 2.0**-38 * (
-            largest * other.sum((1, 2, 3)) + expected(wide, ones, None, None, attributes) * other.max((1, 2, 3))
+            largest * other.sum(of_one) + expected(wide, ones, None, None, attributes) * other.max(of_one)
         )
     want = exact if added is None else np.maximum(exact, 0) + added
     assert np.isfinite(got).all()
@@ -97,7 +116,12 @@ def test_groups_have_scales_of_their_own(trial: Emulated) -> None:
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("kind", ["normal", "positive"])
 def test_windows_of_float16_models(trial: Emulated, name: str, kind: str) -> None:
-    """x, the filters and the bias are the model's; what is stored is rounded once."""
+    check_half(trial, name, kind)
+
+
+def check_half(trial: Emulated, name: str, kind: str, is_open: bool = False) -> None:
+    """x, the filters and the bias are the model's; what is stored is rounded once. is_open: images and pixels are
+    those of a run."""
     rng = np.random.default_rng()
     shape, filters, attributes = WINDOWS[name]
     x, w = (
@@ -105,8 +129,9 @@ def test_windows_of_float16_models(trial: Emulated, name: str, kind: str) -> Non
         for a in scaled(kind, rng.standard_normal(shape, np.float32), rng.standard_normal(filters, np.float32))
     )
     bias = rng.standard_normal(filters[0]).astype(np.float16)
-    stored = x if filters[1] <= 4 else np.ascontiguousarray(x.transpose(0, 2, 3, 1))
-    values = {"x": Value("x", FLOAT16, stored.shape), "y": Value("y", FLOAT16)}
+    stored, axis = stored_of(x, filters), 1 if filters[1] <= MAX_PLANES else x.ndim - 1
+    sizes_of_x = tuple(f"size{k}" if is_open and k != axis else n for k, n in enumerate(stored.shape))
+    values = {"x": Value("x", FLOAT16, sizes_of_x), "y": Value("y", FLOAT16)}
     values |= {n: Value(n, FLOAT16, a.shape, lambda a=a: a) for n, a in (("w", w), ("c", bias))}  # type: ignore[misc]
     node = Node("Conv", ("x", "w", "c"), ("y",), version=11, attributes=attributes, channels_last=True)
     with in_tile(QUICK):
@@ -119,7 +144,95 @@ def test_windows_of_float16_models(trial: Emulated, name: str, kind: str) -> Non
     assert trial.shaders == {"matrix_product.wgsl", "pack_rows.wgsl"}
 
 
-@pytest.mark.parametrize("name", ["1x1", "3x3 few channels", "planes", "groups"])
+@pytest.mark.parametrize("name", ["3x3", "planes", "line", "space", "space of planes", "space 1x1x1 steps"])
+def test_sizes_of_a_run(trial: Emulated, name: str) -> None:
+    check_half(trial, name, "normal", is_open=True)
+
+
+SPREADS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "transposed": ("ConvTranspose", (2, 24, 7, 5), (24, 12, 4, 4), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
+    "transposed, uneven": (
+        "ConvTranspose",
+        (1, 20, 6, 5),
+        (20, 8, 3, 5),
+        {"strides": (2, 3), "pads": (1, 3, 0, 2), "output_padding": (1, 2)},
+    ),
+    "transposed with gaps": ("ConvTranspose", (1, 16, 6, 7), (16, 4, 2, 1), {"strides": (3, 2)}),
+    "transposed to planes": (
+        "ConvTranspose",
+        (1, 32, 6, 5),
+        (32, 5, 4, 4),
+        {"strides": (2, 2), "pads": (1, 1, 1, 1)},
+    ),
+    "transposed line": ("ConvTranspose", (2, 16, 21), (16, 8, 16), {"strides": (8,), "pads": (4, 3)}),
+    "21 filters": ("Conv", (2, 16, 6, 7), (21, 16, 3, 3), {"pads": (1, 1, 1, 1), "strides": (1, 2)}),
+    "18 filters of a line": ("Conv", (1, 16, 70), (18, 16, 9), {"strides": (2,)}),
+    "transposed space": (
+        "ConvTranspose",
+        (2, 16, 3, 4, 5),
+        (16, 8, 2, 3, 4),
+        {"strides": (2, 2, 3), "pads": (1, 0, 2, 0, 1, 1), "output_padding": (1, 0, 2)},
+    ),
+    "transposed space to planes": ("ConvTranspose", (2, 20, 1, 5, 4), (20, 5, 3, 2, 2), {"strides": (2, 1, 2)}),
+    "17 filters of a space": ("Conv", (2, 16, 3, 4, 5), (17, 16, 1, 3, 3), {"pads": (0, 1, 1, 0, 1, 1)}),
+}
+"""What is stored elsewhere than [row, column]: pixels between others, and planes where filters are no fours."""
+
+
+def transposed(x: Array, w: Array, attributes: dict[str, Any]) -> Array:
+    """ConvTranspose in float64; x: [N, C, spatial...], the result [N, spatial'..., M]."""
+    strides, taps, rank = attributes["strides"], w.shape[2:], x.ndim - 2
+    pads = attributes.get("pads", (0,) * (2 * rank))
+    sizes = [(n - 1) * s + t for n, s, t in zip(x.shape[2:], strides, taps, strict=True)]
+    whole = np.zeros((x.shape[0], *(n + max(strides) for n in sizes), w.shape[1]))
+    for tap in np.ndindex(*taps):
+        places = (slice(t, t + (n - 1) * s + 1, s) for t, n, s in zip(tap, x.shape[2:], strides, strict=True))
+        whole[:, *places] += np.einsum("nc...,cm->n...m", x.astype(np.float64), w[:, :, *tap].astype(np.float64))
+    beyond = attributes.get("output_padding", (0,) * rank)
+    kept = (slice(pads[k], sizes[k] - pads[k + rank] + beyond[k]) for k in range(rank))
+    return whole[:, *kept]
+
+
+@pytest.mark.parametrize("name", SPREADS)
+@pytest.mark.parametrize("precision", ["float16", "f16acc"])
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_spread(trial: Emulated, name: str, precision: str, is_fused: bool) -> None:
+    """With a fused Relu and sum, too."""
+    rng = np.random.default_rng()
+    op, shape, filters, attributes = SPREADS[name]
+    dtype = FLOAT16 if precision == "float16" else FLOAT32
+    x, w = (rng.standard_normal(some).astype(dtype.numpy) for some in (shape, filters))
+    bias = rng.standard_normal(filters[1 if op == "ConvTranspose" else 0]).astype(dtype.numpy)
+    convolved = transposed if op == "ConvTranspose" else lambda x, w, own: expected(x, w, None, None, own)
+    exact, sizes = convolved(x, w, attributes) + bias, convolved(np.abs(x), np.abs(w), attributes) + np.abs(bias)
+    if bias.size % 4:
+        exact, sizes = (np.moveaxis(y, -1, 1) for y in (exact, sizes))
+    stored, added = (
+        stored_of(x, filters if op == "Conv" else shape),
+        rng.standard_normal(exact.shape).astype(dtype.numpy),
+    )
+    values = {n: Value(n, dtype, a.shape) for n, a in (("x", stored), ("r", added))} | {"y": Value("y", dtype)}
+    values |= {n: Value(n, dtype, a.shape, lambda a=a: a) for n, a in (("w", w), ("c", bias))}  # type: ignore[misc]
+    fused: dict[str, Any] = {"epilogue": (RELU, ADD), "operands": ("r",)} if is_fused else {}
+    node = Node(op, ("x", "w", "c"), ("y",), version=11, attributes=attributes, channels_last=True, **fused)
+    arrays = [stored, added] if is_fused else [stored]
+    graph = Graph("g", ("x", "r") if is_fused else ("x",), ("y",), (node,), values)
+    with in_tile(QUICK):
+        (got,) = trial.graph(graph, arrays, "float32" if precision == "float16" else precision)
+        if precision == "float16":
+            assert np.array_equal(trial.weight(graph, arrays, "w"), w), "packed weights come back as they were"
+    rounded = 2.0**-11 if precision == "float16" else 0.0
+    k = filters[0] * 16 if op == "ConvTranspose" else int(np.prod(filters[1:]))
+    allowed = ((0.0 if rounded else 2.0**-10) + (k + 1) * 2.0**-24) * sizes + rounded * np.abs(exact) + 2.0**-24
+    if is_fused:
+        exact = np.maximum(exact, 0) + added
+        allowed = allowed + rounded * np.abs(exact) + 2.0**-22 * np.abs(added)
+    assert got.shape == exact.shape
+    assert (np.abs(got - exact) <= allowed).all()
+    assert "matrix_product.wgsl" in trial.shaders
+
+
+@pytest.mark.parametrize("name", ["1x1", "3x3 few channels", "planes", "groups", "line", "space"])
 def test_windows_in_f16acc(trial: Emulated, name: str) -> None:
     with in_tile(QUICK):
         check(trial, name, "normal", "f16acc")
@@ -140,7 +253,9 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("name", "precision"), [("3x3", "tf32"), ("3x3", "f16acc"), ("3x3 apart", "tf32")])
+@pytest.mark.parametrize(
+    ("name", "precision"), [("3x3", "tf32"), ("3x3", "f16acc"), ("3x3 apart", "tf32"), ("space", "tf32")]
+)
 @pytest.mark.usefixtures("in_parts")
 def test_k_in_parts(trial: Emulated, name: str, precision: str) -> None:
     with forced(f"{QUICK.name}*3") as made:

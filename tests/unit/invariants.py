@@ -12,7 +12,7 @@ from ort_gpu_ep.ir.symbolic import hints
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.lowering import Facts, facts_of, walk
 from ort_gpu_ep.kernels.registry import Decline
-from ort_gpu_ep.ops.channels_last import TO_CHANNELS_LAST
+from ort_gpu_ep.ops.channels_last import to_channels_last
 from ort_gpu_ep.ops.joining import IN_PLACE
 from ort_gpu_ep.partitioner.absorption import ACTIVATIONS, LAYERS, PRODUCTS, Consumers, absorb
 from ort_gpu_ep.partitioner.attention_inputs import simplify_attention
@@ -87,9 +87,9 @@ def _declined_before(work: Work, node: Node) -> bool:
 
 def _expected(facts: Facts, name: str) -> TensorType | None:
     plain = facts.types.get(name.removesuffix(CHANNELS_LAST))
-    if plain is None or not name.endswith(CHANNELS_LAST) or plain.rank != 4:
+    if plain is None or not name.endswith(CHANNELS_LAST):
         return plain if not name.endswith(CHANNELS_LAST) else None
-    return TensorType(plain.dtype, tuple(plain.shape[k] for k in TO_CHANNELS_LAST))
+    return TensorType(plain.dtype, tuple(plain.shape[k] for k in to_channels_last(plain.rank)))
 
 
 def _asked(work: Work) -> Iterator[str]:

@@ -1,9 +1,11 @@
 // The loads of matrix_product.wgsl for the step of k that begins at `next`.
 #if IM2COL and not POINTWISE
 #if not PLANES and C % TK == 0
-    let tap_0 = tap_of(next) + vec3<i32>(0, 0, i32(xk0 * 8u));      // a step lies within one tap
+    var tap_0 = tap_of(next);      // a step lies within one tap
+    tap_0.z += i32(xk0 * 8u);
 #if x_parts == 2
-    let tap_1 = tap_0 + vec3<i32>(0, 0, 4);
+    var tap_1 = tap_0;
+    tap_1.z += 4;
 #end
 #else
 #for h in x_parts
@@ -15,14 +17,14 @@
 #if IM2COL and not POINTWISE and not PLANES and C % 8 == 0 and x_parts == 2
     x$(i)_0 = x_loaded();
     x$(i)_1 = x_loaded();
-    if (u32(top$i + tap_0.x) < HEIGHT && u32(left$i + tap_0.y) < WIDTH) {
+    if (inside(first$i, tap_0)) {
         x$(i)_0 = x_four(u32(xb$i + tap_0.z) / 4u);
         x$(i)_1 = x_four(u32(xb$i + tap_0.z) / 4u + 1u);
     }
 #else
 #for h in x_parts
 #if IM2COL and not POINTWISE
-    x$(i)_$h = load_x(xb$i, top$i, left$i, tap_$h);
+    x$(i)_$h = load_x(xb$i, first$i, tap_$h);
 #else
 #if X_FOURS
     x$(i)_$h = load_x(xp$i + next / $(8 // x_parts)u + $(h)u, next + xk$i * 8u + $(4 * h)u);
