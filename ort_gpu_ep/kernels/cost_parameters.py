@@ -151,7 +151,7 @@ class Figures:
     packed_halves_clocks: float = 0.044
     packed_wait_ns: float = 1800.0
     packed_bytes_clocks: float = 0.04
-    packed_rounding_clocks: float = 0.23
+    packed_rounding_clocks: float = 0.17
     rows_launch_ns: float = 3000.0
     rows_bytes_per_ns: float = 4000.0
     rows_wait_ns: float = 700.0

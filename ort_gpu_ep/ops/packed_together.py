@@ -22,6 +22,7 @@ from ort_gpu_ep.ops.packed_vectors import (
     MAX_VECTORS,
     closing_loops,
     decoding_ns,
+    rounds_few,
     sums_of_workgroup,
     under_way,
     workgroup_size,
@@ -68,19 +69,14 @@ def packed_products(node: BoundNode) -> Lowering:
     biases = {f"c{i or ''}": FIRST + EACH * i + 3 for i in range(len(rows))}
     biases = {name: at for name, at in biases.items() if node.has(at)}
     norm = {"gamma": GAMMA} if node.has(GAMMA) else {}
-    if node.attr("accuracy_level") == ROUNDS and rounded_vectors.takes(node, matrices, int(count)):
-        each, wide = (rows[:1], 2) if beside else (rows, 1)
-        ns = decoding_ns(node.target, wide * sum(each) * matrices[0].k, SHADER)
-        ns[rounded_vectors.BYTES] = rounded_vectors.bytes_ns(node.target, each, matrices[0].k, int(count), wide)
-        choice = node.target.choose(f"vectors {matrices[0].rows} x {matrices[0].k}, 4 bits, rounded", ns)
-        if choice.form == rounded_vectors.BYTES:
-            product = rounded_vectors.rounded_product(
-                node, matrices, outs, int(count), {"x": 0, **norm, **biases}, beside, choice
-            )
-            return Lowering(tuple(outs), (_without(product, biases, len(rows)),))
+    rounds = node.attr("accuracy_level") == ROUNDS and rounded_vectors.takes(node, matrices, int(count))
+    if rounds and all(rounds_few(node, weights) for weights in matrices):
+        sources = {"x": 0, **norm, **biases}
+        product = rounded_vectors.rounded_product(node, matrices, outs, int(count), sources, beside)
+        return Lowering(tuple(outs), (_without(product, biases, len(rows)),))
     layouts = [interleaved(node, weights, str(i or "")) for i, weights in enumerate(matrices)]
-    sources: dict[str, int | str] = {name: source for layout in layouts for name, source in layout.sources.items()}
-    reads: dict[str, int | str] = {"x": 0, **norm, **sources, **biases}
+    reads: dict[str, int | str] = {"x": 0, **norm, **biases}
+    reads |= {name: source for layout in layouts for name, source in layout.sources.items()}
     consts, size, numbers, features, choice = _form(node, matrices, layouts[0], int(count), beside)
     built = kernel(
         SHADER,

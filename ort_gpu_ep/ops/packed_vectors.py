@@ -73,15 +73,15 @@ def lower_vectors(
 ) -> Lowering:
     """The kernels of a product of at most MAX_VECTORS vectors with one group of rows. rounds: they may be rounded to
     bytes, where alpha and beta are 1."""
+    if rounds and rounded_vectors.takes(node, [weights], int(columns.count)) and rounds_few(node, weights):
+        built = Form(0.0, partial(_rounded, node, weights, columns, bias))
+        return lower(node.target, f"vectors {weights.rows} x {weights.k}, rounded", {rounded_vectors.BYTES: built}, out)
     decoding = decoding_ns(node.target, weights.rows * weights.k)
     forms = {
         name: Form(ns, partial(_vectors, node, weights, columns, bias, alpha, beta, name == HALVES))
         for name, ns in decoding.items()
         if name == WORDS or not weights.codebook
     }
-    if rounds and rounded_vectors.takes(node, [weights], int(columns.count)):
-        ns = rounded_vectors.bytes_ns(node.target, [weights.rows], weights.k, int(columns.count), 1)
-        forms[rounded_vectors.BYTES] = Form(ns, partial(_rounded, node, weights, columns, bias))
     return lower(node.target, f"vectors {weights.rows} x {weights.k}, {weights.bits} bits", forms, out)
 
 
@@ -162,11 +162,14 @@ def _vectors(
 
 
 def rounds_few(node: BoundNode, weights: Weights) -> bool:
-    """Whether a vector that may be rounded to bytes is estimated to be faster so."""
-    ns = rounded_vectors.bytes_ns(node.target, [weights.rows], weights.k, 1, 1)
-    return rounded_vectors.takes(node, [weights], 1) and ns < min(
-        decoding_ns(node.target, weights.rows * weights.k).values()
-    )
+    """Whether few vectors that may be rounded to bytes are: where that is faster for one. It says in which order the
+    codes are on the device, so that the answer is the same for each product of the weight."""
+    if not rounded_vectors.takes(node, [weights], 1):
+        return False
+    forms = decoding_ns(node.target, weights.rows * weights.k)
+    forms[rounded_vectors.BYTES] = rounded_vectors.bytes_ns(node.target, [weights.rows], weights.k)
+    choice = node.target.choose(f"vectors {weights.rows} x {weights.k}, {weights.bits} bits, or bytes", forms)
+    return choice.form == rounded_vectors.BYTES
 
 
 def _rounded(

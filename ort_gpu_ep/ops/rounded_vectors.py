@@ -113,12 +113,12 @@ class Shape:
         return chosen
 
 
-def bytes_ns(target: Target, each: Sequence[int], k: int, count: int, wide: int) -> float:
-    """As packed_vectors.decoding_ns: of the codes, and of the vectors' elements, which each workgroup rounds."""
-    by, shape = target.figures, Shape.of(target, each, k, count, wide)
+def bytes_ns(target: Target, each: Sequence[int], k: int) -> float:
+    """As packed_vectors.decoding_ns: of the codes, and of the elements of a vector, which each workgroup rounds."""
+    by, shape = target.figures, Shape.of(target, each, k, 1, 1)
     if shape is None:
         return math.inf
-    clocks = wide * sum(each) * k * by.packed_bytes_clocks + shape.groups * k * count * by.packed_rounding_clocks
+    clocks = sum(each) * k * by.packed_bytes_clocks + shape.groups * k * by.packed_rounding_clocks
     return clocks / by.units / by.clocks_per_ns
 
 
@@ -129,7 +129,7 @@ def rounded_product(
     count: int,
     reads: Mapping[str, int | str],
     beside: bool,
-    choice: Choice,
+    choice: Choice | None = None,
 ) -> Kernel:
     """reads: x, perhaps gamma, and biases c, c1, c2. beside: of two matrices, the second is an argument of the fused
     steps."""
