@@ -72,7 +72,8 @@ class Figures:
     transpose.wgsl: transpose_tile_factor: of bytes that go through workgroup memory, over byte_ns.
 
     packed_matvec.wgsl: packed_wait_ns, until its first codes are there; then of a unit, for a code: packed_words_clocks,
-    and packed_halves_clocks where two at a time are read as float16. rounded_matvecs.wgsl, which waits for nothing more
+    and packed_halves_clocks where two at a time are read as float16, packed_column_clocks for each vector but the
+    first. rounded_matvecs.wgsl, which waits for nothing more
     than that: packed_bytes_clocks, of a code, and packed_rounding_clocks, of an element of x in each workgroup.
 
     sparse_matvec*.wgsl: sparse_entry_clocks: an entry of an invocation, which waits for the one before.
@@ -150,6 +151,7 @@ class Figures:
     packed_words_clocks: float = 0.061
     packed_halves_clocks: float = 0.044
     packed_wait_ns: float = 1800.0
+    packed_column_clocks: float = 0.0255
     packed_bytes_clocks: float = 0.04
     packed_rounding_clocks: float = 0.17
     rows_launch_ns: float = 3000.0

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from ort_gpu_ep.ir.symbolic import is_symbolic
 from ort_gpu_ep.ir.types import FLOATS, TensorType
 from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
@@ -17,6 +18,9 @@ from ort_gpu_ep.ops.packed_operands import Columns, Weights, interleaved
 
 MAX_VECTORS = 4
 """Columns of activations that packed_matvec.wgsl takes: more are worth a tile."""
+MANY_VECTORS = 16
+"""Columns up to which groups of so many are a form beside tiles."""
+IN_GROUPS = "vectors in groups"
 UNIT_LANES = 1024
 """packed_matvec.wgsl: invocations that each compute unit gets, where the rows and K are enough for them."""
 MAX_WORKGROUP_SIZE, MIN_WORKGROUP_SIZE = 512, 32
@@ -97,7 +101,8 @@ def _vectors(
     out: TensorType,
 ) -> Lowering:
     """The weights interleaved, once, and the product. halves: codes become floats two by two."""
-    layout, count, of_x = interleaved(node, weights), int(columns.count), node.input(columns.source)
+    layout, count, of_x = interleaved(node, weights), min(int(columns.count), MAX_VECTORS), node.input(columns.source)
+    groups = ceil_div(int(columns.count), count)
     x4 = of_x.dtype in FLOATS and columns.k == 1 and weights.k % 4 == 0 and (count == 1 or columns.column % 4 == 0)
     by_blocks, per, entries = (
         "scales" in layout.sources,
@@ -147,9 +152,10 @@ def _vectors(
             "BETA": float(beta),
             "SUBGROUPS": subgroups,
             "HALVES": halves,
+            **({"COLUMN_GROUPS": groups, "COUNT": int(columns.count)} if groups > 1 else {}),
         },
         indices={"c_index": bias[1] if bias else Strided((1,), (0,))},
-        groups=ceil_div(weights.rows, per),
+        groups=ceil_div(weights.rows, per) * groups,
         workgroup_size=size,
         workgroup_nbytes=4 * (sums_of_workgroup(size, subgroups) * per * count + (entries * copies if entries else 0)),
         reads=reads,
@@ -159,6 +165,32 @@ def _vectors(
         choice=choice,
     )
     return Lowering((out,), (*layout.kernels, built), layout.temps)
+
+
+def grouped(
+    node: BoundNode,
+    weights: Weights,
+    columns: Columns,
+    bias: tuple[int, Strided] | None,
+    alpha: float,
+    beta: float,
+    rounds: bool,
+) -> dict[str, Form]:
+    """The form of more vectors than MAX_VECTORS, where there is one: in groups of so many, which read the same rows one
+    after another. rounds: they are rounded to bytes."""
+    if is_symbolic(columns.count) or int(columns.count) > MANY_VECTORS:
+        return {}
+    groups = ceil_div(int(columns.count), MAX_VECTORS)
+    if rounds:
+        if not rounded_vectors.takes(node, [weights], MAX_VECTORS):
+            return {}
+        ns = groups * MAX_VECTORS * rounded_vectors.bytes_ns(node.target, [weights.rows], weights.k)
+        return {IN_GROUPS: Form(ns, partial(_rounded, node, weights, columns, bias))}
+    by, decoding = node.target.figures, decoding_ns(node.target, weights.rows * weights.k)
+    best = min(decoding, key=decoding.__getitem__)
+    more = (MAX_VECTORS - 1) * weights.rows * weights.k * by.packed_column_clocks / by.units / by.clocks_per_ns
+    build = partial(_vectors, node, weights, columns, bias, alpha, beta, best == HALVES)
+    return {IN_GROUPS: Form(groups * (decoding[best] + more), build)}
 
 
 def rounds_few(node: BoundNode, weights: Weights) -> bool:
@@ -181,7 +213,8 @@ def _rounded(
     out: TensorType,
 ) -> Lowering:
     reads = {"x": columns.source, **({"c": bias[0]} if bias else {})}
-    product = rounded_vectors.rounded_product(node, [weights], [out], int(columns.count), reads, False, choice)
+    count = min(int(columns.count), MAX_VECTORS)
+    product = rounded_vectors.rounded_product(node, [weights], [out], count, reads, False, choice)
     return Lowering((out,), (product,))
 
 

@@ -131,7 +131,8 @@ def rounded_product(
     beside: bool,
     choice: Choice | None = None,
 ) -> Kernel:
-    """reads: x, perhaps gamma, and biases c, c1, c2. beside: of two matrices, the second is an argument of the fused
+    """count: vectors of a workgroup; of one matrix, outs may have more. reads: x, perhaps gamma, and biases c, c1, c2.
+    beside: of two matrices, the second is an argument of the fused
     steps."""
     first, wide, norm = matrices[0], 2 if beside else 1, "gamma" in reads
     shape = Shape.of(node.target, _each(matrices, beside), first.k, count, wide)
@@ -139,9 +140,13 @@ def rounded_product(
         raise UnsupportedNodeError(
             Code.LIMIT, f"{node.op}: {count} vectors of {first.k} as bytes in a workgroup's memory"
         )
+    vectors = outs[0].size // max(first.rows, 1)
+    columns = ceil_div(vectors, count)
     consts: dict[str, Const] = {
         "K": first.k,
         "COLS": count,
+        "COLUMN_GROUPS": columns,
+        "COUNT": vectors,
         "BLOCK": first.block,
         "BLOCKS": first.k // first.block,
         "POINTS": first.zp is not None,
@@ -167,7 +172,7 @@ def rounded_product(
         SHADER,
         outs,
         consts=consts,
-        groups=shape.groups,
+        groups=shape.groups * columns,
         workgroup_size=shape.size,
         workgroup_nbytes=shape.nbytes,
         reads=everything,

@@ -29,7 +29,15 @@ var<workgroup> book: array<f32, BOOK>;   // a copy for each few invocations: har
 #include levels.wgsl
 
 #end
+#default COLUMN_GROUPS = 1
+#if COLUMN_GROUPS > 1
+// COLUMN_GROUPS (left out: 1): so many neighbouring workgroups have COLS vectors each of the same rows, which are read from memory once; COUNT: vectors in all.
+fn group_main(whole: u32, lane: u32) {
+    first_column = whole % COLUMN_GROUPS * COLS;
+    let group = whole / COLUMN_GROUPS;
+#else
 fn group_main(group: u32, lane: u32) {
+#end
 #if CODEBOOK
 #if LEVELS
     for (var i = lane; i < BOOK; i += WORKGROUP_SIZE) { book[i] = level(i >> COPY_BITS); }
@@ -45,14 +53,22 @@ fn group_main(group: u32, lane: u32) {
 #include packed_sums.wgsl
     for (var i = lane; i < OUTPUTS; i += WORKGROUP_SIZE) {
         let row = group * PER + i / COLS;
+#if COLUMN_GROUPS > 1
+        if (row < N && first_column + i % COLS < COUNT) {
+#else
         if (row < N) {
+#end
             var v = 0.0;
             for (var part = 0u; part < parts; part++) { v += sums[part * OUTPUTS + i]; }
             v *= ALPHA;
 #if BLOCK == 0 and (LEVELS or not CODEBOOK)
             v *= table_at(row * TABLE_ROW);
 #end
+#if COLUMN_GROUPS > 1
+            let at = (first_column + i % COLS) * Y_COL + row * Y_ROW;
+#else
             let at = i % COLS * Y_COL + row * Y_ROW;
+#end
             if (HAS_C) { v += BETA * c_at(c_index(at)); }
             y_set(at, v);
         }

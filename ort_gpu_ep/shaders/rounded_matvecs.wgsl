@@ -4,7 +4,7 @@
 // way; then each of its TEAMS of TEAM invocations goes through ITERS times ROWS rows, of which an invocation has a unit at a time: 16 bytes of each row as the model stores them.
 // Expects: x, gamma? (vectors of four elements), w (vectors of words: [N, K / 8]), table (scales [N, BLOCKS]), zp? and those of other matrices, w1 table1 zp1 c1
 // y1 and so on; c, y; K COLS MATRICES WIDE NORM EPSILON N_0 N_1 N_2 as packed_matvecs.wgsl; BLOCK (a multiple of 32), TEAM TEAMS (several: of whole subgroups), POINTS, ZP_ROW, ZERO, ROWS, ITERS, ROUNDS
-// (units that an invocation has of a row). Needs subgroups.
+// (units that an invocation has of a row), COLUMN_GROUPS COUNT (workgroups that have COLS vectors each of the same rows; of one matrix). Needs subgroups.
 // Source: MatMulNBits of ONNX Runtime (com.microsoft), accuracy_level 4.
 const UNITS: u32 = K / 32u;
 const OCTETS: u32 = K / 8u;
@@ -48,6 +48,13 @@ fn word_of(bytes: vec4<i32>) -> u32 {
     return low.x | (low.y << 8u) | (low.z << 16u) | (low.w << 24u);
 }
 
+#if COLUMN_GROUPS > 1
+var<private> first_column: u32;
+fn column_of(own: u32) -> u32 { return min(first_column + own, COUNT - 1u); }
+#else
+fn column_of(own: u32) -> u32 { return own; }
+#end
+
 // Every invocation of the workgroup calls it.
 fn round_vectors(lane: u32) {
 #for c in COLS
@@ -56,8 +63,8 @@ fn round_vectors(lane: u32) {
 #end
 #for o in (K // 8 + WORKGROUP_SIZE - 1) // WORKGROUP_SIZE
     let octet$(c)_$o = $(o)u * WORKGROUP_SIZE + lane;
-    var low$(c)_$o = x_at4($(c * K // 4)u + 2u * min(octet$(c)_$o, OCTETS - 1u));
-    var high$(c)_$o = x_at4($(c * K // 4)u + 2u * min(octet$(c)_$o, OCTETS - 1u) + 1u);
+    var low$(c)_$o = x_at4(column_of($(c)u) * $(K // 4)u + 2u * min(octet$(c)_$o, OCTETS - 1u));
+    var high$(c)_$o = x_at4(column_of($(c)u) * $(K // 4)u + 2u * min(octet$(c)_$o, OCTETS - 1u) + 1u);
 #if NORM
     let low_gamma$(c)_$o = gamma_at4(2u * min(octet$(c)_$o, OCTETS - 1u));
     let high_gamma$(c)_$o = gamma_at4(2u * min(octet$(c)_$o, OCTETS - 1u) + 1u);
@@ -96,7 +103,13 @@ fn round_vectors(lane: u32) {
     workgroupBarrier();
 }
 
+#if COLUMN_GROUPS > 1
+fn group_main(all: u32, lane: u32) {        // neighbours have the same rows
+    first_column = all % COLUMN_GROUPS * COLS;
+    let whole = all / COLUMN_GROUPS;
+#else
 fn group_main(whole: u32, lane: u32) {
+#end
 #for MATRIX in MATRICES // WIDE
 #let n = (MATRIX == 0) * N_0 + (MATRIX == 1) * N_1 + (MATRIX == 2) * N_2
 #let each = ROWS * TEAMS * ITERS
@@ -188,7 +201,11 @@ fn group_main(whole: u32, lane: u32) {
     workgroupBarrier();
     for (var i = lane; i < $(each * COLS)u; i += WORKGROUP_SIZE) {
         let row = first_row + i / COLS;
+#if COLUMN_GROUPS > 1
+        if (row < $(n)u && first_column + i % COLS < COUNT) {
+#else
         if (row < $(n)u) {
+#end
             let its = i / $(ROWS * COLS)u;      // the team in the low part
             let from_sum = its / TEAMS * OUTPUTS + i / COLS % ROWS * $(WIDE * COLS)u + i % COLS;
             let first_part = its % TEAMS * (subgroups / TEAMS);
@@ -215,7 +232,7 @@ fn group_main(whole: u32, lane: u32) {
 #if WIDE == 2
             beside = fma(beside, factor, c1_at(row));
 #end
-            y_set(i % COLS * $(n)u + row, fma(v, factor, c_at(row)));
+            y_set(column_of(i % COLS) * $(n)u + row, fma(v, factor, c_at(row)));
 #end
         }
     }

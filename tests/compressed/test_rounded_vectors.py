@@ -21,7 +21,7 @@ from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS
 from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice, Target
 from ort_gpu_ep.ops import rounded_vectors
-from ort_gpu_ep.ops.packed_vectors import decoding_ns
+from ort_gpu_ep.ops.packed_vectors import IN_GROUPS, decoding_ns
 from ort_gpu_ep.ops.rounded_vectors import BYTES, SHADER, Shape
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.scheduler.plan import Dispatch
@@ -33,9 +33,9 @@ from tests.ops.single_node import on_cpu
 
 
 @pytest.fixture
-def form() -> Iterator[Callable[[str], dict[str, Choice]]]:
+def form() -> Iterator[Callable[..., dict[str, Choice]]]:
     with ExitStack() as stack:
-        yield lambda name: stack.enter_context(forced(name))
+        yield lambda *names: stack.enter_context(forced(*names))
 
 
 def kernels(model: onnx.ModelProto, x: Any, limits: Any = None) -> list[Any]:
@@ -66,6 +66,20 @@ def test_as_exact_sums_of_what_was_rounded(count: int, k: int, n: int, block: in
     close(got, rounded(x, 32) @ dense + bias)
     if block == 32:  # onnxruntime has a scale for each block of the weights
         close(got, on_cpu(model, {"x": x})[0])
+
+
+@pytest.mark.parametrize(
+    ("count", "accuracy", "bits"), [(5, 4, 4), (16, 4, 4), (5, 1, 4), (11, 1, 8), (7, 1, 2), (16, 1, 4)]
+)
+def test_more_vectors_in_groups(count: int, accuracy: int, bits: int, form: Any) -> None:
+    """Four each, of the same rows one after another; the last group may be smaller."""
+    form(IN_GROUPS, BYTES)
+    model, (dense, bias) = nbits_model((count, 256), 256, 69, bits, 32, "codes", bias=True)
+    x = RNG.normal(size=(count, 256)).astype("f")
+    (kernel,) = kernels(level(model, accuracy), x)
+    assert dict(kernel.consts)["COLUMN_GROUPS"] == -(-count // 4)
+    (got,) = run_direct(model, {"x": x})
+    close(got, (rounded(x, 32) if accuracy == 4 else x.astype("d")) @ dense + bias)
 
 
 @pytest.mark.parametrize(("units", "teams", "iters"), [(1, 4, 2), (12, 2, 1)])

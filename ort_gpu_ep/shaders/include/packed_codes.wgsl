@@ -1,5 +1,12 @@
 // Codes of packed weights as numbers, and the vectors that they meet. Expects what packed_matvec.wgsl says.
+#default COLUMN_GROUPS = 1
+#if COLUMN_GROUPS > 1
+var<private> first_column: u32;
+fn four_of_x(own: u32, q: u32) -> vec4<f32> {
+    let c = min(first_column + own, COUNT - 1u);
+#else
 fn four_of_x(c: u32, q: u32) -> vec4<f32> {
+#end
 #if X4
     return x_at4(c * X_COL / 4u + q);
 #else
