@@ -132,8 +132,7 @@ def rounded_product(
     choice: Choice | None = None,
 ) -> Kernel:
     """count: vectors of a workgroup; of one matrix, outs may have more. reads: x, perhaps gamma, and biases c, c1, c2.
-    beside: of two matrices, the second is an argument of the fused
-    steps."""
+    beside: of two matrices, the second is an argument of the fused steps."""
     first, wide, norm = matrices[0], 2 if beside else 1, "gamma" in reads
     shape = Shape.of(node.target, _each(matrices, beside), first.k, count, wide)
     if shape is None:
