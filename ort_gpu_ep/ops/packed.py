@@ -27,8 +27,8 @@ from ort_gpu_ep.ops.packed_vectors import MAX_VECTORS, grouped, lower_vectors, r
 TILE_ROWS, TILE_COLUMNS = 64, (64, 16)
 """packed_product.wgsl: a workgroup's rows, its columns (many, few)."""
 FEW_COLUMNS = 3.3
-"""What tiles of few columns take over their estimate: on an H200 the products of 16 vectors with the weights of an 8B
-model took 55 ms, where the estimates added up to 16.7."""
+"""What tiles of few columns take over their estimate, beside the form in groups: on an H200 the products of 16 vectors
+with the weights of an 8B model took 55 ms, where the estimates added up to 16.7."""
 UNPACKED_GAIN = 0.8
 """A weight is written out for a run, into a slot of its dense size, where that takes so much less by estimate."""
 DENSE_SHARE = 0.75
@@ -72,9 +72,14 @@ def lower_packed(
     rounds = rounds and rounded_products.takes(node, weights, columns)
     rows = _layout(node, weights, columns, rounds)
     keeps, dense = node.target.limits.keeps_dense, _dense(node, weights, columns, bias, alpha, beta)
+    in_bytes = rounds and rounds_few(node, weights)
+    in_groups = (
+        grouped(node, weights, columns, bias, alpha, beta, in_bytes) if in_bytes or rows.together else dict[str, Form]()
+    )
+    gain = (1 if keeps or dense is None else UNPACKED_GAIN) * (FEW_COLUMNS if in_groups else 1)
     forms = {
         IN_TILES: Form(
-            (1 if keeps or dense is None else UNPACKED_GAIN) * product_ns(node.target, weights, columns),
+            gain * product_ns(node.target, weights, columns),
             partial(_in_tiles, node, weights, columns, rows, bias, alpha, beta),
         )
     }
@@ -93,9 +98,7 @@ def lower_packed(
         unpack_ns(node.target, weights),
         _described(node, weights, stored),
     )
-    rounds_groups = rounds and rounds_few(node, weights)
-    if rounds_groups or rows.together:
-        forms |= grouped(node, weights, columns, bias, alpha, beta, rounds_groups)
+    forms |= in_groups
     if rounds:
         forms[rounded_products.ROUNDED] = rounded_products.form(node, weights, columns, rows, bias)
     varying = "+" if is_symbolic(columns.count) else ""
@@ -256,7 +259,6 @@ def product_ns(target: Target, weights: Weights, columns: Columns) -> float:
         ceil_div(weights.rows, TILE_ROWS) * ceil_div(hint(columns.count), tile) * hint(columns.batches) * weights.groups
     )
     work = TILE_ROWS * tile * step * by.tile_fma_ns + (2 * TILE_ROWS + tile) * step * by.load_ns
-    work *= FEW_COLUMNS if tile == TILE_COLUMNS[1] else 1.0
     return float(by.launch_ns + ceil_div(weights.k, step) * max(by.step_ns, ceil_div(groups, by.units) * work))
 
 

@@ -102,7 +102,7 @@ def _vectors(
 ) -> Lowering:
     """The weights interleaved, once, and the product. halves: codes become floats two by two."""
     layout, count, of_x = interleaved(node, weights), min(int(columns.count), MAX_VECTORS), node.input(columns.source)
-    groups = ceil_div(int(columns.count), count)
+    groups = ceil_div(int(columns.count), max(count, 1))
     x4 = of_x.dtype in FLOATS and columns.k == 1 and weights.k % 4 == 0 and (count == 1 or columns.column % 4 == 0)
     by_blocks, per, entries = (
         "scales" in layout.sources,

@@ -43,7 +43,8 @@ def takes(node: BoundNode, matrices: Sequence[Weights], count: int) -> bool:
     codes, and vectors that fit into workgroup memory."""
     limits = node.target.limits
     return bool(
-        all(
+        count
+        and all(
             w.bits == 4
             and w.block >= UNIT
             and w.block % UNIT == 0

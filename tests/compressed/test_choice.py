@@ -91,8 +91,8 @@ def test_figures_decide(case: Any, kind: str, written_out: str, gpu: Gpu) -> Non
 
 @pytest.mark.parametrize(("bits", "zero"), [(2, "none"), (4, "codes"), (8, "floats")])
 def test_matmul_nbits_both_ways(bits: int, zero: str, gpu: Gpu) -> None:
-    model, (dense, bias) = nbits_model((6, 256), 256, 72, bits, 32, zero, bias=True)
-    x = RNG.normal(size=(6, 256)).astype("f")
+    model, (dense, bias) = nbits_model((20, 256), 256, 72, bits, 32, zero, bias=True)
+    x = RNG.normal(size=(20, 256)).astype("f")
     close(run_on(gpu, model, {"x": x}, 1e9), x.astype("d") @ dense + bias)
     assert ("unpack_interleaved.wgsl" in shaders(plan_of(model, gpu.limits.figures))) == (
         gpu.limits.figures is SLOW_STEPS
