@@ -30,13 +30,13 @@ var<workgroup> book: array<f32, BOOK>;   // a copy for each few invocations: har
 
 #end
 #default COLUMN_GROUPS = 1
-#if COLUMN_GROUPS > 1
-// COLUMN_GROUPS (left out: 1): so many neighbouring workgroups have COLS vectors each of the same rows, which are read from memory once; COUNT: vectors in all.
-fn group_main(whole: u32, lane: u32) {
-    first_column = whole % COLUMN_GROUPS * COLS;
-    let group = whole / COLUMN_GROUPS;
-#else
 fn group_main(group: u32, lane: u32) {
+#if COLUMN_GROUPS > 1
+    // COLUMN_GROUPS (left out: 1): so many neighbouring workgroups have COLS vectors each of the same rows, which are read from memory once. COUNT: vectors.
+    first_column = group % COLUMN_GROUPS * COLS;
+    let its_rows = group / COLUMN_GROUPS;
+    {
+    let group = its_rows;
 #end
 #if CODEBOOK
 #if LEVELS
@@ -52,12 +52,12 @@ fn group_main(group: u32, lane: u32) {
 #let NORM = 0
 #include packed_sums.wgsl
     for (var i = lane; i < OUTPUTS; i += WORKGROUP_SIZE) {
-        let row = group * PER + i / COLS;
 #if COLUMN_GROUPS > 1
-        if (row < N && first_column + i % COLS < COUNT) {
+        let row = select(N, group * PER + i / COLS, first_column + i % COLS < COUNT);
 #else
-        if (row < N) {
+        let row = group * PER + i / COLS;
 #end
+        if (row < N) {
             var v = 0.0;
             for (var part = 0u; part < parts; part++) { v += sums[part * OUTPUTS + i]; }
             v *= ALPHA;
@@ -73,4 +73,7 @@ fn group_main(group: u32, lane: u32) {
             y_set(at, v);
         }
     }
+#if COLUMN_GROUPS > 1
+    }
+#end
 }

@@ -48,12 +48,8 @@ fn word_of(bytes: vec4<i32>) -> u32 {
     return low.x | (low.y << 8u) | (low.z << 16u) | (low.w << 24u);
 }
 
-#if COLUMN_GROUPS > 1
 var<private> first_column: u32;
 fn column_of(own: u32) -> u32 { return min(first_column + own, COUNT - 1u); }
-#else
-fn column_of(own: u32) -> u32 { return own; }
-#end
 
 // Every invocation of the workgroup calls it.
 fn round_vectors(lane: u32) {
@@ -103,13 +99,9 @@ fn round_vectors(lane: u32) {
     workgroupBarrier();
 }
 
-#if COLUMN_GROUPS > 1
-fn group_main(all: u32, lane: u32) {        // neighbours have the same rows
-    first_column = all % COLUMN_GROUPS * COLS;
-    let whole = all / COLUMN_GROUPS;
-#else
-fn group_main(whole: u32, lane: u32) {
-#end
+fn group_main(group: u32, lane: u32) {
+    first_column = group % COLUMN_GROUPS * COLS;
+    let whole = group / COLUMN_GROUPS;      // neighbours have the same rows
 #for MATRIX in MATRICES // WIDE
 #let n = (MATRIX == 0) * N_0 + (MATRIX == 1) * N_1 + (MATRIX == 2) * N_2
 #let each = ROWS * TEAMS * ITERS
@@ -201,11 +193,7 @@ fn group_main(whole: u32, lane: u32) {
     workgroupBarrier();
     for (var i = lane; i < $(each * COLS)u; i += WORKGROUP_SIZE) {
         let row = first_row + i / COLS;
-#if COLUMN_GROUPS > 1
         if (row < $(n)u && first_column + i % COLS < COUNT) {
-#else
-        if (row < $(n)u) {
-#end
             let its = i / $(ROWS * COLS)u;      // the team in the low part
             let from_sum = its / TEAMS * OUTPUTS + i / COLS % ROWS * $(WIDE * COLS)u + i % COLS;
             let first_part = its % TEAMS * (subgroups / TEAMS);

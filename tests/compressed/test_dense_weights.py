@@ -120,8 +120,8 @@ def test_bytes_that_each_choice_holds(programs: Any) -> None:
 def test_a_product_of_blocks_writes_its_weight_out_once(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu.open(Config())
     monkeypatch.setattr(gpu, "limits", replace(gpu.limits, figures=SLOW_STEPS))
-    model, (dense, bias) = nbits_model((6, 256), 256, 72, 4, 32, "codes", bias=True)
-    x, found = RNG.normal(size=(6, 256)).astype("f"), []
+    model, (dense, bias) = nbits_model((20, 256), 256, 72, 4, 32, "codes", bias=True)
+    x, found = RNG.normal(size=(20, 256)).astype("f"), []
     for choice in ("packed", "fast"):
         program = programs(model, choice)
         found += run_program(program, {"x": x})

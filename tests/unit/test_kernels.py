@@ -61,6 +61,7 @@ def test_a_kernel_that_loops_states_a_bound(shader: str) -> None:
 BOUNDED = {
     "attention.wgsl": "lengths give the end of the keys that are read, which is at least 1 and at most SK",
     "attention_units.wgsl": "likewise",
+    "attention_join.wgsl": "lengths give the end of the parts that are joined, at most SPLITS, and their beginning",
     "attention_split.wgsl": "of data come a token's place, clamped where it is read, and a row of the tables of "
     "angles, the least of which is taken",
     "expert_product.wgsl": "experts are clamped; rows by expert are what group_experts.wgsl wrote: numbers of rows",

@@ -2,17 +2,25 @@
 #default COLUMN_GROUPS = 1
 #if COLUMN_GROUPS > 1
 var<private> first_column: u32;
-fn four_of_x(own: u32, q: u32) -> vec4<f32> {
-    let c = min(first_column + own, COUNT - 1u);
-#else
+#end
 fn four_of_x(c: u32, q: u32) -> vec4<f32> {
+#if COLUMN_GROUPS > 1
+    let column = min(first_column + c, COUNT - 1u);
 #end
 #if X4
+#if COLUMN_GROUPS > 1
+    return x_at4(column * X_COL / 4u + q);
+#else
     return x_at4(c * X_COL / 4u + q);
+#end
 #else
     var found = vec4<f32>();
     let k = 4u * q;
+#if COLUMN_GROUPS > 1
+    let at = column * X_COL + k * X_K;
+#else
     let at = c * X_COL + k * X_K;
+#end
     if (k < K) { found.x = x_at(at); }
     if (k + 1u < K) { found.y = x_at(at + X_K); }
     if (k + 2u < K) { found.z = x_at(at + 2u * X_K); }
