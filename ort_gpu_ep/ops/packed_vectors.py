@@ -15,6 +15,7 @@ from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, Strided, ker
 from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice, Target
 from ort_gpu_ep.ops import rounded_vectors
 from ort_gpu_ep.ops.packed_operands import Columns, Weights, interleaved
+from ort_gpu_ep.ops.rounded_products import ROUNDED
 
 MAX_VECTORS = 4
 """Columns of activations that packed_matvec.wgsl takes: more are worth a tile."""
@@ -78,8 +79,9 @@ def lower_vectors(
     """The kernels of a product of at most MAX_VECTORS vectors with one group of rows. rounds: they may be rounded to
     bytes, where alpha and beta are 1."""
     if rounds and rounded_vectors.takes(node, [weights], int(columns.count)) and rounds_few(node, weights):
-        built = Form(0.0, partial(_rounded, node, weights, columns, bias))
-        return lower(node.target, f"vectors {weights.rows} x {weights.k}, rounded", {rounded_vectors.BYTES: built}, out)
+        ns = rounded_vectors.bytes_ns(node.target, weights.rows, weights.k)
+        form = Form(ns, partial(_rounded, node, weights, columns, bias))
+        return lower(node.target, f"vectors {weights.rows} x {weights.k}, rounded", {ROUNDED: form}, out)
     decoding = decoding_ns(node.target, weights.rows * weights.k)
     forms = {
         name: Form(ns, partial(_vectors, node, weights, columns, bias, alpha, beta, name == HALVES))
@@ -184,7 +186,7 @@ def grouped(
     if rounds:
         if not rounded_vectors.takes(node, [weights], MAX_VECTORS):
             return {}
-        ns = groups * MAX_VECTORS * rounded_vectors.bytes_ns(node.target, [weights.rows], weights.k)
+        ns = groups * MAX_VECTORS * rounded_vectors.bytes_ns(node.target, weights.rows, weights.k)
         return {IN_GROUPS: Form(ns, partial(_rounded, node, weights, columns, bias))}
     by, decoding = node.target.figures, decoding_ns(node.target, weights.rows * weights.k)
     best = min(decoding, key=decoding.__getitem__)
@@ -199,9 +201,9 @@ def rounds_few(node: BoundNode, weights: Weights) -> bool:
     if not rounded_vectors.takes(node, [weights], 1):
         return False
     forms = decoding_ns(node.target, weights.rows * weights.k)
-    forms[rounded_vectors.BYTES] = rounded_vectors.bytes_ns(node.target, [weights.rows], weights.k)
+    forms[ROUNDED] = rounded_vectors.bytes_ns(node.target, weights.rows, weights.k)
     choice = node.target.choose(f"vectors {weights.rows} x {weights.k}, {weights.bits} bits, or bytes", forms)
-    return choice.form == rounded_vectors.BYTES
+    return choice.form == ROUNDED
 
 
 def _rounded(

@@ -17,8 +17,6 @@ from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops.packed_operands import Weights
 
 SHADER = "rounded_matvecs.wgsl"
-BYTES = "vectors as bytes"
-"""The form of a product, beside those of packed_vectors.py."""
 UNIT = 32
 """Elements that are rounded by one scale, and codes that an invocation reads at a time."""
 TEAM_LANES, LANES = (256, 32), 512
@@ -114,12 +112,12 @@ class Shape:
         return chosen
 
 
-def bytes_ns(target: Target, each: Sequence[int], k: int) -> float:
+def bytes_ns(target: Target, rows: int, k: int) -> float:
     """As packed_vectors.decoding_ns: of the codes, and of the elements of a vector, which each workgroup rounds."""
-    by, shape = target.figures, Shape.of(target, each, k, 1, 1)
+    by, shape = target.figures, Shape.of(target, [rows], k, 1, 1)
     if shape is None:
         return math.inf
-    clocks = sum(each) * k * by.packed_bytes_clocks + shape.groups * k * by.packed_rounding_clocks
+    clocks = rows * k * by.packed_bytes_clocks + shape.groups * k * by.packed_rounding_clocks
     return clocks / by.units / by.clocks_per_ns
 
 
@@ -135,7 +133,8 @@ def rounded_product(
     """count: vectors of a workgroup; of one matrix, outs may have more. reads: x, perhaps gamma, and biases c, c1, c2.
     beside: of two matrices, the second is an argument of the fused steps."""
     first, wide, norm = matrices[0], 2 if beside else 1, "gamma" in reads
-    shape = Shape.of(node.target, _each(matrices, beside), first.k, count, wide)
+    own = [w.rows for w in matrices[: 1 if beside else None]]
+    shape = Shape.of(node.target, own, first.k, count, wide)
     if shape is None:
         raise UnsupportedNodeError(
             Code.LIMIT, f"{node.op}: {count} vectors of {first.k} as bytes in a workgroup's memory"
@@ -181,10 +180,6 @@ def rounded_product(
         features=("subgroup",),
         choice=choice,
     )
-
-
-def _each(matrices: Sequence[Weights], beside: bool) -> list[int]:
-    return [w.rows for w in matrices[: 1 if beside else None]]
 
 
 def _memory(k: int, count: int, size: int, sums: int) -> int:

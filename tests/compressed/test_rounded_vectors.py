@@ -22,7 +22,8 @@ from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS
 from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice, Target
 from ort_gpu_ep.ops import rounded_vectors
 from ort_gpu_ep.ops.packed_vectors import IN_GROUPS, decoding_ns
-from ort_gpu_ep.ops.rounded_vectors import BYTES, SHADER, Shape
+from ort_gpu_ep.ops.rounded_products import ROUNDED
+from ort_gpu_ep.ops.rounded_vectors import SHADER, Shape
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
@@ -57,7 +58,7 @@ def kernels(model: onnx.ModelProto, x: Any, limits: Any = None) -> list[Any]:
     ],
 )
 def test_as_exact_sums_of_what_was_rounded(count: int, k: int, n: int, block: int, zero: str, form: Any) -> None:
-    form(BYTES)
+    form(ROUNDED)
     model, (dense, bias) = nbits_model((count, k), k, n, 4, block, zero, bias=n % 2 == 1)
     x = RNG.normal(size=(count, k)).astype("f")
     x[-1, :32] = 0
@@ -73,7 +74,7 @@ def test_as_exact_sums_of_what_was_rounded(count: int, k: int, n: int, block: in
 )
 def test_more_vectors_in_groups(count: int, accuracy: int, bits: int, form: Any) -> None:
     """Four each, of the same rows one after another; the last group may be smaller."""
-    form(IN_GROUPS, BYTES)
+    form(IN_GROUPS, ROUNDED)
     model, (dense, bias) = nbits_model((count, 256), 256, 69, bits, 32, "codes", bias=True)
     x = RNG.normal(size=(count, 256)).astype("f")
     (kernel,) = kernels(level(model, accuracy), x)
@@ -87,7 +88,7 @@ def test_teams_take_rows_in_turn(
     units: int, teams: int, iters: int, form: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU with so many units, for each of which there is a workgroup at least."""
-    form(BYTES)
+    form(ROUNDED)
     gpu = Gpu.open(Config())
     limits = replace(gpu.limits, figures=replace(gpu.limits.figures, units=units), subgroup_size=32)
     monkeypatch.setattr(gpu, "limits", limits)
@@ -105,7 +106,7 @@ def test_teams_take_rows_in_turn(
 )
 def test_together(count: int, gated: bool, norm: bool, dtype: str, form: Any) -> None:
     """Queries, keys and values of an input, or a gate and what it lets through, behind an RMS normalization or not."""
-    form(BYTES)
+    form(ROUNDED)
     k, rows = 128, (36, 36) if gated else (36, 20, 5)
     x, gamma = RNG.normal(size=(count, k)).astype(dtype), RNG.uniform(0.5, 2, k).astype(dtype)
     held, nodes, dense = {"g": gamma}, list[Any](), list[Any]()
@@ -172,19 +173,19 @@ def test_only_where_the_model_allows_it_and_the_vectors_fit(form: Any) -> None:
             np.zeros((count, k), "f"),
             replace(Gpu.open(Config()).limits, max_workgroup_nbytes=32768),
         )
-        assert any(BYTES in choice.forms for choice in made.values()) == may, (accuracy, k, bits, block, zero, count)
+        assert any(ROUNDED in choice.forms for choice in made.values()) == may, (accuracy, k, bits, block, zero, count)
 
 
 def test_without_subgroups_there_is_no_such_form(form: Any) -> None:
     made, limits = form(""), Gpu.open(Config()).limits
     model, _ = nbits_model((1, 256), 256, 8, 4, 32, "none", bias=False)
     kernels(level(model, 4), np.zeros((1, 256), "f"), replace(limits, features=limits.features - {"subgroup"}))
-    assert not any(BYTES in choice.forms for choice in made.values())
+    assert not any(ROUNDED in choice.forms for choice in made.values())
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_what_is_not_finite_shows(value: float, form: Any) -> None:
-    form(BYTES)
+    form(ROUNDED)
     model, (dense, _) = nbits_model((3, 128), 128, 40, 4, 32, "codes", bias=False)
     level(model, 4)
     x = RNG.normal(size=(3, 128)).astype("f")
@@ -214,11 +215,11 @@ def test_estimates_have_the_order_of_an_h200(rows: int, k: int, bytes_first: boo
         features=frozenset({"subgroup", SUBNORMAL_HALVES}),
     )
     exact = min(decoding_ns(Target(limits), rows * k).values())
-    assert (rounded_vectors.bytes_ns(Target(limits), [rows], k) < exact) == bytes_first
+    assert (rounded_vectors.bytes_ns(Target(limits), rows, k) < exact) == bytes_first
     assert Shape.of(Target(replace(limits, max_workgroup_nbytes=2048)), [rows], k, 1, 1) is None
 
 
-@pytest.mark.parametrize("name", [BYTES, "codes in words"])
+@pytest.mark.parametrize("name", [ROUNDED, "codes in words"])
 def test_each_product_of_a_weight_reads_one_order_of_its_codes(name: str, form: Any) -> None:
     """One vector, three, and a prompt: stored or interleaved, once."""
     form(name)
@@ -228,4 +229,4 @@ def test_each_product_of_a_weight_reads_one_order_of_its_codes(name: str, form: 
         graph, limits = from_onnx(model), Gpu.open(Config()).limits
         plan = make_plan(graph, {"x": TensorType(FLOAT32, (count, 256))}, limits)
         packing = {step.kernel.shader for step in plan.prologue}
-        assert packing == (set() if name == BYTES else {"repack.wgsl", "interleave_scales.wgsl"}), count
+        assert packing == (set() if name == ROUNDED else {"repack.wgsl", "interleave_scales.wgsl"}), count

@@ -19,7 +19,6 @@ from ort_gpu_ep.ops import sparse_products
 from ort_gpu_ep.ops.packed_products import BLOCKS_OF_FOUR
 from ort_gpu_ep.ops.packed_vectors import HALVES, HELD, HOLDING, SPARSE_TEAMS
 from ort_gpu_ep.ops.rounded_products import ROUNDED
-from ort_gpu_ep.ops.rounded_vectors import BYTES
 from ort_gpu_ep.weights.formats import pack_codes, pack_sparse
 from ort_gpu_ep.weights.functions import CODEBOOK, DOMAIN, SPARSE
 
@@ -208,7 +207,7 @@ def rounded(trial: Trial) -> str:
 def rounded_vectors(trial: Trial) -> str:
     """One vector and three, with zero points and without, in blocks of one unit and of two."""
     for (m, k, n, block), zeros in trial.repeated(((1, 256, 69, 32), (3, 128, 37, 64)), (False, True), of=2):
-        with forced(BYTES):
+        with forced(ROUNDED):
             _rounded(trial, m, k, n, block, 4, zeros)
     return "4 bits"
 
