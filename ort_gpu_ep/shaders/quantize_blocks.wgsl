@@ -15,10 +15,7 @@ fn eight_of_x(row: u32, k: u32) -> array<vec4<f32>, 2> {
 #end
 }
 
-fn word_of(bytes: vec4<i32>) -> u32 {
-    let low = vec4<u32>(bytes) & vec4<u32>(0xffu);
-    return low.x | (low.y << 8u) | (low.z << 16u) | (low.w << 24u);
-}
+#include word_of.wgsl
 
 fn group_main(group: u32, lane: u32) {
     let i = group * WORKGROUP_SIZE + lane;

@@ -43,10 +43,7 @@ fn zero_of_2(row: u32, block: u32) -> f32 { return zero_in(zp2_word((row * ZP_RO
 #end
 #end
 
-fn word_of(bytes: vec4<i32>) -> u32 {
-    let low = vec4<u32>(bytes) & vec4<u32>(0xffu);
-    return low.x | (low.y << 8u) | (low.z << 16u) | (low.w << 24u);
-}
+#include word_of.wgsl
 
 var<private> first_column: u32;
 fn column_of(own: u32) -> u32 { return min(first_column + own, COUNT - 1u); }
