@@ -1,15 +1,17 @@
 """Milliseconds of a language model's token and tokens a second of its prompt, with caches that stay where they are.
 
-    python -m benchmarks.language [--sides generate,gpu,cpu] [--contexts 512,4096] [--prompt 512] [--tokens 64] [--tiny]
-        [--mixture] [--accuracy-level 4] [--dtype float16] [--json FILE]
+    python -m benchmarks.language [--size 1b|8b|tiny] [--sides generate,gpu,cpu] [--contexts 512,4096] [--prompt 512]
+        [--tokens 64] [--mixture] [--accuracy-level 4] [--dtype float16] [--cache-bits 8] [--rows 4,16] [--json FILE]
 
-The model is models/language.py with Llama-3.2-1B's sizes (int4 in blocks of 32, random weights in a file beside
-model.onnx), gpt-oss-20b's shape (--mixture: 12 GB), or small ones. Past and present of a layer are one buffer. A side
+The model is models/language.py with the sizes of Llama-3.2-1B or Llama-3.1-8B (int4 in blocks of 32, random weights in
+a file beside model.onnx), gpt-oss-20b's shape (--mixture: 12 GB), or small ones. Past and present of a layer are one
+buffer. --cache-bits and --rows (rows that `generate` has side by side) are of side `generate`. A side
 runs in a process of its own (language_process.py, which says what the rows are): `generate` by ort_gpu_ep.Generator,
 `gpu` by IO binding, `cpu` on ONNX Runtime's CPU provider by IO binding, `genai` by onnxruntime-genai's loop with our
 provider as its WebGPU provider (caches on the device), `genai_own` under our own name (caches on the CPU).
 
-Source of the sizes: the Llama 3.2 model card (1B: 16 layers, 2048, 8192, 32 heads, 8 of keys, vocabulary 128256).
+Source of the sizes: the model cards of Llama 3.2 (1B: 16 layers, 2048, 8192, 32 heads, 8 of keys, vocabulary 128256)
+and Llama 3.1 (8B: 32 layers, 4096, 14336, the same heads and vocabulary).
 """
 
 from __future__ import annotations
@@ -30,24 +32,18 @@ from benchmarks.language_process import GENAI
 from models.genai import save_settings
 from models.language import GPT_OSS_20B, language_model
 
-LARGE: dict[str, Any] = {
-    "layers": 16,
-    "width": 2048,
-    "heads": 32,
-    "groups": 8,
-    "hidden": 8192,
-    "vocabulary": 128256,
-    "context": 8192,
-    "packed": True,
-}
-TINY: dict[str, Any] = {
-    "layers": 2,
-    "width": 256,
-    "heads": 8,
-    "groups": 2,
-    "hidden": 512,
-    "vocabulary": 1024,
-    "context": 8192,
+SIZES: dict[str, dict[str, Any]] = {
+    "1b": {"layers": 16, "width": 2048, "heads": 32, "groups": 8, "hidden": 8192, "vocabulary": 128256, "packed": True},
+    "8b": {
+        "layers": 32,
+        "width": 4096,
+        "heads": 32,
+        "groups": 8,
+        "hidden": 14336,
+        "vocabulary": 128256,
+        "packed": True,
+    },
+    "tiny": {"layers": 2, "width": 256, "heads": 8, "groups": 2, "hidden": 512, "vocabulary": 1024},
 }
 
 SMALL_MIXTURE: dict[str, Any] = {"experts": 8, "active": 2, "window": 128, "sinks": True, "biases": True}
@@ -55,7 +51,16 @@ SMALL_MIXTURE: dict[str, Any] = {"experts": 8, "active": 2, "window": 128, "sink
 console = sides.console()
 
 
-def measured(path: Path, side: str, sizes: dict[str, Any], contexts: str, prompt: int, tokens: int) -> dict[str, float]:
+def measured(
+    path: Path,
+    side: str,
+    sizes: dict[str, Any],
+    contexts: str,
+    prompt: int,
+    tokens: int,
+    cache_bits: int | None = None,
+    rows: str = "",
+) -> dict[str, float]:
     """Of a side, in a process of its own."""
     if side in GENAI:
         save_settings(path.parent, sizes, GENAI[side][0], {"placement": "gpu", "strict": "1"})
@@ -66,6 +71,8 @@ def measured(path: Path, side: str, sizes: dict[str, Any], contexts: str, prompt
         "prompt": prompt,
         "tokens": tokens,
     }
+    if side == "generate":
+        given |= {"cache_bits": cache_bits, "rows": [int(r) for r in rows.split(",") if r]}
     command = [sys.executable, "-m", "benchmarks.language_process", json_module.dumps(given)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return dict(json_module.loads(done.stdout.splitlines()[-1]))
@@ -88,17 +95,22 @@ def main(
     mixture: Annotated[
         bool, typer.Option("--mixture", help="A mixture of 32 experts, of gpt-oss-20b's shape.")
     ] = False,
-    tiny: Annotated[bool, typer.Option("--tiny", help="A small network, to try it.")] = False,
+    size: Annotated[str, typer.Option(help="1b, 8b, or tiny, to try it.")] = "1b",
+    cache_bits: Annotated[int | None, typer.Option(help="8 or 4: caches of codes.")] = None,
+    rows: Annotated[str, typer.Option(help="Numbers of rows side by side.")] = "",
     json: Annotated[Path | None, typer.Option(help="Also write what was found there.")] = None,
 ) -> None:
     """Measures decoding and prompts."""
     with tempfile.TemporaryDirectory() as folder:
-        path, sizes = Path(folder) / "model.onnx", TINY if tiny else LARGE
+        path, sizes = Path(folder) / "model.onnx", SIZES[size]
         if mixture:
-            sizes = {**(sizes | SMALL_MIXTURE if tiny else GPT_OSS_20B), "context": sizes["context"]}
+            sizes = sizes | SMALL_MIXTURE if size == "tiny" else GPT_OSS_20B
+        sizes = {**sizes, "context": max(8192, 2 * max(map(int, contexts.split(","))))}
         model = language_model(**sizes, accuracy=accuracy_level, dtype=dtype)  # type: ignore[arg-type]
         onnx.save_model(model, path, save_as_external_data=True, location="model.onnx.data")
-        found = {side: measured(path, side, sizes, contexts, prompt, tokens) for side in sides.split(",")}
+        found = {
+            side: measured(path, side, sizes, contexts, prompt, tokens, cache_bits, rows) for side in sides.split(",")
+        }
     show(found)
     if json is not None:
         json.write_text(json_module.dumps(found, indent=1))

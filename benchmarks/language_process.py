@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +147,16 @@ class Bound:
 
 
 class Generated:
-    """ort_gpu_ep.Generator."""
+    """ort_gpu_ep.Generator. cache_bits: of its caches' codes."""
 
-    def __init__(self, path: str, side: str, rows: int) -> None:
+    def __init__(self, path: str, side: str, rows: int, cache_bits: int | None = None) -> None:
         opening = Opening(path)
         self._generator = Generator(
-            path, max_length=rows, sess_options=cases.quiet(), provider_options={"strict": 1, "unit_plans": "wait"}
+            path,
+            max_length=rows,
+            sess_options=cases.quiet(),
+            provider_options={"strict": 1, "unit_plans": "wait"},
+            cache_bits=cache_bits,
         )
         self.opened = opening.end()
         self.gpu = self._generator.session._state.gpu  # type: ignore[union-attr]
@@ -201,10 +205,42 @@ class Genai:
         self._generator.get_next_tokens()
 
 
-def measure(path: str, side: str, contexts: list[int], prompt: int, tokens: int) -> dict[str, float]:
-    """What a side takes."""
+def of_rows(path: str, rows: int, context: int, tokens: int) -> dict[str, float]:
+    """A step of so many rows that are generated side by side, each behind a prompt of its own."""
+    generator = Generator(
+        path,
+        max_length=context + 2 * tokens,
+        rows=rows,
+        sess_options=cases.quiet(),
+        provider_options={"strict": 1, "unit_plans": "wait"},
+    )
+    rng = np.random.default_rng(1)
+    prompts, times = [rng.integers(0, 1000, context) for _ in range(rows)], list[float]()
+
+    def timed(row: int, token: int) -> None:
+        if row == 0:
+            times.append(time.perf_counter())
+
+    for _ in range(2):  # the first compiles
+        times.clear()
+        generator.generate_batch(prompts, max_new_tokens=2 * tokens, on_token=timed)
+    ms = float(np.median(np.diff(times[-tokens:]))) * 1e3
+    return {f"step_ms_of_{rows}_rows": ms, f"tokens_s_of_{rows}_rows": rows / ms * 1e3}
+
+
+def measure(
+    path: str,
+    side: str,
+    contexts: list[int],
+    prompt: int,
+    tokens: int,
+    cache_bits: int | None = None,
+    rows: Sequence[int] = (),
+) -> dict[str, float]:
+    """What a side takes. cache_bits, and rows (so many at once, each number timed): of side generate alone."""
+    options: dict[str, Any] = {"cache_bits": cache_bits} if cache_bits is not None else {}
     made: type[Any] = Generated if side == "generate" else Genai if side in GENAI else Bound
-    decoder = made(path, side, max(contexts) + 2 * tokens + 64)
+    decoder = made(path, side, max(contexts) + 2 * tokens + 64, **options)
     rng, found = np.random.default_rng(1), dict[str, float](decoder.opened)
 
     def prompt_s() -> float:
@@ -225,6 +261,9 @@ def measure(path: str, side: str, contexts: list[int], prompt: int, tokens: int)
             "device_MiB": (stats.allocated_nbytes - stats.pooled_nbytes) / 2**20,
             "device_most_MiB": stats.peak_nbytes / 2**20,
         }
+    del decoder
+    for count in rows:
+        found |= of_rows(path, count, min(contexts), tokens)
     return found
 
 

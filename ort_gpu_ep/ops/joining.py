@@ -42,6 +42,8 @@ record(
         problem("Concat", 13, *(normal(n, 7) for n in range(3, 8)), axis=0),
         problem("Concat", 13, *(normal(7, n) for n in range(3, 8)), axis=1),
         problem("Concat", 13, *(normal(7, 4 * n) for n in range(3, 6)), axis=1),
+        problem("Concat", 13, *(integers(0, 200, 7, n, dtype="uint8") for n in (4, 12, 8)), axis=1),
+        problem("Concat", 13, *(integers(0, 200, 7, n, dtype="uint8") for n in (16, 48, 32)), axis=1),
     ],
 )
 record(
@@ -58,6 +60,7 @@ record(
         problem("Split", 13, normal(7, 18), Known((3, 4, 5, 6)), outputs=4, axis=1),
         problem("Split", 13, normal(7, 24), Known((8, 16)), outputs=2, axis=1),
         problem("Split", 13, integers(0, 200, 7, 24, dtype="uint8"), Known((8, 16)), outputs=2, axis=1),
+        problem("Split", 13, integers(0, 200, 7, 48, dtype="uint8"), Known((16, 32)), outputs=2, axis=1),
     ],
 )
 
@@ -75,7 +78,7 @@ def concat(node: BoundNode) -> Lowering:
     """y = the inputs one after another along `axis`.
 
     One kernel for as many inputs as the adapter binds at once, each kernel writing its places in y; where elements are
-    packed into words, and so two parts may share one, into a whole of its own.
+    packed into words and two parts share one, or steps are fused, into a whole of its own.
     """
     operands = node.given()
     out = joined_type(node, operands, operands[0].dtype)
@@ -85,7 +88,8 @@ def concat(node: BoundNode) -> Lowering:
     parts = [_Part(i, o.shape[axis]) for i, o in enumerate(operands) if o.size]
     if len(parts) < 2 and not node.has_steps:
         return Lowering((out,), views=((0, int(parts[0].source) if parts else 0),))
-    if len(parts) > 1 and out.dtype.nbytes < 4:
+    packed = out.dtype.nbytes < 4
+    if packed and len(parts) > 1 and not (moves_bits(node) and _in_words(out, axis, parts)):
         return _joined(node, out, axis, parts)
     types = [node.input(int(part.source)).type for part in parts]
     kernels = []
@@ -101,7 +105,8 @@ def concat(node: BoundNode) -> Lowering:
                 groups=groups,
                 workgroup_size=WORKGROUP_SIZE,
                 vectors=vectors,
-                raw=moves_bits(node) and not vectors,
+                words=["y"] if packed else [],
+                raw=moves_bits(node) and (packed or not vectors),
                 reads=reads,
                 writes={"y": 0},
             )
@@ -138,16 +143,23 @@ def _batches(node: BoundNode, whole: TensorType, parts: Sequence[TensorType]) ->
     yield first, len(parts)
 
 
-def _rows(
-    whole: TensorType, axis: int, parts: Sequence[_Part], first: int, last: int, unit: int = 1
-) -> tuple[dict[str, Const], int]:
-    """Constants of concat.wgsl and split.wgsl for parts `first` to `last`, and workgroups. unit: elements that are
-    counted as one."""
+def _in_words(whole: TensorType, axis: int, parts: Sequence[_Part]) -> bool:
+    """Whether no two parts share a word."""
+    _, _, inner = around(whole.shape, axis)
+    return all(same(part.size * inner % max(1, 4 // whole.dtype.nbytes), 0) for part in parts)
+
+
+def _rows(whole: TensorType, axis: int, parts: Sequence[_Part], first: int, last: int) -> tuple[dict[str, Const], int]:
+    """Constants of concat.wgsl and split.wgsl for parts `first` to `last`, and workgroups. Packed elements are counted
+    by words, and where all positions allow it words, or floats, by four."""
     outer, size, inner = around(whole.shape, axis)
     sizes = [part.size * inner for part in parts]
     before, row, whole_row = sum(sizes[:first]), sum(sizes[first:last]), size * inner
-    fours = whole.dtype is FLOAT32 and all(same(n % 4, 0) for n in (before, whole_row, *sizes[first:last]))
-    unit = 4 if fours else unit
+    unit = max(1, 4 // whole.dtype.nbytes)
+    fours = (whole.dtype is FLOAT32 or unit > 1) and all(
+        same(n % (4 * unit), 0) for n in (before, whole_row, *sizes[first:last])
+    )
+    unit *= 4 if fours else 1
     total = outer * row // unit
     consts: dict[str, Const] = {
         "VECTORS": fours,
@@ -216,14 +228,13 @@ def split(node: BoundNode) -> Lowering:
     equal = () if same(sum(sizes), x.shape[axis]) else ((x.shape[axis], sum(sizes)),)
     whole = TensorType(x.dtype, replaced(x.shape, axis, sum(sizes)))
     outputs = tuple(TensorType(x.dtype, replaced(x.shape, axis, size)) for size in sizes)
-    parts = [_Part(k, size) for k, size in enumerate(sizes)]
+    parts, packed = [_Part(k, size) for k, size in enumerate(sizes)], x.dtype.nbytes < 4
     is_whole = all(node.wants(k) for k in range(len(sizes))) and all(t.size != 0 for t in outputs)
-    per_word, (*_, inner) = max(1, 4 // x.dtype.nbytes), around(x.shape, axis)
-    if not is_whole or not all(same(size * inner % per_word, 0) for size in sizes):
+    if not is_whole or not _in_words(whole, axis, parts):
         return Lowering(outputs, tuple(_each(node, outputs, axis)), equal=equal)
     kernels = []
     for first, last in _batches(node, whole, outputs):
-        consts, groups = _rows(whole, axis, parts, first, last, per_word)
+        consts, groups = _rows(whole, axis, parts, first, last)
         names = [f"y{k}" for k in range(last - first)]
         vectors = ["x", *names] if consts["VECTORS"] else []
         kernels.append(
@@ -233,9 +244,9 @@ def split(node: BoundNode) -> Lowering:
                 consts={**consts, "IN_ROW": consts.pop("WHOLE_ROW")},
                 groups=groups,
                 workgroup_size=WORKGROUP_SIZE,
-                raw=not vectors,
+                raw=packed or not vectors,
                 vectors=vectors,
-                words=names if per_word > 1 else (),
+                words=names if packed else (),
                 reads={"x": 0},
                 writes={name: first + k for k, name in enumerate(names)},
             )

@@ -13,7 +13,7 @@ from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.ir.symbolic import derived, is_symbolic, same
 from ort_gpu_ep.ir.types import BOOL, FLOATS, INT8, INT32, INT64, UINT8, Shape, TensorType, names
 from ort_gpu_ep.kernels.problems import Known, normal, problem
-from ort_gpu_ep.kernels.records import record
+from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, ChannelsLast, Const, Kernel, Operand, Strided, kernel, op
 from ort_gpu_ep.ops.channels_last import ints, numbers, permuted, stored
 from ort_gpu_ep.ops.reduce import normal_axes
@@ -21,6 +21,8 @@ from ort_gpu_ep.ops.reduce import normal_axes
 F = np.float32
 """Scales and coordinates are float32, rounded after each operation, as in ONNX Runtime."""
 
+WORKGROUP_SIZE = 128
+"""resize_last.wgsl."""
 MAX_RESIZED = 3
 """Resized axes that the kernel takes; ONNX Runtime interpolates over as many."""
 
@@ -46,6 +48,16 @@ record(
     flops=lambda k: 2 * k.size("y") * k["TAPS0"] * k["TAPS1"] * k["TAPS2"],
     problems=[
         problem("Resize", 13, normal(1, 2, 4, 6), None, Known((1, 1, 2, 2.5), "float32"), tolerance=1e-4, mode=mode)
+        for mode in ("nearest", "linear", "cubic")
+    ],
+)
+record(
+    "resize_last.wgsl",
+    "pool",
+    loop_bound=lambda k: k.nested("TAPS0", "TAPS1", "TAPS2"),
+    flops=lambda k: 2 * k.size("y") * k["TAPS0"] * k["TAPS1"] * k["TAPS2"],
+    problems=[
+        problem("Resize", 13, normal(2, 5, 6, 8), None, Known((1, 2, 1.5, 1), "float32"), tolerance=1e-4, mode=mode)
         for mode in ("nearest", "linear", "cubic")
     ],
 )
@@ -250,7 +262,20 @@ def _resample(
         "EXTRAPOLATE": coordinates == "tf_crop_and_resize",
     }
     kept = Strided(out, tuple(0 if a in resized else strides[a] for a in range(x.rank)))
-    return kernel("resize.wgsl", [TensorType(x.dtype, out)], consts=consts, indices={"kept": kept}, reads={"x": 0})
+    result = TensorType(x.dtype, out)
+    if node.attr("antialias") or x.dtype not in FLOATS or x.rank - 1 in resized or not same(out[-1] % 4, 0):
+        return kernel("resize.wgsl", [result], consts=consts, indices={"kept": kept}, reads={"x": 0})
+    return kernel(
+        "resize_last.wgsl",
+        [result],
+        consts={**consts, "TOTAL": result.size // 4},
+        indices={"kept": kept},
+        groups=ceil_div(result.size, 4 * WORKGROUP_SIZE),
+        workgroup_size=WORKGROUP_SIZE,
+        vectors=("x", "y"),
+        reads={"x": 0},
+        writes={"y": 0},
+    )
 
 
 def _rounded_axes(node: BoundNode, resized: list[int]) -> tuple[list[int], int]:

@@ -125,20 +125,19 @@ def word_pairs(name: str, dtype: DType, text: str, raw: bool) -> list[str]:
 def word_readers(
     name: str, pieces: Sequence[tuple[int, int]], dtype: DType, vector: bool, text: str, raw: bool
 ) -> list[str]:
-    """`<name>_word(i)` or `<name>_word4(i)`, where the body calls it."""
-    function, per, kind = (
-        (f"{name}_word4", 128 // dtype.bits, "vec4<u32>") if vector else (f"{name}_word", 32 // dtype.bits, "u32")
-    )
+    """`<name>_word(i)` or `<name>_word4(i)`, where the body, which may number its bindings by a loop, calls it."""
+    suffix, per, kind = ("_word4", 128 // dtype.bits, "vec4<u32>") if vector else ("_word", 32 // dtype.bits, "u32")
+    called = re.search(rf"\b({name}|{name.rstrip('0123456789')}\$\(\w+\)){suffix}\(", text)
     # vectors of those are two words (vector_readers)
     words = dtype.storage == "u32" and not (vector and dtype.bits == 16)
-    if not (words or (raw and dtype.bits < 32)) or not re.search(rf"\b{function}\(", text):
+    if not called or not (words or (raw and dtype.bits < 32)):
         return []
     cases = "".join(
         f"if (i >= {first // per}u) {{ return {part_name(name, k)}[i - {first // per}u]; }} "
         for k, (first, _) in reversed(list(enumerate(pieces)))
         if k
     )
-    return [f"fn {function}(i: u32) -> {kind} {{ {cases}return {name}[i]; }}"]
+    return [f"fn {name}{suffix}(i: u32) -> {kind} {{ {cases}return {name}[i]; }}"]
 
 
 def word_writer(name: str, kernel: Kernel, first: str, text: str) -> str:

@@ -98,3 +98,31 @@ def test_fused_operands_where_four_elements_lie_in_two_rows() -> None:
     model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in held.items())
     assert dispatches(model) == ["concat4"]
     assert_agree(run_direct(model, feeds, rewrite)[0], on_cpu(model, feeds)[0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "shader"),
+    [
+        ("float16", (8, 24, 16), "concat4"),
+        ("float16", (6, 2, 4), "concat"),
+        ("float16", (6, 3, 3), "concat_packed"),
+        ("uint8", (16, 48), "concat4"),
+        ("uint8", (8, 4), "concat"),
+        ("uint8", (6, 6), "concat_packed"),
+        ("bool", (32, 16), "concat4"),
+        ("float16", (4,) * 9, "concat"),
+    ],
+)
+def test_packed_elements_are_joined_by_words(dtype: str, sizes: tuple[int, ...], shader: str) -> None:
+    parts = tuple(data(3, 5, n, dtype=dtype, seed=k) for k, n in enumerate(sizes))
+    model, feeds = model_of("Concat", parts, axis=2)
+    assert set(dispatches(model)) == {shader}
+    check(model, feeds)
+
+
+def test_steps_behind_packed_elements_see_values() -> None:
+    parts = tuple(data(3, 5, n, dtype="float16", seed=k) for k, n in enumerate((8, 24)))
+    model, feeds = model_of("Concat", parts, axis=2)
+    model.graph.node.append(helper.make_node("Relu", [model.graph.output[0].name], ["positive"]))
+    model.graph.output[0].name = "positive"
+    check(model, feeds)

@@ -6,11 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from ort_gpu_ep.errors import Code
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.partitioner import rewrite
 from tests.daily import part
 from tests.direct import run_direct
-from tests.ops.single_node import Array, check_decline, check_node, node_model, normal, on_cpu
+from tests.ops.single_node import Array, assert_agree, check_decline, check_node, node_model, normal, on_cpu
+from tests.unit.graphs import plan_of
 
 COORDINATES = (
     "half_pixel",
@@ -329,3 +334,18 @@ def test_antialias_with_scales_that_come_with_the_run() -> None:
         antialias=1,
         tolerance=2e-6,
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_four_neighbours_of_the_last_axis_at_a_time(mode: str, dtype: str) -> None:
+    x, tolerance = normal(2, 5, 6, 8).astype(dtype), 1e-3 if dtype == "float16" else 1e-5
+    for how in ([np.array([1, 2, 1.5, 1], np.float32)], [None, np.array([2, 7, 9, 8])]):
+        check_node("Resize", [x, None, *how], 13, known=[2, 3], tolerance=tolerance, mode=mode)
+    model, feeds = node_model("Resize", [x, None, np.array([1, 2, 1.5, 1], np.float32)], 13, known=[2], mode=mode)
+    (step,) = plan_of(from_onnx(model), limits=Limits(features=frozenset({"shader-f16"}))).steps
+    assert step.kernel.vectors == ("x", "y")  # type: ignore[union-attr]
+    model.graph.node.append(helper.make_node("Relu", [model.graph.output[0].name], ["positive"]))
+    model.graph.output[0].name = "positive"
+    (got,), (want,) = run_direct(model, feeds, rewrite), on_cpu(model, feeds)
+    assert_agree(got, want, tolerance)
