@@ -261,7 +261,6 @@ def measure(
             "device_MiB": (stats.allocated_nbytes - stats.pooled_nbytes) / 2**20,
             "device_most_MiB": stats.peak_nbytes / 2**20,
         }
-    del decoder
     for count in rows:
         found |= of_rows(path, count, min(contexts), tokens)
     return found
