@@ -4,8 +4,8 @@ estimates are made from.
 python -m benchmarks.forms [PATTERN] [--top N] [--adapter A] [--checked 0|1] [--json FILE]
 
 Times are by timestamps around REPEATS runs of the node's kernels in one pass, inputs on the device, median of five,
-after as much work as it takes to wake the GPU; the launch of a dependent dispatch (2.2 us on an H200) is in each. Tiles
-have their own: benchmarks.tiles.
+after as much work as it takes to wake the GPU; the launch of a dependent dispatch (2.2 us on an H200) is in each. Packed
+weights stay packed (option weights). Tiles have their own: benchmarks.tiles.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--checked", choices=("0", "1"), default="0", help="bounds checks in the shaders")
     parser.add_argument("--json", type=Path, help="write the results there as well")
     options = parser.parse_args()
-    config = Config(adapter=options.adapter, checked_shaders=options.checked)
+    config = Config(adapter=options.adapter, checked_shaders=options.checked, weights="packed")
     gpu = Gpu.open(config)
     warmth = Warmth(gpu, config)
     results = [measure(gpu, name, config, options.top, warmth) for name in IN_FORMS if re.search(options.pattern, name)]

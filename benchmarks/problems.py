@@ -65,6 +65,14 @@ def vector(k: int, n: int, transposed: int, rows: int = 1) -> Named:
     return name, problem("Gemm", 13, normal(rows, k), matrix, weights(n), transB=transposed)
 
 
+def packed(rows: int, k: int, n: int, dtype: str = "float32") -> Named:
+    """Vectors times a matrix of 4-bit codes in blocks of 32, as language models have it."""
+    codes = Random((n, k // 32, 16), "uint8", 0, 256, constant=True)
+    scales = Random((n * k // 32,), dtype, scale=0.01, constant=True)
+    row = problem("MatMulNBits", 1, Random((rows, k), dtype), codes, scales, K=k, N=n, bits=4, block_size=32)
+    return f"4-bit {rows} x {k} x {n}, {dtype}", replace(row, domain="com.microsoft")
+
+
 def normalisation(rows: int, length: int) -> Named:
     row = problem("LayerNormalization", 17, normal(rows, length), weights(length), weights(length))
     return f"normalisation {rows} x {length}", row
@@ -162,6 +170,13 @@ IN_FORMS: Mapping[str, Problem] = dict(
         vector(9216, 4096, 0),
         vector(2048, 1000, 0),
         vector(256, 512, 0),
+        packed(4, 4096, 14336),
+        packed(8, 4096, 14336),
+        packed(16, 4096, 14336),
+        packed(16, 4096, 4096),
+        packed(16, 14336, 4096),
+        packed(16, 4096, 14336, "float16"),
+        packed(16, 14336, 4096, "float16"),
         normalisation(128, 384),
         normalisation(1500, 512),
         ("softmax 1 x 1000", problem("Softmax", 13, normal(1, 1000))),
@@ -234,6 +249,8 @@ def flops_of(row: Problem) -> int:
         return 2 * math.prod(x) * math.prod(others[0][1:])
     if row.op in ("MatMul", "Gemm"):
         return 2 * math.prod(x) * others[0][0 if row.attributes.get("transB") else -1]
+    if row.op == "MatMulNBits":
+        return 2 * math.prod(x) * int(row.attributes["N"])
     if row.op == "Attention":
         return 4 * math.prod(x[:3]) * math.prod(others[0][2:])
     if row.op in ("LSTM", "GRU"):
@@ -243,4 +260,5 @@ def flops_of(row: Problem) -> int:
 
 def nbytes_of(row: Problem) -> int:
     """Bytes of its inputs: at least these are read."""
-    return 4 * sum(map(math.prod, _shapes(row)))
+    operands = [operand for operand in row.inputs if isinstance(operand, Random)]
+    return sum(np.dtype(operand.dtype).itemsize * math.prod(operand.shape) for operand in operands)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.symbolic import hint
 from ort_gpu_ep.ir.types import FLOATS, TensorType
 from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
@@ -20,8 +20,11 @@ from ort_gpu_ep.ops.rounded_products import ROUNDED
 MAX_VECTORS = 4
 """Columns of activations that packed_matvec.wgsl takes: more are worth a tile."""
 MANY_VECTORS = 16
-"""Columns up to which groups of so many are a form beside tiles."""
-IN_GROUPS = "vectors in groups"
+"""Columns up to which groups of them are a form beside tiles."""
+GROUPS = (MAX_VECTORS, 2 * MAX_VECTORS)
+"""Columns of such a group."""
+LIVE = 2
+"""Registers that an invocation has in use for each of its sums, at most."""
 UNIT_LANES = 1024
 """packed_matvec.wgsl: invocations that each compute unit gets, where the rows and K are enough for them."""
 MAX_WORKGROUP_SIZE, MIN_WORKGROUP_SIZE = 512, 32
@@ -84,7 +87,7 @@ def lower_vectors(
         return lower(node.target, f"vectors {weights.rows} x {weights.k}, rounded", {ROUNDED: form}, out)
     decoding = decoding_ns(node.target, weights.rows * weights.k)
     forms = {
-        name: Form(ns, partial(_vectors, node, weights, columns, bias, alpha, beta, name == HALVES))
+        name: Form(ns, partial(_vectors, node, weights, columns, bias, alpha, beta, 0, name == HALVES))
         for name, ns in decoding.items()
         if name == WORDS or not weights.codebook
     }
@@ -98,13 +101,15 @@ def _vectors(
     bias: tuple[int, Strided] | None,
     alpha: float,
     beta: float,
+    group: int,
     halves: bool,
     choice: Choice,
     out: TensorType,
 ) -> Lowering:
-    """The weights interleaved, once, and the product. halves: codes become floats two by two."""
-    layout, count, of_x = interleaved(node, weights), min(int(columns.count), MAX_VECTORS), node.input(columns.source)
-    groups = ceil_div(int(columns.count), max(count, 1))
+    """The weights interleaved, once, and the product. group: columns of each workgroup; 0: all of them. halves: codes
+    become floats two by two."""
+    layout, count, of_x = interleaved(node, weights), group or int(columns.count), node.input(columns.source)
+    groups = ceil_div(columns.count, group) if group else 1
     x4 = of_x.dtype in FLOATS and columns.k == 1 and weights.k % 4 == 0 and (count == 1 or columns.column % 4 == 0)
     by_blocks, per, entries = (
         "scales" in layout.sources,
@@ -154,7 +159,7 @@ def _vectors(
             "BETA": float(beta),
             "SUBGROUPS": subgroups,
             "HALVES": halves,
-            **({"COLUMN_GROUPS": groups, "COUNT": int(columns.count)} if groups > 1 else {}),
+            **({"GROUPED": True, "COLUMN_GROUPS": groups, "COUNT": columns.count} if group else {}),
         },
         indices={"c_index": bias[1] if bias else Strided((1,), (0,))},
         groups=ceil_div(weights.rows, per) * groups,
@@ -178,21 +183,31 @@ def grouped(
     beta: float,
     rounds: bool,
 ) -> dict[str, Form]:
-    """The form of more vectors than MAX_VECTORS, where there is one: in groups of so many, which read the same rows one
-    after another. rounds: they are rounded to bytes."""
-    if is_symbolic(columns.count) or int(columns.count) > MANY_VECTORS:
+    """Forms of more vectors than MAX_VECTORS, where there are some: in groups, which read the same rows one after
+    another. rounds: they are rounded to bytes."""
+    if columns.count > MANY_VECTORS:
         return {}
-    groups = ceil_div(int(columns.count), MAX_VECTORS)
+    count, codes = int(hint(columns.count)), weights.rows * weights.k
     if rounds:
         if not rounded_vectors.takes(node, [weights], MAX_VECTORS):
             return {}
-        ns = groups * MAX_VECTORS * rounded_vectors.bytes_ns(node.target, weights.rows, weights.k)
-        return {IN_GROUPS: Form(ns, partial(_rounded, node, weights, columns, bias))}
-    by, decoding = node.target.figures, decoding_ns(node.target, weights.rows * weights.k)
+        ns = ceil_div(count, MAX_VECTORS) * MAX_VECTORS * rounded_vectors.bytes_ns(node.target, weights.rows, weights.k)
+        return {groups_of(MAX_VECTORS): Form(ns, partial(_rounded, node, weights, columns, bias))}
+    by, decoding = node.target.figures, decoding_ns(node.target, codes)
     best = min(decoding, key=decoding.__getitem__)
-    more = (MAX_VECTORS - 1) * weights.rows * weights.k * by.packed_column_clocks / by.units / by.clocks_per_ns
-    build = partial(_vectors, node, weights, columns, bias, alpha, beta, best == HALVES)
-    return {IN_GROUPS: Form(groups * (decoding[best] + more), build)}
+    a_column = codes * by.packed_column_clocks / by.units / by.clocks_per_ns
+    return {
+        groups_of(size): Form(
+            ceil_div(count, size) * (decoding[best] + (size - 1) * a_column),
+            partial(_vectors, node, weights, columns, bias, alpha, beta, size, best == HALVES),
+        )
+        for size in GROUPS
+        if size == MAX_VECTORS or LIVE * size * 32 // weights.bits < by.lane_registers
+    }
+
+
+def groups_of(columns: int) -> str:
+    return f"vectors in groups of {columns}"
 
 
 def rounds_few(node: BoundNode, weights: Weights) -> bool:
@@ -215,7 +230,7 @@ def _rounded(
     out: TensorType,
 ) -> Lowering:
     reads = {"x": columns.source, **({"c": bias[0]} if bias else {})}
-    count = min(int(columns.count), MAX_VECTORS)
+    count = MAX_VECTORS if columns.count > MAX_VECTORS else int(columns.count)
     product = rounded_vectors.rounded_product(node, [weights], [out], count, reads, False, choice)
     return Lowering((out,), (product,))
 

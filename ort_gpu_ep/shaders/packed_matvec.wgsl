@@ -29,10 +29,10 @@ var<workgroup> book: array<f32, BOOK>;   // a copy for each few invocations: har
 #include levels.wgsl
 
 #end
-#default COLUMN_GROUPS = 1
+#default GROUPED = 0
 fn group_main(group: u32, lane: u32) {
-#if COLUMN_GROUPS > 1
-    // COLUMN_GROUPS (left out: 1): so many neighbouring workgroups have COLS vectors each of the same rows, which are read from memory once. COUNT: vectors.
+#if GROUPED
+    // GROUPED (left out: no): COLUMN_GROUPS neighbouring workgroups have COLS vectors each of the same rows, which are read from memory once. COUNT: vectors.
     first_column = group % COLUMN_GROUPS * COLS;
     let its_rows = group / COLUMN_GROUPS;
     {
@@ -52,7 +52,7 @@ fn group_main(group: u32, lane: u32) {
 #let NORM = 0
 #include packed_sums.wgsl
     for (var i = lane; i < OUTPUTS; i += WORKGROUP_SIZE) {
-#if COLUMN_GROUPS > 1
+#if GROUPED
         let row = select(N, group * PER + i / COLS, first_column + i % COLS < COUNT);
 #else
         let row = group * PER + i / COLS;
@@ -64,7 +64,7 @@ fn group_main(group: u32, lane: u32) {
 #if BLOCK == 0 and (LEVELS or not CODEBOOK)
             v *= table_at(row * TABLE_ROW);
 #end
-#if COLUMN_GROUPS > 1
+#if GROUPED
             let at = (first_column + i % COLS) * Y_COL + row * Y_ROW;
 #else
             let at = i % COLS * Y_COL + row * Y_ROW;
@@ -73,7 +73,7 @@ fn group_main(group: u32, lane: u32) {
             y_set(at, v);
         }
     }
-#if COLUMN_GROUPS > 1
+#if GROUPED
     }
 #end
 }

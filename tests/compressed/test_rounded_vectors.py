@@ -21,7 +21,7 @@ from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS
 from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice, Target
 from ort_gpu_ep.ops import rounded_vectors
-from ort_gpu_ep.ops.packed_vectors import IN_GROUPS, decoding_ns
+from ort_gpu_ep.ops.packed_vectors import decoding_ns, groups_of
 from ort_gpu_ep.ops.rounded_products import ROUNDED
 from ort_gpu_ep.ops.rounded_vectors import SHADER, Shape
 from ort_gpu_ep.partitioner import rewrite
@@ -70,17 +70,19 @@ def test_as_exact_sums_of_what_was_rounded(count: int, k: int, n: int, block: in
 
 
 @pytest.mark.parametrize(
-    ("count", "accuracy", "bits"), [(5, 4, 4), (16, 4, 4), (5, 1, 4), (11, 1, 8), (7, 1, 2), (16, 1, 4)]
+    ("count", "accuracy", "bits", "size"),
+    [(5, 4, 4, 4), (16, 4, 4, 4), (5, 1, 4, 4), (11, 1, 8, 4), (7, 1, 2, 4), (16, 1, 4, 4), (16, 1, 4, 8), (11, 1, 8, 8)],
 )
-def test_more_vectors_in_groups(count: int, accuracy: int, bits: int, form: Any) -> None:
-    """Four each, of the same rows one after another; the last group may be smaller."""
-    form(IN_GROUPS, ROUNDED)
+def test_more_vectors_in_groups(count: int, accuracy: int, bits: int, size: int, form: Any) -> None:
+    """Some each, of the same rows one after another; the last group may be smaller."""
+    form(groups_of(size), ROUNDED)
     model, (dense, bias) = nbits_model((count, 256), 256, 69, bits, 32, "codes", bias=True)
     x = RNG.normal(size=(count, 256)).astype("f")
     (kernel,) = kernels(level(model, accuracy), x)
-    assert dict(kernel.consts)["COLUMN_GROUPS"] == -(-count // 4)
-    (got,) = run_direct(model, {"x": x})
-    close(got, (rounded(x, 32) if accuracy == 4 else x.astype("d")) @ dense + bias)
+    assert dict(kernel.consts)["COLUMN_GROUPS"] == -(-count // size)
+    for every_size_open in (False, True):
+        (got,) = run_direct(model, {"x": x}, every_size_open=every_size_open)
+        close(got, (rounded(x, 32) if accuracy == 4 else x.astype("d")) @ dense + bias)
 
 
 @pytest.mark.parametrize(("units", "teams", "iters"), [(1, 4, 2), (12, 2, 1)])

@@ -1,14 +1,14 @@
 // Codes of packed weights as numbers, and the vectors that they meet. Expects what packed_matvec.wgsl says.
-#default COLUMN_GROUPS = 1
-#if COLUMN_GROUPS > 1
+#default GROUPED = 0
+#if GROUPED
 var<private> first_column: u32;
 #end
 fn four_of_x(c: u32, q: u32) -> vec4<f32> {
-#if COLUMN_GROUPS > 1
+#if GROUPED
     let column = min(first_column + c, COUNT - 1u);
 #end
 #if X4
-#if COLUMN_GROUPS > 1
+#if GROUPED
     return x_at4(column * X_COL / 4u + q);
 #else
     return x_at4(c * X_COL / 4u + q);
@@ -16,7 +16,7 @@ fn four_of_x(c: u32, q: u32) -> vec4<f32> {
 #else
     var found = vec4<f32>();
     let k = 4u * q;
-#if COLUMN_GROUPS > 1
+#if GROUPED
     let at = column * X_COL + k * X_K;
 #else
     let at = c * X_COL + k * X_K;
