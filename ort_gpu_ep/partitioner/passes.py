@@ -21,6 +21,7 @@ from ort_gpu_ep.kernels.registry import BoundNode, Limits
 from ort_gpu_ep.partitioner.absorption import ACTIVATIONS, LAYERS, PRODUCTS, Consumers, absorb
 from ort_gpu_ep.partitioner.attention_inputs import simplify_attention
 from ort_gpu_ep.partitioner.between_products import keep_bytes
+from ort_gpu_ep.partitioner.casts import without_round_trips
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.partitioner.integers import quantize_products
@@ -92,6 +93,7 @@ BYTES_KEPT = "nothing between bytes and bytes that has an op of bytes is left to
 DECODERS_ABSORBED = "no decoder of a constant is left that the one product behind it could read packed"
 LAYERS_ABSORBED = "no decoder of a constant is left that the recurrent layers behind it could read packed"
 ACTIVATIONS_READ = "no decoder of a run's bytes is left that the one reduction behind it could do itself"
+ROUND_TRIPS_GONE = "no float16 becomes float32 and float16 again, with nothing or a softmax between"
 PATTERNS_FUSED = "no pattern of a fusion rule is left that its row would take"
 CHAINS_FUSED = "no elementwise node is left that its producer could do"
 SUMS_WIDE = (
@@ -130,7 +132,13 @@ FUSION: Sequence[Pass] = (
         requires=frozenset({ASKED, PRODUCTS_QUANTIZED}),
         ensures=frozenset({DECODERS_ABSORBED}),
     ),
-    Pass("patterns", _plain(apply_rules), requires=frozenset({ASKED}), ensures=frozenset({PATTERNS_FUSED})),
+    Pass("casts", _plain(without_round_trips), requires=frozenset({ASKED}), ensures=frozenset({ROUND_TRIPS_GONE})),
+    Pass(
+        "patterns",
+        _plain(apply_rules),
+        requires=frozenset({ASKED, ROUND_TRIPS_GONE}),
+        ensures=frozenset({PATTERNS_FUSED}),
+    ),
     Pass("layers", _absorb(LAYERS), requires=frozenset({ASKED, PATTERNS_FUSED}), ensures=frozenset({LAYERS_ABSORBED})),
     Pass(
         "activations",
