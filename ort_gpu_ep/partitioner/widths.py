@@ -210,7 +210,7 @@ class _Widths:
             )
         if wide:
             widened = replace(widened, outputs=tuple(_wide(n) if n in wide else n for n in widened.outputs))
-        return stored_as(widened, FLOAT32 if wide else FLOAT16, natural)
+        return stored_as(widened, FLOAT32 if wide else self.facts.types[node.outputs[0]].dtype, natural)
 
     def _is_half(self, name: str) -> bool:
         return name in self.facts.types and self.facts.types[name].dtype is FLOAT16

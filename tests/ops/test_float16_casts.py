@@ -17,13 +17,14 @@ from tests.direct import run_direct
 from tests.ops.single_node import assert_agree, on_cpu
 
 HALVES = Limits(features=frozenset({"shader-f16"}))
-SIZES = {"q": (2, 3, 5, 8), "k": (2, 3, 8, 7), "v": (2, 3, 7, 8)}
+SIZES = {"q": (2, 3, 5, 8), "k": (2, 3, 7, 8), "v": (2, 3, 7, 8)}
 BEFORE, AFTER, BOTH = ("Softmax", "Cast 1", "Cast 10"), ("Cast 1", "Cast 10", "Softmax"), ("Cast 1", "Softmax", "Cast 10")
 
 
 def attention(middle: Sequence[str], outputs: Sequence[str] = ()) -> onnx.ModelProto:
     """softmax(q k) v in float16 with these nodes between the products. outputs: places in between that are results."""
-    nodes, name = [helper.make_node("MatMul", ["q", "k"], ["t0"])], "t0"
+    nodes, name = [helper.make_node("Transpose", ["k"], ["keys"], perm=[0, 1, 3, 2])], "t0"
+    nodes.append(helper.make_node("MatMul", ["q", "keys"], ["t0"]))
     for i, op in enumerate(middle, 1):
         kind, *to = op.split()
         nodes.append(helper.make_node(kind, [name], [f"t{i}"], **({"to": int(to[0])} if to else {})))
@@ -58,6 +59,35 @@ def test_what_is_a_result_stays(middle: tuple[str, ...], places: tuple[str, ...]
     feeds = {name: rng.standard_normal(shape).astype("f2") for name, shape in SIZES.items()}
     for got, want in zip(run_direct(model, feeds, rewrite), on_cpu(model, feeds), strict=True):
         assert_agree(got, want, 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("op", "behind", "to"),
+    [
+        ("Softmax", "Cast", TensorProto.FLOAT),
+        ("ReduceMax", "Cast", TensorProto.FLOAT),
+        ("ReduceMax", "Cast", TensorProto.INT32),
+        ("ReduceMax", "IsNaN", TensorProto.BOOL),
+        ("ReduceSum", "Cast", TensorProto.FLOAT),
+    ],
+)
+def test_what_a_reduction_of_wide_sums_is_converted_to(op: str, behind: str, to: int) -> None:
+    """The sums before it are float32, its result what the step behind it makes."""
+    nodes = [
+        helper.make_node("MatMul", ["q", "k"], ["sums"]),
+        helper.make_node(op, ["sums"], ["reduced"]),
+        helper.make_node(behind, ["reduced"], ["y"], **({"to": to} if behind == "Cast" else {})),
+        helper.make_node("Shape", ["y"], ["shape"]),
+    ]
+    shapes = {"q": (3, 5, 64), "k": (3, 64, 7)}
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT16, s) for n, s in shapes.items()]
+    graph = helper.make_graph(nodes, "reduced", inputs, [onnx.ValueInfoProto(name="y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    rng = np.random.default_rng()
+    feeds = {name: (3 * rng.standard_normal(shape)).astype("f2") for name, shape in shapes.items()}
+    (got,), (want,) = run_direct(model, feeds, rewrite), on_cpu(model, feeds)
+    assert got.dtype == want.dtype
+    assert np.allclose(got.astype("d"), want.astype("d"), rtol=4e-3, atol=1e-3 if to == TensorProto.FLOAT else 1)
 
 
 def test_what_rounds_stays() -> None:
