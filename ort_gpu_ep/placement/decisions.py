@@ -16,9 +16,9 @@ import onnxruntime
 
 from ort_gpu_ep import store
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.ir.types import Shape
+from ort_gpu_ep.ir.types import MAX_SHAPES, Shape
 from ort_gpu_ep.placement import NAMES
-from ort_gpu_ep.placement.decider import KINDS, MAX_SIZES
+from ort_gpu_ep.placement.decider import KINDS
 from ort_gpu_ep.placement.estimate import KEPT, Size
 from ort_gpu_ep.placement.rhythm import BUSY, RESTS
 from ort_gpu_ep.placement.source import Source, settings_lock
@@ -138,7 +138,7 @@ def _joined(learnt: Learnt, there: Learnt) -> Learnt:
             others.append(row)
     floors = dict.fromkeys([*learnt.floors, *there.floors])
     return replace(
-        learnt, rows=(*learnt.rows, *others), floors=tuple(floors)[:MAX_SIZES], times=learnt.times or there.times
+        learnt, rows=(*learnt.rows, *others), floors=tuple(floors)[:MAX_SHAPES], times=learnt.times or there.times
     )
 
 

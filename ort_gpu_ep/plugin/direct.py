@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ort_gpu_ep import private
-from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.ir.types import MAX_SHAPES, TensorType
 from ort_gpu_ep.plugin.bound import BoundRun, only_partition
 from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.state import COPIES, SessionState
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 RUNS_BEFORE = 2
 """Runs of the same sizes through ONNX Runtime, before buffers are kept for them."""
-
-_MAX_SIZES = 64
 
 Key: TypeAlias = tuple[tuple[Any, tuple[int, ...]], ...]
 """(numpy's element type, shape) of each input of the session."""
@@ -137,7 +135,7 @@ class Direct:
                     **forms,
                     names: Form(program, steady, [self._given[name] for name in names or self._given]),
                 }
-        while len(self._seen) > _MAX_SIZES:
+        while len(self._seen) > MAX_SHAPES:
             oldest = next(iter(self._seen))
             self._seen.pop(oldest, None)
             earlier.pop(oldest, None)

@@ -13,17 +13,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from ort_gpu_ep.config import MEMORY_NBYTES
 from ort_gpu_ep.device.index_check import Word
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InputError, OutOfDeviceMemoryError
+from ort_gpu_ep.runtime.context import SHARE
 from ort_gpu_ep.runtime.ends import Ends, brought, nbytes_of
-from ort_gpu_ep.runtime.prepared import Prepared
+from ort_gpu_ep.runtime.prepared import MAX_TURNS, Prepared
 from ort_gpu_ep.runtime.recording import HostRun, Recording
 from ort_gpu_ep.scheduler.template import Filled
 from ort_gpu_ep.webgpu import native, waiting
-
-MAX_RECORDINGS = 16
-"""Sets of sizes and of given buffers that a plan keeps recordings for, with their bind groups."""
 
 MAX_STEADY = 4
 """Sets of sizes that a plan keeps inputs, outputs and recordings for, see Steady."""
@@ -32,7 +31,7 @@ MAX_STEADY = 4
 MAX_IN_FLIGHT = 8
 """Runs of one set of sizes that are under way at the same time: two keep a GPU busy, more wait behind each other."""
 
-MAX_IN_FLIGHT_NBYTES = 256 << 20
+MAX_IN_FLIGHT_NBYTES = MEMORY_NBYTES // SHARE
 """What the inputs, outputs and staging buffers of all runs of one set of sizes take at most; there is one in any
 case."""
 
@@ -224,7 +223,7 @@ class Runs:
         recording = self._given.get(key)
         if recording is None:
             recording = self._given[key] = Recording(self.prepared, Ends(inputs, outputs))
-            if len(self._given) > MAX_RECORDINGS:
+            if len(self._given) > MAX_TURNS:
                 self._given.popitem(last=False)[1].next = None
         self._given.move_to_end(key)
         return recording

@@ -168,7 +168,7 @@ def test_memory_is_flat_and_given_back(
             together(lambda k: [session.run(None, x) for _ in range(RUNS)])
             objects.append((gpu.stats.allocated_nbytes, gpu.stats.pooled_nbytes))
     assert objects[1] == objects[2]
-    monkeypatch.setattr(joined_runs, "IDLE_S", -1.0)
+    monkeypatch.setattr(joined_runs, "POOL_AGE_S", -1.0)
     session.run(None, x)
     assert steady.contention.coalescer is None
     gpu.trim()
