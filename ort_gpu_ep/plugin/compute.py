@@ -85,7 +85,7 @@ class Partition(Table):
         self.program, self.fallback = program, fallback
         self.output_dtypes = tuple(graph.values[name].dtype for name in graph.outputs)
         self.runs = self.fallbacks = 0
-        self.forms: dict[Any, dict[tuple[str, ...], Any]] = {}
+        self.forms: dict[Any, Any] = {}
         self.cpu_because = "" if program is not None else "it could not be compiled"
         self.circuit = Circuit(None, what=f"partition {graph.name}")
         self.known: Known | None = None  # of onnxruntime's runs

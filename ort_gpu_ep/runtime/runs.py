@@ -55,7 +55,8 @@ class Steady:
     """Runs of a plan with one set of sizes, by host memory. Thread-safe. sent: the types in which inputs go to the
     device.
 
-    made: how many of them have buffers. idle: those of them that are not under way.
+    made: how many of them have buffers. idle: those of them that are not under way. closed: there will be no further
+    run.
     """
 
     def __init__(self, prepared: Prepared, filled: Filled, joins: Joins) -> None:
@@ -67,7 +68,7 @@ class Steady:
             sum(t.nbytes for t in filled.outputs),
         )
         self._run_nbytes = nbytes_of(prepared.gpu, self.sent, filled.outputs, rounded)
-        self.made, self._closed = 0, False
+        self.made, self.closed = 0, False
         self.idle: list[HostRun] = []
         # software computes with the core that would poll
         self._pace = None if prepared.gpu.info.is_software else waiting.Pace()
@@ -143,7 +144,7 @@ class Steady:
             pass
         with self._lock:
             few = self.made < MAX_IN_FLIGHT and (self.made + 1) * self._run_nbytes <= MAX_IN_FLIGHT_NBYTES
-            if self._closed or self.prepared.closed or (self.made and not few):
+            if self.closed or self.prepared.closed or (self.made and not few):
                 return None
             self.made += 1
             if self.contention is None:
@@ -161,7 +162,7 @@ class Steady:
             own.leave(whole)
             return
         with self._lock:
-            if whole and not self._closed:
+            if whole and not self.closed:
                 self.idle.append(own)
                 return
             self.made -= 1
@@ -170,7 +171,7 @@ class Steady:
     def close(self) -> None:
         """Frees what runs have, those under way when they end."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             idle, self.idle = self.idle, []
             self.made -= len(idle)
             contention, self.contention = self.contention, None
