@@ -18,11 +18,10 @@ from ort_gpu_ep.errors import ScoringError
 from ort_gpu_ep.scoring import memory, worker
 from ort_gpu_ep.scoring.columns import Array
 from ort_gpu_ep.scoring.drive import Slot
-from ort_gpu_ep.scoring.host import ALL, AUTO_CPU
 from ort_gpu_ep.scoring.model import Model
 from ort_gpu_ep.scoring.remote import Broadcast, Put, Remote, ray_module, reason
 from ort_gpu_ep.scoring.transport import Worker
-from ort_gpu_ep.scoring.visible import AUTO, CPU, CPU_NAME
+from ort_gpu_ep.scoring.visible import ALL, AUTO, AUTO_CPU, CPU, CPU_NAME
 
 LOCAL = "local"
 """Instead of an address: a cluster of this machine alone, as long as the run."""

@@ -15,10 +15,7 @@ from ort_gpu_ep.scoring.drive import Slot
 from ort_gpu_ep.scoring.model import Model
 from ort_gpu_ep.scoring.process import Process
 from ort_gpu_ep.scoring.transport import Worker
-from ort_gpu_ep.scoring.visible import CPU, CPU_NAME
-
-ALL, AUTO_CPU = "all", "auto"
-"""In a list of adapters: those that are hardware, and the CPU if it helps them."""
+from ort_gpu_ep.scoring.visible import ALL, AUTO_CPU, CPU, CPU_NAME
 
 _names = count()
 
