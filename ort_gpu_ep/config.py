@@ -34,6 +34,9 @@ NOT_IN_FILES = frozenset((*OF_THE_PROCESS, "cache_dir", "quirks", "faults"))
 """Options that no such file sets: they load code, name files, or break runs, and a file may come with a folder that was
 downloaded."""
 
+MEMORY_NBYTES = 4 << 30
+"""Of a device without memory_limit_mb: nearly every GPU has as much. WebGPU does not tell how much there is."""
+
 _warned: set[str] = set()
 
 

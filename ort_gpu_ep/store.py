@@ -30,6 +30,9 @@ log = logging.getLogger("ort_gpu_ep")
 
 T = TypeVar("T")
 
+FORMAT = 6
+"""Of all these files: it grows when what one of them holds changes, and all are made anew."""
+
 MAX_NBYTES = 16 << 20
 """Of a file that is read: decisions for 256 shapes of a model with thousands of nodes take less than one MiB."""
 
@@ -146,12 +149,12 @@ def record(kind: type[T], data: Mapping[str, Any]) -> T:
     return kind(**data)
 
 
-def read(path: Path, format: int, parse: Callable[[dict[str, Any]], T]) -> T | None:
+def read(path: Path, parse: Callable[[dict[str, Any]], T]) -> T | None:
     """What `parse` makes of the file; None where there is none, or none that can be used, which the log says."""
     try:
         data = read_json(path)
-        if data["format"] != format:
-            raise ValueError(f"format {str(data['format'])[:40]}, expected {format}")
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {str(data['format'])[:40]}, expected {FORMAT}")
         return parse(data)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -182,10 +185,10 @@ def replace(path: Path, data: bytes) -> None:
         raise
 
 
-def write(path: Path, format: int, data: Mapping[str, object]) -> bool:
+def write(path: Path, data: Mapping[str, object]) -> bool:
     """Stores data. False where the cache can't be written: that is said, and nothing else happens."""
     try:
-        text = json.dumps({"format": format, **data}, allow_nan=False)
+        text = json.dumps({"format": FORMAT, **data}, allow_nan=False)
         make_folder(path.parent)
         replace(path, text.encode())
         _said.difference_update([problem for problem in _said if problem[0] == path])

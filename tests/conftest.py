@@ -50,8 +50,8 @@ def patient() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(open_adapter, "QUICK_S", 300.0)
-        for module in (helper, remote, generator):
-            patch.setattr(module, "START_S", 300.0)
+        for module, name in ((helper, "START_S"), (remote, "START_S"), (generator, "BEGIN_S")):
+            patch.setattr(module, name, 300.0)
         yield
 
 

@@ -24,15 +24,13 @@ from ort_gpu_ep.errors import ModelError
 from ort_gpu_ep.files import whole
 from ort_gpu_ep.health.open_adapter import tuning_key
 from ort_gpu_ep.inputs.guess import NoGuessError, inputs_of, with_sizes
+from ort_gpu_ep.ir.types import MAX_TOLD
 from ort_gpu_ep.kernels import tuned
 from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.plugin.explain import ON, Explanation, why_of
 from ort_gpu_ep.terminal import printable
 
 _COLOURS = {"gpu": "green", "host": "cyan", "cpu": "yellow"}
-
-MOST_FORMS = 8
-"""Of a kernel, in a table."""
 
 MOST_LISTED = 40
 """Nodes that are listed one by one without being asked for."""
@@ -204,13 +202,13 @@ def _form_table(kernel: Mapping[str, Any]) -> Table:
     )
     for place, row in enumerate(kernel["forms"]):
         taken, measured = row["form"] == kernel["form"], row["measured_us"]
-        if place < MOST_FORMS or taken:
+        if place < MAX_TOLD or taken:
             table.add_row(
                 Text(row["form"], "green" if taken else ""),
                 f"{row['estimated_us']:.1f}",
                 "" if measured is None else f"{measured:.1f}",
             )
-    if len(kernel["forms"]) > MOST_FORMS:
+    if len(kernel["forms"]) > MAX_TOLD:
         table.caption = f"{len(kernel['forms'])} forms; --json has all of them"
     return table
 

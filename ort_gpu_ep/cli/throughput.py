@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import ModelError
-
-WARM_RUNS = 3
+from ort_gpu_ep.profiling.measure import WARM_RUNS
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,9 @@ LEVELS = (IDLE, *DUTY)
 Level = StrEnum("Level", ["LOW", "MEDIUM", "HIGH", "ALL"])
 """What `--load` may say; typer takes no Literal in a list."""
 
-SETTLE_S = 1.5
-"""Runs that are not counted after the load has begun: smoothing (0.25 s), two readings and a dwell of 0.5 s are over
-then."""
-
 SHORTEST_S = 1.5
-"""Of measuring: the load is read ten times a second."""
+"""Of measuring, as the load is read ten times a second, and of the runs that are not counted after it has begun:
+smoothing (0.25 s), two readings and a dwell of 0.5 s are over then."""
 
 
 @dataclass
@@ -91,7 +88,7 @@ def measure(
     sampler: Sampler,
     levels: Sequence[str],
     runs: int,
-    settle_s: float = SETTLE_S,
+    settle_s: float = SHORTEST_S,
     tell: Callable[[str], object] = lambda level: None,
 ) -> list[Row]:
     """A row for each level and candidate. runs: of each, at least. tell: called with a level before it is measured.

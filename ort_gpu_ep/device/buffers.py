@@ -21,7 +21,7 @@ from ort_gpu_ep.webgpu.objects import COPY_DST, COPY_SRC, MAP_READ, MAP_WRITE, S
 _USAGE = STORAGE | COPY_SRC | COPY_DST
 STAGING = MAP_READ | COPY_DST
 POOL_AGE_S = 10.0
-"""How long a freed buffer waits for its next use before it goes back to the driver."""
+"""How long a freed buffer, and what runs together need, wait for their next use before they go back to the driver."""
 
 POOL_FACTOR, POOL_NBYTES = 2.0, 8 << 20
 """What waits at most: so many times what was in use at once lately, so that values of two sizes can take turns, and as

@@ -29,6 +29,7 @@ from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.device.probe import probe
 from ort_gpu_ep.errors import DeviceError, DeviceLostError, InternalError, OutOfDeviceMemoryError
 from ort_gpu_ep.kernels.registry import Limits
+from ort_gpu_ep.kernels.target import ALIGNMENT
 from ort_gpu_ep.utilization import Uses
 from ort_gpu_ep.webgpu import native, waiting
 from ort_gpu_ep.webgpu.library import GPUError, ffi
@@ -42,9 +43,6 @@ KEPT_PIPELINES_OF_SOFTWARE = 512
 
 READBACK_NBYTES, READBACKS_AHEAD = 32 << 20, 2
 """What is read back together, with one wait, at most: of more the GPU copies so many such parts ahead of the host."""
-
-ALIGNMENT = 64
-"""Of a piece among those that are read back together: a cache line, and what mapping and copying ask for."""
 
 MAX_PENDING = 64
 """Command buffers that may wait for a readback before they are submitted anyway."""

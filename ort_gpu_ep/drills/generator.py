@@ -10,16 +10,13 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING
 
 from ort_gpu_ep.errors import AdapterError
-from ort_gpu_ep.processes.child import command, environment
+from ort_gpu_ep.processes.child import BEGIN_S, command, environment
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device.info import AdapterInfo
 
 DUTY = {"low": 0.25, "medium": 0.60, "high": 0.95}
 """Parts of the time, one in each band of utilization.BANDS."""
-
-START_S = 60.0
-"""How long the process may take to begin: it loads the driver and compiles a shader."""
 
 
 class LoadGenerator:
@@ -61,10 +58,10 @@ class LoadGenerator:
         return self
 
     def _first_line(self) -> str:
-        """What it says first; nothing if it ends or takes longer than START_S."""
+        """What it says first; nothing if it ends or takes longer than BEGIN_S."""
         assert self._process is not None
         assert self._process.stdout is not None
-        timer = threading.Timer(START_S, self._process.kill)
+        timer = threading.Timer(BEGIN_S, self._process.kill)
         timer.start()
         try:
             return self._process.stdout.readline().strip()

@@ -22,13 +22,10 @@ from onnx import TensorProto, helper
 
 from ort_gpu_ep.errors import ConfigError
 from ort_gpu_ep.generation.growing import Growing, is_cross
-from ort_gpu_ep.generation.sampling import Nodes, session_of_graph
+from ort_gpu_ep.generation.sampling import KEPT, Nodes, session_of_graph
 from ort_gpu_ep.generation.step import LOGITS, NEXT, NOTHING, checked
 from ort_gpu_ep.memo import Memo
 from ort_gpu_ep.session.session import InferenceSession
-
-KEPT = 8
-"""Sessions for candidates, and for the order of caches, that are kept."""
 
 _SUMS, _VALUES, _PLACES, _ROWS = "beams.sums", "beams.values", "beams.places", "beams.rows"
 """Log-probabilities of the beams so far, [beams, 1]; the largest of them with one more token, [candidates]; beam times

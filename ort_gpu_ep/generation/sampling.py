@@ -37,8 +37,8 @@ not make 0."""
 _MOST = np.float32(1.7e38)
 """Half of the largest float32: the difference of two such numbers is one, too."""
 
-SAMPLERS = 4
-"""Values of top_k whose sessions are kept."""
+KEPT = 8
+"""Sessions beside the model's own that are kept: of samplers for values of top_k, and of searches with beams."""
 
 _PART = 512
 """Powers that are summed by one workgroup, where there are several times as many."""
@@ -111,7 +111,7 @@ class Samplers(Memo[Sampler]):
     """The samplers of a generation, by rows and counts. As Sampler has them: kind, ids, options."""
 
     def __init__(self, vocabulary: int, kind: npt.DTypeLike, ids: npt.DTypeLike, options: Mapping[str, Any]) -> None:
-        super().__init__(SAMPLERS)
+        super().__init__(KEPT)
         self._vocabulary, self._kind, self._ids, self._options = vocabulary, kind, ids, options
 
     def of(self, draws: Iterable[Draw], rows: int = 1) -> Sampler:

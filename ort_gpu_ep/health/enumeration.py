@@ -27,7 +27,6 @@ from ort_gpu_ep.webgpu.loader_paths import manifests
 
 log = logging.getLogger("ort_gpu_ep")
 
-FORMAT = 4
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 86400.0
 """For how long drivers that failed are not loaded; it doubles with each failure that follows, up to the longest."""
@@ -115,7 +114,7 @@ def look_again(cache_path: str) -> Sight:
     except HelperError as error:
         return Sight(trouble=str(error), until_s=time.time() + OWN_PAUSE_S)
     except AdapterError as error:
-        before = store.read(path, FORMAT, _parsed)
+        before = store.read(path, _parsed)
         failures = (before.failures if before is not None else 0) + 1
         sight = Sight((), f"{error}{_culprits()}", failures, time.time() + _pause_s(failures))
     except OSError as error:
@@ -128,7 +127,7 @@ def look_again(cache_path: str) -> Sight:
             "failures": sight.failures,
             "until_s": sight.until_s,
         }
-        store.write(path, FORMAT, data)
+        store.write(path, data)
     return sight
 
 
@@ -159,7 +158,7 @@ up."""
 
 
 def _cached(cache_path: str) -> Sight | None:
-    return store.read(_path(cache_path, drivers.fingerprint(os.environ)), FORMAT, _parsed)
+    return store.read(_path(cache_path, drivers.fingerprint(os.environ)), _parsed)
 
 
 def _parsed(data: dict[str, Any]) -> Sight:

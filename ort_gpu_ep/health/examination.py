@@ -12,7 +12,7 @@ from ort_gpu_ep.health import helper
 from ort_gpu_ep.health.helper import FROM_OUTSIDE, Worker
 from ort_gpu_ep.health.probe import PROBES, Probe, Status
 from ort_gpu_ep.health.worker import DONE
-from ort_gpu_ep.processes.child import ending
+from ort_gpu_ep.processes.child import BEGIN_S, ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _begun(adapter: int, names: Sequence[str], rounds: int, cures: Collection[st
 
 def _one_worker(worker: Worker, names: list[str], device: Device, deadline: float) -> Iterator[Outcome]:
     """Outcomes until the worker ends; the probe at which it ended, if it did not finish, is one of them."""
-    current, limit_s = PROBES[names[0]], helper.BEGIN_S
+    current, limit_s = PROBES[names[0]], BEGIN_S
     running = False
     while True:
         try:

@@ -17,13 +17,10 @@ from typing import Any
 
 from ort_gpu_ep.errors import AdapterError
 from ort_gpu_ep.health.worker import DONE
-from ort_gpu_ep.processes.child import command, ending, environment, starved_s
+from ort_gpu_ep.processes.child import BEGIN_S, command, ending, environment, starved_s
 
 START_S = 30.0
 """A worker that has not begun its first probe by then hangs while it opens the device."""
-
-BEGIN_S = 60.0
-"""For Python to start and to import what it needs, before a worker touches a driver: 0.3 s on an idle machine."""
 
 STARVED = 0.02
 """A worker that has waited for a core for less than this part of its limit had enough of the machine."""

@@ -33,7 +33,6 @@ from ort_gpu_ep.webgpu.choice import DAWN, WGPU, Choice
 
 log = logging.getLogger("ort_gpu_ep")
 
-FORMAT = 1
 _lock = threading.Lock()
 
 
@@ -49,7 +48,7 @@ def settle(config: Config, only_known: bool = False, again: bool = False) -> Cho
         decided = choice.without_trial(config)
         if decided is None:
             path = _path(config)
-            decided = store.read(path, FORMAT, _parsed) if not again else None
+            decided = store.read(path, _parsed) if not again else None
             if decided is None:
                 if only_known:
                     return None
@@ -94,7 +93,7 @@ def _tried(config: Config, path: Path) -> Choice:
         return Choice(WGPU, f"Dawn could not be tried ({error})")
     except AdapterError as error:
         decided = Choice(WGPU, f"with Dawn: {error}")
-    store.write(path, FORMAT, {"kind": decided.kind, "why": decided.why})
+    store.write(path, {"kind": decided.kind, "why": decided.why})
     log.info("%s (tried in %.1f s)", decided, time.perf_counter() - begin_s)
     return decided
 

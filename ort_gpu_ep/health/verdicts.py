@@ -30,7 +30,6 @@ from ort_gpu_ep.webgpu import choice
 if TYPE_CHECKING:
     from ort_gpu_ep.health.examination import Outcome
 
-FORMAT = 5
 HEALTHY, DEGRADED, UNUSABLE = "healthy", "degraded", "unusable"
 
 Late: TypeAlias = tuple[str, tuple[str, ...]]
@@ -212,7 +211,7 @@ def folder_of(cache_path: str) -> Path:
 
 def read(cache_path: str, key: str) -> Verdict | None:
     """The verdict in the cache, None where there is none that can be used."""
-    return store.read(folder_of(cache_path) / f"{key}.json", FORMAT, _parsed)
+    return store.read(folder_of(cache_path) / f"{key}.json", _parsed)
 
 
 def _parsed(data: dict[str, Any]) -> Verdict:
@@ -251,7 +250,7 @@ def _parsed_late(entries: Any) -> tuple[Late, ...]:
 
 def write(cache_path: str, key: str, verdict: Verdict) -> None:
     """Stores a verdict. Where the cache can't be written, that is said and nothing else happens."""
-    store.write(folder_of(cache_path) / f"{key}.json", FORMAT, asdict(verdict))
+    store.write(folder_of(cache_path) / f"{key}.json", asdict(verdict))
 
 
 def keep(cache_path: str, key: str, verdict: Verdict, cached: Verdict | None) -> Verdict:

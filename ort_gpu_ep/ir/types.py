@@ -13,6 +13,13 @@ import numpy as np
 Shape: TypeAlias = tuple[int, ...]
 SymbolicShape: TypeAlias = tuple[int | str | None, ...]
 
+MAX_SHAPES = 256
+"""Sets of input shapes of one model that are remembered: what a new one takes is computed in less than a
+millisecond."""
+
+MAX_TOLD = 8
+"""Of these, of plans made for them, and of what else there may be many of, so many are told of one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class DType:

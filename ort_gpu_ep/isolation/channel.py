@@ -12,12 +12,12 @@ import time
 
 import numpy as np
 
+from ort_gpu_ep.ir.external import MAX_NBYTES
 from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.kernels.target import ALIGNMENT
 from ort_gpu_ep.processes.known import cores
 
 _HEAD = struct.Struct("<I")
-MAX_MESSAGE_NBYTES = 1 << 30
-"""Larger than any graph without its weights; what claims to be larger is garbage."""
 
 _CHUNK = 1 << 16
 
@@ -32,9 +32,6 @@ MIN_CORES = 4
 
 _GRAIN = 1 << 20
 """The shared memory grows by multiples of this."""
-
-ALIGNMENT = 64
-"""Tensors begin at multiples of a cache line."""
 
 
 class Channel:
@@ -57,7 +54,7 @@ class Channel:
         while True:
             if len(self._rest) >= _HEAD.size:
                 nbytes = _HEAD.unpack_from(self._rest)[0]
-                if nbytes > MAX_MESSAGE_NBYTES:
+                if nbytes > MAX_NBYTES:  # no graph is as large: what claims to be is garbage
                     raise ValueError(f"a message of {nbytes} B")
                 if len(self._rest) >= _HEAD.size + nbytes:
                     message = bytes(self._rest[_HEAD.size : _HEAD.size + nbytes])

@@ -15,11 +15,11 @@ import numpy as np
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import DeviceError, DeviceHangError, DeviceLostError
 from ort_gpu_ep.ir.graph import Array, Graph
-from ort_gpu_ep.ir.types import Shape, TensorType
+from ort_gpu_ep.ir.types import MAX_TOLD, Shape, TensorType
 from ort_gpu_ep.isolation.channel import SharedMemory, aligned
 from ort_gpu_ep.isolation.process import PREPARE_S
 from ort_gpu_ep.isolation.process_memory import NBYTES
-from ort_gpu_ep.isolation.remote import RUN_S, BusyError, RemoteGpu, Request
+from ort_gpu_ep.isolation.remote import MAX_KILLED, RUN_S, BusyError, RemoteGpu, Request
 from ort_gpu_ep.isolation.wire import SharedPlace, outputs_of, specialized_of, with_constants, without_constants
 from ort_gpu_ep.kernels.registry import UnknownValueError
 from ort_gpu_ep.runtime.backend import FilePlace, Host
@@ -33,15 +33,8 @@ if TYPE_CHECKING:
 INLINE_NBYTES = 4 << 10
 """Larger constants don't go through the socket."""
 
-_MAX_TYPES = 8
-"""Sets of input types that a program remembers for `plans`, as many as a worker keeps."""
-
 MAX_ENDED_WORKERS = 2
 """So many workers may end while they compile a program."""
-
-MAX_KILLED_WORKERS = 8
-"""And so many may be killed by somebody else meanwhile: the system does that, too, where compiling takes more memory
-than there is."""
 
 _numbers = itertools.count(1)
 
@@ -131,7 +124,7 @@ class RemoteProgram:
     @property
     def is_given_up(self) -> bool:
         """Whether compiling it would cost the other sessions their worker once more."""
-        return self.ended_workers >= MAX_ENDED_WORKERS or self.killed_workers >= MAX_KILLED_WORKERS
+        return self.ended_workers >= MAX_ENDED_WORKERS or self.killed_workers >= MAX_KILLED
 
     def execute(self, host: Host) -> None:
         """See Executable."""
@@ -227,7 +220,7 @@ class RemoteProgram:
         with self._plans_lock:
             self._plans.setdefault(types, None)
             self._plans.move_to_end(types)
-            while len(self._plans) > _MAX_TYPES:
+            while len(self._plans) > MAX_TOLD:
                 self._plans.popitem(last=False)
 
     @property

@@ -34,8 +34,9 @@ START_S = 90.0
 RUN_S = 60.0
 """How long a run may take where hang_timeout_ms is 0: a stopped worker must not stop its parent for ever."""
 
-MAX_STARTS = 5
-"""So many workers are started one after the other where somebody kills them before they are ready."""
+MAX_KILLED = 5
+"""So many workers may be killed by somebody else before they are ready, or while they compile one program: the system
+does that, too, where compiling takes more memory than there is."""
 
 _OPTIONS = ("adapter", "faults", "memory_limit_mb", "health", "quirks", "cache_dir")
 """What sessions must have in common to share a worker; the rest is a program's own."""
@@ -130,7 +131,7 @@ class RemoteGpu:
             try:
                 process, answer, reaches = self._opened()
             except AdapterError as error:
-                if not error.killed or starts >= MAX_STARTS:
+                if not error.killed or starts >= MAX_KILLED:
                     raise
                 continue
             programs = sorted(self._programs.values(), key=lambda p: p.ended_workers)
@@ -140,7 +141,7 @@ class RemoteGpu:
             except (DeviceLostError, DeviceHangError) as error:
                 self._kill(process)
                 process = None
-                if not program.is_given_up and not (error.killed and starts < MAX_STARTS):
+                if not program.is_given_up and not (error.killed and starts < MAX_KILLED):
                     raise self._no_worker(error) from error
                 log.warning("%s: %s", self._config.adapter or "the GPU", program.problem)
             except BaseException:

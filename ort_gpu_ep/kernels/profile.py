@@ -19,8 +19,6 @@ from ort_gpu_ep.kernels.cost_parameters import INTEGRATED_DISPATCH_S, INTEGRATED
 from ort_gpu_ep.kernels.records import BY_FLOPS, FAMILIES, Work, work_of
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, tensors_of
 
-FORMAT = 5
-
 SIBLING: Mapping[str, str] = {
     "matvec": "product",
     "direct": "product",
@@ -206,11 +204,11 @@ def path_of(cache_path: str, key: str) -> Path:
 
 def read(cache_path: str, key: str) -> Profile | None:
     """The profile of an adapter as it was last measured; None where it was not."""
-    return store.read(path_of(cache_path, key), FORMAT, lambda data: Profile.from_dict(data["profile"]))
+    return store.read(path_of(cache_path, key), lambda data: Profile.from_dict(data["profile"]))
 
 
 def write(cache_path: str, key: str, profile: Profile) -> None:
-    store.write(path_of(cache_path, key), FORMAT, {"profile": profile.as_dict()})
+    store.write(path_of(cache_path, key), {"profile": profile.as_dict()})
 
 
 def _curve(points: Any) -> Curve:

@@ -10,6 +10,9 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, INT64
 from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES, Figures
 
+ALIGNMENT = 64
+"""Where tensors begin that lie behind each other on the host: a cache line, and what mapping and copying ask for."""
+
 OFFSET_ALIGNMENT = 256
 """Where in a buffer a binding may begin: a multiple of what WebGPU lets every adapter ask for."""
 

@@ -13,8 +13,6 @@ from typing import Any
 from ort_gpu_ep import store
 from ort_gpu_ep.kernels.target import Tuned
 
-FORMAT = 1
-
 MAX_CHOICES, MAX_MODELS = 2048, 256
 """What a file holds at most; the oldest goes first. A network has some 10 to 60 choices."""
 
@@ -67,13 +65,13 @@ def path_of(cache_path: str, key: str) -> Path:
 
 def read(cache_path: str, key: str) -> Table:
     """What is on disk; nothing where that can't be used."""
-    return store.read(path_of(cache_path, key), FORMAT, _parsed) or Table()
+    return store.read(path_of(cache_path, key), _parsed) or Table()
 
 
 def write(cache_path: str, key: str, table: Table) -> bool:
     """False where the cache can't be written, which the log says."""
     choices = {name: {"form": choice.form, "ns": dict(choice.ns)} for name, choice in table.choices.items()}
-    return store.write(path_of(cache_path, key), FORMAT, {"choices": choices, "models": list(table.models)})
+    return store.write(path_of(cache_path, key), {"choices": choices, "models": list(table.models)})
 
 
 def forget(cache_path: str, key: str) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ort_gpu_ep.ir.types import MAX_SHAPES
 from ort_gpu_ep.placement import CPU, GPU
 from ort_gpu_ep.placement.estimate import ENOUGH, TAIL, Estimate, Size, Times, joined
 from ort_gpu_ep.placement.latency import Latency
@@ -28,8 +29,9 @@ KINDS = (BUSY, PAUSED, RARE, CONCURRENT, WAKING, FIRST, ASSUMED)
 STEADY = (BUSY, CONCURRENT)
 """Classes of rest in which a GPU that is awake stays so."""
 
-QUEUES = 0.5
-"""Uncertainty of what a run takes beside others, where none of a candidate was seen."""
+UNSEEN = 0.5
+"""Uncertainty where no run of a candidate was seen: of what it takes by the partitioner, whose costs are a factor of two
+off where it matters, and of what it takes beside others."""
 
 PROVEN = 8
 """Runs beside others that a candidate has to have for moving there: while others wait, nothing is chosen by what is
@@ -73,9 +75,6 @@ TELLS, SAME_CHANCE, KEEP_CHANCE = 9, 0.02, 0.05
 """Runs that tell the chance of meeting a deadline; chances that count as equal, and how much better another must be for
 the present candidate to be left."""
 
-MAX_SIZES = 256
-"""Sizes that a session remembers; the oldest go first."""
-
 LAW, LAW_S = 1.05, 50e-6
 """What a session may take over the better side: less than that is not worth a trial."""
 
@@ -96,8 +95,8 @@ first factor: other sizes, and what disturbed their runs, are all that a predict
 only ran side by side with the others, all in the same second."""
 
 SLEPT = 1.3
-"""A run of a GPU that has slept counts as one awake if it takes no longer than predicted by this factor, or wins as it
-is."""
+"""A GPU that may have slept is awake if a run takes no longer than predicted by this factor; its run counts as one awake
+also where it wins as it is."""
 
 SURE = 0.12
 """Uncertainty up to which a prediction tells an unusual run."""
@@ -119,9 +118,6 @@ as long."""
 
 _SLOWER_CPU = (1.1, 0.15)
 """The same of the CPU: its threads and caches have slept, too."""
-
-GUESSED = 0.5
-"""Uncertainty of what the partitioner predicts: its costs are a factor of two off where it matters."""
 
 
 class Host(NamedTuple):
@@ -250,7 +246,7 @@ class Decider:
             entry = self.entries.get(key)
             if entry is None:
                 entry = self.entries[key] = Entry(Size(key, work_of()))
-                while len(self.entries) > MAX_SIZES:
+                while len(self.entries) > MAX_SHAPES:
                     self.entries.pop(next(iter(self.entries)))
             return entry
 
@@ -384,7 +380,7 @@ class Decider:
                     self.times(name, kind, level).add(size, seconds, now_s)
                     if (entry := self.entries.get(size.key)) is not None:
                         entry.tried.pop((name, kind, level), None)
-        if len(self._pending) > MAX_SIZES:
+        if len(self._pending) > MAX_SHAPES:
             self._pending = {key: pending for key, pending in self._pending.items() if pending}
 
     def failed(self, name: str, now_s: float, for_s: float = 0.0) -> None:
@@ -447,11 +443,11 @@ class Decider:
             if kind != BUSY:
                 base = self.estimate(name, BUSY, size, now_s)
                 if kind == CONCURRENT:
-                    return base and base.slower(self._queue(name), QUEUES)
+                    return base and base.slower(self._queue(name), UNSEEN)
                 awake = not self.rhythm.uses.sleeps and kind != FIRST
                 return base and base.slower(*(_SLOWER_CPU if name == CPU or awake else _SLOWER[kind]))
             guess = self.times(name, ASSUMED).at(size, now_s)
-            return guess and guess.slower(1.0, GUESSED)
+            return guess and guess.slower(1.0, UNSEEN)
 
     def _level(self, name: str, load: Load) -> int:
         """The class of slowdown that a load is predicted to be."""

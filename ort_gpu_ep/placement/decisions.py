@@ -16,9 +16,9 @@ import onnxruntime
 
 from ort_gpu_ep import store
 from ort_gpu_ep.config import Config
-from ort_gpu_ep.ir.types import Shape
+from ort_gpu_ep.ir.types import MAX_SHAPES, Shape
 from ort_gpu_ep.placement import NAMES
-from ort_gpu_ep.placement.decider import KINDS, MAX_SIZES
+from ort_gpu_ep.placement.decider import KINDS
 from ort_gpu_ep.placement.estimate import KEPT, Size
 from ort_gpu_ep.placement.rhythm import BUSY, RESTS
 from ort_gpu_ep.placement.source import Source, settings_lock
@@ -30,7 +30,6 @@ Signature: TypeAlias = tuple[tuple[str, Shape], ...]
 Row: TypeAlias = tuple[str, str, Size, float, int]
 """Candidate, kind of run (decider.KINDS), size of the inputs, median seconds, runs."""
 
-FORMAT = 3
 
 _SPEED = ("checked_shaders", "precision", "fusion", "memory_limit_mb", "quirks", "faults")
 """Options that change what a candidate takes."""
@@ -103,11 +102,11 @@ class Decisions:
 
     def __init__(self, cache_path: str, key: str) -> None:
         self._path = Path(cache_path) / "decisions" / f"{key}.json"
-        self.found = store.read(self._path, FORMAT, _parse)
+        self.found = store.read(self._path, _parse)
 
     def save(self, learnt: Learnt) -> None:
         """In place of what was there, except for sizes that only another session has met."""
-        there = store.read(self._path, FORMAT, _parse)
+        there = store.read(self._path, _parse)
         learnt = _joined(learnt, there) if there is not None else learnt
         sizes = list(dict.fromkeys([*(row[2] for row in learnt.rows), *learnt.floors]))
         place = {size: i for i, size in enumerate(sizes)}
@@ -117,7 +116,6 @@ class Decisions:
         times = learnt.times
         store.write(
             self._path,
-            FORMAT,
             {
                 "candidate": learnt.candidate,
                 "sizes": [[size.key, size.work] for size in sizes],
@@ -140,7 +138,7 @@ def _joined(learnt: Learnt, there: Learnt) -> Learnt:
             others.append(row)
     floors = dict.fromkeys([*learnt.floors, *there.floors])
     return replace(
-        learnt, rows=(*learnt.rows, *others), floors=tuple(floors)[:MAX_SIZES], times=learnt.times or there.times
+        learnt, rows=(*learnt.rows, *others), floors=tuple(floors)[:MAX_SHAPES], times=learnt.times or there.times
     )
 
 

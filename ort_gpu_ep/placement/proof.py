@@ -31,6 +31,7 @@ from ort_gpu_ep.partitioner import Costs, Report
 from ort_gpu_ep.partitioner.costs import HOST_S
 from ort_gpu_ep.placement import CPU, CUT, GPU
 from ort_gpu_ep.placement.candidates import Candidate, Candidates
+from ort_gpu_ep.placement.decider import SLEPT
 from ort_gpu_ep.placement.source import Source, with_profiler
 from ort_gpu_ep.plugin import CPU_PROVIDER, fall_back_or_raise
 from ort_gpu_ep.plugin.explain import adapter_of
@@ -63,9 +64,6 @@ MHz, ResNet-50 from 5.2 to 1.9 ms).
 PATIENCE = 2.5
 """How many times as long a GPU is run that loses against its prediction: after work that used little of it, an H200
 stayed slow for more than 0.8 s, and what is decided is kept."""
-
-AWAKE = 1.3
-"""A candidate that is faster than the CPU, and takes no longer than predicted by this factor, is awake."""
 
 REST_S = 0.01
 """Pause before a block, in which the threads of the candidate before go to sleep."""
@@ -355,7 +353,7 @@ def _wake(
     """Runs until the GPU is awake, or it is plain that it wins asleep or can't win awake. Returns the seconds that
     took."""
     start, times = clock(), deque[float](maxlen=5)
-    wins_s = max(cpu_s / CLEAR, min(cpu_s, AWAKE * predicted_s))
+    wins_s = max(cpu_s / CLEAR, min(cpu_s, SLEPT * predicted_s))
     patient_s = wake_s * (PATIENCE if 0 < predicted_s < cpu_s else 1)
     while clock() - start < (patient_s if not times or median(times) > cpu_s else wake_s):
         begin = clock()

@@ -23,6 +23,7 @@ from ort_gpu_ep.errors import (
     WrongResultError,
     forget_frames,
 )
+from ort_gpu_ep.ir.types import MAX_SHAPES
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import data_of, input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.known import Found, Known
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
 _MAX_WORDS = 64
 """Runs whose words are carried along: values that stay on the device depend on all runs that they come from. Then they
 are read."""
-
-_MAX_COUNTED = 1024
-"""Sets of input types whose runs a partition counts for `verify`."""
 
 
 class Performed(Protocol):
@@ -87,7 +85,7 @@ class Partition(Table):
         self.program, self.fallback = program, fallback
         self.output_dtypes = tuple(graph.values[name].dtype for name in graph.outputs)
         self.runs = self.fallbacks = 0
-        self.forms: dict[Any, dict[tuple[str, ...], Any]] = {}
+        self.forms: dict[Any, Any] = {}
         self.cpu_because = "" if program is not None else "it could not be compiled"
         self.circuit = Circuit(None, what=f"partition {graph.name}")
         self.known: Known | None = None  # of onnxruntime's runs
@@ -243,7 +241,7 @@ class Partition(Table):
         every = self.state.config.verify if self.state.config is not None else 0
         if not every or self.fallback is None:
             return False
-        if len(self._runs_of) > _MAX_COUNTED:
+        if len(self._runs_of) > MAX_SHAPES:
             self._runs_of.clear()
         program = self.program
         plans = (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ort_gpu_ep import private
-from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.ir.types import MAX_SHAPES, TensorType
 from ort_gpu_ep.plugin.bound import BoundRun, only_partition
 from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.state import COPIES, SessionState
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 RUNS_BEFORE = 2
 """Runs of the same sizes through ONNX Runtime, before buffers are kept for them."""
 
-_MAX_SIZES = 64
-
-Key: TypeAlias = tuple[tuple[Any, tuple[int, ...]], ...]
+Sizes: TypeAlias = tuple[tuple[Any, tuple[int, ...]], ...]
 """(numpy's element type, shape) of each input of the session."""
+
+Key: TypeAlias = tuple[Sizes, tuple[str, ...]]
+"""What runs are alike in: their sizes, and the names of the outputs that are asked for, none for all."""
 
 
 class Form:
@@ -87,11 +88,11 @@ class Direct:
     def __init__(self, session: Any, partition: Partition) -> None:
         self._alive, self.partition, self._state = private.behind(session), partition, partition.state
         self._bound_runs = 0  # of onnxruntime's
+        self._seen: dict[Sizes, int] = {}  # how many of its runs had these
         self._names = tuple(i.name for i in session.get_inputs())
         graph = partition.graph
         self._read = tuple(self._names.index(name) for name in graph.inputs)
         self._given = {o.name: graph.outputs.index(o.name) for o in session.get_outputs()}
-        self._seen: dict[Key, int] = {}
 
     @staticmethod
     def of(session: Any, state: SessionState | None) -> Direct | None:
@@ -103,10 +104,9 @@ class Direct:
         """What the session's `run` gives. None where ONNX Runtime is to do it. Raises as the partition does in strict
         mode."""
         arrays, partition = self._arrays(feeds), self.partition
-        forms = partition.forms.get(tuple([(a.dtype, a.shape) for a in arrays])) if arrays is not None else None
-        if arrays is None or forms is None:
+        if arrays is None:
             return None
-        form = forms.get(tuple(output_names) if output_names else ())
+        form = partition.forms.get((tuple([(a.dtype, a.shape) for a in arrays]), tuple(output_names or ())))
         if form is None or form.program is not partition.program or partition.avoids_the_gpu():
             return None
         run = DirectRun(form, [arrays[i] for i in self._read])
@@ -119,28 +119,22 @@ class Direct:
         return run.results
 
     def passed(self, output_names: Sequence[str] | None, feeds: Any) -> None:
-        """ONNX Runtime has answered a run with these inputs and outputs: it takes what they are."""
-        arrays, earlier, program = self._arrays(feeds), self.partition.forms, self.partition.program
-        if arrays is None or program is None:
+        """ONNX Runtime has answered a run with these inputs and outputs: further ones go past it, where the program
+        keeps buffers for their sizes."""
+        arrays, forms, program = self._arrays(feeds), self.partition.forms, self.partition.program
+        names = tuple(output_names or ())
+        if arrays is None or program is None or len(set(names)) < len(names):
             return
-        key = tuple([(a.dtype, a.shape) for a in arrays])
-        seen = self._seen[key] = self._seen.get(key, 0) + 1
+        sizes = tuple([(a.dtype, a.shape) for a in arrays])
+        seen = self._seen[sizes] = self._seen.get(sizes, 0) + 1
+        if len(self._seen) > MAX_SHAPES:
+            self._seen.pop(next(iter(self._seen)), None)
         with self._state.allowance:
             steady = program.steady(self._types(arrays)) if seen >= RUNS_BEFORE else None
         if steady is not None:
-            names = tuple(output_names or ())
-            forms: dict[tuple[str, ...], Form] = earlier.get(key, {})
-            if any(form.steady is not steady for form in forms.values()):
-                forms = {}
-            if len(set(names)) == len(names):
-                earlier[key] = {
-                    **forms,
-                    names: Form(program, steady, [self._given[name] for name in names or self._given]),
-                }
-        while len(self._seen) > _MAX_SIZES:
-            oldest = next(iter(self._seen))
-            self._seen.pop(oldest, None)
-            earlier.pop(oldest, None)
+            for key in [key for key, form in list(forms.items()) if form.steady.closed]:
+                forms.pop(key, None)
+            forms[sizes, names] = Form(program, steady, [self._given[name] for name in names or self._given])
 
     def bound_run(
         self, dtypes: Mapping[str, Any], given: Mapping[str, Any], wanted: Mapping[str, Any]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ort_gpu_ep.device.allowance import DeviceMemory
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Graph
+from ort_gpu_ep.ir.types import MAX_TOLD
 from ort_gpu_ep.kernels.built import Kernel
 from ort_gpu_ep.partitioner.report import NodeReport as NodeReport  # commands name both by this module
 from ort_gpu_ep.partitioner.report import PartitionReport
@@ -41,9 +42,6 @@ GROUPS: dict[str, Callable[[NodeReport], str]] = {
 }
 """What nodes can be grouped by: their op, why they are where they are, or the first two parts of their name, as
 exporters write blocks."""
-
-LISTED = 8
-"""Sets of input shapes up to which the text has a line for each."""
 
 
 class Decision(Protocol):
@@ -203,10 +201,10 @@ class Explanation:
         lines += _decision_lines(self.decisions)
         bodies = [report for report in self.reports if report.nested]
         for report in (
-            self.reports if len(bodies) <= LISTED else (report for report in self.reports if not report.nested)
+            self.reports if len(bodies) <= MAX_TOLD else (report for report in self.reports if not report.nested)
         ):
             lines += _report_lines(report)
-        if len(bodies) > LISTED:
+        if len(bodies) > MAX_TOLD:
             parts = [part for report in bodies for part in report.partitions]
             lines.append(f"{len(bodies)} graphs inside of If, Loop and Scan:")
             lines += [
@@ -241,13 +239,13 @@ def _matrix_unit_lines(plans: Iterable[Plan]) -> list[str]:
         elif isinstance(step, Dispatch) and step.kernel.shader == "byte_units.wgsl":
             lines[step.label] = f"  {step.label}: exact sums of bytes"
     shown = list(lines.values())
-    rest = [f"  and {len(shown) - LISTED} more"] if len(shown) > LISTED else []
-    return [f"on matrix units: {_counted(len(shown), 'product')}", *shown[:LISTED], *rest] if shown else []
+    rest = [f"  and {len(shown) - MAX_TOLD} more"] if len(shown) > MAX_TOLD else []
+    return [f"on matrix units: {_counted(len(shown), 'product')}", *shown[:MAX_TOLD], *rest] if shown else []
 
 
 def _memory_lines(found: Sequence[Memory]) -> list[str]:
     """Two a partition and set of shapes; of many the sums."""
-    if len(found) > LISTED:
+    if len(found) > MAX_TOLD:
         activations, weights = (sum(getattr(m, what) for m in found) for what in ("activation_nbytes", "weight_nbytes"))
         return [f"memory of {len(found)} plans: {_size(activations)} of activations, {_size(weights)} of weights"]
     lines = []
@@ -306,7 +304,7 @@ def _folded(title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 def _decision_lines(decisions: Sequence[tuple[str, Decision]]) -> list[str]:
     """One a decision, the latest last; of many, neighbours in size that were decided alike share one, and the latest
     has its own."""
-    if len(decisions) <= LISTED:
+    if len(decisions) <= MAX_TOLD:
         return [f"placement for {shapes}: {decision}" for shapes, decision in decisions]
     lines = []
     by_size = sorted(decisions, key=lambda item: item[1].work)
@@ -321,9 +319,9 @@ def _decision_lines(decisions: Sequence[tuple[str, Decision]]) -> list[str]:
 
 def _report_lines(report: Report) -> list[str]:
     lines = [f"graph {report.graph or 'main'}{' (body)' if report.nested else ''}, placement={report.placement}:"]
-    if len(report.partitions) > LISTED:
+    if len(report.partitions) > MAX_TOLD:
         lines.append(_sum_line(report.partitions))
-    for part in report.partitions if len(report.partitions) <= LISTED else ():
+    for part in report.partitions if len(report.partitions) <= MAX_TOLD else ():
         about = "" if part.exact else "about "
         lines.append(
             f"  partition {part.index}: {_counted(part.nodes, 'node')} in "
@@ -379,8 +377,8 @@ def _cpu_lines(nodes: Iterable[NodeReport]) -> list[str]:
             first.setdefault(kind, f"{n.code}: {n.reason}")
             reasons.setdefault(kind, Counter())[n.op] += 1
     for reason, ops in sorted(reasons.items(), key=lambda item: -item[1].total()):
-        shown = ", ".join(f"{count} {op}" for op, count in ops.most_common(LISTED))
-        more = f", {len(ops) - LISTED} more ops" if len(ops) > LISTED else ""
+        shown = ", ".join(f"{count} {op}" for op, count in ops.most_common(MAX_TOLD))
+        more = f", {len(ops) - MAX_TOLD} more ops" if len(ops) > MAX_TOLD else ""
         lines.append(f"  on the CPU: {shown}{more}: {first[reason]}")
     return lines
 

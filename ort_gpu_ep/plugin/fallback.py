@@ -18,9 +18,10 @@ import onnxruntime
 from ort_gpu_ep import private
 from ort_gpu_ep.errors import GpuEpError, InternalError, ModelError
 from ort_gpu_ep.ir.types import FLOAT32, SUB_BYTE, TensorType, packed
+from ort_gpu_ep.kernels.host import MAX_CONSTANT_NBYTES
 from ort_gpu_ep.plugin.ort_sessions import exact_products, ort_session
 from ort_gpu_ep.plugin.verification import JUDGED_NBYTES
-from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES, WeightFile
+from ort_gpu_ep.plugin.weight_file import WeightFile
 from ort_gpu_ep.providers import CPU_PROVIDER, EP_NAME
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class Fallback:
         read = {name for node in self._graph.nodes for name in node.reads} | set(self._graph.outputs)
         constants = {n: v.load for n, v in self._graph.values.items() if v.load is not None and n in read}
         arrays = {name: load() for name, load in constants.items()}
-        large = {n: a for n, a in arrays.items() if a.nbytes > MIN_FILE_NBYTES}
+        large = {n: a for n, a in arrays.items() if a.nbytes > MAX_CONSTANT_NBYTES}
         self._kept = {n: np.array(a) for n, a in arrays.items() if n not in large}
         for name in list(large) if self._own is not None else ():
             place = self._own.place(name, large[name]) if self._own is not None else None

@@ -19,6 +19,7 @@ import numpy as np
 
 from ort_gpu_ep.device.allowance import VALUES
 from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError, forget_frames
+from ort_gpu_ep.kernels.shape_arithmetic import MAX_ELEMENTS
 from ort_gpu_ep.kernels.target import OFFSET_ALIGNMENT
 from ort_gpu_ep.plugin.reservation import Reservation
 from ort_gpu_ep.plugin.state import COPIES, SessionState
@@ -37,8 +38,8 @@ FORKED = (
     "isolation=process, whose sessions get a worker of their own after a fork"
 )
 
-CONTENT_NBYTES = 8192
-"""Of an upload that is small: as many 64-bit numbers as shapes are calculated with (shape_arithmetic.MAX_ELEMENTS)."""
+CONTENT_NBYTES = 8 * MAX_ELEMENTS
+"""Of an upload that is small: as many 64-bit numbers as shapes are calculated with."""
 
 
 @dataclass(eq=False, slots=True)

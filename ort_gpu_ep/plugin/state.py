@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ort_gpu_ep")
 
-_MAX_EVENTS = 1000
-_MAX_CROSSINGS = 10_000
-"""Copies of a run that are listed one by one: a loop body may make any number."""
+_MAX_LISTED = 1000
+"""Events of a session, and copies of a run, that are listed one by one: a loop body may make any number of them."""
 _numbers = itertools.count(1)
 _told: set[str] = set()
 _thread = threading.local()
@@ -139,7 +138,7 @@ class SessionState:
         self.reports: list[Report] = []
         self.graphs: list[Graph] = []
         self.partitions: list[Compiled] = []
-        self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
+        self.events: deque[Event] = deque(maxlen=_MAX_LISTED)
         self.troubles = 0
         self.copies = Copies()
         self.ready = False
@@ -162,13 +161,13 @@ class SessionState:
     def count(self, kind: str, nbytes: int) -> None:
         """Notes a copy of this session, see `Copies.add`."""
         self.copies.add(kind, nbytes)
-        if len(self.last_run) < _MAX_CROSSINGS:
+        if len(self.last_run) < _MAX_LISTED:
             self.last_run.append((kind, nbytes))
 
     def count_run(self, counts: tuple[int, int, int, int], crossings: Sequence[tuple[str, int]]) -> None:
         """Notes the copies of a whole run: for `Copies.add_run`, and one by one."""
         self.copies.add_run(*counts)
-        if len(self.last_run) < _MAX_CROSSINGS:
+        if len(self.last_run) < _MAX_LISTED:
             self.last_run += crossings
 
     def stats(self) -> dict[str, Any]:
@@ -252,7 +251,7 @@ class SessionState:
         event = Event(next(_numbers), kind, where, message, error)
         self.events.append(event)
         self.troubles += kind in ("error", "fallback")
-        if (where, message) not in self._said and len(self._said) < _MAX_EVENTS:
+        if (where, message) not in self._said and len(self._said) < _MAX_LISTED:
             self._said.add((where, message))
             if not isinstance(error, AdapterError):
                 label = self.labels().get(where, "a partition") if where.startswith(f"{EP_NAME}_") else where

@@ -25,9 +25,6 @@ from ort_gpu_ep.runtime.backend import FilePlace
 if TYPE_CHECKING:
     from ort_gpu_ep.ir.graph import Array
 
-MIN_FILE_NBYTES = 64 << 10
-"""Smaller constants stay in memory."""
-
 _RESERVE_NBYTES = 256 << 20
 """Room left free on the disk."""
 

@@ -31,6 +31,9 @@ PACKAGES = (
 """What helpers import, and must have from where this process has it: other versions beside it would not fit each
 other."""
 
+BEGIN_S = 120.0
+"""For a helper to begin: Python starts and imports packages, 0.3 s to 2 s on an idle machine; it may load a driver."""
+
 _LAUNCH = Path(__file__).with_name("launch.py")
 
 

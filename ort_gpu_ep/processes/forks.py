@@ -14,13 +14,13 @@ import threading
 import time
 from typing import Any
 
+from ort_gpu_ep.processes.interrupts import TURN_S
+
 PREFIX = "ort_gpu_ep"
 """With which the names of this package's threads begin."""
 
 PATIENCE_S = 60.0
 """An import may wait for a lock of the thread that forks: the child then goes without that module."""
-
-TURN_S = 0.001
 
 _bootstrap: Any = importlib.import_module("importlib._bootstrap")
 

@@ -25,8 +25,8 @@ _plain: Any = importlib.import_module("_signal")
 _set, _get = _plain.signal, _plain.getsignal
 """Those of the module signal without its conversions to enums, which take 20 us a run."""
 
-_AGAIN_S = 0.001
-"""How often it is asked whether a callback is over, during which a Ctrl-C came."""
+TURN_S = 0.001
+"""How often it is looked whether another thread is done."""
 
 _held = _noted = _inside = False
 
@@ -147,7 +147,7 @@ def _send(main: int) -> None:
     """Sends a Ctrl-C once the main thread is not in a callback. Where it meets the next one, that one does this
     again."""
     while _inside:
-        time.sleep(_AGAIN_S)
+        time.sleep(TURN_S)
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(main, signal.SIGINT)  # also ends a sleep
     else:

@@ -18,15 +18,16 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ort_gpu_ep.config import MEMORY_NBYTES
 from ort_gpu_ep.device.allowance import RUNS
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import OutOfDeviceMemoryError, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array
-from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.ir.types import MAX_TOLD, TensorType
 from ort_gpu_ep.kernels import questions, target
 from ort_gpu_ep.kernels.registry import UnknownValueError
 from ort_gpu_ep.kernels.target import SUBGROUP_MATRIX
-from ort_gpu_ep.runtime.context import PlanContext, UnwantedError
+from ort_gpu_ep.runtime.context import SHARE, PlanContext, UnwantedError
 from ort_gpu_ep.runtime.plans import Key, Plans
 from ort_gpu_ep.runtime.prepared import Prepared
 from ort_gpu_ep.runtime.upgrade import Upgrade
@@ -39,21 +40,13 @@ MAX_SPECIALIZED = 3
 """Plans for fixed sizes that a program keeps; the least recently used goes first, and its sizes are the general plan's
 again."""
 
-MAX_NBYTES = 256 << 20
-"""Device memory that one may take besides what the program has: activations, and weights in an order of its own. See
-SHARE."""
-
-SHARE = 16
-"""One may take one part in so many of memory_limit_mb instead, where that is more: how much an adapter has, WebGPU does
-not tell."""
+MAX_NBYTES = MEMORY_NBYTES // SHARE
+"""Device memory that one may take besides what the program has: activations, and weights in an order of its own. The
+same part of memory_limit_mb, where that is more."""
 
 PATIENCE_S = 0.1
 """So long a plan waits for its pipelines on matrix units: a driver that has compiled them before needs a few
 milliseconds for each, and a second plan would cost more."""
-
-MAX_RECORDS = 8
-"""Plans on matrix units that a program tells of, and sets of sizes that it remembers as not to be tried again: the
-latest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +97,7 @@ class BetterPlans:
         if record is None:
             return
         records[key] = record
-        for old in [k for k, r in records.items() if r.why][:-MAX_RECORDS]:
+        for old in [k for k, r in records.items() if r.why][:-MAX_TOLD]:
             del records[old]
 
     def on_units(
@@ -132,7 +125,7 @@ class BetterPlans:
         with self._changed:
             self._pending += (new is not None and new.pending) - (old is not None and old.pending)
             kept = [r for r in self._records if r is not old]
-            self._records = [*kept, *([] if new is None else [new])][-MAX_RECORDS:]
+            self._records = [*kept, *([] if new is None else [new])][-MAX_TOLD:]
             self._changed.notify_all()
 
 

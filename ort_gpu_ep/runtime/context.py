@@ -45,7 +45,10 @@ MAX_WAITING_NBYTES = 16 << 20
 beside them."""
 
 RECENT_RUNS = 32
-"""Runs of which the context remembers whether they needed a plan of their own."""
+"""Runs of a program that count as its last ones: whether they needed a plan of their own, which plans they used."""
+
+SHARE = 16
+"""What a program keeps for speed alone may take one part in so many of the device's memory."""
 
 
 class UnwantedError(Exception):

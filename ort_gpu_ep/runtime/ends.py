@@ -10,10 +10,11 @@ from ort_gpu_ep.device import copying, index_check, staging
 from ort_gpu_ep.device.allowance import RUNS
 from ort_gpu_ep.device.buffers import STAGING, Buffer, size_class
 from ort_gpu_ep.device.copying import Copy, copy_all, copy_results, read_threads
-from ort_gpu_ep.device.gpu import ALIGNMENT, Gpu
+from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import DeviceError, OutOfDeviceMemoryError
 from ort_gpu_ep.ir.types import FLOAT16, TensorType
+from ort_gpu_ep.kernels.target import ALIGNMENT
 from ort_gpu_ep.runtime.commands import BufferCopy
 from ort_gpu_ep.runtime.error_words import Words
 from ort_gpu_ep.scheduler.template import Filled

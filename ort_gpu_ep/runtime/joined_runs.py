@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from ort_gpu_ep.device.buffers import POOL_AGE_S
 from ort_gpu_ep.device.pipelines import bind_group_layout
 from ort_gpu_ep.errors import DeviceError, InternalError, OutOfDeviceMemoryError
 from ort_gpu_ep.runtime.commands import Command, Part, encode, in_rows
@@ -45,14 +46,11 @@ MAX_RUNS = 4
 MAX_NBYTES = 1 << 30
 """Device memory that the buffers of all runs of one set of sizes take; a group has fewer runs where they do not fit."""
 
-CONTENDED = 3
-"""Runs under way at the same time from which on they are submitted together: two keep a GPU busy by themselves."""
+CONTENDED = MAX_GROUPS + 1
+"""Runs under way at the same time from which on they are submitted together: fewer keep a GPU busy by themselves."""
 
 RECENT = 8
 """Submissions that say how many threads there are."""
-
-IDLE_S = 10.0
-"""After so long without runs together, the next run that is alone frees what they need."""
 
 WINDOW = 128
 """Runs over which it is measured how fast runs of several threads are, one by one and together."""
@@ -395,10 +393,11 @@ class Contention:
         return together.join()
 
     def _alone(self, together: Coalescer | None) -> None:
-        """A run begins with no other under way."""
+        """A run begins with no other under way. What runs together need is freed as a buffer is that waits for its next
+        use."""
         self.apart.forget()
         self.together.forget()
-        if together is not None and time.monotonic() - together.used_s > IDLE_S:
+        if together is not None and time.monotonic() - together.used_s > POOL_AGE_S:
             self._stop()
 
     def _judge(self, seconds: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from ort_gpu_ep.ir.graph import Array
-from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.ir.types import MAX_SHAPES, TensorType
 from ort_gpu_ep.runtime.context import PlanContext
 from ort_gpu_ep.runtime.prepared import Prepared
 from ort_gpu_ep.runtime.runs import Joins, Runs
@@ -30,9 +30,6 @@ class Key(tuple[tuple[TensorType, ...], tuple[bytes, ...]]):
 
 Found: TypeAlias = tuple[Prepared, Filled]
 """A plan, and its numbers for one set of sizes."""
-
-MAX_SHAPES = 256
-"""Sets of input types whose numbers a program keeps: what a new one takes is computed in less than a millisecond."""
 
 
 class Plans:

@@ -20,34 +20,28 @@ from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.runtime.binding import Bound, bind_group, bound_of
 from ort_gpu_ep.runtime.commands import CUT, BufferCopy, Command, Part, enqueue_alone, in_rows, with_head
-from ort_gpu_ep.runtime.context import PlanContext
+from ort_gpu_ep.runtime.context import RECENT_RUNS, PlanContext
 from ort_gpu_ep.runtime.error_words import Words
 from ort_gpu_ep.scheduler.plan import ERROR_WORD, Copy, Dispatch, Kind, Place, Plan
 from ort_gpu_ep.scheduler.template import Filled, Template
 from ort_gpu_ep.shaders.composer import folded
 from ort_gpu_ep.webgpu import native, objects
 
-MAX_REGIONS = 16
-"""Sets of sizes whose shader parameters are on the device at the same time."""
-
-MAX_LEFT = 8
-"""Numbers that a set of sizes remembers to have moved on from: as many may take turns and each keep its recordings."""
+MAX_TURNS = 16
+"""Sets of sizes (and of buffers that are given) that may take turns: a plan keeps the shader parameters and the
+recordings of so many, with their bind groups, and the numbers that a set of sizes has moved on from."""
 
 GROWTH = 1.5
 """A buffer that was too small gets so much more than it needs: ever longer inputs then seldom need another one."""
 
-SHRINK_RUNS = 256
+OFTEN = 256
+"""Runs that show what is worth being fitted to. Sizes that had so many get a plan of their own (better_plans.py), which
+takes some hundred runs on lavapipe. Buffers of which so many runs in a row needed less than half are made smaller: on
+an H200 a larger size that comes back then takes 20 ms for new memory."""
+
 SHRINK_NBYTES = 64 << 20
-"""After so many runs that needed less than half of the buffers, they are made smaller where that frees so much: on an
-H200 a larger size that comes back then takes 20 ms for new memory."""
-
-IDLE_RUNS = 32
-"""A plan that none of so many runs of its program used gives its buffers back, where they are SHRINK_NBYTES or more:
-that of a prompt, while tokens follow."""
-
-SPECIALIZE_AFTER = 256
-"""Runs of one set of sizes after which they get a plan of their own (better_plans.py), which takes some hundred runs on
-lavapipe."""
+"""Buffers are made smaller, or given back by a plan that none of the last RECENT_RUNS runs used (that of a prompt,
+while tokens follow), where that frees so much."""
 
 MAX_PARTS = 64
 """Of a dispatch that takes long: each has a pipeline of its own."""
@@ -64,14 +58,14 @@ class _Shape:
     region: int
     runs: int = 0
     last: Any = None
-    left: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=MAX_LEFT))
+    left: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=MAX_TURNS))
 
 
 class Prepared:
     """A template with its pipelines, buffers and bind groups. Not thread-safe: the context's lock is held.
 
     compiled: its pipelines, where they were compiled ahead: the plan is a specialised one then. often: told of a set of
-    sizes that SPECIALIZE_AFTER runs had, which the plan does not fix. version: counts up when recordings made so far
+    sizes that OFTEN runs had, which the plan does not fix. version: counts up when recordings made so far
     can't be submitted any more, see recording.py. is_warm: the driver has compiled it. closed: there will be no further
     run. words: in which its kernels note an index out of range, or None. last_use: see PlanContext.uses.
     """
@@ -119,7 +113,7 @@ class Prepared:
         self._shapes: OrderedDict[tuple[Any, ...], _Shape] = OrderedDict()
         self._current: _Shape | None = None  # whose constants are on the device
         # what a run calculates, it writes into the first one
-        regions = 1 if template.plan.writes_parameters else MAX_REGIONS
+        regions = 1 if template.plan.writes_parameters else MAX_TURNS
         self._regions = list(range(regions))  # those that are free
         self._inner: dict[int, Any] = {}
         # of steps that touch an input or output
@@ -128,7 +122,7 @@ class Prepared:
         self.words: Words | None = None
         self._needed: list[int] = []  # of each slot, the most since its size was last looked at
         self._wanted: tuple[int, ...] = ()  # by the latest run
-        self._until_look = SHRINK_RUNS
+        self._until_look = OFTEN
         try:
             for constant in template.plan.constants:
                 if not constant.varying:
@@ -210,12 +204,12 @@ class Prepared:
     def current(self, filled: Filled) -> _Shape:
         """Makes slots, parameters and constants those of a set of sizes, for the run that is enqueued next. Raises
         DeviceError."""
-        if self.last_use % IDLE_RUNS == 0:
+        if self.last_use % RECENT_RUNS == 0:
             self._free_idle()
         self._fit_slots(filled.slots)
         shape = self._shape(filled)
         shape.runs += 1
-        if shape.runs == SPECIALIZE_AFTER and self.template.is_open and self._often is not None:
+        if shape.runs == OFTEN and self.template.is_open and self._often is not None:
             self._often(filled)
         return shape
 
@@ -234,7 +228,7 @@ class Prepared:
     def _free_idle(self) -> None:
         """Has plans that were not used lately free their slots, and what has waited in the pool for long go back to the
         driver."""
-        for other in [p for p in list(self.context.plans) if self.last_use - p.last_use >= IDLE_RUNS]:
+        for other in [p for p in list(self.context.plans) if self.last_use - p.last_use >= RECENT_RUNS]:
             if sum(b.nbytes for b in other._slots) >= SHRINK_NBYTES:
                 other.free_slots()
         self.gpu.sweep()
@@ -290,7 +284,7 @@ class Prepared:
             if before > 2 * needed and before - needed >= SHRINK_NBYTES:
                 for k, nbytes in enumerate(self._needed):
                     self._resize(k, nbytes)
-            self._until_look, self._needed = SHRINK_RUNS, list(wanted)
+            self._until_look, self._needed = OFTEN, list(wanted)
 
     def _resize(self, slot: int, nbytes: int) -> None:
         self._forget_bindings()

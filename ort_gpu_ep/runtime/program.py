@@ -17,7 +17,7 @@ from ort_gpu_ep.device.pipelines import Composer
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import Code, InternalError, OutOfDeviceMemoryError, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Array, Graph
-from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.ir.types import MAX_TOLD, TensorType
 from ort_gpu_ep.kernels.registry import UnknownValueError
 from ort_gpu_ep.runtime.artefact import Artefact
 from ort_gpu_ep.runtime.better_plans import BetterPlans, UnitPlan
@@ -43,9 +43,6 @@ size."""
 MOST_NEW = 24
 """Of the last runs (RECENT_RUNS), so many needed a plan of their own: what the data decides on varies too much, and
 planning takes longer than the CPU."""
-
-MAX_SHOWN = 8
-"""Sets of input types that `plans` tells of."""
 
 
 MakeOutput: TypeAlias = Callable[..., Tensor]
@@ -143,7 +140,7 @@ class Program:
         """The plans with the numbers of the last sizes seen, the most recently used last."""
         with self.lock:
             return tuple(
-                prepared.template.at(filled) for prepared, filled in list(self.compiled.found.values())[-MAX_SHOWN:]
+                prepared.template.at(filled) for prepared, filled in list(self.compiled.found.values())[-MAX_TOLD:]
             )
 
     def is_prepared(self, inputs: Sequence[TensorType], read: Read | None = None) -> bool:

@@ -13,17 +13,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from ort_gpu_ep.config import MEMORY_NBYTES
 from ort_gpu_ep.device.index_check import Word
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InputError, OutOfDeviceMemoryError
+from ort_gpu_ep.runtime.context import SHARE
 from ort_gpu_ep.runtime.ends import Ends, brought, nbytes_of
-from ort_gpu_ep.runtime.prepared import Prepared
+from ort_gpu_ep.runtime.prepared import MAX_TURNS, Prepared
 from ort_gpu_ep.runtime.recording import HostRun, Recording
 from ort_gpu_ep.scheduler.template import Filled
 from ort_gpu_ep.webgpu import native, waiting
-
-MAX_RECORDINGS = 16
-"""Sets of sizes and of given buffers that a plan keeps recordings for, with their bind groups."""
 
 MAX_STEADY = 4
 """Sets of sizes that a plan keeps inputs, outputs and recordings for, see Steady."""
@@ -32,7 +31,7 @@ MAX_STEADY = 4
 MAX_IN_FLIGHT = 8
 """Runs of one set of sizes that are under way at the same time: two keep a GPU busy, more wait behind each other."""
 
-MAX_IN_FLIGHT_NBYTES = 256 << 20
+MAX_IN_FLIGHT_NBYTES = MEMORY_NBYTES // SHARE
 """What the inputs, outputs and staging buffers of all runs of one set of sizes take at most; there is one in any
 case."""
 
@@ -56,7 +55,8 @@ class Steady:
     """Runs of a plan with one set of sizes, by host memory. Thread-safe. sent: the types in which inputs go to the
     device.
 
-    made: how many of them have buffers. idle: those of them that are not under way.
+    made: how many of them have buffers. idle: those of them that are not under way. closed: there will be no further
+    run.
     """
 
     def __init__(self, prepared: Prepared, filled: Filled, joins: Joins) -> None:
@@ -68,7 +68,7 @@ class Steady:
             sum(t.nbytes for t in filled.outputs),
         )
         self._run_nbytes = nbytes_of(prepared.gpu, self.sent, filled.outputs, rounded)
-        self.made, self._closed = 0, False
+        self.made, self.closed = 0, False
         self.idle: list[HostRun] = []
         # software computes with the core that would poll
         self._pace = None if prepared.gpu.info.is_software else waiting.Pace()
@@ -144,7 +144,7 @@ class Steady:
             pass
         with self._lock:
             few = self.made < MAX_IN_FLIGHT and (self.made + 1) * self._run_nbytes <= MAX_IN_FLIGHT_NBYTES
-            if self._closed or self.prepared.closed or (self.made and not few):
+            if self.closed or self.prepared.closed or (self.made and not few):
                 return None
             self.made += 1
             if self.contention is None:
@@ -162,7 +162,7 @@ class Steady:
             own.leave(whole)
             return
         with self._lock:
-            if whole and not self._closed:
+            if whole and not self.closed:
                 self.idle.append(own)
                 return
             self.made -= 1
@@ -171,7 +171,7 @@ class Steady:
     def close(self) -> None:
         """Frees what runs have, those under way when they end."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             idle, self.idle = self.idle, []
             self.made -= len(idle)
             contention, self.contention = self.contention, None
@@ -224,7 +224,7 @@ class Runs:
         recording = self._given.get(key)
         if recording is None:
             recording = self._given[key] = Recording(self.prepared, Ends(inputs, outputs))
-            if len(self._given) > MAX_RECORDINGS:
+            if len(self._given) > MAX_TURNS:
                 self._given.popitem(last=False)[1].next = None
         self._given.move_to_end(key)
         return recording

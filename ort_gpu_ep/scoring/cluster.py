@@ -18,10 +18,10 @@ from ort_gpu_ep.errors import ScoringError
 from ort_gpu_ep.scoring import memory, worker
 from ort_gpu_ep.scoring.columns import Array
 from ort_gpu_ep.scoring.drive import Slot
-from ort_gpu_ep.scoring.host import ALL, AUTO_CPU
 from ort_gpu_ep.scoring.model import Model
 from ort_gpu_ep.scoring.remote import Broadcast, Put, Remote, ray_module, reason
-from ort_gpu_ep.scoring.visible import AUTO, CPU, CPU_NAME
+from ort_gpu_ep.scoring.transport import Worker
+from ort_gpu_ep.scoring.visible import ALL, AUTO, AUTO_CPU, CPU, CPU_NAME
 
 LOCAL = "local"
 """Instead of an address: a cluster of this machine alone, as long as the run."""
@@ -66,11 +66,14 @@ class Cluster:
             places += self._places([CPU])
         for number, (node, adapter, needs) in enumerate(places):
             options = {"num_cpus": 0, **needs, "max_restarts": 0, "scheduling_strategy": self._only(node)}
-            start = partial(Remote, node.address, options, model, self._timeout_s)
+            start = partial(self._worker, node.address, options)
             name, kind = (CPU_NAME, CPU_NAME) if adapter == CPU else (f"adapter {adapter}", "")
-            setup = worker.Setup(self._model, adapter, dict(self._options))
+            setup = worker.Setup(self._model, adapter, dict(self._options), model.load, node.address)
             slots.append(Slot(number, f"{node.address}: {name}", setup, start, kind, is_optional=number >= needed))
         return slots
+
+    def _worker(self, where: str, options: Mapping[str, Any]) -> Worker:
+        return Worker(Remote(where, options), self._timeout_s)
 
     def hold(self, arrays: Mapping[str, Array]) -> memory.Held:
         return Put(arrays)

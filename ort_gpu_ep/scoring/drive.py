@@ -7,15 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any
 
 from ort_gpu_ep.errors import AdapterError, ScoringError
 from ort_gpu_ep.scoring import memory, worker
 from ort_gpu_ep.scoring.board import ATTEMPTS, Batch, Board
-from ort_gpu_ep.scoring.process import GoneError, WorkerEndError
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from ort_gpu_ep.scoring.transport import GoneError, Worker, WorkerEndError
 
 ENDS = 5
 """How often in a row an adapter's workers may end without a batch in between."""
@@ -45,27 +42,6 @@ class Counts:
     @property
     def busy(self) -> float:
         return min(self.busy_s / self.seconds, 1.0) if self.seconds else 0.0
-
-
-class Worker(Protocol):
-    """A worker elsewhere. Its calls raise WorkerEndError, after which only `kill` makes sense.
-
-    name, kind: of the adapter that it found itself, known when it is open; empty where the slot knew it before.
-    """
-
-    pid: int
-    name: str
-    kind: str
-
-    def open(self, setup: worker.Setup) -> worker.Failed | None:
-        """Makes the session."""
-
-    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What a function of `worker` gives there."""
-
-    def kill(self) -> None: ...
-
-    def end(self) -> None: ...
 
 
 class Slot:

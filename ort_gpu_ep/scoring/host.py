@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
@@ -15,10 +14,8 @@ from ort_gpu_ep.scoring.columns import Array
 from ort_gpu_ep.scoring.drive import Slot
 from ort_gpu_ep.scoring.model import Model
 from ort_gpu_ep.scoring.process import Process
-from ort_gpu_ep.scoring.visible import CPU, CPU_NAME
-
-ALL, AUTO_CPU = "all", "auto"
-"""In a list of adapters: those that are hardware, and the CPU if it helps them."""
+from ort_gpu_ep.scoring.transport import Worker
+from ort_gpu_ep.scoring.visible import ALL, AUTO_CPU, CPU, CPU_NAME
 
 _names = count()
 
@@ -55,13 +52,16 @@ class Machine:
                 number,
                 f"{name} {place}".strip(),
                 worker.Setup(self._model, adapter, dict(self._options)),
-                partial(Process, self._timeout_s),
+                self._worker,
                 name,
                 self._prefix,
                 number >= len(named),
             )
             for number, (adapter, name, place) in enumerate(named + optional)
         ]
+
+    def _worker(self) -> Worker:
+        return Worker(Process(), self._timeout_s)
 
     def hold(self, arrays: Mapping[str, Array]) -> memory.Held:
         return memory.put(f"{self._prefix}-s{next(_names)}", arrays)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.errors import ScoringError
 from ort_gpu_ep.scoring.columns import Array, Packed
 from ort_gpu_ep.scoring.model import Value
 
@@ -37,23 +36,6 @@ def table(outputs: Sequence[Value], packed: Packed, others: Mapping[str, Any], p
         [errors.get(row) for row in range(packed.count)] if errors else [None] * packed.count, pa.string()
     )
     return pa.table(by_name)
-
-
-def check(outputs: Sequence[Value], arrays: Mapping[str, Array], rows: int) -> None:
-    """Raises ScoringError for an output without a row for each row that went in, or of another shape than the model
-    states."""
-    for value in outputs:
-        got = arrays[value.name].shape
-        if not got or got[0] != rows:
-            raise ScoringError(
-                f"output {value.name!r} has the shape {list(got)} for {rows} rows, expected one row for each: "
-                f"leave it out "
-                "(--outputs names those that are wanted)"
-            )
-        if value.count is not None and got[1:] != value.inner:
-            raise ScoringError(
-                f"output {value.name!r} has rows of {list(got[1:])}, the model's file says {list(value.inner)}"
-            )
 
 
 def arrow_type(value: Value) -> Any:

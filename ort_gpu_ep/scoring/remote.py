@@ -1,37 +1,29 @@
-"""A worker in an actor of Ray's, as the run has it; arrays and models in Ray's object store, which brings each to a
+"""A worker in an actor of Ray's; arrays and models in Ray's object store, which brings each to a
 node once."""
 
 from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.errors import AdapterError, ModelError, ScoringError
+from ort_gpu_ep.errors import ModelError, ScoringError
 from ort_gpu_ep.files import content, open_regular
 from ort_gpu_ep.ir import external
-from ort_gpu_ep.scoring import visible, worker
 from ort_gpu_ep.scoring.columns import Array
 from ort_gpu_ep.scoring.model import Model
-from ort_gpu_ep.scoring.process import BEGIN_S, GoneError, WorkerEndError
 from ort_gpu_ep.scoring.require import require
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from ort_gpu_ep.scoring.transport import GoneError, WorkerEndError
 
 _MODEL = "model.onnx"
 
 _LONGEST = 300
 """Characters of a message of Ray's."""
-
-_folder: tempfile.TemporaryDirectory[str] | None = None
-"""Of this process's model."""
 
 
 def ray_module() -> Any:
@@ -110,12 +102,10 @@ class Broadcast:
         except OSError as error:
             raise ModelError(f"model {model.path}: {error}") from error
 
-    def load(self) -> str:
-        """Where the model is now, in a folder of this process: its weights take no memory of a session then."""
-        global _folder
+    def load(self, folder: Path) -> str:
+        """Writes the files into a folder of this process, and gives where the model is: its weights take no memory of a
+        session then."""
         ray = ray_module()
-        _folder = tempfile.TemporaryDirectory(prefix="ort_gpu_ep-model-")
-        folder = Path(_folder.name)
         for name, stored in self._files.items():
             with open_regular(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
                 file.write(ray.get(stored.reference).data)
@@ -125,75 +115,38 @@ class Broadcast:
 class Actor:
     """What runs in the actor: functions of `worker`, one after another."""
 
-    def call(self, function: Callable[..., T], *given: Any) -> T:
+    def call(self, function: Callable[..., Any], *given: Any) -> Any:
         return function(*given)
 
 
-def open_here(setup: worker.Setup, model: Broadcast) -> worker.Failed | tuple[str, str]:
-    """Finds this process's adapter and makes the session on it; (name, place) of the adapter."""
-    try:
-        adapter, name, place = visible.chosen(setup.adapter, setup.options)
-    except AdapterError as error:  # a worker before this one may not have ended yet, which had the adapter
-        return worker.Failed("device" if setup.adapter == visible.AUTO else "fatal", f"{type(error).__name__}: {error}")
-    failed = worker.open_worker(replace(setup, adapter=adapter, path=model.load()))
-    return failed if failed is not None else (name, place)
-
-
-def finish_here() -> None:
-    worker.finish()
-    if _folder is not None:
-        _folder.cleanup()
-
-
 class Remote:
-    """An actor on one node: a drive.Worker. where: the node, for people. options: of the actor, for Ray."""
+    """An actor on one node: a transport.Channel. where: the node, for people. options: of the actor, for Ray."""
 
-    def __init__(self, where: str, options: Mapping[str, Any], model: Broadcast, timeout_s: float) -> None:
-        self.pid, self.name, self.kind = 0, "", ""
-        self._where, self._model, self._timeout_s, self._ray = where, model, timeout_s, ray_module()
+    advice = ": what it needs of that node may be in use"
+
+    def __init__(self, where: str, options: Mapping[str, Any]) -> None:
+        self.name, self._where, self._ray = f"the actor on {where}", where, ray_module()
         self._actor = self._ray.remote(Actor).options(**options).remote()
 
-    def open(self, setup: worker.Setup) -> worker.Failed | None:
-        self.pid = self._call(BEGIN_S, worker.identify)
-        failure = self.call(open_here, setup, self._model)
-        if isinstance(failure, worker.Failed):
-            return failure
-        self.name, self.kind = " ".join((f"{self._where}:", *failure)).strip(), failure[0]
-        return None
-
-    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._call(self._timeout_s, function, *args, **kwargs)
-
-    def _call(self, timeout_s: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def ask(self, timeout_s: float, function: Callable[..., Any], *given: Any) -> Any:
         failures = self._ray.exceptions
         try:
-            answer: T = self._ray.get(self._actor.call.remote(function, *args, **kwargs), timeout=timeout_s)
-        except failures.GetTimeoutError:
-            self.kill()
-            raise WorkerEndError(
-                f"the actor on {self._where} did not {'answer' if self.pid else 'start'} within "
-                f"{timeout_s:g} s and was "
-                "ended" + ("" if self.pid else ": what it needs of that node may be in use")
-            ) from None
+            return self._ray.get(self._actor.call.remote(function, *given), timeout=timeout_s)
+        except failures.GetTimeoutError as error:
+            raise TimeoutError from error
         except failures.ActorUnschedulableError as error:
             raise GoneError(f"the node {self._where} is gone") from error
         except failures.RayTaskError as error:
             raise error.as_instanceof_cause() from None
         except failures.RayError as error:
-            raise WorkerEndError(f"the actor on {self._where} ended ({reason(error)})") from error
-        return answer
+            raise WorkerEndError(f"{self.name} ended ({reason(error)})") from error
 
     def kill(self) -> None:
-        """Ends it at once, also where it hangs, or has not begun."""
         self._ray.kill(self._actor)
 
-    def end(self) -> None:
-        try:
-            self.call(finish_here)
-        except WorkerEndError:
-            pass
-        finally:
-            self.kill()
+    def close(self) -> None:
+        """Ray has nobody who could let an actor end by itself."""
+        self.kill()
 
 
 def reason(error: Exception) -> str:

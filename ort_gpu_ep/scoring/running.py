@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.errors import DeviceError, GpuEpError, OutOfDeviceMemoryError, ScoringError
-from ort_gpu_ep.scoring import outputs
 from ort_gpu_ep.scoring.columns import Array
-from ort_gpu_ep.scoring.model import Model
+from ort_gpu_ep.scoring.model import Model, Value
 
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
 
@@ -126,7 +125,22 @@ def _run(run: Run, model: Model, feeds: dict[str, Array], count: int) -> list[Ar
     if missing:
         feeds = {name: np.concatenate([a, np.repeat(a[-1:], missing, 0)]) for name, a in feeds.items()}
     arrays = list(run(feeds))
-    outputs.check(
-        model.outputs, {v.name: np.asarray(f) for v, f in zip(model.outputs, arrays, strict=True)}, count + missing
-    )
+    _check(model.outputs, {v.name: np.asarray(f) for v, f in zip(model.outputs, arrays, strict=True)}, count + missing)
     return [f[:count] for f in arrays] if missing else arrays
+
+
+def _check(outputs: Sequence[Value], arrays: Mapping[str, Array], rows: int) -> None:
+    """Raises ScoringError for an output without a row for each row that went in, or of another shape than the model
+    states."""
+    for value in outputs:
+        got = arrays[value.name].shape
+        if not got or got[0] != rows:
+            raise ScoringError(
+                f"output {value.name!r} has the shape {list(got)} for {rows} rows, expected one row for each: "
+                f"leave it out "
+                "(--outputs names those that are wanted)"
+            )
+        if value.count is not None and got[1:] != value.inner:
+            raise ScoringError(
+                f"output {value.name!r} has rows of {list(got[1:])}, the model's file says {list(value.inner)}"
+            )

@@ -20,8 +20,8 @@ from ort_gpu_ep.scoring.board import Board, Loaded, release
 from ort_gpu_ep.scoring.host import Host, Machine, wanted
 from ort_gpu_ep.scoring.job import Job, request_of
 from ort_gpu_ep.scoring.parts import Shard
-from ort_gpu_ep.scoring.process import WorkerEndError
 from ort_gpu_ep.scoring.report import Progress, Report
+from ort_gpu_ep.scoring.transport import WorkerEndError
 
 TIMEOUT_S = 300.0
 """For a batch, its first run and so its compilation included; the provider's own limit for a GPU that hangs is 120

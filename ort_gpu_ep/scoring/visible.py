@@ -25,6 +25,9 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 CPU, AUTO = "cpu", "auto"
 """Instead of an adapter: none, and the one that this process is to find for itself."""
 
+ALL, AUTO_CPU = "all", "auto"
+"""In a list of adapters: those that are hardware, and the CPU if it helps them."""
+
 CPU_NAME = "CPU"
 
 _ADVICE = "Name the adapter (adapter=PCI address or UUID, as `ort-gpu-ep doctor` lists them)"

@@ -11,17 +11,19 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection, parent_process
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.errors import DeviceError, OutOfDeviceMemoryError, ScoringError
-from ort_gpu_ep.scoring import memory
+from ort_gpu_ep.errors import AdapterError, DeviceError, OutOfDeviceMemoryError, ScoringError
+from ort_gpu_ep.scoring import memory, visible
 from ort_gpu_ep.scoring.columns import Array
 from ort_gpu_ep.scoring.model import Model
 from ort_gpu_ep.scoring.running import Busy, open_session, score_rows
@@ -38,13 +40,17 @@ _MAPPED = 3
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """adapter: as in the option, or `cpu`. options: of the provider. path: of the model here, if not where it was
-    read."""
+    """adapter: as in the option, or `cpu`. options: of the provider.
+
+    load: of a process that may be on another machine, where it finds its adapter itself: writes the model's files into
+    a folder there, and gives where the model is. where: that machine, for people.
+    """
 
     model: Model
     adapter: str
     options: dict[str, Any]
-    path: str = ""
+    load: Callable[[Path], str] | None = None
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class Failed:
 class _State:
     model: Model
     session: Any
+    folder: TemporaryDirectory[str] | None = None
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(DEPTH, "ort_gpu_ep-score"))
     under_way: deque[Future[Done | Failed]] = field(default_factory=deque)
     shards: dict[str, memory.Opened] = field(default_factory=dict)
@@ -108,14 +115,23 @@ def identify() -> int:
     return os.getpid()
 
 
-def open_worker(setup: Setup) -> Failed | None:
-    """Makes the session."""
+def open_worker(setup: Setup) -> Failed | tuple[str, str]:
+    """Makes the session. Name and kind of the adapter, where it was found here."""
     global _state
+    adapter, path, names, folder = setup.adapter, setup.model.path, ("", ""), None
     try:
-        _state = _State(setup.model, open_session(setup.path or setup.model.path, setup.adapter, setup.options))
+        if setup.load is not None:
+            adapter, kind, place = visible.chosen(adapter, setup.options)
+            names = f"{setup.where}: {kind} {place}".strip(), kind
+            folder = TemporaryDirectory(prefix="ort_gpu_ep-model-")
+            path = setup.load(Path(folder.name))
+        _state = _State(setup.model, open_session(path, adapter, setup.options), folder)
     except Exception as error:
-        return Failed("device" if isinstance(error, DeviceError) else "fatal", f"{type(error).__name__}: {error}")
-    return None
+        # a worker before this one may not have ended yet, which has the adapter
+        is_claimed = isinstance(error, AdapterError) and adapter == visible.AUTO
+        kind = "device" if is_claimed or isinstance(error, DeviceError) else "fatal"
+        return Failed(kind, f"{type(error).__name__}: {error}")
+    return names
 
 
 def exchange(task: Task | None) -> Done | Failed | None:
@@ -237,10 +253,12 @@ def _arrays(state: _State, task: Task) -> Mapping[str, Array]:
 
 
 def finish() -> None:
-    """Lets the session and the shared memory go: the process ends cleanly then."""
+    """Lets the session, the shared memory and the model's files go: the process ends cleanly then."""
     global _state
     state = _opened()
     state.pool.shutdown()
     for shard in (*state.retired, *state.shards.values()):
         shard.close()
+    if state.folder is not None:
+        state.folder.cleanup()
     _state = None

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ort_gpu_ep")
 
+OF_THE_THREAD = ("ort_gpu_ep.runtime.artefact", "ort_gpu_ep.device.pipelines", "ort_gpu_ep.shaders.rewriting")
+"""What it does is in these modules, loaded before it goes to the driver: the session's thread needs them, too."""
+
 FORKS = "ort_gpu_ep.processes.forks"
 """Loaded before the first thread of this package begins; not with the package, because it loads modules of its own."""
 
@@ -44,6 +47,7 @@ class Early:
 
     def _work(self) -> None:
         try:
+            load(*OF_THE_THREAD)
             from ort_gpu_ep.health.open_adapter import open_gpu
             from ort_gpu_ep.health.workarounds import with_workarounds
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ort_gpu_ep.config import MEMORY_NBYTES
 from ort_gpu_ep.ir.graph import Array
 from ort_gpu_ep.session.bound_runs import Runs
 from ort_gpu_ep.session.session import InferenceSession
@@ -25,9 +26,8 @@ ROWS = "training.rows"
 SHARE = 4
 """A data set and the next batches of it may take one part in so many of memory_limit_mb."""
 
-NBYTES = 1 << 30
-"""What they may take where no limit is given: a quarter of the 4 GiB that nearly every GPU has. WebGPU does not tell
-how much there is."""
+NBYTES = MEMORY_NBYTES // SHARE
+"""What they may take where no limit is given."""
 
 
 def too_large(sizes: Mapping[str, int], batches: int, memory_limit_nbytes: int, max_binding_nbytes: int) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ort_gpu_ep.ir.graph import Array
-from ort_gpu_ep.training.forward import Forward
 from ort_gpu_ep.training.optimizers import Optimizer, clipped
 from ort_gpu_ep.training.writer import Value, Writer
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.training.forward import Forward
 
 HYPER = "training.hyper"
 """The input with the optimizer's numbers, and with those of Accumulation behind them."""

@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from ort_gpu_ep import store
 from ort_gpu_ep.calibration import cache, profile_of
 from ort_gpu_ep.config import Config, resolve
 from ort_gpu_ep.device import Gpu
@@ -22,7 +23,7 @@ from ort_gpu_ep.errors import DeviceError, ShaderError, UnsupportedNodeError
 from ort_gpu_ep.health.open_adapter import _figures, everything
 from ort_gpu_ep.health.verdicts import key_of
 from ort_gpu_ep.kernels.cost_parameters import Roofs, figures_for, figures_of
-from ort_gpu_ep.kernels.profile import FORMAT, GUESSED, Curve, Profile, guessed_for
+from ort_gpu_ep.kernels.profile import GUESSED, Curve, Profile, guessed_for
 from ort_gpu_ep.plugin.local import LocalBackend
 from ort_gpu_ep.session.session import InferenceSession
 from tests.unit.graphs import model_of
@@ -125,8 +126,8 @@ def test_another_process_reads_it(gpu: Gpu, config: Config, measured: Measured, 
         json.dumps({"format": 1, "profile": [1]}),
         json.dumps({"format": 1, "profile": {**MADE.as_dict(), "families": {"unheard of": [[1, 1]]}}}),
         json.dumps({"format": 4, "profile": {**MADE.as_dict(), "roofs": {"flops_per_s": 1e12, "nbytes_per_s": 1e11}}}),
-        json.dumps({"format": FORMAT, "profile": {**MADE.as_dict(), "roofs": {"workgroup_nbytes_per_s": -1.0}}}),
-        json.dumps({"format": FORMAT, "profile": {**MADE.as_dict(), "roofs": {"atomics_per_s": 1.0}}}),
+        json.dumps({"format": store.FORMAT, "profile": {**MADE.as_dict(), "roofs": {"workgroup_nbytes_per_s": -1.0}}}),
+        json.dumps({"format": store.FORMAT, "profile": {**MADE.as_dict(), "roofs": {"atomics_per_s": 1.0}}}),
     ],
 )
 def test_what_cannot_be_used_is_made_anew(

@@ -39,7 +39,7 @@ def test_generating_holds_the_weights_once(model: onnx.ModelProto) -> None:
     held, wanted = made.session.state.allowance, wanted_nbytes(model)
     assert 0.8 * wanted < held.held_nbytes < MOST * wanted
     for _ in range(2):
-        assert len(list(made.generate(PROMPT, max_new_tokens=2 * prepared.IDLE_RUNS))) == 2 * prepared.IDLE_RUNS
+        assert len(list(made.generate(PROMPT, max_new_tokens=2 * prepared.RECENT_RUNS))) == 2 * prepared.RECENT_RUNS
         assert held.held_nbytes < MOST * wanted
 
 
@@ -52,7 +52,7 @@ def test_steps_by_io_binding_hold_the_weights_once(model: onnx.ModelProto) -> No
         binding.bind_ortvalue_output(given.name.replace("past_key_values", "present"), cache)
     held, wanted = session.state.allowance, wanted_nbytes(model)
     caches = 4 * 2 * SIZES["layers"] * int(np.prod(shape))  # the process's, not this session's
-    for total in range(len(PROMPT), len(PROMPT) + 2 * prepared.IDLE_RUNS):
+    for total in range(len(PROMPT), len(PROMPT) + 2 * prepared.RECENT_RUNS):
         ids = PROMPT[None] if total == len(PROMPT) else np.array([[total]])
         binding.bind_cpu_input("input_ids", ids)
         binding.bind_cpu_input("attention_mask", np.ones((1, total), np.int64))

@@ -19,7 +19,7 @@ from models.language import language_model
 from ort_gpu_ep.errors import ConfigError, InputError
 from ort_gpu_ep.generation import Generator
 from ort_gpu_ep.generation.positions import positions_of
-from ort_gpu_ep.generation.sampling import SAMPLERS, Draw, Sampler
+from ort_gpu_ep.generation.sampling import KEPT, Draw, Sampler
 from ort_gpu_ep.generation.step import NOTHING
 from ort_gpu_ep.session.opening import own_settings
 from tests.decoder import decoder
@@ -132,9 +132,9 @@ def test_the_programs_session_options_stay_what_they_are(tmp_path: Path, monkeyp
 
 def test_values_of_top_k_do_not_pile_up_sessions() -> None:
     made, prompt = Generator(small(), max_length=32), [3, 1, 4]
-    asked = [{"max_new_tokens": 3, "temperature": 2.0, "seed": 1, "top_k": k} for k in range(2, 4 + SAMPLERS)]
+    asked = [{"max_new_tokens": 3, "temperature": 2.0, "seed": 1, "top_k": k} for k in range(2, 4 + KEPT)]
     first = [list(made.generate(prompt, **a)) for a in asked]
-    assert len(made._samplers._answers) == SAMPLERS
+    assert len(made._samplers._answers) == KEPT
     assert [list(made.generate(prompt, **a)) for a in asked] == first
 
 

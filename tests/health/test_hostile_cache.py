@@ -88,7 +88,7 @@ CONTENTS: dict[str, Callable[[Path], object]] = {
 
 WHOLE: dict[str, dict[str, Any]] = {
     "verdict": {
-        "format": verdicts.FORMAT,
+        "format": store.FORMAT,
         "disabled": [["softmax.wgsl", "why"]],
         "depth": "full",
         "strikes": 1,
@@ -101,7 +101,7 @@ WHOLE: dict[str, dict[str, Any]] = {
         "late": [["pool", ["MaxPool", "resize.wgsl"]]],
     },
     "drivers": {
-        "format": enumeration.FORMAT,
+        "format": store.FORMAT,
         "adapters": [
             {
                 "index": 0,
@@ -121,9 +121,9 @@ WHOLE: dict[str, dict[str, Any]] = {
         "failures": 0,
         "until_s": 0.0,
     },
-    "profile": {"format": profile.FORMAT, "profile": GUESSED.as_dict()},
+    "profile": {"format": store.FORMAT, "profile": GUESSED.as_dict()},
     "decisions": {
-        "format": 3,
+        "format": store.FORMAT,
         "candidate": "gpu",
         "sizes": [[[["x", [4, 4]]], 16.0]],
         "runs": {"gpu": {"busy": [[0, 1e-3, 5]]}},
@@ -267,7 +267,7 @@ def test_what_is_written_is_private(tmp_path: Path) -> None:
 
 
 def test_numbers_that_json_lacks_are_not_written(tmp_path: Path) -> None:
-    assert not store.write(tmp_path / "x.json", 1, {"a": float("inf")})
+    assert not store.write(tmp_path / "x.json", {"a": float("inf")})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.errors import AdapterError, DeviceLostError
 from ort_gpu_ep.isolation.process import WorkerProcess
-from ort_gpu_ep.isolation.remote import MAX_STARTS, open_remote
+from ort_gpu_ep.isolation.remote import MAX_KILLED, open_remote
 from tests.isolation.conftest import gpu_of, isolated, mlp, patient_for, rows
 from tests.isolation.test_worker_ends import back_on_the_gpu, runs_of
 from tests.patience import until
@@ -142,7 +142,7 @@ def test_a_session_is_made_where_all_workers_are_killed_for_a_while(
     first = isolated(MODEL, **own)
     assert back_on_the_gpu(first)
     die(gpu_of(first).process)
-    left = [True] * (2 * MAX_STARTS)
+    left = [True] * (2 * MAX_KILLED)
     before(lambda worker, what: die(worker) if what[0] == "open" and left and left.pop() else None)
     second = isolated(MODEL, **own)
     assert_close(second.run(x=X), WANT)

@@ -18,11 +18,10 @@ from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.device.buffers import POOL_AGE_S
 from ort_gpu_ep.errors import OutOfDeviceMemoryError
+from ort_gpu_ep.ir.types import MAX_TOLD
 from ort_gpu_ep.kernels import host
 from ort_gpu_ep.runtime import prepared
-from ort_gpu_ep.runtime.prepared import SHRINK_RUNS
-from ort_gpu_ep.runtime.program import MAX_SHOWN
-from ort_gpu_ep.runtime.runs import MAX_RECORDINGS
+from ort_gpu_ep.runtime.prepared import MAX_TURNS, OFTEN
 from ort_gpu_ep.webgpu import objects
 from tests.unit.graphs import model_of
 
@@ -175,10 +174,10 @@ def test_plans_are_bounded(gpu: Gpu, model: bytes, rng: np.random.Generator) -> 
     after_some, counted = live(gpu)["native Buffer"], gpu.stats.buffers
     program = session.state.partitions[0].program
     assert program.planned == 2
-    for rows in range(3, 4 * MAX_SHOWN):
+    for rows in range(3, 4 * MAX_TOLD):
         session.run(None, {"x": rng.standard_normal((rows, SIDE)).astype("f")})
     assert program.planned == 2
-    assert len(session.explain().plans) == MAX_SHOWN
+    assert len(session.explain().plans) == MAX_TOLD
     gpu.trim()
     assert live(gpu)["native Buffer"] <= after_some + 2
     assert gpu.stats.buffers <= counted + 2
@@ -203,7 +202,7 @@ def test_activations_follow_the_sizes_of_the_runs(
     large = run(2000)
     assert large > before + 3 * 1980 * SIDE * 4
     assert run(30) == large
-    for _ in range(2 * SHRINK_RUNS):
+    for _ in range(2 * OFTEN):
         session.run(None, {"x": np.zeros((30, SIDE), "f")})
     assert run(30) < before + (large - before) / 10
 
@@ -213,7 +212,7 @@ def test_bindings_are_bounded(gpu: Gpu, model: bytes, rng: np.random.Generator) 
     session = use(model, rng, runs=1)
     x = onnxruntime.OrtValue.ortvalue_from_numpy(rng.standard_normal((1, SIDE)).astype("f"))
     kept, counts = [], []
-    for _ in range(3 * MAX_RECORDINGS):
+    for _ in range(3 * MAX_TURNS):
         binding = session.io_binding()
         binding.bind_ortvalue_input("x", x)
         for name in "yzs":
@@ -224,9 +223,9 @@ def test_bindings_are_bounded(gpu: Gpu, model: bytes, rng: np.random.Generator) 
         gc.collect()
         gpu.finish()
         counts.append(objects.live()["BindGroup"])
-    assert counts[MAX_RECORDINGS - 1] > counts[1]
-    assert max(counts) == max(counts[: MAX_RECORDINGS + 2])
-    assert len(kept) == 3 * MAX_RECORDINGS
+    assert counts[MAX_TURNS - 1] > counts[1]
+    assert max(counts) == max(counts[: MAX_TURNS + 2])
+    assert len(kept) == 3 * MAX_TURNS
 
 
 def test_pipelines_are_shared_by_sessions(gpu: Gpu, model: bytes, rng: np.random.Generator) -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ort_gpu_ep.placement.decider import LAW, LAW_S, LONGEST_RETRY_S, MAX_SIZES, NOVEL, RETRY_S, SHARE, Decider
+from ort_gpu_ep.ir.types import MAX_SHAPES
+from ort_gpu_ep.placement.decider import LAW, LAW_S, LONGEST_RETRY_S, NOVEL, RETRY_S, SHARE, Decider
 from ort_gpu_ep.placement.estimate import Size
 from ort_gpu_ep.placement.rhythm import PAUSED
 from ort_gpu_ep.utilization import Uses
@@ -300,9 +301,9 @@ def test_what_was_learnt_goes_from_session_to_session() -> None:
 
 def test_sizes_without_end_are_forgotten() -> None:
     decider = Decider(Uses(), 0.5)
-    for work in range(MAX_SIZES + 50):
+    for work in range(MAX_SHAPES + 50):
         decider.entry(work, lambda: 1.0)
-    assert list(decider.entries) == list(range(50, MAX_SIZES + 50))
+    assert list(decider.entries) == list(range(50, MAX_SHAPES + 50))
 
 
 def test_choosing_is_quick() -> None:

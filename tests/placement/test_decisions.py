@@ -92,11 +92,11 @@ def test_it_is_compact(tmp_path: Path) -> None:
         "{",
         "[]",
         '{"format": 99}',
-        '{"format": 2, "shapes": {}, "times": null}',
+        f'{{"format": {store.FORMAT}, "shapes": {{}}, "times": null}}',
         *(
             json.dumps(
                 {
-                    "format": 3,
+                    "format": store.FORMAT,
                     "candidate": "gpu",
                     "sizes": [[[["x", [2]]], 2.0]],
                     "runs": {},
@@ -159,11 +159,11 @@ def test_what_is_shown() -> None:
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "kind" / "k.json"
-    assert store.write(path, 1, {"a": 1})
+    assert store.write(path, {"a": 1})
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-        assert not store.write(path, 1, {"a": 2})
-    assert store.read(path, 1, dict) == {"format": 1, "a": 1}
+        assert not store.write(path, {"a": 2})
+    assert store.read(path, dict) == {"format": store.FORMAT, "a": 1}
     assert [p.name for p in (tmp_path / "kind").iterdir()] == ["k.json"]
 
 

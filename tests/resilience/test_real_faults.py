@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ort_gpu_ep.health import enumeration
+from ort_gpu_ep import store
 from ort_gpu_ep.shim import build
 from ort_gpu_ep.webgpu import loader_paths
 from tests.unit.graphs import model_of
@@ -219,7 +219,7 @@ def test_doctor_is_a_way_back(process: Process, tmp_path: Path) -> None:
     file.write_text(
         json.dumps(
             {
-                "format": enumeration.FORMAT,
+                "format": store.FORMAT,
                 "adapters": [],
                 "failures": 12,
                 "until_s": time.time() + 80_000,

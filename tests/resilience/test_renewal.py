@@ -16,8 +16,8 @@ import ort_gpu_ep
 from ort_gpu_ep.device.circuit import Circuit
 from ort_gpu_ep.drills.faults import FaultyGpu
 from ort_gpu_ep.errors import AdapterError, DeviceHangError, DeviceLostError
+from ort_gpu_ep.kernels.host import MAX_CONSTANT_NBYTES
 from ort_gpu_ep.plugin import renewal
-from ort_gpu_ep.plugin.weight_file import MIN_FILE_NBYTES
 from ort_gpu_ep.webgpu.objects import Device
 from tests.patience import until
 from tests.plugin.cases import assert_close, info, island, make_model, node, reference
@@ -25,7 +25,7 @@ from tests.plugin.cases import assert_close, info, island, make_model, node, ref
 pytestmark = pytest.mark.usefixtures("long_pauses", "brief_hangs")
 
 SIDE = 160
-assert SIDE * SIDE * 4 > MIN_FILE_NBYTES
+assert SIDE * SIDE * 4 > MAX_CONSTANT_NBYTES
 
 
 def model() -> bytes:

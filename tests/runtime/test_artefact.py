@@ -304,6 +304,34 @@ def test_a_session_of_a_known_model_begins_with_them(
     assert len(compiled_by) == 2 * first
 
 
+THREAD = """
+import sys
+from ort_gpu_ep.config import resolve
+from ort_gpu_ep.health.open_adapter import open_gpu
+from ort_gpu_ep.health.verdicts import key_of as device_of
+from ort_gpu_ep.session import early
+
+options = {"placement": "gpu", "strict": "1", "cache_dir": sys.argv[2], "isolation": "none"}
+gpu = open_gpu(resolve({**options, "health": "off"}))
+early.load(*early.OF_THE_THREAD)
+before = {*sys.modules}
+artefact = early._opened(resolve(options), sys.argv[1], device_of(gpu.info))
+artefact.compile(gpu, "auto")
+print(len(artefact.pipelines), *(name for name in sys.modules if name.startswith("ort_gpu_ep") and name not in before))
+"""
+
+
+def test_the_thread_loads_modules_in_turn_with_others(model: Path, tmp_path: Path) -> None:
+    """Two threads that load modules of one folder at a time can end in an ImportError, in whichever of them."""
+    for script in (COUNTED, THREAD):
+        command = [sys.executable, "-c", script, str(model), str(tmp_path / "cache"), str(tmp_path / "y.npy")]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr
+    pipelines_there, *loaded = done.stdout.split()
+    assert int(pipelines_there) > 3
+    assert loaded == []
+
+
 @pytest.mark.usefixtures("alone")
 def test_texts_of_others_are_compiled_and_never_used(model: Path, gpu: Gpu, tmp_path: Path) -> None:
     """What does not compile is passed over; what differs from what the session composes has no reader."""
@@ -346,11 +374,14 @@ def test_nothing_begins_where_the_adapter_is_not_known_to_be_in_order(options: d
     assert early.begin(resolve({"placement": "gpu", **options}), str(model)) is None
 
 
-def test_a_model_that_is_not_there(gpu: Gpu, tmp_path: Path) -> None:
+def test_a_model_that_is_not_there(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, load = list[tuple[str, ...]](), early.load
+    monkeypatch.setattr(early, "load", lambda *names: loaded.append(names) or load(*names))
     begun = early.begin(resolve({"placement": "gpu"}), str(tmp_path / "nothing"))
     assert begun is not None
     with begun.known() as known:
         assert known is None
+    assert early.OF_THE_THREAD in loaded
     with pytest.raises(Exception, match="nothing"):
         session_of(tmp_path / "nothing", tmp_path)
 

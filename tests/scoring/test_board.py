@@ -18,24 +18,24 @@ from ort_gpu_ep.scoring.columns import Packed
 from ort_gpu_ep.scoring.drive import ENDS, Slot, drive_all
 from ort_gpu_ep.scoring.model import Model
 from ort_gpu_ep.scoring.parts import Shard, cut
-from ort_gpu_ep.scoring.process import GoneError, WorkerEndError
+from ort_gpu_ep.scoring.transport import GoneError, Worker, WorkerEndError
 from ort_gpu_ep.scoring.worker import Done, Failed, Task
 from tests.patience import PATIENCE_S
 
 ROWS, SHARD = 100, 30
 
 
-class Worker:
+class Process:
     """A process that is none. answer: gives what a batch of rows does."""
 
+    name, advice = "the process", ""
+
     def __init__(self, answer: Callable[[int, int], Any]) -> None:
-        self.pid, self.name, self.kind, self._answer, self._answers = 1, "", "", answer, list[Any]()
+        self._answer, self._answers = answer, list[Any]()
 
-    def open(self, setup: worker.Setup) -> None:
-        pass
-
-    def call(self, function: Any, *given: Any) -> Any:
-        assert function is worker.exchange
+    def ask(self, timeout_s: float, function: Any, *given: Any) -> Any:
+        if function is not worker.exchange:
+            return {worker.identify: 1, worker.open_worker: ("", "")}[function]
         if given[0] is not None:
             self._answers.append(self._answer(first(given[0]), given[0].stop - given[0].start))
             if isinstance(self._answers[-1], WorkerEndError):  # as soon as it has the batch
@@ -45,7 +45,7 @@ class Worker:
     def kill(self) -> None:
         pass
 
-    end = kill
+    close = kill
 
 
 def first(task: Task) -> int:
@@ -72,18 +72,18 @@ class Clock:
             self._changed.notify_all()
 
 
-class TimedWorker(Worker):
+class TimedProcess(Process):
     """Takes `each` for a batch, one after another."""
 
     def __init__(self, clock: Clock, each: float) -> None:
         super().__init__(well)
         self._clock, self._each, self._ends = clock, each, deque[float]()
 
-    def call(self, function: Any, *given: Any) -> Any:
-        if given[0] is not None:
+    def ask(self, timeout_s: float, function: Any, *given: Any) -> Any:
+        if function is worker.exchange and given[0] is not None:
             self._ends.append(max(self._clock.now, self._ends[-1] if self._ends else 0.0) + self._each)
-        found = super().call(function, *given)
-        if found is not None:
+        found = super().ask(timeout_s, function, *given)
+        if function is worker.exchange and found is not None:
             self._clock.wait(self, self._ends.popleft())
         return found
 
@@ -107,7 +107,7 @@ def score(answers: list[Callable[[int, int], Any]], fail_fast: bool = False, win
     def process(number: int) -> Callable[[], Worker]:
         def start() -> Worker:
             facts.processes += 1
-            return Worker(answers[number])
+            return Worker(Process(answers[number]), PATIENCE_S)
 
         return start
 
@@ -245,7 +245,12 @@ def test_unequal_adapters_do_together_what_they_do_each(
         None,
     )
     slots = [
-        Slot(k, str(k), worker.Setup(Model("m", "", (), ()), "", {}), lambda each=each: TimedWorker(clock, each))
+        Slot(
+            k,
+            str(k),
+            worker.Setup(Model("m", "", (), ()), "", {}),
+            lambda each=each: Worker(TimedProcess(clock, each), PATIENCE_S),
+        )
         for k, each in enumerate((fast, slow))
     ]
     real = Board.take

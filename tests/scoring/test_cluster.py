@@ -17,11 +17,11 @@ import onnx
 import pytest
 
 from ort_gpu_ep import ModelError, ScoringError
-from ort_gpu_ep.scoring import remote, score, worker
+from ort_gpu_ep.scoring import score, worker
 from ort_gpu_ep.scoring.cluster import Cluster
 from ort_gpu_ep.scoring.model import Model, read_model
-from ort_gpu_ep.scoring.process import GoneError, WorkerEndError
 from ort_gpu_ep.scoring.remote import Broadcast, Put, Remote, reason
+from ort_gpu_ep.scoring.transport import GoneError, Worker, WorkerEndError
 from tests.scoring.conftest import ROWS, Data, check_rows, write_mlp
 
 _numbers = count()
@@ -190,7 +190,7 @@ def test_no_node_can_have_a_worker(stand_in: Callable[..., Ray]) -> None:
 
 def test_what_an_actor_does_not_do_is_told(stand_in: Callable[..., Ray]) -> None:
     ray = stand_in({"CPU": 1})
-    actor = Remote("10.0.0.0", {}, Broadcast.__new__(Broadcast), 300.0)
+    actor = Worker(Remote("10.0.0.0", {}), 300.0)
     for raised, expected, message in [
         (
             GetTimeoutError(),
@@ -237,16 +237,16 @@ def test_an_adapter_that_another_process_still_has_is_asked_for_again(
 
     stand_in({"CPU": 1})
     model = read_model(data.model)
-    actor = Remote("10.0.0.0", {}, Broadcast(model), 300.0)
+    actor = Worker(Remote("10.0.0.0", {}), 300.0)
     monkeypatch.setattr("ort_gpu_ep.scoring.visible.chosen", claimed)
     for adapter, kind in (("auto", "device"), ("1", "fatal")):
-        failed = actor.open(worker.Setup(model, adapter, {}))
+        failed = actor.open(worker.Setup(model, adapter, {}, Broadcast(model).load))
         assert failed is not None
         assert (failed.kind, "are claimed" in failed.message) == (kind, True)
 
 
 def test_a_model_whose_weights_lie_beside_it_is_whole_on_each_node(
-    tmp_path: Path, stand_in: Callable[..., Ray]
+    tmp_path: Path, stand_in: Callable[..., Ray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in()
     write_mlp(tmp_path / "mlp.onnx")
@@ -259,13 +259,16 @@ def test_a_model_whose_weights_lie_beside_it_is_whole_on_each_node(
     )
     model = read_model(tmp_path / "apart.onnx")
     assert model.weights == ("apart.bin",)
-    actor = Remote("10.0.0.0", {}, Broadcast(model), 300.0)
+    setup = worker.Setup(model, "cpu", {}, Broadcast(model).load, "10.0.0.0")
     (tmp_path / "apart.bin").unlink()
-    assert actor.open(worker.Setup(model, "cpu", {})) is None
-    assert remote._folder is not None
-    folder = Path(remote._folder.name)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    actor = Worker(Remote("10.0.0.0", {}), 300.0)
+    assert actor.open(setup) is None
+    assert (actor.name, actor.kind) == ("10.0.0.0: CPU", "CPU")
+    (folder,) = (tmp_path / "temporary").iterdir()
     assert sorted(p.name for p in folder.iterdir()) == ["0", "model.onnx"]
-    remote.finish_here()
+    actor.end()
     assert not folder.exists()
     with pytest.raises(ModelError, match=r"apart.onnx: .*apart.bin"):
         Broadcast(model)
@@ -291,8 +294,9 @@ def test_names_in_a_model_lead_nowhere(
     (tmp_path / "m" / "mlp.onnx").write_bytes(model.SerializeToString())
     inside = read_model(tmp_path / "m" / "mlp.onnx")
     assert inside.weights == (), "the data are in the model"
-    assert Remote("10.0.0.0", {}, Broadcast(inside), 300.0).open(worker.Setup(inside, "cpu", {})) is None
-    remote.finish_here()
+    actor = Worker(Remote("10.0.0.0", {}), 300.0)
+    assert actor.open(worker.Setup(inside, "cpu", {}, Broadcast(inside).load)) is None
+    actor.end()
     assert [(p.name, p.read_text()) for p in (tmp_path / "temporary").iterdir()] == [("payload", "the user's")]
     for tensor in model.graph.initializer:
         tensor.data_location = onnx.TensorProto.EXTERNAL

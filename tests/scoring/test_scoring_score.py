@@ -19,11 +19,14 @@ import pytest
 from onnx import TensorProto, helper
 
 from ort_gpu_ep import AdapterError, ModelError, ScoringError
-from ort_gpu_ep.scoring import parts, score
+from ort_gpu_ep.scoring import parts, score, worker
 from ort_gpu_ep.scoring.drive import Slot
 from ort_gpu_ep.scoring.host import Machine
+from ort_gpu_ep.scoring.model import Model
+from ort_gpu_ep.scoring.process import Process
 from ort_gpu_ep.scoring.report import Progress
-from tests.patience import until
+from ort_gpu_ep.scoring.transport import Worker, WorkerEndError
+from tests.patience import PATIENCE_S, until
 from tests.scoring.conftest import ROWS, Data, check_rows, lists, write_mlp, write_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,7 +125,7 @@ def test_a_device_that_is_lost_is_replaced(data: Data, tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys, time
-from ort_gpu_ep.scoring import parts, score
+from ort_gpu_ep.scoring import parts, score, worker
 real = parts.commit
 done = []
 def held_up(*given):
@@ -291,3 +294,11 @@ def test_an_output_without_rows_is_refused(data: Data, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", data.x[:10])
     with pytest.raises(ScoringError, match=r"output 'y' has the shape \[1, 1\] for 10 rows"):
         score(tmp_path / "sum.onnx", tmp_path / "x.npy", tmp_path / "out", adapters="cpu", batch=10)
+
+
+def test_a_process_that_ends_while_it_starts_says_what_scripts_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "begin", os.abort)
+    process = Worker(Process(), PATIENCE_S)
+    with pytest.raises(WorkerEndError, match=r"ended \(while it started\); a script that scores needs `if __name__ =="):
+        process.open(worker.Setup(Model("m.onnx", "", (), ()), "cpu", {}))
+    process.kill()

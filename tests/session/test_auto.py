@@ -297,7 +297,7 @@ def test_shapes_without_end_are_forgotten_again(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(decider, "MAX_SIZES", 3)
+    monkeypatch.setattr(decider, "MAX_SHAPES", 3)
     timed(cpu=1.0, gpu=2.0)
     (tmp_path / "load").write_text("0")
     session = auto(mlp, load=f"file:{tmp_path / 'load'}")

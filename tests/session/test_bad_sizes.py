@@ -13,7 +13,7 @@ import pytest
 import ort_gpu_ep
 from ort_gpu_ep.device.gpu import Gpu
 from ort_gpu_ep.errors import DeviceError
-from ort_gpu_ep.runtime.prepared import MAX_REGIONS
+from ort_gpu_ep.runtime.prepared import MAX_TURNS
 from tests.plugin.cases import info, make_model, node
 
 INT64 = 7
@@ -176,13 +176,13 @@ def test_parameters_that_did_not_arrive_are_not_believed_to_be_there(monkeypatch
         upload(gpu, buffer, *arguments)
 
     monkeypatch.setattr(Gpu, "upload", failed)
-    for rows in (4, 4, *range(5, 2 * MAX_REGIONS), 4, 3):
+    for rows in (4, 4, *range(5, 2 * MAX_TURNS), 4, 3):
         given = {"x": floats(rows, 8)}
         np.testing.assert_allclose(
             session.run(None, given)[0], cpu.run(None, given)[0], rtol=1e-5, atol=1e-5, err_msg=f"{rows} rows"
         )
     assert session.stats()["fallbacks"] == 1
-    assert len({shape.region for shape in prepared._shapes.values()}) == len(prepared._shapes) <= MAX_REGIONS
+    assert len({shape.region for shape in prepared._shapes.values()}) == len(prepared._shapes) <= MAX_TURNS
 
 
 OPEN = {"Relu": {}, "Transpose": {"perm": [7, 6, 5, 4, 3, 2, 1, 0]}, "ReduceSum": {}, "Softmax": {"axis": 3}}

@@ -55,7 +55,7 @@ def picks() -> bytes:
 
 
 def steady_of(session: Any) -> Any:
-    return next(iter(session.direct.partition.forms.values()))[()].steady
+    return next(iter(session.direct.partition.forms.values())).steady
 
 
 def joined(model: bytes, feeds: dict[str, Any], **options: object) -> tuple[Any, Any]:
@@ -168,7 +168,7 @@ def test_memory_is_flat_and_given_back(
             together(lambda k: [session.run(None, x) for _ in range(RUNS)])
             objects.append((gpu.stats.allocated_nbytes, gpu.stats.pooled_nbytes))
     assert objects[1] == objects[2]
-    monkeypatch.setattr(joined_runs, "IDLE_S", -1.0)
+    monkeypatch.setattr(joined_runs, "POOL_AGE_S", -1.0)
     session.run(None, x)
     assert steady.contention.coalescer is None
     gpu.trim()
@@ -427,7 +427,7 @@ def test_ctrl_c_in_one_of_them(python: Callable[..., Any]) -> None:
         x = {"x": np.linspace(-1, 1, 64, dtype="f").reshape(8, 8)}
         for _ in range(4):
             session.run(None, x)
-        steady = next(iter(session.direct.partition.forms.values()))[()].steady
+        steady = next(iter(session.direct.partition.forms.values())).steady
         steady.contention = Contention.of(steady.prepared, steady.filled)
         Together(steady.contention, steady.prepared, steady.filled).make()
         over, calm, counts, wrong = threading.Event(), threading.Event(), [0, 0, 0, 0], []

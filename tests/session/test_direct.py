@@ -16,7 +16,7 @@ import pytest
 
 from ort_gpu_ep.errors import DeviceLostError, OutOfDeviceMemoryError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
-from ort_gpu_ep.runtime.runs import MAX_IN_FLIGHT, Steady
+from ort_gpu_ep.runtime.runs import MAX_IN_FLIGHT, MAX_STEADY, Steady
 from ort_gpu_ep.webgpu import native, objects
 from tests.patience import PATIENCE_S
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
@@ -198,10 +198,21 @@ def test_threads_have_buffers_of_their_own(mlp: bytes, rng: np.random.Generator,
 
     with ThreadPoolExecutor(12) as pool:
         list(pool.map(some, range(12)))
-    (forms,) = session.direct.partition.forms.values()
-    steady = forms[()].steady
+    (form,) = session.direct.partition.forms.values()
+    steady = form.steady
     assert len(steady.idle) == steady.made <= MAX_IN_FLIGHT
     assert steady_runs["done"] > 100
+
+
+def test_what_is_kept_for_sizes_goes_with_their_buffers(mlp: bytes, rng: np.random.Generator) -> None:
+    session = gpu_session(mlp)
+    for rows in range(2, 4 + MAX_STEADY):  # of one plan
+        x = rng.standard_normal((rows, 16)).astype("f")
+        for _ in range(WARM):
+            assert_close(session.run(None, {"x": x}), on_the_cpu(mlp, {"x": x}))
+    forms = session.direct.partition.forms
+    assert len(forms) == MAX_STEADY
+    assert not any(form.steady.closed for form in forms.values())
 
 
 def test_runs_of_two_threads_are_under_way_together(

@@ -47,7 +47,7 @@ class ByHand:
 def hand(monkeypatch: pytest.MonkeyPatch) -> ByHand:
     made = ByHand()
     monkeypatch.setattr(background, "background", made)
-    monkeypatch.setattr(prepared, "SPECIALIZE_AFTER", AFTER)
+    monkeypatch.setattr(prepared, "OFTEN", AFTER)
     return made
 
 
@@ -330,7 +330,7 @@ def test_memory_comes_back(mlp: bytes, x: np.ndarray, hand: ByHand) -> None:
 
 
 def test_on_its_own_thread(mlp: bytes, x: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "SPECIALIZE_AFTER", AFTER)
+    monkeypatch.setattr(prepared, "OFTEN", AFTER)
     session, until = opened(mlp), time.monotonic() + 300
     while not session.stats()["specialized"]:
         assert time.monotonic() < until, program_of(session).specialized

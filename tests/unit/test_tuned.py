@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ort_gpu_ep import store
 from ort_gpu_ep.device.info import AdapterInfo
 from ort_gpu_ep.isolation.wire import GarbageError, device_of, limits_answer
 from ort_gpu_ep.kernels import tuned
@@ -74,6 +75,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert not tuned.forget(str(tmp_path), "key")
 
 
+HEAD = f'{{"format": {store.FORMAT},'
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -81,16 +85,16 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         "[",
         "[]",
         "null",
-        '{"format": 1}',
-        '{"format": 9, "choices": {}, "models": []}',
-        '{"format": 1, "choices": [], "models": []}',
-        '{"format": 1, "choices": {"k": "quick"}, "models": []}',
-        '{"format": 1, "choices": {"k": {"form": 3, "ns": {}}}, "models": []}',
-        '{"format": 1, "choices": {"k": {"form": "a", "ns": {"a": -1}}}, "models": []}',
-        '{"format": 1, "choices": {"k": {"form": "a", "ns": {"a": Infinity}}}, "models": []}',
-        '{"format": 1, "choices": {"k": {"form": "a", "ns": 1}}, "models": []}',
-        '{"format": 1, "choices": {}, "models": 4}',
-        '{"format": 1, "choices": ' + "[" * 100_000 + "}",
+        HEAD[:-1] + "}",
+        '{"format": 99, "choices": {}, "models": []}',
+        HEAD + ' "choices": [], "models": []}',
+        HEAD + ' "choices": {"k": "quick"}, "models": []}',
+        HEAD + ' "choices": {"k": {"form": 3, "ns": {}}}, "models": []}',
+        HEAD + ' "choices": {"k": {"form": "a", "ns": {"a": -1}}}, "models": []}',
+        HEAD + ' "choices": {"k": {"form": "a", "ns": {"a": Infinity}}}, "models": []}',
+        HEAD + ' "choices": {"k": {"form": "a", "ns": 1}}, "models": []}',
+        HEAD + ' "choices": {}, "models": 4}',
+        HEAD + ' "choices": ' + "[" * 100_000 + "}",
     ],
 )
 def test_a_damaged_file_says_nothing(content: str, tmp_path: Path) -> None:
