@@ -259,7 +259,8 @@ class Decider:
         """The candidate for a run that begins now. others: how many runs other threads have under way. An unknown load
         moves nothing."""
         self.rhythm.begin(now_s, others)
-        if self._rousing and self.rhythm.last not in STEADY:  # a rest came first
+        rested = self.rhythm.last not in STEADY
+        if rested and self._rousing:
             self._rousing = self._wakes = False
         self.novelty += ((not entry.runs) - self.novelty) * NOVELTY
         entry.runs += 1
@@ -269,6 +270,7 @@ class Decider:
         if (
             entry.runs >= entry.think_at
             or entry.rest != self.rhythm.rest
+            or (rested and entry.rest in STEADY and entry.following != CPU)  # its clock may be down again
             or entry.following in self._out
             or (load.when_s != entry.place.read_s and load.gpu is not None and self.host.watched)
         ):

@@ -209,6 +209,19 @@ def test_a_gpu_that_never_gets_to_wake_is_found_out() -> None:
     assert made.decider.spent_s <= made.budget_s + SHARE * made.decider.total_s + 10e-3
 
 
+@pytest.mark.parametrize(("gpu_ms", "wanted"), [(1.9, "cpu"), (1.0, "gpu")])
+def test_a_gpu_is_woken_for_what_it_gains_and_no_more(gpu_ms: float, wanted: str) -> None:
+    """A second of quick runs, then a second of rest. Awake the GPU wins in both cases; waking it costs 0.3 s of each
+    second, which a gain of a twentieth does not bring back."""
+    made = Machine({"cpu": line(2.0, 0.0), "gpu": line(gpu_ms, 0.0)}, asleep=4.0, budget_s=0.2)
+    made.race(1.0)
+    for _ in range(20):
+        made.run(1.0, pause_s=1.0)
+        made.run_for(1.0, 1.0)
+    late = Counter(name for _, name, _ in made.ran[len(made.ran) // 2 :])
+    assert late[wanted] >= 0.95 * late.total()
+
+
 def test_a_side_that_fails_is_left_out_for_a_while_and_counts_for_nothing() -> None:
     made = machine(128.0)
     made.runs(128.0, 10)

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from ort_gpu_ep.placement.rhythm import BUSY, PAUSED, RARE, RESTS_S, Rhythm, rest_class
+from ort_gpu_ep.placement.rhythm import (
+    BEGINS,
+    BUSY,
+    CONCURRENT,
+    ENDS,
+    PAUSED,
+    RARE,
+    RECENT,
+    RESTS_S,
+    Rhythm,
+    rest_class,
+)
 from ort_gpu_ep.utilization import AWAKE_S, Uses
 
 
@@ -66,3 +77,17 @@ def test_a_gpu_wakes_up_by_work_and_sleeps_by_rest() -> None:
     assert uses.awake(now_s + 0.02)
     assert not uses.awake(now_s + 0.1)
     assert Uses(sleeps=False).awake(now_s)
+
+
+def test_runs_are_concurrent_from_one_mean_to_below_another() -> None:
+    """Each edge belongs to it: runs that reach the upper one are, and those at the lower one still are."""
+    rhythm, now_s = Rhythm(Uses()), 50.0
+    rests = []
+    for mean in (0.0, BEGINS - RECENT, BEGINS, ENDS, ENDS - RECENT, ENDS):
+        now_s += 1e-3
+        rhythm.others = 0.0  # so that one run makes the mean what it is to be
+        rhythm.begin(now_s, round(mean / RECENT))
+        rhythm.end(now_s)
+        assert rhythm.others == mean
+        rests.append(rhythm.rest)
+    assert rests == [BUSY, BUSY, CONCURRENT, CONCURRENT, BUSY, BUSY]

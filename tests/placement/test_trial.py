@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from ort_gpu_ep.placement.proof import BLOCK, BLOCK_S, MAX_BLOCKS, WAKE_S, WARM_UP_S, WARM_UPS, race
+from ort_gpu_ep.placement.proof import BLOCK, BLOCK_S, MAX_BLOCKS, PATIENCE, WAKE_S, WARM_UP_S, WARM_UPS, race
 
 
 class Machine:
@@ -162,3 +162,26 @@ def test_what_a_candidate_raises_comes_through() -> None:
 
     with pytest.raises(ValueError, match="no"):
         race({"a": fail}, 1.0)
+
+
+@pytest.mark.parametrize("first_s", [0.2, 1e-3])
+def test_two_odd_runs_do_not_say_that_a_gpu_is_awake(first_s: float) -> None:
+    """It compiles, or something else was measured: the median of five runs decides."""
+    machine = Machine()
+    gpu = Gpu(machine, 6e-3, 2e-3)
+    first = [machine.task("gpu", first_s)] * 2
+
+    def run() -> None:
+        first.pop()() if first else gpu()
+
+    got = machine.race({"cpu": machine.task("cpu", 5e-3), "gpu": run}, 0.01, WAKE_S)
+    assert got == pytest.approx({"cpu": 5e-3, "gpu": 2e-3})
+
+
+@pytest.mark.parametrize(("predicted_s", "patience"), [(0.0, 1), (1e-3, PATIENCE), (9e-3, 1)])
+def test_only_a_gpu_that_should_win_is_waited_for(predicted_s: float, patience: float) -> None:
+    """Of one that stays slow, nothing but a prediction that it wins is a reason to go on."""
+    machine = Machine()
+    gpu = Gpu(machine, 6e-3, 2e-3, 1e6)
+    machine.race({"cpu": machine.task("cpu", 5e-3), "gpu": gpu}, 0.0, WAKE_S, gpu=predicted_s)
+    assert gpu.worked_s == pytest.approx(WAKE_S * patience, abs=4 * 6e-3)

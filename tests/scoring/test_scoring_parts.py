@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,26 @@ def test_a_part_that_is_interrupted_is_not_there(tmp_path: Path, monkeypatch: py
         assert is_done(folder, shard)
         (folder / shard.name).write_bytes(b"PAR1")  # damaged afterwards
         assert not is_done(folder, shard)
+
+
+def test_a_part_that_is_there_outlives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its content is on the disk before it has its name, and then its name is."""
+    steps, (shard,) = list[str](), cut([3], 4)
+    sync, replace = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        sync(descriptor)
+        steps.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "content")
+
+    def renamed(source: Path, target: Path) -> None:
+        replace(source, target)
+        steps.append("name")
+
+    with claimed(tmp_path / "out", MANIFEST) as folder:
+        monkeypatch.setattr(parts.os, "fsync", fsync)
+        monkeypatch.setattr(parts.os, "replace", renamed)
+        commit(folder, shard, table(shard))
+        assert steps == ["content", "name", "folder"][: 3 if os.name == "posix" else 2]  # Windows has none for a folder
 
 
 def test_parts_become_one_file_in_order(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import itertools
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ import onnxruntime
 import psutil
 
 import ort_gpu_ep
+from ort_gpu_ep.device.adapter import choose
 from ort_gpu_ep.health import verdicts
 from ort_gpu_ep.shim import build
 from ort_gpu_ep.webgpu import loader_paths, objects, waiting
@@ -59,6 +61,50 @@ def comes(condition: Callable[[], bool]) -> bool:
     while not (found := condition()) and time.monotonic() < end_s:
         time.sleep(0.002)
     return found
+
+
+# ---- what is left
+
+
+def held() -> dict[str, int]:
+    """What this process holds, after what C libraries keep for later was given back."""
+    gc.collect()
+    gc.collect()  # what the first one freed was the last reference to a device, which is a cycle
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).malloc_trim(0)
+    process = psutil.Process()
+    return {
+        "MiB": process.memory_info().rss >> 20,
+        "threads": process.num_threads() - len(waiting._idle),
+        "devices": objects.live()["Device"],
+        "files": process.num_handles() if sys.platform == "win32" else process.num_fds(),
+        "processes": len(process.children()),
+    }
+
+
+def settled() -> dict[str, int]:
+    """What this process holds when nothing works for a session any more."""
+    until(
+        lambda: not any(t.name == "ort_gpu_ep-background" for t in threading.enumerate()),
+        "the background's thread is done",
+    )
+    until(lambda: not psutil.Process().children(recursive=True), "no process is left")
+    return held()
+
+
+AT_MOST_MORE = {"MiB": 16, "threads": 4, "devices": 0, "files": 0, "processes": 0}
+"""What may be there at the end that was not at the first moment: threads that begin when something is first used."""
+
+
+def moments(count: int) -> list[int]:
+    """When it is looked at what this process holds: the first time after a fifth."""
+    return sorted({max(count * part // 10, 1) for part in (2, 5, 8, 10)})
+
+
+def grown(seen: Mapping[int, Mapping[str, int]]) -> list[str]:
+    """What there is more of at the last moment than at the first."""
+    first, last = seen[min(seen)], seen[max(seen)]
+    return [f"more {name}: {seen}" for name, most in AT_MOST_MORE.items() if last[name] - first[name] > most]
 
 
 # ---- workers that are killed
@@ -114,7 +160,7 @@ class Kills:
     """Three sessions that share a worker, which is killed: between runs, during them, while one of the sessions is
     made, while the first one is made, and again while the next worker starts.
 
-    took_s: until all sessions were back, of each drill.
+    took_s: until all sessions were back, of each drill. held: at four moments, without sessions.
     """
 
     seed: int
@@ -125,7 +171,7 @@ class Kills:
 
     def __post_init__(self) -> None:
         self.numbers = iter(range(1000 * self.seed, 1000 * self.seed + 10**9))
-        self.sessions = [self.opened() for _ in range(3)]
+        self.sessions = list[Session]()
 
     def opened(self) -> Session:
         return Session(next(self.numbers), self.folder)
@@ -173,20 +219,23 @@ class Kills:
             self.sessions[:] = [self.opened() for _ in range(3)]
 
     def run(self, count: int) -> dict[str, Any]:
-        for number in range(10**9):
-            if self.kills.total() >= count:
-                break
-            print(f"kill {self.kills.total()}", file=sys.stderr, flush=True)
-            self.drill(number)
-        self.sessions.clear()
-        gc.collect()
-        until(lambda: not workers(), "no worker left")
+        drills, seen = itertools.count(), dict[int, dict[str, int]]()
+        choose("")  # loads the driver's library, which a session does here only when it looks at adapters again
+        for moment in moments(count):
+            self.sessions[:] = [self.opened() for _ in range(3)]
+            while self.kills.total() < moment:
+                print(f"kill {self.kills.total()}", file=sys.stderr, flush=True)
+                self.drill(next(drills))
+            self.sessions.clear()
+            gc.collect()
+            seen[moment] = settled()
         return {
             "kills": dict(self.kills),
             "median_s": {how: round(float(np.median(took_s)), 2) for how, took_s in self.took_s.items()},
             "longest_s": {how: round(max(took_s), 2) for how, took_s in self.took_s.items()},
             "above_10_s": {how: sum(s > 10 for s in took_s) for how, took_s in self.took_s.items()},
-            "wrong": self.wrong,
+            "held": seen,
+            "wrong": self.wrong + grown(seen),
         }
 
 
@@ -195,16 +244,6 @@ def kills(count: int, seed: int, folder: Path) -> dict[str, Any]:
 
 
 # ---- devices that are lost
-
-
-def held() -> tuple[int, int, int]:
-    """MiB, threads and devices of this process, after what C libraries keep for later was given back."""
-    gc.collect()
-    gc.collect()  # what the first one freed was the last reference to a device, which is a cycle
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).malloc_trim(0)
-    process = psutil.Process()
-    return process.memory_info().rss >> 20, process.num_threads() - len(waiting._idle), objects.live()["Device"]
 
 
 def bound_run(session: Any, x: Array) -> Array:
@@ -223,14 +262,8 @@ WAYS: tuple[Callable[[Any, Array], Array], ...] = (
 )
 
 
-AT_MOST_MORE = {"MiB": 16, "threads": 4, "devices": 0}
-"""What may be there at the end that was not after a fifth of the losses: threads that begin when something is first
-used."""
-
-
 def losses(count: int, seed: int, folder: Path) -> dict[str, Any]:
-    """One session loses its device again and again, and has a new one each time. held: at four moments, the first after
-    a fifth of them."""
+    """One session loses its device again and again, and has a new one each time. held: at four moments."""
     rng = np.random.default_rng(seed)
     at = np.cumsum(rng.integers(2, 6, count))
     model = mlp(seed)
@@ -241,28 +274,17 @@ def losses(count: int, seed: int, folder: Path) -> dict[str, Any]:
         "cache_dir": str(folder / "losses"),
     }
     session = ort_gpu_ep.InferenceSession(model, provider_options=options)
-    moments = [count * part // 10 for part in (2, 5, 8, 10)]
-    found, wrong = dict[int, tuple[int, int, int]](), 0
+    seen, wrong = dict[int, dict[str, int]](), 0
     while (renewals := session.stats()["renewals"]) < count:
         x = rng.standard_normal((int(rng.integers(1, 9)), 16)).astype("f")
         way = WAYS[int(rng.integers(len(WAYS)))]
         wrong += not np.allclose(way(session, x), cpu.run(None, {"x": x})[0], rtol=2e-5, atol=2e-5)
         session.state.gpu.circuit.reset()  # the pause before it is tried again is tests/resilience's
         until(lambda: not session.state.renewing.locked(), "a new device")
-        if renewals in moments and renewals not in found:
-            found[renewals] = held()
-    found[count] = held()
-    first, last = found[moments[0]], found[count]
-    grown = [
-        name
-        for name, more in zip(("MiB", "threads", "devices"), np.subtract(last, first), strict=True)
-        if more > AT_MOST_MORE[name]
-    ]
-    return {
-        "losses": count,
-        "held": {str(k): dict(zip(("MiB", "threads", "devices"), h, strict=True)) for k, h in found.items()},
-        "wrong": [f"{wrong} wrong answers"] * bool(wrong) + [f"more {name}: {found}" for name in grown],
-    }
+        if renewals in moments(count) and renewals not in seen:
+            seen[renewals] = held()
+    seen[count] = held()
+    return {"losses": count, "held": seen, "wrong": [f"{wrong} wrong answers"] * bool(wrong) + grown(seen)}
 
 
 # ---- programs that end while the GPU is tried in the background
@@ -471,27 +493,6 @@ def ends(count: int, seed: int, folder: Path) -> dict[str, Any]:
 
 # ---- sessions that are closed while the GPU is tried in the background
 
-MOST_MORE = {"MiB": 24, "threads": 4, "devices": 0, "files": 0, "processes": 0}
-"""What may be there at the end that was not after a third of the openings."""
-
-
-def settled() -> dict[str, int]:
-    """What this process holds when nothing works for a session any more."""
-    until(
-        lambda: not any(t.name == "ort_gpu_ep-background" for t in threading.enumerate()),
-        "the background's thread is done",
-    )
-    until(lambda: not psutil.Process().children(recursive=True), "no process is left")
-    mib, threads, devices = held()
-    files = psutil.Process().num_handles() if sys.platform == "win32" else psutil.Process().num_fds()
-    return {
-        "MiB": mib,
-        "threads": threads,
-        "devices": devices,
-        "files": files,
-        "processes": len(psutil.Process().children()),
-    }
-
 
 def openings(count: int, seed: int, folder: Path) -> dict[str, Any]:
     """Sessions of placement=auto, closed at a moment by seed: before, while and after another process finds out, or the
@@ -502,13 +503,12 @@ def openings(count: int, seed: int, folder: Path) -> dict[str, Any]:
     """
     model, x, wrong = mlp(seed), np.ones((5, 16), "f"), 0
     want = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-    known, stages, found = folder / "known", Counter[str](), dict[int, dict[str, int]]()
+    known, stages, seen = folder / "known", Counter[str](), dict[int, dict[str, int]]()
     options = {"adapter": "0", "load": "off"}
     first = ort_gpu_ep.InferenceSession(model, provider_options={**options, "cache_dir": str(known)})
     first.run(None, {"x": x})
     assert first.wait_ready(PATIENCE_S * 3), "the first session does not settle"
     del first
-    moments = [max(1, count * part // 3) for part in (1, 2, 3)]
     for number in range(1, count + 1):
         rng = np.random.default_rng([seed, number])
         cache = known if number % 3 == 0 else folder / f"openings-{number}"
@@ -523,19 +523,14 @@ def openings(count: int, seed: int, folder: Path) -> dict[str, Any]:
         stages[session.stats().get("waits_for") or "nothing"] += 1
         del session
         shutil.rmtree(cache, ignore_errors=True) if cache is not known else None
-        if number in moments:
+        if number in moments(count):
             print(f"opening {number}", file=sys.stderr, flush=True)
-            found[number] = settled()
-    grown = [
-        f"more {name}: {found}"
-        for name, most in MOST_MORE.items()
-        if found[moments[2]][name] - found[moments[0]][name] > most
-    ]
+            seen[number] = settled()
     return {
         "openings": count,
         "stages": dict(stages),
-        "held": {str(k): h for k, h in found.items()},
-        "wrong": [f"{wrong} wrong answers"] * bool(wrong) + grown,
+        "held": seen,
+        "wrong": [f"{wrong} wrong answers"] * bool(wrong) + grown(seen),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,13 @@ from tests.training.record_onnx_ad import RECORDED
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.id)
 def test_gradient(case: Case) -> None:
     check(case)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if len(c.tracked()) > 1], ids=lambda c: c.id)
+def test_gradient_of_one_input_alone(case: Case) -> None:
+    """The others are frozen weights, or data."""
+    for name in case.tracked():
+        check(replace(case, fixed=(*case.fixed, *(other for other in case.tracked() if other != name))))
 
 
 @pytest.mark.parametrize("case", RANDOM, ids=lambda c: c.id)

@@ -100,6 +100,13 @@ def test_levels() -> None:
     assert [s.level for s in plan.steps if isinstance(s, Dispatch)] == [0, 0, 1, 2]
 
 
+def test_what_nothing_reads_is_not_computed() -> None:
+    """A value, and what only it was computed from; a dispatch goes on for one of its outputs that is read."""
+    text = "(float[3, 6] x) => (y) { a, b = Split<axis = 1>(x, s) y = Softmax(a) c = Softmax(b) d = MatMul(c, c) }"
+    plan = plan_of(graph_of(text, {"s": np.array([3, 3])}), with_fusion=False)
+    assert [s.label.split("/")[1] for s in plan.steps if isinstance(s, Dispatch)] == ["split", "softmax"]
+
+
 def test_a_view_costs_nothing_and_keeps_its_source_alive() -> None:
     graph = graph_of(
         "(float[2, 6] x) => (float[4, 3] y) "

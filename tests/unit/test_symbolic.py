@@ -424,6 +424,18 @@ def test_what_is_known_of_a_count_holds_for_all(
         at += len(code)
 
 
+def test_a_count_may_be_none_and_the_most() -> None:
+    """Each end of what it can be belongs to it, so neither is ruled out."""
+    trace, (n,) = sizes(5)
+    count = trace.count("c", n)
+    assert not count < 0
+    assert not count > n
+    assert count <= n
+    for relation in (lambda: count > 0, lambda: count < n, lambda: count < 1, lambda: count <= n - 1):
+        with pytest.raises(CountError, match="only the run's data tell"):
+            relation()
+
+
 def test_a_count_is_no_number() -> None:
     trace = Trace()
     count = trace.count("count", trace.symbol(0, 7) * 4)
