@@ -82,11 +82,11 @@ class UnitForm:
         return ceil_div(width, self.step) * self.step
 
     def chunk(self, values: int) -> int:
-        """Elements of a value that go through workgroup memory at a time. The last chunk may have zeros behind the
-        value's end."""
-        most = max(self.step, MOST_CHUNK)
-        times = {n: ceil_div(values, n) * (n + CHUNK_COST) for n in range(self.step, most + 1, self.step)}
-        return min(times, key=lambda n: (times[n], -n))
+        """Elements of a value that go through workgroup memory at a time: the most that divide it, or those whose
+        last chunk, with zeros behind the value's end, costs least."""
+        sizes = range(self.step, max(self.step, MOST_CHUNK) + 1, self.step)
+        whole = [n for n in sizes if values % n == 0]
+        return max(whole) if whole else min(sizes, key=lambda n: ceil_div(values, n) * (n + CHUNK_COST))
 
     def divides(self, subgroup: int, fragment: Fragment, chunk: int) -> bool:
         """Whether each subgroup has whole fragments."""
