@@ -87,6 +87,10 @@ def written(folder: Path, classes: list[str], select: str, share: int) -> list[P
     return [folder / name for name in classes]
 
 
+HEADS = 16, 40, 64, 128, 256
+"""Elements: of some a part is zeros, and the last has the form for wide ones."""
+
+
 def written_units(folder: Path) -> Path:
     """A folder of kernels on matrix units, in each tile and of each fragment."""
     (folder / "units").mkdir()
@@ -108,8 +112,9 @@ def written_units(folder: Path) -> Path:
                     (512, 512),
                     limits,
                 )
-        for width in (16, 64, 128):
-            with forced(attention_units.FORMS[0].name):
+        for width in HEADS:
+            (form,) = attention_units.forms_of(limits, FLOAT32, 512, 512, width, width)
+            with forced(form.name):
                 node = Node("Attention", ("q", "k", "v"), ("y",), version=23)
                 _write_unit(folder / "units", f"{name} attention {width}", node, (1, 1, 512, width), limits)
     return folder / "units"

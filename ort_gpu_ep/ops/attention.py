@@ -260,7 +260,7 @@ def estimates(problem: Problem, target: Target, dtype: DType = FLOAT32) -> dict[
     }
     queries, keys, heads = (int(hint(n)) for n in (problem.queries, problem.keys, problem.batch * problem.heads))
     for form in attention_units.forms_of(target.limits, dtype, queries, keys, 4 * problem.dq, 4 * problem.dv):
-        ns = attention_units.estimate_ns(form, target, heads, queries, keys, 4 * (problem.dq + problem.dv))
+        ns = attention_units.estimate_ns(form, target, heads, queries, keys, 4 * problem.dq, 4 * problem.dv)
         by_name[form.name] = (form, ns)
     return by_name
 
@@ -412,7 +412,7 @@ def _lowered(
         shader, per_group, features = attention_units.SHADER, form.queries, attention_units.FEATURES
         width, values = 4 * problem.dq, 4 * problem.dv
         own = attention_units.consts_of(form, limits, node.input(0).dtype, width, values)
-        memory = form.workgroup_nbytes(width, attention_units.chunk_of(values))
+        memory = form.workgroup_nbytes(width, form.chunk(values))
         eights = tuple(name for name, heads in zip("qkv", of_heads, strict=True) if _by_eight(heads))
         own |= {f"{name.upper()}_EIGHTS": name in eights and bool(own["HALVES"]) for name in "qkv"}
         words = eights if own["HALVES"] else ()

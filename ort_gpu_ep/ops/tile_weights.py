@@ -88,12 +88,12 @@ class Weights:
         )
 
 
-def packing(weights: Weights, packed: TensorType) -> Kernel:
+def packing(weights: Weights, packed: TensorType, target: str = "packed") -> Kernel:
     """From the order in which the model stores them to that of a product, with zeros where there is no channel, tap or
     filter."""
     if weights.phases:
         consts = weights.phases.consts(weights.channels, packed.shape[1])
-        return kernel("pack_phases.wgsl", [packed], consts=consts, reads={"w": weights.source}, writes={"y": "packed"})
+        return kernel("pack_phases.wgsl", [packed], consts=consts, reads={"w": weights.source}, writes={"y": target})
     return kernel(
         "pack_rows.wgsl",
         [packed],
@@ -108,5 +108,5 @@ def packing(weights: Weights, packed: TensorType) -> Kernel:
             "W_TAP": weights.tap_stride,
         },
         reads={"w": weights.source},
-        writes={"y": "packed"},
+        writes={"y": target},
     )

@@ -19,6 +19,7 @@ from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Scal
 from ort_gpu_ep.kernels.target import FRAGMENTS, MATRIX_UNITS, SUBGROUP_MATRIX, TF32, Choice, no_matrix_units
 from ort_gpu_ep.ops import matrix_units, tiles
 from ort_gpu_ep.ops.matrix_units import LEAST, PLAIN_WIDTH, UnitTile
+from ort_gpu_ep.ops.tile_weights import Weights
 from ort_gpu_ep.ops.tiles import TiledProduct
 from ort_gpu_ep.ops.window import OUTPUT_AXES
 
@@ -85,8 +86,6 @@ def of(node: BoundNode, product: TiledProduct) -> UnitConvolution | None:
     if not hint(images):
         return None
     scaled = limits.precision == TF32 and x.dtype is FLOAT32
-    if scaled and product.spread:  # line_scales.wgsl knows filters that lie in lines, and no more columns than filters
-        return None
     return UnitConvolution(product, images, x.size // images, scaled, scaled and x.is_constant, x.dtype)
 
 
@@ -150,12 +149,27 @@ def _whole(units: UnitConvolution, tile: UnitTile, choice: Choice, out: TensorTy
         return Lowering((out,), plain, (("packed", packed),))
     parts, w_scales = TensorType(FLOAT32, (units.images, units.parts)), TensorType(FLOAT32, (columns,))
     packed = TensorType(HALF, (rows, columns))
-    of_w = matrix_units.weight_scales(weights.source, columns, weights.taps * weights.channels, weights.m_stride, 1)
     read: dict[str, int | str] = {"x": 0, "w": "packed", "x_scales": "x_scales", "w_scales": "w_scales"}
     built = _product(units, tile, choice, out, read)
-    kernels = (of_w, matrix_units.ready_weights(packed, weights), _scales(units, parts), built)
-    temps = (("w_scales", w_scales), ("packed", packed), ("x_scales", parts))
-    return Lowering((out,), kernels, temps, scaled=() if units.constant else (("x_scales", 0, True),))
+    kernels = (*_scaled_weights(weights, packed), _scales(units, parts), built)
+    temps = [("w_scales", w_scales), ("packed", packed), ("x_scales", parts)]
+    if product.spread:
+        temps.append(("columns", replace(packed, dtype=weights.dtype)))
+    return Lowering((out,), kernels, tuple(temps), scaled=() if units.constant else (("x_scales", 0, True),))
+
+
+def _scaled_weights(weights: Weights, packed: TensorType) -> tuple[Kernel, ...]:
+    """`w_scales` of columns, and `packed`. Where a column is no line of the weights (a phase's, or none of their
+    filters), by way of `columns`."""
+    rows, columns = packed.shape
+    if weights.phases is None and not weights.filters:
+        length = weights.taps * weights.channels
+        of_lines = matrix_units.weight_scales(weights.source, columns, length, weights.m_stride, 1)
+        return of_lines, matrix_units.ready_weights(packed, weights)
+    ordered = tiles.packing(weights, replace(packed, dtype=weights.dtype), "columns")
+    of_columns = matrix_units.weight_scales("columns", columns, rows, 1, columns)
+    there = Weights("columns", rows, 1, 1, columns, 0, True, multiple=1)
+    return ordered, of_columns, matrix_units.ready_weights(packed, there)
 
 
 def _scales(units: UnitConvolution, parts: TensorType) -> Kernel:
@@ -263,9 +277,10 @@ def spanned(product: TiledProduct, tile: UnitTile) -> int:
 
 
 def given_scales(units: UnitConvolution, tile: UnitTile) -> Scales | None:
-    """Of y's images: a part for each workgroup that has rows of one. None where sizes vary, or there are too many."""
+    """Of y's images: a part for each workgroup that has rows of one. None where sizes vary, there are too
+    many, or y is stored by elements."""
     product = units.product
-    if is_symbolic(pixels_of(product)):
+    if is_symbolic(pixels_of(product)) or (product.spread is not None and product.spread.planes):
         return None
     pixels, images = pixels_of(product), spanned(product, tile)
     tiles = pixels // tile.n if pixels % tile.n == 0 else (pixels + tile.n - 2) // tile.n + 1

@@ -1,30 +1,35 @@
 // y = softmax(SCALE q k^T + mask) v of each head on matrix units (chromium_experimental_subgroup_matrix), in one pass over the keys as
-// attention.wgsl (online softmax): both products have float16 operands and float32 sums, in fragments of FN rows of FM columns and FK products. A workgroup has a query for two invocations; a
-// step brings BK keys and their values into workgroup memory, in turn: all that a step needs goes through the same part of it, so that a
-// compute unit has room for several workgroups. Two neighbouring invocations have a query's scores, powers and sums of values in registers.
+// attention.wgsl (online softmax): both products have float16 operands and float32 sums, in fragments of FN rows of FM columns and FK products. A workgroup has a query for LANES invocations (2; or
+// 4, for heads of more elements than the registers of two hold); a step brings BK keys and their values into workgroup memory, in turn: all that
+// a step needs goes through the same part of it, so that a compute unit has room for several workgroups. LANES neighbouring invocations have a
+// query's scores, powers and sums of values in registers, four elements of each 4 LANES (`half` says which).
 // Grid: blocks of queries, heads, batches.
-// SUBGROUP: invocations of a subgroup, which has half as many queries; where that is less than a fragment's rows, several share them, and each
+// SUBGROUP: invocations of a subgroup, which has a query for each LANES; where that is less than a fragment's rows, several share them, and each
 // has its part of the keys, then of the values.
 // SCALED: q, k and v are multiplied by a power of two for each block on the way in (scale_of.wgsl), so that float16 holds what float32 does.
 // Q_EIGHTS, K_EIGHTS, V_EIGHTS: it has 16 bits and is bound by eight.
 // Expects: q, k, v, mask?, y (all but mask as vectors of four elements); SQ, SK (queries, keys), D, DV (elements of a head's queries and values,
-// multiples of 16), CHUNK (elements of a value that go through workgroup memory at a time; divides DV), FN FM FK where they are not 16, and GROUP, offsets, masks and all else as attention.wgsl has it.
+// multiples of 4: in workgroup memory zeros fill D up to a multiple of 8 LANES, and DV to one of CHUNK), CHUNK (elements of a value that go through
+// workgroup memory at a time), FN FM FK where they are not 16, and GROUP, offsets, masks and all else as attention.wgsl has it.
 // Source: ONNX Attention; Dao et al., FlashAttention, arXiv:2205.14135.
 #include fragments.wgsl
-#let QB = WORKGROUP_SIZE // 2
-#let k_row = D // 8 + 1
+#default LANES = 2
+#let across = 4 * LANES
+#let QB = WORKGROUP_SIZE // LANES
+#let padded = (D + 2 * across - 1) // (2 * across) * (2 * across)
+#let k_row = padded // 8 + 1
 #let s_row = BK // 4 + 2
 #let p_row = BK // 8 + 1
 #let v_row = CHUNK // 8 + 1
 #let o_row = CHUNK // 4 + 2
-#let q_loads = QB * D // 8 // WORKGROUP_SIZE
-#let k_loads = BK * D // 8 // WORKGROUP_SIZE
+#let q_loads = QB * padded // 8 // WORKGROUP_SIZE
+#let k_loads = BK * padded // 8 // WORKGROUP_SIZE
 #let v_loads = BK * CHUNK // 8 // WORKGROUP_SIZE
 #let v_first = QB * p_row
-#let chunks = DV // CHUNK
+#let chunks = (DV + CHUNK - 1) // CHUNK
 #default SUBGROUP = 32
-#let sharing = 2 * FN // SUBGROUP if 2 * FN > SUBGROUP else 1
-#let own_rows = SUBGROUP * sharing // 2
+#let sharing = LANES * FN // SUBGROUP if LANES * FN > SUBGROUP else 1
+#let own_rows = SUBGROUP * sharing // LANES
 #let lines = own_rows // FN
 #let key_parts = BK // FM // sharing
 #let value_parts = CHUNK // FM // sharing
@@ -64,8 +69,8 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let b = group.z;
     let h = group.y;
     let first = group.x * $(QB)u;
-    let row = lane / 2u;
-    let half = lane % 2u;
+    let row = lane / $(LANES)u;
+    let half = lane % $(LANES)u;
     let i = first + row;
 #if sharing > 1
     let its_rows = subgroup_id / $(sharing)u;
@@ -99,9 +104,12 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let v_base = b * V_B + h / GROUP * V_H + V_FIRST;
 #for u in k_loads
     let ke$u = lane + $(u * WORKGROUP_SIZE)u;
-    let kn$u = ke$u / $(D // 8)u;
-    let kt$u = kn$u * $(k_row)u + ke$u % $(D // 8)u;
-    let kp$u = k_base + ke$u % $(D // 8)u * 2u;
+    let kn$u = ke$u / $(padded // 8)u;
+    let kt$u = kn$u * $(k_row)u + ke$u % $(padded // 8)u;
+    let kp$u = k_base + ke$u % $(padded // 8)u * 2u;
+#if D != padded
+    let kd$u = ke$u % $(padded // 8)u * 8u;
+#end
 #if K_EIGHTS
     var kw$u = vec4<u32>();
 #else
@@ -119,10 +127,23 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #for u in q_loads
     let qe$u = lane + $(u * WORKGROUP_SIZE)u;
-    let qp$u = q_base + min(first + qe$u / $(D // 8)u, SQ - 1u) * Q_S + qe$u % $(D // 8)u * 2u;
+    let qp$u = q_base + min(first + qe$u / $(padded // 8)u, SQ - 1u) * Q_S + qe$u % $(padded // 8)u * 2u;
+#if D != padded
+    let qd$u = qe$u % $(padded // 8)u * 8u;
+#if Q_EIGHTS
+    var qw$u = vec4<u32>();
+    if (qd$u < D) { qw$u = q_eight(qp$u / 2u); }
+#else
+    var qa$u = vec4<f32>();
+    var qb$u = vec4<f32>();
+    if (qd$u < D) { qa$u = q_at4(qp$u); }
+    if (qd$u + 4u < D) { qb$u = q_at4(qp$u + 1u); }
+#end
+#else
 #if not Q_EIGHTS
     var qa$u = q_at4(qp$u);
     var qb$u = q_at4(qp$u + 1u);
+#end
 #end
 #end
 #if SCALED
@@ -140,18 +161,22 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     qb$u *= q_scale;
 #end
 #if Q_EIGHTS
-    tile[qe$u / $(D // 8)u * $(k_row)u + qe$u % $(D // 8)u] = q_eight(qp$u / 2u);
+#if D != padded
+    tile[qe$u / $(padded // 8)u * $(k_row)u + qe$u % $(padded // 8)u] = qw$u;
 #else
-    tile[qe$u / $(D // 8)u * $(k_row)u + qe$u % $(D // 8)u] = halves(qa$u, qb$u);
+    tile[qe$u / $(padded // 8)u * $(k_row)u + qe$u % $(padded // 8)u] = q_eight(qp$u / 2u);
+#end
+#else
+    tile[qe$u / $(padded // 8)u * $(k_row)u + qe$u % $(padded // 8)u] = halves(qa$u, qb$u);
 #end
 #end
     workgroupBarrier();
 #for l in lines
-#for d in D // FK
+#for d in padded // FK
 #if sharing == 1
-    let a$(l * D // FK + d) = subgroupMatrixLoad<left_t, row_major>(&tile, subgroup_id * $(own_rows * k_row)u + $(l * FN * k_row + d * FK // 8)u, $(k_row)u);
+    let a$(l * padded // FK + d) = subgroupMatrixLoad<left_t, row_major>(&tile, subgroup_id * $(own_rows * k_row)u + $(l * FN * k_row + d * FK // 8)u, $(k_row)u);
 #else
-    let a$(l * D // FK + d) = subgroupMatrixLoad<left_t, row_major>(&tile, its_rows * $(own_rows * k_row)u + $(l * FN * k_row + d * FK // 8)u, $(k_row)u);
+    let a$(l * padded // FK + d) = subgroupMatrixLoad<left_t, row_major>(&tile, its_rows * $(own_rows * k_row)u + $(l * FN * k_row + d * FK // 8)u, $(k_row)u);
 #end
 #end
 #end
@@ -160,6 +185,9 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let vn$u = ve$u / $(CHUNK // 8)u;
     let vt$u = $(v_first)u + vn$u * $(v_row)u + ve$u % $(CHUNK // 8)u;
     let vp$u = v_base + ve$u % $(CHUNK // 8)u * 2u;
+#if DV % CHUNK
+    let vd$u = ve$u % $(CHUNK // 8)u * 8u;
+#end
 #if V_EIGHTS
     var vw$u = vec4<u32>();
 #else
@@ -168,7 +196,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
 #for c in chunks
-#for g in CHUNK // 8
+#for g in CHUNK // across
     var o$(c)_$g = vec4<f32>();
 #end
 #end
@@ -216,7 +244,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for n in lines * key_parts
         var s$n = sums_t();
 #end
-#for d in D // FK
+#for d in padded // FK
         {
 #for n in key_parts
 #if sharing == 1
@@ -227,7 +255,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #for l in lines
 #for n in key_parts
-            s$(l * key_parts + n) = subgroupMatrixMultiplyAccumulate(a$(l * D // FK + d), b$n, s$(l * key_parts + n));
+            s$(l * key_parts + n) = subgroupMatrixMultiplyAccumulate(a$(l * padded // FK + d), b$n, s$(l * key_parts + n));
 #end
 #end
         }
@@ -246,9 +274,9 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #include attention_keys.wgsl
         workgroupBarrier();
         var new_top = top;
-#for g in BK // 8
-        let j$g = from_key + half * 4u + $(8 * g)u;
-        var p$g = bitcast<vec4<f32>>(tile[row * $(s_row)u + half + $(2 * g)u]);
+#for g in BK // across
+        let j$g = from_key + half * 4u + $(across * g)u;
+        var p$g = bitcast<vec4<f32>>(tile[row * $(s_row)u + half + $(LANES * g)u]);
 #if SCALED
         p$g = p$g * scores_back.x * scores_back.y;
 #end
@@ -260,17 +288,20 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
         new_top = max(new_top, quadSwapX(new_top));
+#if LANES == 4
+        new_top = max(new_top, quadSwapY(new_top));
+#end
         let fade = power(top - new_top);
         top = new_top;
         total *= fade;
-#for g in BK // 8
+#for g in BK // across
 #for e in 4
         p$g[$e] = select(0.0, power(p$g[$e] - top), sees$(g)_$e);
         total += p$g[$e];
 #end
 #end
 #for c in chunks
-#for g in CHUNK // 8
+#for g in CHUNK // across
         o$(c)_$g *= fade;
 #end
 #end
@@ -284,14 +315,21 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
         workgroupBarrier();
 #if c == 0
-        // a vector of eight has four of each invocation: of two vectors each stores one, and gives its part of the other
-#for t in BK // 16
+        // a vector of eight has four of each of two invocations: of two vectors each stores one, and gives its part of the other
+#for t in BK // across // 2
 #let g = 2 * t
         let even$t = vec2<u32>(pack2x16float(p$g.xy), pack2x16float(p$g.zw));
         let odd$t = vec2<u32>(pack2x16float(p$(g + 1).xy), pack2x16float(p$(g + 1).zw));
+#if LANES == 4
+        let second = half % 2u == 1u;
+        let own$t = select(even$t, odd$t, second);
+        let given$t = quadSwapX(select(odd$t, even$t, second));
+        tile[row * $(p_row)u + $(2 * g)u + half % 2u * 2u + half / 2u] = select(vec4<u32>(own$t, given$t), vec4<u32>(given$t, own$t), second);
+#else
         let own$t = select(even$t, odd$t, half == 1u);
         let given$t = quadSwapX(select(odd$t, even$t, half == 1u));
         tile[row * $(p_row)u + $(g)u + half] = select(vec4<u32>(own$t, given$t), vec4<u32>(given$t, own$t), half == 1u);
+#end
 #end
 #end
 #if SCALED
@@ -358,16 +396,19 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #include attention_values.wgsl
 #end
         workgroupBarrier();
-#for g in CHUNK // 8
+#for g in CHUNK // across
 #if SCALED
-        o$(c)_$g += bitcast<vec4<f32>>(tile[row * $(o_row)u + half + $(2 * g)u]) * v_back$c.x * v_back$c.y;
+        o$(c)_$g += bitcast<vec4<f32>>(tile[row * $(o_row)u + half + $(LANES * g)u]) * v_back$c.x * v_back$c.y;
 #else
-        o$(c)_$g += bitcast<vec4<f32>>(tile[row * $(o_row)u + half + $(2 * g)u]);
+        o$(c)_$g += bitcast<vec4<f32>>(tile[row * $(o_row)u + half + $(LANES * g)u]);
 #end
 #end
 #end
     }
     total += quadSwapX(total);
+#if LANES == 4
+    total += quadSwapY(total);
+#end
 #if EMPTY_IS_ZERO
     let share = select(1.0 / total, 0.0, total == 0.0);
 #else
@@ -376,11 +417,18 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     if (i < SQ) {
         let y_at = b * Y_B + h * Y_H + i * Y_S + half;
 #for c in chunks
-#for g in CHUNK // 8
+#for g in CHUNK // across
+#let at = c * CHUNK + across * g
+#if at + across > DV
+        if ($(at)u + half * 4u < DV) {
+#end
 #if EMPTY_IS_ZERO == 2
-        y_set4(y_at + $((c * CHUNK // 8 + g) * 2)u, select(o$(c)_$g * share, vec4<f32>(0.0), is_nan_f32(total)));
+        y_set4(y_at + $((c * CHUNK // across + g) * LANES)u, select(o$(c)_$g * share, vec4<f32>(0.0), is_nan_f32(total)));
 #else
-        y_set4(y_at + $((c * CHUNK // 8 + g) * 2)u, o$(c)_$g * share);
+        y_set4(y_at + $((c * CHUNK // across + g) * LANES)u, o$(c)_$g * share);
+#end
+#if at + across > DV
+        }
 #end
 #end
 #end

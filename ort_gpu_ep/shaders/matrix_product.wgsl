@@ -664,7 +664,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         y_store4(at$(i)_$u / 4u, final$(i)_$u);
 #end
 #if GIVES
+#if SPREAD
+        let bits = select(0u, finite_bits(final$(i)_$u), spread(n$(i)_$u, m / 4u) != NOWHERE);
+#else
         let bits = finite_bits(final$(i)_$u);
+#end
 #if SPANNED == 1
         largest0 = max(largest0, bits);
 #else

@@ -32,6 +32,7 @@ from ort_gpu_ep.kernels.target import (
     no_matrix_units,
 )
 from ort_gpu_ep.ops import attention_units, matrix_units, unit_bytes
+from ort_gpu_ep.ops.attention_units import UnitForm
 from ort_gpu_ep.webgpu import choice
 from ort_gpu_ep.webgpu.library import KIND, NAME
 from tests.ops import test_attention_units as heads
@@ -113,7 +114,7 @@ def test_windows_over_lines_and_spaces(trial: Trial, name: str, kind: str) -> No
 @pytest.mark.parametrize(
     "name", ["transposed, uneven", "transposed to planes", "transposed line", "transposed space", "21 filters"]
 )
-@pytest.mark.parametrize("precision", ["float16", "f16acc"])
+@pytest.mark.parametrize("precision", ["float16", "f16acc", "tf32"])
 def test_sums_that_are_spread(trial: Trial, name: str, precision: str) -> None:
     windows.test_spread(trial, name, precision, True)  # type: ignore[arg-type]
 
@@ -141,6 +142,22 @@ def test_attention(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     want, allowed = heads.wanted(q, k, v, 0.2, "tf32")
     assert (np.abs(got - want) <= allowed).all()
     assert "attention_units.wgsl" in trial.shaders
+
+
+@pytest.mark.parametrize(("form", "width", "values"), [(UnitForm(1, 16), 20, 36), (UnitForm(1, 32, 4), 32, 144)])
+def test_heads_that_zeros_fill(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, form: UnitForm, width: int, values: int
+) -> None:
+    """With two invocations of a query, and with four, which four subgroups share."""
+    monkeypatch.setattr(attention_units, "FORMS", (form,))
+    monkeypatch.setattr(attention_units, "MOST_CHUNK", 16)
+    q, k, v = (a.astype(np.float16) for a in heads.heads_of("normal", (1, 2, 19, 37, width), values))
+    arrays, seen = {"q": q, "k": k, "v": v}, np.tril(np.ones((19, 37), bool))
+    graph = heads.graph_of("Attention", arrays, scale=0.2, is_causal=1)
+    with forced(form.name):
+        got = heads.run(trial, graph, arrays, "float32")  # type: ignore[arg-type]
+    want, allowed = heads.wanted(q, k, v, 0.2, "float16", seen)
+    assert (np.abs(got - want) <= allowed).all()
 
 
 @pytest.mark.parametrize("name", ["1x1", "3x3", "planes"])

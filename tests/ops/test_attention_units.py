@@ -33,6 +33,7 @@ from tests.ops.test_matrix_units import QUICK as ONE_FRAGMENT
 Array = np.ndarray[Any, Any]
 QUICK = UnitForm(2, 32)
 """Software compiles it ten times as fast as the larger ones."""
+WIDE = UnitForm(2, 32, 4)
 
 
 @pytest.fixture
@@ -163,13 +164,34 @@ def test_masks(trial: Emulated, what: str) -> None:
     assert (np.abs(got - want) <= allowed).all()
 
 
-@pytest.mark.parametrize(("width", "values"), [(16, 80), (48, 128), (80, 32)])
+@pytest.mark.parametrize(("width", "values"), [(16, 80), (48, 128), (80, 32), (40, 72), (20, 36)])
 def test_sizes_of_heads(trial: Emulated, width: int, values: int) -> None:
-    """Values that go through workgroup memory in several parts, and keys of other sizes."""
+    """Values that go through workgroup memory in several parts, and keys of other sizes: of some a part is zeros."""
     q, k, v = heads_of("normal", (2, 1, 33, 65, width), values)
     arrays = {"q": q, "k": k, "v": v}
     got = run(trial, graph_of("Attention", arrays, scale=0.2), arrays, "tf32")
     want, allowed = wanted(q, k, v, 0.2, "tf32")
+    assert (np.abs(got - want) <= allowed).all()
+
+
+@pytest.mark.parametrize(
+    ("width", "values", "precision"), [(160, 16, "float16"), (32, 144, "tf32"), (132, 20, "f16acc")]
+)
+def test_wide_heads(trial: Emulated, monkeypatch: pytest.MonkeyPatch, width: int, values: int, precision: str) -> None:
+    """With four invocations of a query, whose sums no two hold."""
+    monkeypatch.setattr(attention_units, "FORMS", (WIDE,))
+    q, k, v = heads_of("normal", (1, 2, 19, 37, width), values)
+    if precision == "float16":
+        q, k, v = (a.astype(np.float16) for a in (q, k, v))
+    arrays, seen = {"q": q, "k": k, "v": v}, np.tril(np.ones((19, 37), bool))
+    with forced(WIDE.name):
+        got = run(
+            trial,
+            graph_of("Attention", arrays, scale=0.1, is_causal=1),
+            arrays,
+            "float32" if precision == "float16" else precision,
+        )
+    want, allowed = wanted(q, k, v, 0.1, precision, seen)
     assert (np.abs(got - want) <= allowed).all()
 
 
@@ -184,11 +206,14 @@ def test_the_form_for_an_h200(trial: Emulated, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("window", [-1, 20])
-@pytest.mark.parametrize(("dtype", "precision"), [("float32", "tf32"), ("float32", "f16acc"), ("float16", "float32")])
-def test_a_prompt_behind_a_cache(trial: Emulated, dtype: str, precision: str, window: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "precision", "size"),
+    [("float32", "tf32", 16), ("float32", "f16acc", 16), ("float16", "float32", 16), ("float16", "float32", 40)],
+)
+def test_a_prompt_behind_a_cache(trial: Emulated, dtype: str, precision: str, size: int, window: int) -> None:
     """GroupQueryAttention: causal, heads that share keys, a cache with room behind it whose content is no number."""
     rng = np.random.default_rng()
-    heads, groups, tokens, before, size, rows = 4, 2, 35, 14, 16, 96
+    heads, groups, tokens, before, rows = 4, 2, 35, 14, 96
     total = before + tokens
     q = rng.standard_normal((1, tokens, (heads + 2 * groups) * size)).astype(dtype)
     past = [np.full((1, groups, rows, size), np.nan, dtype) for _ in range(2)]

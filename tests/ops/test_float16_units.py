@@ -14,8 +14,9 @@ from onnx import helper, numpy_helper
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.ir.graph import from_onnx
-from ort_gpu_ep.ir.types import FLOAT16, TensorType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, DType, TensorType
 from ort_gpu_ep.kernels.target import DEFAULT_LIMITS, SHOWN_FEATURES, SUBGROUP_MATRIX, Limits, without_units
+from ort_gpu_ep.ops import attention_units
 from ort_gpu_ep.partitioner import rewrite
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.template import make_template
@@ -73,6 +74,12 @@ CASES: dict[str, tuple[str, tuple[Shape, ...], tuple[Any, ...], dict[str, Any]]]
     "transposed line": ("ConvTranspose", ((1, 256, 512),), ((256, 128, 16),), {"strides": (8,), "pads": (4, 4)}),
     "transposed space": ("ConvTranspose", ((1, 128, 16, 32, 32),), ((128, 64, 2, 2, 2), (64,)), {"strides": (2, 2, 2)}),
     "attention": ("Attention", HEADS, (), {}),
+    "heads of 40 over other keys": ("Attention", ((2, 8, 4096, 40), *((2, 8, 77, 40),) * 2), (), {}),
+    "heads of 72": ("Attention", ((1, 16, 729, 72),) * 3, (), {}),
+    "heads of 80": ("Attention", ((2, 8, 1024, 80),) * 3, (), {}),
+    "heads of 96": ("Attention", ((1, 24, 512, 96),) * 3, (), {}),
+    "heads of 160": ("Attention", ((2, 8, 256, 160),) * 3, (), {}),
+    "heads of 256": ("Attention", ((1, 8, 512, 256),) * 3, (), {"is_causal": 1}),
     "attention of joined heads": (
         "MultiHeadAttention",
         ((1, 512, 768),) * 3,
@@ -116,21 +123,21 @@ def test_a_network_over_space_converts_nothing_between_its_layers() -> None:
     assert "transpose.wgsl" not in steps
 
 
-def shaders(name: str, limits: Limits) -> set[str]:
-    """Of the plan of a float16 model of one node. Shapes of CASES: of inputs, then of weights."""
+def shaders(name: str, limits: Limits, dtype: DType = FLOAT16) -> set[str]:
+    """Of the plan of a model of one node. Shapes of CASES: of inputs, then of weights."""
     op, inputs, weights, attributes = CASES[name]
     rng, names = np.random.default_rng(), [f"x{i}" for i in range(len(inputs) + len(weights))]
-    held = [w if isinstance(w, np.ndarray) else rng.standard_normal(w).astype(np.float16) for w in weights]
+    held = [w if isinstance(w, np.ndarray) else rng.standard_normal(w).astype(dtype.numpy) for w in weights]
     graph = helper.make_graph(
         [helper.make_node(op, names, ["y"], **attributes)],
         name,
-        [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT16, s) for n, s in zip(names, inputs, strict=False)],
+        [helper.make_tensor_value_info(n, dtype.onnx, s) for n, s in zip(names, inputs, strict=False)],
         [onnx.ValueInfoProto(name="y")],
         [numpy_helper.from_array(w, n) for n, w in zip(names[len(inputs) :], held, strict=True)],
     )
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
     made = from_onnx(helper.make_model(graph, opset_imports=opsets))
-    plan = make_template(made, [TensorType(FLOAT16, s) for s in inputs], limits, rewrite, {}).plan
+    plan = make_template(made, [TensorType(dtype, s) for s in inputs], limits, rewrite, {}).plan
     return {step.kernel.shader for step in (*plan.prologue, *plan.steps) if isinstance(step, Dispatch)}
 
 
@@ -138,3 +145,21 @@ def shaders(name: str, limits: Limits) -> set[str]:
 def test_units_are_used_by_default(name: str) -> None:
     assert shaders(name, LIMITS) & UNITS
     assert not shaders(name, without_units(LIMITS)) & UNITS
+
+
+@pytest.mark.parametrize("name", ["transposed", "transposed line", "transposed space", "21 filters", "heads of 72"])
+@pytest.mark.parametrize("precision", ["tf32", "f16acc"])
+def test_units_are_used_where_the_precision_allows_them(name: str, precision: str) -> None:
+    """Of float32 models, in what spreads its sums and in attention."""
+    assert shaders(name, LIMITS.of(Config(precision=precision)), FLOAT32) & UNITS
+    assert not shaders(name, LIMITS.of(Config(precision="float32")), FLOAT32) & UNITS
+
+
+def test_the_form_follows_from_the_head() -> None:
+    """Two invocations of a query, or four; and no units where a fragment is mostly zeros, or a head too wide."""
+    for width, queries in ((16, 64), (40, 64), (128, 64), (132, 32), (256, 32), (12, 0), (260, 0)):
+        forms = attention_units.forms_of(LIMITS, FLOAT16, 512, 512, width, width)
+        assert [form.queries for form in forms] == ([queries] if queries else [])
+        for form in forms:
+            assert form.padded(width) % 16 == 0
+            assert form.padded(width) >= width

@@ -194,7 +194,7 @@ def transposed(x: Array, w: Array, attributes: dict[str, Any]) -> Array:
 
 
 @pytest.mark.parametrize("name", SPREADS)
-@pytest.mark.parametrize("precision", ["float16", "f16acc"])
+@pytest.mark.parametrize("precision", ["float16", "f16acc", "tf32"])
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_spread(trial: Emulated, name: str, precision: str, is_fused: bool) -> None:
     """With a fused Relu and sum, too."""
@@ -230,6 +230,38 @@ def test_spread(trial: Emulated, name: str, precision: str, is_fused: bool) -> N
     assert got.shape == exact.shape
     assert (np.abs(got - exact) <= allowed).all()
     assert "matrix_product.wgsl" in trial.shaders
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("name", ["transposed", "transposed to planes", "transposed line", "21 filters"])
+def test_spread_of_other_magnitudes(trial: Emulated, name: str, kind: str) -> None:
+    """In tf32, whose scales are those of an image and of a column: a phase of a filter, or a filter."""
+    rng = np.random.default_rng()
+    op, shape, filters, attributes = SPREADS[name]
+    is_transposed = op == "ConvTranspose"
+    x, w = scaled(kind, rng.standard_normal(shape, np.float32), rng.standard_normal(filters, np.float32))
+    if is_transposed and kind == "mixed":
+        w = rng.standard_normal(filters, np.float32)
+        w *= np.exp2(rng.integers(-50, 51, (1, filters[1], *(1,) * (w.ndim - 2)))).astype(np.float32)
+    convolved = transposed if is_transposed else lambda x, w, own: expected(x, w, None, None, own)
+    stored = stored_of(x, filters if op == "Conv" else shape)
+    values = {"x": Value("x", FLOAT32, stored.shape), "w": Value("w", FLOAT32, w.shape, lambda: w)}
+    node = Node(op, ("x", "w"), ("y",), version=11, attributes=attributes, channels_last=True)
+    with in_tile(QUICK):
+        (got,) = trial.graph(Graph("g", ("x",), ("y",), (node,), values | {"y": Value("y", FLOAT32)}), [stored], "tf32")
+    wide, other = np.abs(x).astype(np.float64), np.abs(w).astype(np.float64)
+    of_image, axis = tuple(range(1, x.ndim)), 1 if is_transposed else 0
+    of_filter = tuple(k for k in range(w.ndim) if k != axis)
+    below = wide.max(of_image).reshape(-1, *(1,) * (x.ndim - 1)) * other.sum(of_filter)
+    below = below + convolved(wide, np.ones_like(other), attributes) * other.max(of_filter)
+    k = filters[0] * 16 if is_transposed else int(np.prod(filters[1:]))
+    allowed = (2.0**-10 + k * 2.0**-24) * convolved(wide, other, attributes) + 2.0**-38 * below
+    exact = convolved(x, w, attributes)
+    if exact.shape[-1] % 4:
+        exact, allowed = (np.moveaxis(y, -1, 1) for y in (exact, allowed))
+    assert np.isfinite(got).all()
+    assert (np.abs(got - exact) <= allowed).all()
+    assert trial.shaders >= {"line_scales.wgsl", "scaled_rows.wgsl", "matrix_product.wgsl"}
 
 
 @pytest.mark.parametrize("name", ["1x1", "3x3 few channels", "planes", "groups", "line", "space"])
@@ -324,13 +356,16 @@ def test_kinds_of_data(trial: Emulated, kind: str) -> None:
 
 
 def two_layers(
-    rng: np.random.Generator, images: int, size: int, middle: int, residual: bool
+    rng: np.random.Generator, images: int, size: int, middle: int, residual: bool, is_transposed: bool = False
 ) -> tuple[Graph, Graph, Graph]:
     """Two convolutions behind each other, channels last, the first with a Relu and maybe a sum; and each of them
-    alone."""
-    shapes = {"x": (images, size, size, 20), "v": (images, size, size, middle), "added": (images, size, size, middle)}
+    alone. is_transposed: the first is a ConvTranspose, whose first row and column are cut off; the first channel's
+    weights reach no further."""
+    side = 2 * size if is_transposed else size
+    between = images, side, side, middle
+    shapes = {"x": (images, size, size, 20), "v": between, "added": between}
     weights = {
-        "w": rng.standard_normal((middle, 20, 3, 3), np.float32),
+        "w": rng.standard_normal((20, middle, 3, 3) if is_transposed else (middle, 20, 3, 3), np.float32),
         "u": rng.standard_normal((36, middle, 1, 1), np.float32),
     }
     values = {name: Value(name, FLOAT32, shape) for name, shape in shapes.items()}
@@ -338,12 +373,14 @@ def two_layers(
     relu = Step("Relu", "max(x, 0.0)", ("v",), FLOAT32)
     steps = (relu, Step("Add", "x + y", ("s0", "e0"), FLOAT32)) if residual else (relu,)
     operands = ("added",) if residual else ()
+    if is_transposed:
+        weights["w"][0, :, 1:] = weights["w"][0, :, :, 1:] = 0.0
     first = Node(
-        "Conv",
+        "ConvTranspose" if is_transposed else "Conv",
         ("x", "w"),
         ("v",),
         version=11,
-        attributes={"pads": (1, 1, 1, 1)},
+        attributes={"pads": (1, 1, 0, 0), "strides": (2, 2)} if is_transposed else {"pads": (1, 1, 1, 1)},
         channels_last=True,
         operands=operands,
         epilogue=steps,
@@ -372,18 +409,31 @@ def test_the_last_part_gives_the_scales(trial: Emulated) -> None:
         check_given_scales(trial, 3, 7, 44, True)
 
 
-def check_given_scales(trial: Emulated, images: int, size: int, middle: int, residual: bool) -> None:
+@pytest.mark.parametrize(("images", "size", "middle", "residual"), [(3, 4, 20, True), (2, 6, 44, False)])
+def test_a_transposed_layer_gives_the_scales_of_what_it_stores(
+    trial: Emulated, images: int, size: int, middle: int, residual: bool
+) -> None:
+    """The largest sums are those that are cut off."""
+    with in_tile(QUICK):
+        check_given_scales(trial, images, size, middle, residual, is_transposed=True)
+
+
+def check_given_scales(
+    trial: Emulated, images: int, size: int, middle: int, residual: bool, is_transposed: bool = False
+) -> None:
     """Bit for bit what a look at each image gives, with images of any magnitude, and in runs that follow each other
     with others."""
     rng = np.random.default_rng()
-    both, first, second = two_layers(rng, images, size, middle, residual)
+    both, first, second = two_layers(rng, images, size, middle, residual, is_transposed)
     program = Program(both, Config(precision="tf32", weights="packed"), trial.gpu, composer=trial._composed)
     try:
         for low, high in ((30, 40), (-40, -30), (-40, 40)):
             x = rng.standard_normal((images, size, size, 20), np.float32)
             x *= np.exp2(rng.integers(low, high, (images, 1, 1, 1))).astype(np.float32)
-            x[-1, 0, 0, 0] *= np.float32(2.0**60)
-            arrays = [x, *([rng.standard_normal((images, size, size, middle), np.float32)] if residual else [])]
+            if is_transposed:
+                x[..., 0] = 0.0
+            x[-1, 0, 0, 0] = np.abs(x[-1]).max() * np.float32(2.0**28 if is_transposed else 2.0**60)
+            arrays = [x, *([rng.standard_normal(both.values["v"].shape, np.float32)] if residual else [])]
             trial.shaders.clear()
             (got,) = trial._run(program, arrays)
             searches = sum(

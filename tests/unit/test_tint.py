@@ -44,7 +44,7 @@ def test_texts_for_classes(tint: ModuleType, tmp_path: Path) -> None:
 def test_texts_on_matrix_units(tint: ModuleType, tmp_path: Path) -> None:
     texts = [p.read_text("utf-8") for p in tint.written_units(tmp_path).glob("*.wgsl")]
     shapes = {tuple(re.findall(r"subgroup_matrix_\w+<\w+, (\d+, \d+)>", text)) for text in texts}
-    assert len(texts) == 2 * len(FRAGMENTS) * (len(TILES) + 3)
+    assert len(texts) == 2 * len(FRAGMENTS) * (len(TILES) + len(tint.HEADS))
     assert shapes == {(f"{f.k}, {f.n}", f"{f.m}, {f.k}", f"{f.m}, {f.n}") for f in FRAGMENTS.values()}
 
 

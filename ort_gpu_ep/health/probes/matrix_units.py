@@ -31,8 +31,9 @@ from ort_gpu_ep.ops import attention_units, matrix_units, unit_bytes
 from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
 
 CODES_BLOCK = 32
-ATTENTION_HEADS = (TF32, 64, 128), ("f16acc", 64, 64)
-"""Elements of a query and of a value; those of the first go through workgroup memory in two parts."""
+ATTENTION_HEADS = (TF32, 64, 128), ("f16acc", 72, 40), ("f16acc", 136, 256)
+"""Elements of a query and of a value. Those of the first go through workgroup memory in two parts; of the others a part
+is zeros; the last are for the form with four invocations of a query."""
 ATTENTION_TOLERANCE = 4e-3
 """Of the largest result, 1 or so: scores of 3 are off by 2^-10 of the sum of |q k|, 40 / 8, at most. A wrong lane makes
 0.1 and more."""
@@ -174,6 +175,8 @@ def attention(trial: Trial) -> str:
         for _ in range(trial.rounds):
             for form in ran:
                 for precision, width, values in ((TF32, 16, 16),) if trial.gpu.info.is_software else ATTENTION_HEADS:
+                    if not form.takes(width, values):
+                        continue
                     shapes = (
                         (2, 2, form.queries + 5, width),
                         (2, 2, 2 * form.keys + 3, width),
