@@ -27,9 +27,9 @@ from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import data_of, input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.known import Found, Known
 from ort_gpu_ep.plugin.memory import Storage, memory
+from ort_gpu_ep.plugin.places import gpu_for, tensor_type
 from ort_gpu_ep.plugin.renewal import renew
 from ort_gpu_ep.plugin.tables import Table
-from ort_gpu_ep.plugin.transfer import gpu_for, tensor_type
 from ort_gpu_ep.plugin.verification import compare, third_opinion
 
 if TYPE_CHECKING:

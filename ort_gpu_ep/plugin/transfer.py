@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ort_gpu_ep.config import resolve
-from ort_gpu_ep.errors import GpuEpError, InputError, InternalError
-from ort_gpu_ep.ir.types import BY_ONNX, DTYPES, Shape, TensorType
+from ort_gpu_ep.errors import InputError, InternalError
+from ort_gpu_ep.ir.types import DTYPES
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, input_of, key_value_pairs, output_of, tensor_of
 from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.plugin.places import gpu_for, tensor_type
 from ort_gpu_ep.plugin.tables import Table
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device import Gpu
     from ort_gpu_ep.plugin.state import SessionState
-
-log = logging.getLogger("ort_gpu_ep")
 
 VENDOR = "ort_gpu_ep"
 CPU_DEVICE, GPU_DEVICE = 0, 1
@@ -154,41 +149,6 @@ def copy_value(source: int, target: int) -> None:
                 f"asked to copy {address:#x} to {into:#x}, neither of which is memory of {VENDOR}. "
                 "Is a second GPU provider in the same session?"
             )
-
-
-@lru_cache(maxsize=4096)
-def tensor_type(onnx_type: int, shape: Shape) -> TensorType:
-    """The TensorType of what ONNX Runtime passes. Raises InternalError for an element type that is not ours."""
-    if onnx_type not in BY_ONNX:
-        raise InternalError(
-            f"a tensor of ONNX element type {onnx_type} came to the device; expected one of {sorted(BY_ONNX)}"
-        )
-    return TensorType(BY_ONNX[onnx_type], shape)
-
-
-def gpu_for(address: int) -> Gpu | None:
-    """The GPU that new content of an address should go to: its session's, else that which has its content now, else the
-    default one.
-
-    None if there is none, or it is a worker's: what it holds is on the host then.
-    """
-    if memory.forked:
-        return None
-    state = memory.state_of(address)
-    if state is not None:
-        return gpu if (gpu := state.gpu) is not None and not gpu.lost else None
-    if (holder := memory.gpu_of(address)) is not None and not holder.lost:
-        return holder
-    try:
-        config = resolve()
-        if config.isolation == "process":
-            return None
-        from ort_gpu_ep.health.open_adapter import open_gpu
-
-        return open_gpu(config)
-    except GpuEpError as error:
-        log.warning("no GPU for shared device memory: %s", error)
-        return None
 
 
 class MemcpyKernel(Table):
