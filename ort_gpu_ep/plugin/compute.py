@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -67,12 +67,13 @@ class Partition(Table):
     program: None where it could not be compiled; the CPU then does every run. fallback: None in strict mode without
     verify. positions: which of the fused node's inputs the program reads, in the order of graph.inputs. runs,
     fallbacks: how often it ran, and how often on the CPU. cpu_because: why its last run was on the CPU; empty if it was
-    on the GPU. forms: what runs past ONNX Runtime keep of the program (direct.py), by the sizes and the names that they
-    are for. circuit: whether it may use the GPU, as far as that is for what its own runs did there; the adapter has
-    another one.
+    on the GPU. run_type: of runs through ONNX Runtime. forms: what runs past ONNX Runtime keep of the program
+    (direct.py), by the sizes and the names that they are for. circuit: whether it may use the GPU, as far as that is
+    for what its own runs did there; the adapter has another one.
     """
 
     SLOTS = slots.NODE_COMPUTE_INFO
+    run_type: ClassVar[type[Run]]
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Partition(Table):
 
     def compute(self, compute_state: int, context: int) -> None:
         self.runs += 1
-        run, begin_ns = Run(self, context), time.perf_counter_ns() if self.state.profiles else 0
+        run, begin_ns = self.run_type(self, context), time.perf_counter_ns() if self.state.profiles else 0
         try:
             self.perform(run, self._reason_to_avoid_the_gpu())
         finally:
@@ -508,6 +509,9 @@ class Run:
         storage.content = None
         self._outputs.append(storage)
         return Tensor(storage.buffer, offset, tensor)  # type: ignore[arg-type]
+
+
+Partition.run_type = Run
 
 
 def _checked(address: int, tensor: TensorType) -> TensorType:

@@ -74,20 +74,22 @@ class Piece:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """What ONNX Runtime has allocated. state: the session it was allocated for, None for a shared allocator."""
+    """What ONNX Runtime has allocated. state: the session it was allocated for, None for a shared allocator. number: of
+    blocks before it."""
 
     start: int
     nbytes: int
     state: SessionState | None
     pieces: list[Piece]
+    number: int
 
 
 class Memory:
     """All blocks of the process. version: counts up when a range may be elsewhere than before, or have a storage
-    together with another."""
+    together with another. blocks: how many were allocated so far."""
 
     def __init__(self) -> None:
-        self.version = 0
+        self.version = self.blocks = 0
         self._reservation = Reservation()
         self._blocks: dict[int, Block] = {}
         self._lock = threading.RLock()
@@ -102,7 +104,8 @@ class Memory:
         start = self._reservation.take(nbytes)
         with self._lock:
             self._free_pending()
-            self._blocks[start] = Block(start, nbytes, state, [])
+            self._blocks[start] = Block(start, nbytes, state, [], self.blocks)
+            self.blocks += 1
         return start
 
     def free(self, address: int) -> None:
@@ -138,10 +141,14 @@ class Memory:
 
     def state_of(self, address: int) -> SessionState | None:
         """The session that the block of an address was allocated for; None for host memory and shared blocks."""
+        block = self.block_of(address)
+        return block.state if block else None
+
+    def block_of(self, address: int) -> Block | None:
+        """The block that an address is in; None for host memory, and where the block was freed."""
         if not self.owns(address):
             return None
-        block = self._blocks.get(address) or self._blocks.get(self._reservation.start_of(address))
-        return block.state if block else None
+        return self._blocks.get(address) or self._blocks.get(self._reservation.start_of(address))
 
     def gpu_of(self, address: int) -> Gpu | None:
         """The GPU that has the content of an address; None where it is on the host, or nothing was written there
