@@ -455,7 +455,7 @@ class Run:
         if index < len(self._inputs) and tensor.nbytes:
             storage, offset = self._inputs[index]
             memory.fetch(storage, offset, data.ctypes.data, tensor.nbytes)
-            memory.count("device_to_host", self.partition.state, tensor.nbytes if storage.host is None else 0)
+            memory.count("device_to_host", self.partition.state, tensor.nbytes if storage.copy is None else 0)
         elif tensor.nbytes:
             self.read(address, data.ctypes.data, tensor.nbytes)
         return tensor, data

@@ -133,7 +133,7 @@ class CapturingProvider(Provider):
 
     def is_graph_capture_enabled(self) -> bool:
         """Not where the CPU has the whole model: the session goes on without."""
-        return not self.state.reports or any(report.partitions for report in self.state.reports)
+        return not self.state.reports or bool(self.state.partitions)
 
     def on_run_start(self, options: Any) -> None:
         if not self.state.partitions:

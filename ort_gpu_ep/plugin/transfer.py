@@ -85,13 +85,14 @@ class DataTransfer(Table):
         self.drop()
 
     def can_copy(self, source: Any, target: Any) -> bool:
-        kinds = api.MemoryDevice_GetDeviceType(source), api.MemoryDevice_GetDeviceType(target)
-        if GPU_DEVICE not in kinds:
-            return False
-        return all(
-            kind == CPU_DEVICE or (kind == GPU_DEVICE and api.MemoryDevice_GetVendorId(device) == self.vendor_id)
-            for kind, device in zip(kinds, (source, target), strict=True)
-        )
+        gpus = 0
+        for device in (source, target):
+            kind = api.MemoryDevice_GetDeviceType(device)
+            if kind == GPU_DEVICE and api.MemoryDevice_GetVendorId(device) == self.vendor_id:
+                gpus += 1
+            elif kind != CPU_DEVICE:
+                return False
+        return gpus > 0
 
     def copy_tensors(self, sources: Any, targets: Any, streams: Any, count: int) -> None:
         outwards = []
@@ -100,9 +101,10 @@ class DataTransfer(Table):
             if memory.owns(address) and not memory.owns(into):
                 outwards.append((address, into, nbytes))
             else:
-                copy_value(sources[i], targets[i])
-        with recording(*(address for address, _, _ in outwards)):
-            memory.copy_out_all(outwards)
+                _copy(address, into, nbytes)
+        if outwards:
+            with recording(*[address for address, _, _ in outwards]):
+                memory.copy_out_all(outwards)
 
 
 @contextmanager
@@ -133,7 +135,11 @@ def _places(source: int, target: int) -> tuple[int, int, int]:
 
 def copy_value(source: int, target: int) -> None:
     """Copies one tensor OrtValue into another, wherever the two are. Raises InputError where they are not alike."""
-    address, into, nbytes = _places(source, target)
+    _copy(*_places(source, target))
+
+
+def _copy(address: int, into: int, nbytes: int) -> None:
+    """Copies memory, wherever it is."""
     if nbytes == 0:
         return
     with recording(address, into):
