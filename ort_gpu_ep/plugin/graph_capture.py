@@ -103,6 +103,12 @@ class CapturingProvider(Provider):
         self._is_replay = False  # and it has ended
         self._blocks = 0  # that there were when it began
 
+    def get_capability(self, graph: Any, support: Any) -> None:
+        super().get_capability(graph, support)
+        report = self.state.reports[-1]
+        if not report.nested and not any(node.device == "gpu" for each in self.state.reports for node in each.nodes):
+            self.state.record("notice", "graph capture", "graph_capture=1 has no effect: no node is on the GPU")
+
     def compile(self, graphs: Any, fused: Any, count: int, infos: Any, context_nodes: Any) -> None:
         with self.state.recording("Compile"):
             if why := self._refusal():

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.plugin import SessionState
+from ort_gpu_ep.plugin.memory import CONTENT_NBYTES
 from ort_gpu_ep.session.session import InferenceSession
 from tests.patience import steps
 from tests.plugin.cases import Opened, assert_close, device_value, info, island, make_model, node, raises, reference
