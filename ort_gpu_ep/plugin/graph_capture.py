@@ -11,10 +11,11 @@ A replay is a run of what is bound (bound.py), recorded ahead.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.errors import ConfigError, DeviceError
-from ort_gpu_ep.plugin.abi import api, c_text, ffi, text_of
+from ort_gpu_ep.plugin.abi import api, c_text, text_of
 from ort_gpu_ep.plugin.bound import BoundRun, Turns
 from ort_gpu_ep.plugin.compute import Partition, Run
 from ort_gpu_ep.plugin.memory import memory
@@ -30,9 +31,19 @@ if TYPE_CHECKING:
 _NUMBER = c_text("gpu_graph_id")
 
 
+class _Now(threading.local):
+    """What a thread is at. number: of the run that it begins or has ended, None once ONNX Runtime has asked about it, and
+    for one that is not to be captured. blocks: how many there were before. is_over: the partition has done its part, on
+    the GPU or on the CPU. run: through ONNX Runtime, by the GPU. is_replay: it was one."""
+
+    number: int | None = None
+    blocks = 0
+    is_over = is_replay = False
+    run: CapturingRun | None = None
+
+
 class CapturingRun(Run):
-    """A run through ONNX Runtime that notes where its outputs are. partition.run: the last one that the GPU has
-    done."""
+    """A run through ONNX Runtime that notes where its outputs are."""
 
     partition: CapturingPartition
 
@@ -46,7 +57,7 @@ class CapturingRun(Run):
 
     def deliver(self, word: Word | None) -> None:
         super().deliver(word)
-        self.partition.run = self
+        self.partition.now.run = self
 
     def graph(self, blocks_before: int) -> CapturedGraph | None:
         """The same run, to be made again; None where a value is not on the device, or not the program's own.
@@ -61,15 +72,17 @@ class CapturingRun(Run):
 
 
 class CapturingPartition(Partition):
-    """is_over: a run has ended, on the GPU or on the CPU, since this was last set to false."""
+    """now: of this thread."""
 
     run_type = CapturingRun
-    run: CapturingRun | None = None
-    is_over = False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.now = _Now()
 
     def compute(self, compute_state: int, context: int) -> None:
         super().compute(compute_state, context)
-        self.is_over = True
+        self.now.is_over = True
 
 
 class CapturedGraph:
@@ -77,6 +90,7 @@ class CapturedGraph:
 
     def __init__(self, partition: Partition, runs: BoundRun, blocks: Sequence[Block]) -> None:
         self._partition, self._turns, self._blocks, self._version = partition, Turns([runs]), blocks, memory.version
+        self._lock = threading.Lock()
 
     def stands(self) -> bool:
         """Whether all of its memory is still there, and the GPU may be used."""
@@ -87,8 +101,9 @@ class CapturedGraph:
         return not self._partition.avoids_the_gpu()
 
     def replay(self) -> bool:
-        """One run. False where nothing was done. Raises what the partition does."""
-        return self._turns.run(0)
+        """One run, of one thread at a time. False where nothing was done. Raises what the partition does."""
+        with self._lock:
+            return self._turns.run(0)
 
 
 class CapturingProvider(Provider):
@@ -99,9 +114,6 @@ class CapturingProvider(Provider):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._graphs: dict[int, CapturedGraph] = {}
-        self._number: int | None = None  # of a run that begins or has ended, until ONNX Runtime has asked about it
-        self._is_replay = False  # and it has ended
-        self._blocks = 0  # that there were when it began
 
     def get_capability(self, graph: Any, support: Any) -> None:
         super().get_capability(graph, support)
@@ -133,41 +145,29 @@ class CapturingProvider(Provider):
             "try placement=gpu."
         )
 
-    def is_concurrent_run_supported(self, out: Any) -> None:
-        """No: replays of a graph write to the same values."""
-        ffi.cast("bool*", out)[0] = False
-
     def is_graph_capture_enabled(self) -> bool:
         """Not where the CPU has the whole model: the session goes on without."""
         return not self.state.reports or bool(self.state.partitions)
 
     def on_run_start(self, options: Any) -> None:
-        if not self.state.partitions:
-            return
-        number = int(text_of(api.GetRunConfigEntry(options, _NUMBER)) or 0)
-        self._number, self._is_replay, self._blocks = None if number == -1 else number, False, memory.blocks
-        partition = self._partition()
-        partition.run, partition.is_over = None, False
+        if self.state.partitions:
+            number, now = int(text_of(api.GetRunConfigEntry(options, _NUMBER)) or 0), self._now()
+            now.number, now.blocks = None if number == -1 else number, memory.blocks
+            now.is_over, now.is_replay, now.run = False, False, None
 
     def is_graph_captured(self, number: int) -> bool:
-        if number == self._number and (self._is_replay or self._partition().is_over):
-            if not self._is_replay:
-                self._keep(number)
-            self._number, self._is_replay = None, False
+        now = self._now()
+        if number == now.number and now.is_over:
+            run, now.number, now.run = now.run, None, None
+            graph = run.graph(now.blocks) if run is not None else None
+            if graph is not None:
+                self._graphs[number] = graph
             return True
         graph = self._graphs.get(number)
         if graph is not None and not graph.stands():
-            del self._graphs[number]
+            self._graphs.pop(number, None)
             graph = None
         return graph is not None
-
-    def _keep(self, number: int) -> None:
-        """Captures the run that is over, if that is possible."""
-        partition = self._partition()
-        run, partition.run = partition.run, None
-        graph = run.graph(self._blocks) if run is not None else None
-        if graph is not None:
-            self._graphs[number] = graph
 
     def replay_graph(self, number: int) -> None:
         graph = self._graphs.get(number)
@@ -178,12 +178,13 @@ class CapturingProvider(Provider):
                 "value that was bound when the graph was captured. The next run is made anew; with gpu_graph_id=-1 "
                 "none is captured."
             )
-        self._number, self._is_replay = number, True
+        now = self._now()
+        now.number, now.is_over, now.is_replay = number, True, True
 
     def sync(self) -> None:
         """Behind a replay, ONNX Runtime asks for it by itself: who reads what the replay gives waits then."""
-        gpu = self.state.gpu
-        if self._is_replay and gpu is not None:
+        gpu, now = self.state.gpu, self._now() if self.state.partitions else None
+        if now is not None and now.number is not None and now.is_replay and gpu is not None:
             gpu.flush()
         else:
             super().sync()
@@ -191,7 +192,7 @@ class CapturingProvider(Provider):
     def release_captured_graph(self, number: int) -> None:
         self._graphs.pop(number, None)
 
-    def _partition(self) -> CapturingPartition:
+    def _now(self) -> _Now:
         (partition,) = self.state.partitions
         assert isinstance(partition, CapturingPartition), "of `partition_type`"
-        return partition
+        return partition.now
