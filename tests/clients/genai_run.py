@@ -61,4 +61,4 @@ def talked() -> list[int]:
 
 found["talk"] = talked()  # behind others, whose memory it gets
 print(json.dumps(found))
-del generator, settings, model  # before the interpreter ends, to which `counted` would keep all that is here
+generator = settings = model = None  # before the interpreter ends, to which `counted` would keep them
