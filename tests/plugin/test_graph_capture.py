@@ -17,7 +17,7 @@ import ort_gpu_ep
 from models.language import language_model
 from ort_gpu_ep import plugin
 from ort_gpu_ep.errors import AdapterError
-from ort_gpu_ep.plugin import factory, tables
+from ort_gpu_ep.plugin import factory
 from ort_gpu_ep.plugin.graph_capture import CapturingPartition, CapturingProvider
 from ort_gpu_ep.plugin.memory import memory
 from ort_gpu_ep.runtime import recording
@@ -253,7 +253,7 @@ def test_a_graph_is_captured_anew_once_it_was_released(
 
 
 def release(opened: Opened, graph: int) -> None:
-    provider = next(t for t in list(tables._live.values()) if getattr(t, "state", None) is opened.state)
+    provider = next(o for o in gc.get_objects() if isinstance(o, CapturingProvider) and o.state is opened.state)
     call = getattr(opened.session, "release_captured_graph", provider.release_captured_graph)  # since 1.32
     call(graph)
 
