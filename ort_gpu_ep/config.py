@@ -142,6 +142,15 @@ OPTIONS = (
         ("auto", "0", "1"),
     ),
     Option(
+        "graph_capture",
+        "0",
+        "`1`: runs that onnxruntime is asked for again with the same values on the device are replayed past its "
+        "executor "
+        "(docs/provider-api.md#graph-capture). For programs with onnxruntime's own sessions or its C API, such as "
+        "onnxruntime-genai; each node has to be on the GPU.",
+        ("0", "1"),
+    ),
+    Option(
         "weights",
         "auto",
         "Compressed weights that are faster dense. `auto`: a dense copy stays on the device while all of them take "
@@ -241,7 +250,7 @@ OPTIONS = (
 ROUNDING = ("rounded_product.wgsl", "rounded_matvecs.wgsl")
 """Kernels that round to bytes the vectors of a product whose model allows it."""
 
-NO_PLAN = frozenset({"load", "cache_dir", "placement_budget_ms", "unit_plans"})
+NO_PLAN = frozenset({"load", "cache_dir", "placement_budget_ms", "unit_plans", "graph_capture"})
 """Options that change neither what goes to the GPU, where a session's `placement` is given, nor how."""
 
 
@@ -259,6 +268,7 @@ class Config:
     specialize: str = "auto"
     unit_plans: str = "background"
     join_runs: str = "auto"
+    graph_capture: bool = False
     weights: str = "auto"
     winograd: bool = True
     rounding: bool = True

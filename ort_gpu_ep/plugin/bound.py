@@ -18,7 +18,7 @@ from ort_gpu_ep.plugin.compute import Partition, Run
 from ort_gpu_ep.plugin.io_binding import HOST
 from ort_gpu_ep.plugin.known import Known
 from ort_gpu_ep.plugin.memory import memory
-from ort_gpu_ep.plugin.transfer import gpu_for, tensor_type
+from ort_gpu_ep.plugin.places import gpu_for, tensor_type
 
 if TYPE_CHECKING:
     from ort_gpu_ep.device import Buffer, Gpu

@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -28,9 +28,9 @@ from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import data_of, input_of, output_of, tensor_of
 from ort_gpu_ep.plugin.known import Found, Known
 from ort_gpu_ep.plugin.memory import Storage, memory
+from ort_gpu_ep.plugin.places import gpu_for, tensor_type
 from ort_gpu_ep.plugin.renewal import renew
 from ort_gpu_ep.plugin.tables import Table
-from ort_gpu_ep.plugin.transfer import gpu_for, tensor_type
 from ort_gpu_ep.plugin.verification import compare, third_opinion
 
 if TYPE_CHECKING:
@@ -65,12 +65,13 @@ class Partition(Table):
     program: None where it could not be compiled; the CPU then does every run. fallback: None in strict mode without
     verify. positions: which of the fused node's inputs the program reads, in the order of graph.inputs. runs,
     fallbacks: how often it ran, and how often on the CPU. cpu_because: why its last run was on the CPU; empty if it was
-    on the GPU. forms: what runs past ONNX Runtime keep of the program (direct.py), by the sizes and the names that they
-    are for. circuit: whether it may use the GPU, as far as that is for what its own runs did there; the adapter has
-    another one.
+    on the GPU. run_type: of runs through ONNX Runtime. forms: what runs past ONNX Runtime keep of the program
+    (direct.py), by the sizes and the names that they are for. circuit: whether it may use the GPU, as far as that is
+    for what its own runs did there; the adapter has another one.
     """
 
     SLOTS = slots.NODE_COMPUTE_INFO
+    run_type: ClassVar[type[Run]]
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class Partition(Table):
 
     def compute(self, compute_state: int, context: int) -> None:
         self.runs += 1
-        run, begin_ns = Run(self, context), time.perf_counter_ns() if self.state.profiles else 0
+        run, begin_ns = self.run_type(self, context), time.perf_counter_ns() if self.state.profiles else 0
         try:
             self.perform(run, self._reason_to_avoid_the_gpu())
         finally:
@@ -452,7 +453,7 @@ class Run:
         if index < len(self._inputs) and tensor.nbytes:
             storage, offset = self._inputs[index]
             memory.fetch(storage, offset, data.ctypes.data, tensor.nbytes)
-            memory.count("device_to_host", self.partition.state, tensor.nbytes if storage.host is None else 0)
+            memory.count("device_to_host", self.partition.state, tensor.nbytes if storage.copy is None else 0)
         elif tensor.nbytes:
             self.read(address, data.ctypes.data, tensor.nbytes)
         return tensor, data
@@ -506,6 +507,9 @@ class Run:
         storage.content = None
         self._outputs.append(storage)
         return Tensor(storage.buffer, offset, tensor)  # type: ignore[arg-type]
+
+
+Partition.run_type = Run
 
 
 def _checked(address: int, tensor: TensorType) -> TensorType:

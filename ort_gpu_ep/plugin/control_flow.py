@@ -10,8 +10,9 @@ from ort_gpu_ep.errors import InternalError
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import api, ffi, pointer_to, tensor_of
 from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.plugin.places import gpu_for, tensor_type
 from ort_gpu_ep.plugin.tables import Table, entry
-from ort_gpu_ep.plugin.transfer import add_kernel, gpu_for, recording, tensor_type
+from ort_gpu_ep.plugin.transfer import add_kernel, recording
 
 
 class LoopHelper(Table):

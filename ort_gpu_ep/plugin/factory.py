@@ -16,6 +16,7 @@ from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, key_value_pairs, 
 from ort_gpu_ep.plugin.backends import open_backend
 from ort_gpu_ep.plugin.control_flow import add_control_flow
 from ort_gpu_ep.plugin.given import GivenInitializers
+from ort_gpu_ep.plugin.graph_capture import CapturingProvider
 from ort_gpu_ep.plugin.offers import Hardware, choice, metadata
 from ort_gpu_ep.plugin.plain import COMPILES
 from ort_gpu_ep.plugin.provider import Provider, Shared
@@ -46,7 +47,6 @@ _WEBGPU_OPTIONS = frozenset(
         "dawnProcTable",
         "defaultBufferCacheMode",
         "deviceId",
-        "enableGraphCapture",
         "enableInt64",
         "enablePIXCapture",
         "forceCpuNodeNames",
@@ -160,7 +160,8 @@ class Factory(Table):
             if forbidden:
                 state.record("warning", "placement", forbidden)
             shared = Shared(self.c_name, self.registry, self._host())
-            out[0] = Provider(shared, state, GivenInitializers(options, shared.host), to_be_written, forbidden).pointer
+            kind = CapturingProvider if _captures(state) else Provider
+            out[0] = kind(shared, state, GivenInitializers(options, shared.host), to_be_written, forbidden).pointer
 
     @staticmethod
     def _open_gpu(state: SessionState) -> None:
@@ -225,6 +226,22 @@ class Factory(Table):
         self._hardware.close()
 
 
+def _captures(state: SessionState) -> bool:
+    """Whether runs of a session are to be captured; where that was asked for and is not done, it is recorded."""
+    if state.config is None or not state.config.graph_capture or state.config.placement == "cpu":
+        return False
+    if state.bypasses:
+        why = "repeated runs of an ort_gpu_ep.InferenceSession bypass onnxruntime without it"
+    elif state.gpu is None:
+        why = "no GPU is used in this process"
+    elif api.version < slots.EP["ReplayGraph"].since:
+        why = f"onnxruntime 1.{slots.EP['ReplayGraph'].since} or newer asks for it"
+    else:
+        return True
+    state.record("notice", "graph capture", f"graph_capture=1 has no effect: {why}")
+    return False
+
+
 def read_entries(session_options: Any) -> Mapping[str, str]:
     """The configuration of a session."""
     pairs = get(api.GetSessionOptionsConfigEntries, session_options)
@@ -239,12 +256,15 @@ def read_entries(session_options: Any) -> Mapping[str, str]:
 def own_options(entries: Mapping[str, str], name: str, state: SessionState) -> dict[str, str]:
     """A provider's options, unknown ones too: ONNX Runtime stores them as `ep.<name in lower case>.<option>`.
 
-    Those of ONNX Runtime's WebGPU provider mean nothing to the one that stands in for it: it says which it was given.
+    Of those of ONNX Runtime's WebGPU provider, the one that stands in for it has graph capture. The others mean nothing
+    to it: it says which it was given.
     """
     prefix = f"ep.{name.lower()}."
     own = {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
     if name != STAND_IN_NAME:
         return own
+    if "enableGraphCapture" in own:
+        own.setdefault("graph_capture", own.pop("enableGraphCapture"))
     without_meaning = sorted(_WEBGPU_OPTIONS & own.keys())
     if without_meaning:
         state.record(

@@ -60,6 +60,11 @@ class Storage:
     content: bytes | None = None
     words: tuple[Word, ...] = ()
 
+    @property
+    def copy(self) -> Array | bytes | None:
+        """Its bytes in host memory, if they are there, too."""
+        return self.host if self.host is not None else self.content
+
 
 @dataclass(eq=False, slots=True)
 class Piece:
@@ -75,20 +80,22 @@ class Piece:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """What ONNX Runtime has allocated. state: the session it was allocated for, None for a shared allocator."""
+    """What ONNX Runtime has allocated. state: the session it was allocated for, None for a shared allocator. number: of
+    blocks before it."""
 
     start: int
     nbytes: int
     state: SessionState | None
     pieces: list[Piece]
+    number: int
 
 
 class Memory:
     """All blocks of the process. version: counts up when a range may be elsewhere than before, or have a storage
-    together with another."""
+    together with another. blocks: how many were allocated so far."""
 
     def __init__(self) -> None:
-        self.version = 0
+        self.version = self.blocks = 0
         self._reservation = Reservation()
         self._blocks: dict[int, Block] = {}
         self._lock = threading.RLock()
@@ -103,7 +110,8 @@ class Memory:
         start = self._reservation.take(nbytes)
         with self._lock:
             self._free_pending()
-            self._blocks[start] = Block(start, nbytes, state, [])
+            self._blocks[start] = Block(start, nbytes, state, [], self.blocks)
+            self.blocks += 1
         return start
 
     def free(self, address: int) -> None:
@@ -144,6 +152,12 @@ class Memory:
         block = self._blocks.get(address) or self._blocks.get(self._reservation.start_of(address))
         return block.state if block else None
 
+    def block_of(self, address: int) -> Block | None:
+        """The block that an address is in; None for host memory, and where the block was freed."""
+        if not self.owns(address):
+            return None
+        return self._blocks.get(address) or self._blocks.get(self._reservation.start_of(address))
+
     def gpu_of(self, address: int) -> Gpu | None:
         """The GPU that has the content of an address; None where it is on the host, or nothing was written there
         yet."""
@@ -174,19 +188,27 @@ class Memory:
                     return self._pin(piece.storage), offset
             return self._pin(self._gather(gpu, block, address, nbytes)), 0
 
-    def write(self, gpu: Gpu, address: int, nbytes: int) -> tuple[Storage, int]:
-        """(storage, offset) for new content of a range, not pinned: the block holds it."""
+    def write(self, gpu: Gpu, address: int, nbytes: int, in_part: bool = False) -> tuple[Storage, int]:
+        """(storage, offset) for new content of a range, not pinned: the block holds it.
+
+        in_part: the range may share its storage with what lies beside it, as a mask of which each token sets one more
+        element; a run's outputs may not, since it may read the others.
+        """
         self.check_usable()
         if nbytes == 0:
             return self._empty_on(gpu), 0
         with self._lock:
             block, pieces = self._find(address, nbytes)
             if len(pieces) == 1:
-                piece = pieces[0]
-                same = piece.start == address and piece.stop == address + nbytes and piece.offset == 0
-                if same and piece.storage.gpu is gpu and piece.storage.users == 1:
+                piece, stop = pieces[0], address + nbytes
+                same = piece.start == address and piece.stop == stop and piece.offset == 0
+                offset = piece.offset + address - piece.start
+                # the GPU copies whole words
+                inside = in_part and piece.start <= address and offset % 4 == 0 and stop <= piece.stop
+                fits = same or (inside and (nbytes % 4 == 0 or stop == piece.stop))
+                if fits and piece.storage.gpu is gpu and piece.storage.users == 1:
                     piece.storage.content = None
-                    return piece.storage, 0
+                    return piece.storage, offset
             storage = Storage(nbytes, gpu, gpu.allocate(nbytes, VALUES))  # first: if it fails, the old content stays
             self._carve(block, address, address + nbytes)
             self._insert(block, Piece(address, address + nbytes, storage, 0))
@@ -235,10 +257,10 @@ class Memory:
         if gpu is not None:
             try:
                 version = self.version
-                storage, _ = self.write(gpu, address, nbytes)
-                storage.words = ()
-                gpu.upload(storage.buffer, 0, host_address, nbytes, waits or self.version != version)  # type: ignore[arg-type]
-                storage.content = _small(host_address, nbytes)
+                storage, offset = self.write(gpu, address, nbytes, in_part=True)
+                gpu.upload(storage.buffer, offset, host_address, nbytes, waits or self.version != version)  # type: ignore[arg-type]
+                if nbytes == storage.nbytes:
+                    storage.words, storage.content = (), _small(host_address, nbytes)
                 self.count("host_to_device", self.state_of(address), nbytes)
                 return
             except Exception as error:
@@ -277,7 +299,7 @@ class Memory:
         try:
             self._fetch_all([part[:4] for part in parts])
             for storage, _, _, nbytes, address in parts:
-                self.count("device_to_host", self.state_of(address), nbytes if storage.host is None else 0)
+                self.count("device_to_host", self.state_of(address), nbytes if storage.copy is None else 0)
         finally:
             self.release(storage for storage, *_ in parts)
 
@@ -374,7 +396,7 @@ class Memory:
         data = np.zeros(nbytes, np.uint8)
         for source, at, to, n in parts:
             self.fetch(source, at, data.ctypes.data + to, n)
-        self.count("device_to_host", state, sum(n for source, _, _, n in parts if source.host is None))
+        self.count("device_to_host", state, sum(n for source, _, _, n in parts if source.copy is None))
         gpu.upload(storage.buffer, 0, data.ctypes.data, nbytes)  # type: ignore[arg-type]
         self.count("host_to_device", state, nbytes)
 
@@ -404,6 +426,9 @@ class Memory:
         """Bytes of a storage into host memory. Raises DeviceError, if the GPU can't give them back."""
         if storage.host is not None:
             ctypes.memmove(host_address, storage.host.ctypes.data + offset, nbytes)
+        elif storage.content is not None:
+            self.check_usable()
+            ctypes.memmove(host_address, storage.content[offset : offset + nbytes], nbytes)
         elif offset % 4:  # the GPU copies whole words
             data = np.empty(nbytes + offset % 4, np.uint8)
             self.fetch(storage, offset - offset % 4, data.ctypes.data, data.nbytes)
@@ -417,7 +442,7 @@ class Memory:
         """`fetch` of each, but those that need no more than a readback together."""
         together: dict[Gpu, tuple[list[tuple[tuple[Buffer, int, int], int]], set[Word]]] = {}
         for storage, offset, host_address, nbytes in wanted:
-            if storage.host is not None or offset % 4:
+            if storage.copy is not None or offset % 4:
                 self.fetch(storage, offset, host_address, nbytes)
             else:
                 assert storage.gpu is not None

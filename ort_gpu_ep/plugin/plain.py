@@ -54,7 +54,7 @@ class PlainSession(OrtSession):  # type: ignore[misc]  # onnxruntime has no type
     def __init__(self, *arguments: Any, **named: Any) -> None:
         """As onnxruntime's. Which of its optimisers the session must do without is known when it has been made: then it
         is made again."""
-        with capture() as states:
+        with capture(bypasses=True) as states:
             uninterrupted(OrtSession.__init__, self, *arguments, **named)
         unwanted = {name for state in states for name in state.unwanted_optimizers}
         if not unwanted.issubset(named.get("disabled_optimizers") or ()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ort_gpu_ep import partitioner
 from ort_gpu_ep.config import Config
@@ -56,6 +56,7 @@ class Provider(Table):
     """
 
     SLOTS = slots.EP
+    partition_type: ClassVar[type[Partition]] = Partition
 
     def __init__(
         self,
@@ -205,7 +206,7 @@ class Provider(Table):
                     raise
                 self.state.record("fallback", graph.name, error)
                 forget_frames(error)
-            return Partition(self.state, graph, positions, program, fallback)
+            return self.partition_type(self.state, graph, positions, program, fallback)
 
     def _own_weights(self) -> OwnWeights | None:
         """The model's files; None where a worker gets weights by the names of files, which somebody may replace."""

@@ -95,6 +95,7 @@ ORT_API = {
     "ExternalInitializerInfo_GetFilePath": Slot(370, "pp"),
     "ExternalInitializerInfo_GetFileOffset": Slot(371, "qp"),
     "ExternalInitializerInfo_GetByteSize": Slot(372, "zp"),
+    "GetRunConfigEntry": Slot(373, "cpc"),
     "GetSessionOptionsConfigEntries": Slot(379, "spp"),
     "TensorTypeAndShape_HasShape": Slot(390, "bp"),
     "GetTensorElementTypeAndShapeDataReference": Slot(414, "sappp"),
@@ -146,8 +147,6 @@ _COMPILED = (
     "are kept in the cache"
 )
 _STREAMS = "WebGPU has one queue, in order, and a session's runs need no other: IsStreamAware says no"
-_CAPTURE = "runs are recorded ahead without it, and a replay would take no inputs: see [graph capture](#graph-capture)"
-_SEE_CAPTURE = "see IsGraphCaptureEnabled"
 _DECLARED = (
     "an operator of our own comes with the model, as a function (packed-weights.md), and onnxruntime "
     "declares all others"
@@ -191,13 +190,8 @@ EP = {
     ),
     "ShouldConvertDataLayoutForOp": Slot(5, "", 23, "see GetPreferredDataLayout"),
     "SetDynamicOptions": Slot(6, "", 23, "no option can change once kernels are chosen by it"),
-    "OnRunStart": Slot(
-        7,
-        "",
-        23,
-        "it would cost every run a call of Python: what RunOptions ask for comes by CreateProfiler and Shrink",
-    ),
-    "OnRunEnd": Slot(8, "", 23, "see OnRunStart"),
+    "OnRunStart": Slot(7, "sap", 23),
+    "OnRunEnd": Slot(8, "", 23, "a run has ended for the provider when its partition has"),
     "CreateAllocator": Slot(9, "sapo", 23),
     "CreateSyncStreamForDevice": Slot(10, "", 23, _STREAMS),
     "GetCompiledModelCompatibilityInfo": Slot(11, "", 23, _COMPILED),
@@ -205,14 +199,16 @@ EP = {
     "IsConcurrentRunSupported": Slot(13, "sap", 24),
     "Sync": Slot(14, "sa", 25),
     "CreateProfiler": Slot(15, "sao", 25),
-    "IsGraphCaptureEnabled": Slot(16, "", 26, _CAPTURE),
-    "IsGraphCaptured": Slot(17, "", 26, _SEE_CAPTURE),
-    "ReplayGraph": Slot(18, "", 26, _SEE_CAPTURE),
-    "GetGraphCaptureNodeAssignmentPolicy": Slot(19, "", 26, _SEE_CAPTURE),
+    "IsGraphCaptureEnabled": Slot(16, "ba", 26),
+    "IsGraphCaptured": Slot(17, "bai", 26),
+    "ReplayGraph": Slot(18, "sai", 26),
+    "GetGraphCaptureNodeAssignmentPolicy": Slot(
+        19, "", 26, "the default, all nodes on the provider, is what a replay needs"
+    ),
     "GetAvailableResource": Slot(20, "sap", 26),
     "OnSessionInitializationEnd": Slot(21, "sa", 27),
     "GetDefaultMemoryDevice": Slot(22, "sao", 27),
-    "ReleaseCapturedGraph": Slot(23, "", 27, _SEE_CAPTURE),
+    "ReleaseCapturedGraph": Slot(23, "sai", 27),
     "GetWeightlessSupport": Slot(24, "", 29, _COMPILED),
     "GetEpContextDataCallbackSupport": Slot(25, "", 31, _COMPILED),
 }

@@ -122,7 +122,8 @@ class SessionState:
     failed, or that the CPU answered: a run during which it grew is no measure of the GPU. renewals: how often the
     programs were rebuilt on a new device. renewing: held while that goes on. runs: how many `begin_run` was told of.
     last_run: (kind, nbytes) of each copy since the last one; runs that overlap share it. cpu_because: why the CPU
-    answered the whole of the last run, past all partitions; empty where it did not. profiles: what wants the times of
+    answered the whole of the last run, past all partitions; empty where it did not. bypasses: repeated runs of the
+    session bypass ONNX Runtime. profiles: what wants the times of
     runs now, for ONNX Runtime's profiles (profiler.py). unwanted_optimizers: those of onnxruntime that the session must
     do without: nodes that stay on its CPU would end the process.
     """
@@ -147,6 +148,7 @@ class SessionState:
         self.runs = 0
         self.last_run: list[tuple[str, int]] = []
         self.cpu_because = ""
+        self.bypasses = False
         self.profiles: tuple[DispatchTimes, ...] = ()
         self.unwanted_optimizers = set[str]()
         self._said: set[tuple[str, str]] = set()
@@ -305,15 +307,15 @@ def fall_back_or_raise(state: SessionState | None, error: Exception) -> None:
 
 
 @contextmanager
-def capture(costs: Costs | None = None, model: object = None) -> Iterator[list[SessionState]]:
+def capture(costs: Costs | None = None, model: object = None, bypasses: bool = False) -> Iterator[list[SessionState]]:
     """Collects the state of every session that this thread begins to create inside the block, failed ones too.
 
     costs: what these sessions' placement=auto decides by. model: of theirs, a path or bytes; where it is neither, the
-    provider goes by what onnxruntime tells of it.
+    provider goes by what onnxruntime tells of it. bypasses: see SessionState.
     """
     seen: list[SessionState] = []
-    stack: list[tuple[list[SessionState], Costs | None, object]] = _thread.__dict__.setdefault("captures", [])
-    stack.append((seen, costs, model))
+    stack: list[tuple[list[SessionState], Costs | None, object, bool]] = _thread.__dict__.setdefault("captures", [])
+    stack.append((seen, costs, model, bypasses))
     try:
         yield seen
     finally:
@@ -322,8 +324,9 @@ def capture(costs: Costs | None = None, model: object = None) -> Iterator[list[S
 
 def announce(state: SessionState) -> None:
     """Tells the `capture()` blocks of this thread about a new session."""
-    for seen, costs, model in _thread.__dict__.get("captures", []):
+    for seen, costs, model, bypasses in _thread.__dict__.get("captures", []):
         seen.append(state)
+        state.bypasses = state.bypasses or bypasses
         state.costs = costs or state.costs
         if isinstance(model, (str, bytes, os.PathLike)):
             state.fingerprint = fingerprint(model if isinstance(model, bytes) else os.fspath(model))

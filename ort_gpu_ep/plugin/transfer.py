@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ort_gpu_ep.config import resolve
-from ort_gpu_ep.errors import GpuEpError, InputError, InternalError
-from ort_gpu_ep.ir.types import BY_ONNX, DTYPES, Shape, TensorType
+from ort_gpu_ep.errors import InputError, InternalError
+from ort_gpu_ep.ir.types import DTYPES
 from ort_gpu_ep.plugin import slots
 from ort_gpu_ep.plugin.abi import NULL, api, c_text, ffi, get, input_of, key_value_pairs, output_of, tensor_of
 from ort_gpu_ep.plugin.memory import memory
+from ort_gpu_ep.plugin.places import gpu_for, tensor_type
 from ort_gpu_ep.plugin.tables import Table
 
 if TYPE_CHECKING:
-    from ort_gpu_ep.device import Gpu
     from ort_gpu_ep.plugin.state import SessionState
-
-log = logging.getLogger("ort_gpu_ep")
 
 VENDOR = "ort_gpu_ep"
 CPU_DEVICE, GPU_DEVICE = 0, 1
@@ -90,13 +85,14 @@ class DataTransfer(Table):
         self.drop()
 
     def can_copy(self, source: Any, target: Any) -> bool:
-        kinds = api.MemoryDevice_GetDeviceType(source), api.MemoryDevice_GetDeviceType(target)
-        if GPU_DEVICE not in kinds:
-            return False
-        return all(
-            kind == CPU_DEVICE or (kind == GPU_DEVICE and api.MemoryDevice_GetVendorId(device) == self.vendor_id)
-            for kind, device in zip(kinds, (source, target), strict=True)
-        )
+        gpus = 0
+        for device in (source, target):
+            kind = api.MemoryDevice_GetDeviceType(device)
+            if kind == GPU_DEVICE and api.MemoryDevice_GetVendorId(device) == self.vendor_id:
+                gpus += 1
+            elif kind != CPU_DEVICE:
+                return False
+        return gpus > 0
 
     def copy_tensors(self, sources: Any, targets: Any, streams: Any, count: int) -> None:
         outwards = []
@@ -105,9 +101,10 @@ class DataTransfer(Table):
             if memory.owns(address) and not memory.owns(into):
                 outwards.append((address, into, nbytes))
             else:
-                copy_value(sources[i], targets[i])
-        with recording(*(address for address, _, _ in outwards)):
-            memory.copy_out_all(outwards)
+                _copy(address, into, nbytes)
+        if outwards:
+            with recording(*[address for address, _, _ in outwards]):
+                memory.copy_out_all(outwards)
 
 
 @contextmanager
@@ -138,7 +135,11 @@ def _places(source: int, target: int) -> tuple[int, int, int]:
 
 def copy_value(source: int, target: int) -> None:
     """Copies one tensor OrtValue into another, wherever the two are. Raises InputError where they are not alike."""
-    address, into, nbytes = _places(source, target)
+    _copy(*_places(source, target))
+
+
+def _copy(address: int, into: int, nbytes: int) -> None:
+    """Copies memory, wherever it is."""
     if nbytes == 0:
         return
     with recording(address, into):
@@ -154,41 +155,6 @@ def copy_value(source: int, target: int) -> None:
                 f"asked to copy {address:#x} to {into:#x}, neither of which is memory of {VENDOR}. "
                 "Is a second GPU provider in the same session?"
             )
-
-
-@lru_cache(maxsize=4096)
-def tensor_type(onnx_type: int, shape: Shape) -> TensorType:
-    """The TensorType of what ONNX Runtime passes. Raises InternalError for an element type that is not ours."""
-    if onnx_type not in BY_ONNX:
-        raise InternalError(
-            f"a tensor of ONNX element type {onnx_type} came to the device; expected one of {sorted(BY_ONNX)}"
-        )
-    return TensorType(BY_ONNX[onnx_type], shape)
-
-
-def gpu_for(address: int) -> Gpu | None:
-    """The GPU that new content of an address should go to: its session's, else that which has its content now, else the
-    default one.
-
-    None if there is none, or it is a worker's: what it holds is on the host then.
-    """
-    if memory.forked:
-        return None
-    state = memory.state_of(address)
-    if state is not None:
-        return gpu if (gpu := state.gpu) is not None and not gpu.lost else None
-    if (holder := memory.gpu_of(address)) is not None and not holder.lost:
-        return holder
-    try:
-        config = resolve()
-        if config.isolation == "process":
-            return None
-        from ort_gpu_ep.health.open_adapter import open_gpu
-
-        return open_gpu(config)
-    except GpuEpError as error:
-        log.warning("no GPU for shared device memory: %s", error)
-        return None
 
 
 class MemcpyKernel(Table):

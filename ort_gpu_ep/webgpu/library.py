@@ -10,6 +10,7 @@ implementation.py chooses.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 import os
@@ -99,6 +100,8 @@ def _loaded() -> tuple[Any, Any, str]:
 KIND = choice.for_good().kind
 """Which implementation this process uses, for all its sessions."""
 ffi, lib, NAME = _loaded()
+# for ever: at its end the interpreter drops this module before others, whose objects call the library once more
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(lib))
 
 
 def address(name: str) -> Any:

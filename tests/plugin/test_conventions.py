@@ -68,7 +68,7 @@ for name in (NAME, "ours"):
     onnxruntime.register_execution_provider_library(name, ort_gpu_ep.get_library_path())
 names = [d.ep_name for d in onnxruntime.get_ep_devices()]
 print(names.count(NAME), names.count(ort_gpu_ep.EP_NAME))
-for provider, options in ((NAME, {"enableGraphCapture": "1", "validationMode": "basic"}), (ort_gpu_ep.EP_NAME, {}), (NAME, {"plecement": "gpu"})):
+for provider, options in ((NAME, {"deviceId": "0", "enableGraphCapture": "0", "validationMode": "basic"}), (ort_gpu_ep.EP_NAME, {}), (NAME, {"plecement": "gpu"})):
     try:
         with capture() as states:
             providers = [(provider, {"placement": "gpu", "strict": "1", **options}), "CPUExecutionProvider"]
@@ -87,7 +87,7 @@ def test_the_name_of_onnxruntimes_own_webgpu_provider() -> None:
     told = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     assert told[:2] == ["1 1", "WebGpuExecutionProvider 0.0 2.0 1"]
-    assert "no effect here: enableGraphCapture, validationMode" in told[2]
+    assert "no effect here: deviceId, validationMode" in told[2]
     assert told[3:5] == ["WgpuExecutionProvider 0.0 2.0 1", "[]"]
     assert "did you mean 'placement'" in done.stdout
 

@@ -51,6 +51,48 @@ def fetch(space: Memory, address: int, nbytes: int) -> Any:
     return data
 
 
+@pytest.mark.parametrize(
+    ("start", "nbytes", "stays"),
+    [(0, 64, True), (8, 4, True), (NBYTES - 3, 3, False), (0, 6, False), (NBYTES - 6, 6, False)],
+    ids=["begin", "inside", "odd", "not whole words", "odd end"],
+)
+def test_a_part_is_uploaded_where_the_value_is(
+    start: int, nbytes: int, stays: bool, space: Memory, block: int, gpu: Gpu, rng: np.random.Generator
+) -> None:
+    """A recording of what reads the whole holds. The GPU writes whole words: what they would spoil moves."""
+    whole, part = rng.integers(0, 255, NBYTES, np.uint8), rng.integers(0, 255, nbytes, np.uint8)
+    put(space, gpu, block, whole)
+    piece, version = space.piece_of(block, NBYTES), space.version
+    put(space, gpu, block + start, part)
+    assert (space.version == version, space.piece_of(block, NBYTES) is piece) == (stays, stays)
+    whole[start : start + nbytes] = part
+    np.testing.assert_array_equal(fetch(space, block, NBYTES), whole)
+
+
+def test_a_part_of_what_another_value_has_too_is_not_uploaded_there(
+    space: Memory, block: int, gpu: Gpu, rng: np.random.Generator
+) -> None:
+    whole, part, other = rng.integers(0, 255, NBYTES, np.uint8), np.zeros(64, np.uint8), space.allocate(NBYTES, None)
+    put(space, gpu, block, whole)
+    space.copy(gpu, block, other, NBYTES)
+    put(space, gpu, block, part)
+    np.testing.assert_array_equal(fetch(space, other, NBYTES), whole)
+    space.free(other)
+
+
+def test_what_was_uploaded_last_is_read_back_without_the_gpu(
+    space: Memory, block: int, gpu: Gpu, rng: np.random.Generator
+) -> None:
+    whole = rng.integers(0, 255, NBYTES, np.uint8)
+    put(space, gpu, block, whole)
+    before = gpu.stats.downloads
+    np.testing.assert_array_equal(fetch(space, block + 5, 100), whole[5:105])
+    assert gpu.stats.downloads == before
+    space.write(gpu, block, NBYTES)  # by a run
+    fetch(space, block, NBYTES)
+    assert gpu.stats.downloads == before + 1
+
+
 ranges = st.tuples(st.integers(0, 60), st.integers(1, 30)).map(
     lambda t: (t[0] * 64, min(t[1] * 32, NBYTES - t[0] * 64))
 )

@@ -31,6 +31,7 @@ from ort_gpu_ep.plugin.abi import api, ffi, text_of
 from ort_gpu_ep.plugin.compute import Partition
 from ort_gpu_ep.plugin.control_flow import LoopHelper, ScanHelper
 from ort_gpu_ep.plugin.explain import device_memory_of
+from ort_gpu_ep.plugin.graph_capture import CapturingProvider
 from ort_gpu_ep.plugin.incompatibility import DEVICE, DRIVER, MISSING, NONE, incompatibility
 from ort_gpu_ep.plugin.profiler import Profiler
 from ort_gpu_ep.plugin.provider import Provider
@@ -43,7 +44,7 @@ Array = np.ndarray[Any, Any]
 
 TABLES = {
     "OrtEpFactory": factory.Factory,
-    "OrtEp": Provider,
+    "OrtEp": CapturingProvider,
     "OrtNodeComputeInfo": Partition,
     "OrtAllocator": Allocator,
     "OrtDataTransferImpl": DataTransfer,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import DeviceError
 from ort_gpu_ep.plugin import SessionState
+from ort_gpu_ep.plugin.memory import CONTENT_NBYTES
 from ort_gpu_ep.session.session import InferenceSession
 from tests.patience import steps
 from tests.plugin.cases import Opened, assert_close, device_value, info, island, make_model, node, raises, reference
@@ -268,14 +269,16 @@ def test_empty_values_do_not_count(mlp: bytes) -> None:
     assert last_run(opened.state) == Crossed([], [])
 
 
+@pytest.mark.parametrize("rows", [300, 3], ids=["large", "small"])
 def test_a_run_that_the_cpu_answers_counts_what_it_takes(
-    mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    rows: int, mlp: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The input comes back for the CPU, its result goes up, and comes back for the user."""
+    """The input comes back for the CPU, its result goes up, and comes back for the user. What is small has not left the
+    host: nothing waits for the GPU to give it back."""
     from ort_gpu_ep.runtime.program import Program
 
-    opened = open_drop_in(mlp)
-    x = rng.normal(size=(3, 16)).astype("f")
+    opened, is_large = open_drop_in(mlp), rows * 16 * 4 > CONTENT_NBYTES
+    x = rng.normal(size=(rows, 16)).astype("f")
     opened.run(x=x)
 
     monkeypatch.setattr(Program, "run", raises(DeviceError("on purpose")))
@@ -283,8 +286,8 @@ def test_a_run_that_the_cpu_answers_counts_what_it_takes(
     assert gpu is not None
     before = replace(gpu.stats)
     assert_close(opened.run(x=x), reference(mlp, x=x))
-    assert last_run(opened.state) == Crossed([192, 192], [192, 192])
-    assert (gpu.stats.uploads - before.uploads, gpu.stats.downloads - before.downloads) == (2, 2)
+    assert last_run(opened.state) == Crossed([x.nbytes] * 2, [x.nbytes] * 2 * is_large)
+    assert (gpu.stats.uploads - before.uploads, gpu.stats.downloads - before.downloads) == (2, 2 * is_large)
 
 
 def test_what_stays_on_the_host_is_not_counted(
