@@ -71,7 +71,16 @@ def test_as_exact_sums_of_what_was_rounded(count: int, k: int, n: int, block: in
 
 @pytest.mark.parametrize(
     ("count", "accuracy", "bits", "size"),
-    [(5, 4, 4, 4), (16, 4, 4, 4), (5, 1, 4, 4), (11, 1, 8, 4), (7, 1, 2, 4), (16, 1, 4, 4), (16, 1, 4, 8), (11, 1, 8, 8)],
+    [
+        (5, 4, 4, 4),
+        (16, 4, 4, 4),
+        (5, 1, 4, 4),
+        (11, 1, 8, 4),
+        (7, 1, 2, 4),
+        (16, 1, 4, 4),
+        (16, 1, 4, 8),
+        (11, 1, 8, 8),
+    ],
 )
 def test_more_vectors_in_groups(count: int, accuracy: int, bits: int, size: int, form: Any) -> None:
     """Some each, of the same rows one after another; the last group may be smaller."""

@@ -18,7 +18,11 @@ from tests.ops.single_node import assert_agree, on_cpu
 
 HALVES = Limits(features=frozenset({"shader-f16"}))
 SIZES = {"q": (2, 3, 5, 8), "k": (2, 3, 7, 8), "v": (2, 3, 7, 8)}
-BEFORE, AFTER, BOTH = ("Softmax", "Cast 1", "Cast 10"), ("Cast 1", "Cast 10", "Softmax"), ("Cast 1", "Softmax", "Cast 10")
+BEFORE, AFTER, BOTH = (
+    ("Softmax", "Cast 1", "Cast 10"),
+    ("Cast 1", "Cast 10", "Softmax"),
+    ("Cast 1", "Softmax", "Cast 10"),
+)
 
 
 def attention(middle: Sequence[str], outputs: Sequence[str] = ()) -> onnx.ModelProto:
