@@ -208,9 +208,9 @@ def joined(
 
 def _joint(session: Any) -> list[bool]:
     """Of each set of inputs, whether its runs are submitted together."""
-    forms = session.direct._known.values() if session.direct is not None else []
-    found = [form.steady.contention for known in forms for form in known.values()]
-    return [contention is not None and contention.coalescer is not None for contention in found]
+    forms = session.direct.partition.forms.values() if session.direct is not None else []
+    contentions = [form.steady.contention for form in forms]
+    return [contention is not None and contention.coalescer is not None for contention in contentions]
 
 
 def threads_of(name: str, counts: list[int], adapter: str, join: bool) -> dict[str, dict[int, float]]:
