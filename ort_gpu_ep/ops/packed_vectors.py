@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ort_gpu_ep.ir.symbolic import hint
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic, same
 from ort_gpu_ep.ir.types import FLOATS, TensorType
 from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, Strided, kernel
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, Operand, Strided, kernel
 from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice, Target
 from ort_gpu_ep.ops import rounded_vectors
 from ort_gpu_ep.ops.packed_operands import Columns, Weights, interleaved
@@ -185,7 +185,7 @@ def grouped(
 ) -> dict[str, Form]:
     """Forms of more vectors than MAX_VECTORS, where there are some: in groups, which read the same rows one after
     another. rounds: they are rounded to bytes."""
-    if columns.count > MANY_VECTORS:
+    if not _are_tokens(node.input(columns.source), columns) or columns.count > MANY_VECTORS:
         return {}
     count, codes = int(hint(columns.count)), weights.rows * weights.k
     if rounds:
@@ -204,6 +204,12 @@ def grouped(
         for size in GROUPS
         if size == MAX_VECTORS or LIVE * size * 32 // weights.bits < by.lane_registers
     }
+
+
+def _are_tokens(x: Operand, columns: Columns) -> bool:
+    """Whether their number is known, or is that of sequences with a token each: a plan for prompts, which are of any
+    length, does not ask how long they are."""
+    return not is_symbolic(columns.count) or (x.rank == 3 and same(x.shape[1], 1))
 
 
 def groups_of(columns: int) -> str:

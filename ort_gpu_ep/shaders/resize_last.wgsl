@@ -5,7 +5,7 @@
 
 fn resized(i: u32) -> vec4<f32> {
 #include resize_axes.wgsl
-    if (s0.outside || s1.outside || s2.outside) { return vec4<f32>(OUTSIDE); }
+    if (s0.outside || s1.outside || s2.outside) { return vec4<f32>(f32(OUTSIDE)); }
     let base = kept(i);
     if (KIND == 0u) {
         return x_at4((base + u32(s0.first) * STRIDE0 + u32(s1.first) * STRIDE1 + u32(s2.first) * STRIDE2) / 4u);

@@ -17,6 +17,7 @@ from ort_gpu_ep.ops.joining import IN_PLACE
 from ort_gpu_ep.partitioner.absorption import ACTIVATIONS, LAYERS, PRODUCTS, Consumers, absorb
 from ort_gpu_ep.partitioner.attention_inputs import simplify_attention
 from ort_gpu_ep.partitioner.between_products import keep_bytes
+from ort_gpu_ep.partitioner.casts import without_round_trips
 from ort_gpu_ep.partitioner.fusion import Chains
 from ort_gpu_ep.partitioner.fusions import apply_rules
 from ort_gpu_ep.partitioner.integers import quantize_products
@@ -34,6 +35,7 @@ from ort_gpu_ep.partitioner.passes import (
     PATTERNS_FUSED,
     PRODUCTS_JOINED,
     PRODUCTS_QUANTIZED,
+    ROUND_TRIPS_GONE,
     STANDARD,
     SUMS_WIDE,
     Work,
@@ -167,6 +169,9 @@ PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
     DECODERS_ABSORBED: _absorbed(PRODUCTS),
     LAYERS_ABSORBED: _absorbed(LAYERS),
     ACTIVATIONS_READ: _absorbed(ACTIVATIONS),
+    ROUND_TRIPS_GONE: _again(
+        lambda work: without_round_trips(work.graph, work.facts, work.limits), "conversions there and back are taken away"
+    ),
     PATTERNS_FUSED: _again(lambda work: apply_rules(work.graph, work.facts, work.limits), "the rules are tried"),
     CHAINS_FUSED: _again(
         lambda work: Chains(work.graph, work.facts, work.limits, work.answers).run(), "chains are fused"
