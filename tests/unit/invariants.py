@@ -170,7 +170,8 @@ PROPERTIES: Mapping[str, Callable[[Work], Iterator[str]]] = {
     LAYERS_ABSORBED: _absorbed(LAYERS),
     ACTIVATIONS_READ: _absorbed(ACTIVATIONS),
     ROUND_TRIPS_GONE: _again(
-        lambda work: without_round_trips(work.graph, work.facts, work.limits), "conversions there and back are taken away"
+        lambda work: without_round_trips(work.graph, work.facts, work.limits),
+        "conversions there and back are taken away",
     ),
     PATTERNS_FUSED: _again(lambda work: apply_rules(work.graph, work.facts, work.limits), "the rules are tried"),
     CHAINS_FUSED: _again(
