@@ -5,7 +5,7 @@
 # usage: [CONFORMANCE=1] sh scripts/dawn.sh [PYTEST_ARGUMENT...]
 set -eu
 cd "$(dirname "$0")/.."
-extras="all,dawn"
+extras="all,dawn,test"
 . scripts/setup.sh
 sh scripts/newest_lavapipe.sh .vulkan-newest "$python"
 python=.vulkan-newest/bin/python
