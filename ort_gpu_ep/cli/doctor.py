@@ -109,7 +109,9 @@ def _adapters(config: Config) -> tuple[list[AdapterInfo], str]:
 
 
 def _examine(chosen: AdapterInfo, quick: bool, rounds: int, device: Device) -> list[Outcome]:
-    names = [p.name for p in PROBES.values() if p.is_quick(chosen.is_software) or not quick]
+    from ort_gpu_ep.health.open_adapter import quick_probes  # knows the library, which is chosen by now
+
+    names = [p.name for p in (quick_probes(chosen) if quick else PROBES.values())]
     outcomes = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=shared.err, transient=True, disable=not shared.err.is_terminal) as progress:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import AdapterInfo, Gpu
@@ -29,6 +29,9 @@ from ort_gpu_ep.processes import interrupts
 from ort_gpu_ep.processes.interrupts import uninterrupted
 from ort_gpu_ep.webgpu.choice import DAWN
 from ort_gpu_ep.webgpu.library import KIND
+
+if TYPE_CHECKING:
+    from ort_gpu_ep.health.probe import Probe
 
 log = logging.getLogger("ort_gpu_ep")
 
@@ -188,6 +191,13 @@ def _is_of_dawn(disables: Collection[str]) -> bool:
     return KIND == DAWN and bool({MATRIX_UNITS, MATRIX_BYTES, MATRIX_ATTENTION} & {*disables})
 
 
+def quick_probes(info: AdapterInfo) -> list[Probe]:
+    """Those that the first session on an adapter runs."""
+    from ort_gpu_ep.health.probe import PROBES
+
+    return [p for p in PROBES.values() if p.is_quick(info.is_software) or _is_of_dawn(p.disables)]
+
+
 def quick(info: AdapterInfo, left: Collection[str] = (), only: Collection[str] = ()) -> Verdict:
     """The quick probes in worker processes. Where no worker can be started, nothing is known and nothing disabled.
 
@@ -195,15 +205,8 @@ def quick(info: AdapterInfo, left: Collection[str] = (), only: Collection[str] =
     """
     interrupts.load("ort_gpu_ep.health.probes")  # which fills the table
     from ort_gpu_ep.health.examination import examine, examine_at_once
-    from ort_gpu_ep.health.probe import PROBES
 
-    probes = [
-        p
-        for p in PROBES.values()
-        if (p.is_quick(info.is_software) or _is_of_dawn(p.disables))
-        and p.name not in left
-        and (not only or p.name in only)
-    ]
+    probes = [p for p in quick_probes(info) if p.name not in left and (not only or p.name in only)]
     # forms of many kernels need what these show, so they come first of those that only hardware runs
     probes.sort(key=lambda p: 0 if p.quick else 1 if SHOWN_FEATURES & {*p.disables} else 2)
     names, budget_s = [p.name for p in probes], QUICK_S * (DAWN_TIMES if KIND == DAWN else 1)

@@ -317,3 +317,24 @@ def test_the_report_is_about_the_driver_only(monkeypatch: pytest.MonkeyPatch, tm
         os.environ.get("HOME", "/root") + "/",
     ):
         assert private not in text
+
+
+@pytest.mark.parametrize("library", ["wgpu", "dawn"])
+def test_a_quick_look_knows_as_much_as_the_first_session(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it finds spares sessions their own look: with Dawn a software adapter's matrix units, too."""
+    asked: dict[str, list[str]] = {}
+
+    def noting(who: str) -> Any:
+        def examined(index: int, names: list[str], *rest: Any, **options: Any) -> Any:
+            asked[who] = names
+            return iter([])
+
+        return examined
+
+    monkeypatch.setattr(open_adapter, "KIND", library)
+    monkeypatch.setattr("ort_gpu_ep.cli.doctor.examine", noting("doctor"))
+    monkeypatch.setattr(examination, "examine", noting("session"))
+    CliRunner().invoke(app, ["doctor", "--quick"])
+    open_adapter.quick(pick(list(enumeration.adapters()), ""))
+    assert sorted(asked["doctor"]) == sorted(asked["session"])
+    assert any("matrix units" in name for name in asked["doctor"]) == (library == "dawn")
