@@ -5,9 +5,9 @@
 Needs torch, torchvision and transformers; weights are random. A network is exported in float32, and in float16 after
 its module became that, and measured in a process of its own. Whole runs with arrays in and out, in blocks with a warm
 clock (cases.in_blocks): `float16` is the float16 model at the default precision, `f16acc` the float32 model with that
-precision, `float32` that model as it is. torch runs eagerly, and as a CUDA graph where it can capture one; attention
-is its scaled_dot_product_attention then. Errors are relative L2 from
-onnxruntime's CPU in float32. --profile lists the kernels that take the most.
+precision, `float32` that model as it is. torch runs eagerly, and as a CUDA graph where it can capture one; it calculates
+attention by scaled_dot_product_attention. Errors are relative L2 from onnxruntime's CPU in float32. --profile lists the
+kernels that take the most.
 """
 
 from __future__ import annotations
@@ -240,28 +240,29 @@ def main(
     if one:
         print(json_module.dumps(measure(names[0], folder or Path(), sides.split(","), runs, profile)))
         return
-    place = folder or Path(tempfile.mkdtemp())
-    place.mkdir(parents=True, exist_ok=True)
-    missing = [name for name in names if not (place / f"{name}.npy").exists()]
-    with ProcessPoolExecutor(min(8, len(missing) or 1)) as pool:
-        list(pool.map(export, missing, [place] * len(missing)))
-    results = {}
-    for name in names:
-        arguments = [name, "--one", "--folder", str(place), "--sides", sides, "--runs", str(runs)]
-        command = [sys.executable, "-m", "benchmarks.exported", *arguments, "--profile", str(profile)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            console.print(f"{name}: failed, see above")
-            continue
-        results[name] = rows = json_module.loads(done.stdout.splitlines()[-1])
-        for side, row in rows.items():
-            peer = rows.get("torch float16", row)["ms"] / row["ms"]
-            console.print(f"{name}, {side}: {row['ms']:.2f} ms, {peer:.2f} x torch, error {row['error']:.1e}")
-            for line in [row.get("units", ""), *row.get("kernels", [])]:
-                if line:
-                    console.print("   ", line, markup=False)
-        if json is not None:
-            json.write_text(json_module.dumps(results, indent=1))
+    with tempfile.TemporaryDirectory() as own:
+        place = folder or Path(own)  # gigabytes: they go with the run, unless a folder is asked for
+        place.mkdir(parents=True, exist_ok=True)
+        missing = [name for name in names if not (place / f"{name}.npy").exists()]
+        with ProcessPoolExecutor(min(8, len(missing) or 1)) as pool:
+            list(pool.map(export, missing, [place] * len(missing)))
+        results = {}
+        for name in names:
+            arguments = [name, "--one", "--folder", str(place), "--sides", sides, "--runs", str(runs)]
+            command = [sys.executable, "-m", "benchmarks.exported", *arguments, "--profile", str(profile)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+            if done.returncode:
+                console.print(f"{name}: failed, see above")
+                continue
+            results[name] = rows = json_module.loads(done.stdout.splitlines()[-1])
+            for side, row in rows.items():
+                peer = rows.get("torch float16", row)["ms"] / row["ms"]
+                console.print(f"{name}, {side}: {row['ms']:.2f} ms, {peer:.2f} x torch, error {row['error']:.1e}")
+                for line in [row.get("units", ""), *row.get("kernels", [])]:
+                    if line:
+                        console.print("   ", line, markup=False)
+            if json is not None:
+                json.write_text(json_module.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

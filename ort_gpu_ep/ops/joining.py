@@ -88,7 +88,7 @@ def concat(node: BoundNode) -> Lowering:
     parts = [_Part(i, o.shape[axis]) for i, o in enumerate(operands) if o.size]
     if len(parts) < 2 and not node.has_steps:
         return Lowering((out,), views=((0, int(parts[0].source) if parts else 0),))
-    packed = out.dtype.nbytes < 4
+    packed = _per_word(out.dtype) > 1
     if packed and len(parts) > 1 and not (moves_bits(node) and _in_words(out, axis, parts)):
         return _joined(node, out, axis, parts)
     types = [node.input(int(part.source)).type for part in parts]
@@ -143,10 +143,15 @@ def _batches(node: BoundNode, whole: TensorType, parts: Sequence[TensorType]) ->
     yield first, len(parts)
 
 
+def _per_word(dtype: DType) -> int:
+    """Elements in 32 bits: more than one are packed, where their bits are moved."""
+    return max(1, 4 // dtype.nbytes)
+
+
 def _in_words(whole: TensorType, axis: int, parts: Sequence[_Part]) -> bool:
     """Whether no two parts share a word."""
     _, _, inner = around(whole.shape, axis)
-    return all(same(part.size * inner % max(1, 4 // whole.dtype.nbytes), 0) for part in parts)
+    return all(same(part.size * inner % _per_word(whole.dtype), 0) for part in parts)
 
 
 def _rows(whole: TensorType, axis: int, parts: Sequence[_Part], first: int, last: int) -> tuple[dict[str, Const], int]:
@@ -155,7 +160,7 @@ def _rows(whole: TensorType, axis: int, parts: Sequence[_Part], first: int, last
     outer, size, inner = around(whole.shape, axis)
     sizes = [part.size * inner for part in parts]
     before, row, whole_row = sum(sizes[:first]), sum(sizes[first:last]), size * inner
-    unit = max(1, 4 // whole.dtype.nbytes)
+    unit = _per_word(whole.dtype)
     fours = (whole.dtype is FLOAT32 or unit > 1) and all(
         same(n % (4 * unit), 0) for n in (before, whole_row, *sizes[first:last])
     )
@@ -228,7 +233,7 @@ def split(node: BoundNode) -> Lowering:
     equal = () if same(sum(sizes), x.shape[axis]) else ((x.shape[axis], sum(sizes)),)
     whole = TensorType(x.dtype, replaced(x.shape, axis, sum(sizes)))
     outputs = tuple(TensorType(x.dtype, replaced(x.shape, axis, size)) for size in sizes)
-    parts, packed = [_Part(k, size) for k, size in enumerate(sizes)], x.dtype.nbytes < 4
+    parts, packed = [_Part(k, size) for k, size in enumerate(sizes)], _per_word(x.dtype) > 1
     is_whole = all(node.wants(k) for k in range(len(sizes))) and all(t.size != 0 for t in outputs)
     if not is_whole or not _in_words(whole, axis, parts):
         return Lowering(outputs, tuple(_each(node, outputs, axis)), equal=equal)

@@ -14,7 +14,7 @@ from ort_gpu_ep.kernels.claim import claim
 from ort_gpu_ep.kernels.lowering import Facts, bind
 from ort_gpu_ep.kernels.registry import Decline, Limits
 
-SUMS_WIDE = ("Softmax", "LogSoftmax")
+SOFTMAXES = ("Softmax", "LogSoftmax")
 
 
 def without_round_trips(graph: Graph, facts: Facts, limits: Limits) -> Graph:
@@ -32,7 +32,7 @@ def without_round_trips(graph: Graph, facts: Facts, limits: Limits) -> Graph:
 
     for narrow in casts:
         inner = alone(narrow.inputs[0])
-        softmax = inner if inner is not None and inner.op in SUMS_WIDE and not inner.domain else None
+        softmax = inner if inner is not None and inner.op in SOFTMAXES and not inner.domain else None
         wide = alone(softmax.inputs[0]) if softmax is not None else inner
         if wide is None or not _is_cast(wide) or not _there_and_back(facts, wide, narrow):
             continue
