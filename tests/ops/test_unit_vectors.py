@@ -17,6 +17,7 @@ from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.ops import unit_vectors
 from ort_gpu_ep.scheduler import make_plan
 from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.scheduler.template import make_template
 from tests.ops.matrix_emulation import Emulated, emulation
 from tests.ops.test_float16_units import LIMITS
 
@@ -99,6 +100,19 @@ def check(
     assert "unit_vectors.wgsl" in trial.shaders
     exact, sizes = x.astype(np.float64) @ dense.T + added, np.abs(x.astype(np.float64)) @ np.abs(dense).T
     assert (np.abs(got - exact) <= 2.0**-11 * (np.abs(exact) + sizes) + k * 2.0**-24 * sizes + 2.0**-24).all()
+
+
+def test_a_batch_of_open_size() -> None:
+    """One plan for 5 to 16 rows, which cuts k where columns are few; one for more, and for prompts, is another."""
+    model, _, _ = model_of("batch", 4096, 4096, 32, False, False)
+    template = make_template(
+        from_onnx(model), [TensorType(FLOAT16, (12, 1, 4096))], LIMITS.of(Config(weights="packed"))
+    )
+    (kernel,) = (step.kernel for step in template.plan.steps if isinstance(step, Dispatch))
+    assert kernel.shader == unit_vectors.SHADER
+    assert dict(kernel.consts)["SPLIT"] > 1
+    taken = [template.fill([TensorType(FLOAT16, (rows, 1, 4096))]) is not None for rows in (4, 5, 16, 17)]
+    assert taken == [False, True, True, False]
 
 
 @pytest.mark.parametrize("rows", [5, 8, 16])

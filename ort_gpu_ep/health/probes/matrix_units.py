@@ -150,7 +150,7 @@ def _few_vectors(trial: Trial) -> None:
     "kernels",
     disables=(MATRIX_UNITS, *UNIT_SHADERS),
     fault=(
-        r"\b(n\d+_\d+|line|k|channel) < (N && m\d+_\d+ < M|BATCH \* LINES|end|CHANNELS && tap < TAPS)",
+        r"\b(n\d+_\d+|line\d*|k|channel) < (N && m\d+_\d+ < M|N\)|BATCH \* LINES|end|CHANNELS && tap < TAPS)",
         r"\1 + 1u < \2",
     ),
     ops=SUMS_OF_PRODUCTS,
