@@ -38,7 +38,7 @@ MATRIX_BYTES = "matrix-units-int8"
 MATRIX_ATTENTION = "matrix-units-attention"
 """Among Limits.features: likewise, attention by such fragments, whose scores go from lane to lane of a subgroup."""
 BYTE_UNIT_SHADERS = ("byte_units.wgsl", "pack_byte_rows.wgsl")
-UNIT_SHADERS = ("matrix_product.wgsl", "line_scales.wgsl", "part_scales.wgsl", "scaled_rows.wgsl")
+UNIT_SHADERS = ("matrix_product.wgsl", "unit_vectors.wgsl", "line_scales.wgsl", "part_scales.wgsl", "scaled_rows.wgsl")
 """Products on matrix units, and what scales their operands."""
 ATTENTION_UNIT_SHADERS = ("attention_units.wgsl",)
 SHOWN_FEATURES = frozenset({LAST_ARRIVING, SUBNORMAL_HALVES, MATRIX_UNITS, MATRIX_BYTES, MATRIX_ATTENTION})

@@ -20,7 +20,7 @@ from ort_gpu_ep.kernels.forms import Form, best_ns, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
-from ort_gpu_ep.ops import rounded_products, tiles, unit_packed
+from ort_gpu_ep.ops import rounded_products, tiles, unit_packed, unit_vectors
 from ort_gpu_ep.ops.packed_operands import NO_WINDOW, PLANES, Columns, Layout, Weights, interleaved, rows_of
 from ort_gpu_ep.ops.packed_vectors import MAX_VECTORS, grouped, lower_vectors, rounds_few
 
@@ -99,6 +99,9 @@ def lower_packed(
         _described(node, weights, stored),
     )
     forms |= in_groups
+    if in_groups and not in_bytes:
+        powers = unit_packed.powers_of(node, weights)
+        forms |= unit_vectors.forms(node, weights, columns, rows, bias, (alpha, beta), powers)
     if rounds:
         forms[rounded_products.ROUNDED] = rounded_products.form(node, weights, columns, rows, bias)
     varying = "+" if is_symbolic(columns.count) else ""

@@ -35,7 +35,7 @@ WRITTEN = 0.55
 @dataclass(frozen=True, slots=True)
 class PackedProduct:
     """What a form needs besides its tile. unpack: the kernel that writes [k, n] into `unpacked`, with `scaled` [blocks,
-    n] in place of the scales, which are those times a power of two for each column. powers: as _powers has them. bias:
+    n] in place of the scales, which are those times a power of two for each column. powers: as powers_of has them. bias:
     its input, or none. codes: constants of what is decoded in the tile; None where it can't be.
     """
 
@@ -88,7 +88,7 @@ def forms(
     packed = PackedProduct(
         units,
         weights,
-        _powers(node, weights),
+        powers_of(node, weights),
         rows,
         unpack,
         bias[0] if bias else None,
@@ -158,7 +158,7 @@ def _of(
     lies_right = columns.column == k and columns.y_column == n and k % 4 == n % 8 == 0
     if not (is_plain and lies_right and min(int(hint(count)), n, k) >= LEAST and limits.allow("unpack_product.wgsl")):
         return None
-    if 2 * n * k > limits.max_binding_nbytes or not _powers(node, weights):
+    if 2 * n * k > limits.max_binding_nbytes or not powers_of(node, weights):
         return None
     flat = Strided((1,), (0,))
     product = Product(
@@ -180,7 +180,7 @@ def _of(
     return UnitProduct(product, x_operand, w_operand, limits.precision == TF32 and not plain, plain, halves=True)
 
 
-def _powers(node: BoundNode, weights: Weights) -> int:
+def powers_of(node: BoundNode, weights: Weights) -> int:
     """How many powers of two a weight may be larger than its scale; 0: that is not known."""
     zp = node.optional(weights.zp) if weights.zp is not None else None
     whole = zp is None or zp.dtype.value in ("u32", "i32")

@@ -229,6 +229,9 @@ def _matrix_unit_lines(plans: Iterable[Plan]) -> list[str]:
             consts = dict(step.kernel.consts)
             rounded = "" if consts["W_PLAIN"] else "2^-10 + "
             lines[step.label] = f"  {step.label}: within ({rounded}{consts['K']} * 2^-24) of the sum of |x w|"
+        elif isinstance(step, Dispatch) and step.kernel.shader == "unit_vectors.wgsl":
+            k = dict(step.kernel.consts)["K"]
+            lines[step.label] = f"  {step.label}: within (2^-11 + {k} * 2^-24) of the sum of |x w|"
         elif isinstance(step, Dispatch) and step.kernel.shader == "attention_units.wgsl":
             consts = dict(step.kernel.consts)
             rounded = "" if consts["HALVES"] else "2^-10 + "

@@ -45,7 +45,7 @@ TILES = (
 )
 BYTE_TILE = UnitTile("byte units fuzzed", 32, 32, 64, 2, 2, 1.0)
 HEADS = UnitForm(2, 32), UnitForm(1, 32, 4)
-UNITS = {"matrix_product.wgsl", "attention_units.wgsl", "byte_units.wgsl"}
+UNITS = {"matrix_product.wgsl", "unit_vectors.wgsl", "attention_units.wgsl", "byte_units.wgsl"}
 KINDS = ("normal", "positive", "large", "small", "mixed")
 ROUNDED = 2.0**-10
 """What float16 operands of a float32 model may be off: twice a half of a unit in the last place."""
@@ -270,7 +270,8 @@ def packed(draw: Draw) -> Check:
     """MatMulNBits."""
     from tests.compressed.test_packed_products import nbits_model
 
-    rows, n, bits, block = draw.size(16, 70), 8 * draw.size(2, 10), draw.one(4, 4, 8, 2), draw.one(16, 32, 64)
+    few, many = draw.size(5, 16), draw.size(16, 70)
+    rows, n, bits, block = draw.one(few, many), 8 * draw.size(2, 10), draw.one(4, 4, 8, 2), draw.one(16, 32, 64)
     k = 16 * draw.size(1, 12)
     model, (dense, bias) = nbits_model((rows, k), k, n, bits, block, draw.one("none", "codes"), True)
     if draw.dtype is np.float16:
@@ -370,6 +371,8 @@ def run(trial: Trial, seed: int) -> tuple[str, int, list[str]]:
         *(form.name for form in HEADS),
         f"decoded in {tile.name}",
         f"unpacked for {tile.name}",
+        "vectors on units*2",
+        "vectors on units*1",
         BYTE_TILE.name,
     )
     with in_tile(tile), forced(*(names if draw.size(0, 1) else reversed(names))):

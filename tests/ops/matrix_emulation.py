@@ -107,6 +107,8 @@ _REPLACED = (
         r"return bitcast<vec2<u32>>\(v\);",
         "return vec2<u32>(pack2x16float(vec2<f32>(v.xy)), pack2x16float(vec2<f32>(v.zw)));",
     ),
+    (r"return bitcast<vec2<f16>>\(word\);", "return vec2<f16>(unpack2x16float(word));"),
+    (r"return bitcast<u32>\(v\);", "return pack2x16float(vec2<f32>(v));"),
     (r"enable chromium\w+;\n", ""),
     (r"// [^\n]*", ""),
     (r"diagnostic\([^)]*\);\n", ""),
@@ -130,7 +132,7 @@ def emulated(text: str) -> str:
     """The same module without subgroup matrices; other modules as they are."""
     if "subgroupMatrix" not in text:
         return text
-    if not re.search(r"alias \w+ = vec4<f16>|<storage[^>]*> \w+: array<(vec4<)?f16>", text):
+    if not re.search(r"alias \w+ = vec4<f16>|<storage[^>]*> \w+: array<(vec4<)?f16>|vec2<f16>", text):
         text = text.replace("enable f16;\n", "")
     functions = (BYTES if "result<i32" in text else FUNCTIONS) + LEFT + _sizes(text)
     for pattern, new in _REPLACED:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ort_gpu_ep.health.probe import SUMS_OF_PRODUCTS, Trial, Unsupported, agree, graph_of, probe, reference
-from ort_gpu_ep.ir.graph import Node
+from ort_gpu_ep.ir.graph import Array, Node
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.target import (
     ATTENTION_UNIT_SHADERS,
@@ -27,7 +27,7 @@ from ort_gpu_ep.kernels.target import (
     no_byte_units,
     no_matrix_units,
 )
-from ort_gpu_ep.ops import attention_units, matrix_units, unit_bytes
+from ort_gpu_ep.ops import attention_units, matrix_units, unit_bytes, unit_vectors
 from ort_gpu_ep.ops.matrix_units import TILES, UnitTile
 
 CODES_BLOCK = 32
@@ -117,18 +117,32 @@ def _convolutions(trial: Trial, filters: int, precision: str) -> None:
     agree(f"{precision} convolutions", got, want.transpose(0, 2, 3, 1), 0.0)
 
 
-def _codes(trial: Trial, rows: int, columns: int, k: int, precision: str) -> None:
-    """Likewise of codes of 4 bits, their scales powers of two."""
-    x, codes = trial.integers(-4, 5, rows, k).astype(np.float32), trial.integers(0, 16, columns, k)
+def _nbits(trial: Trial, columns: int, k: int) -> tuple[Node, Array, Array, Array]:
+    """A MatMulNBits of x, w and s; codes of 4 bits, their scales, which are powers of two, and the weights."""
+    codes = trial.integers(0, 16, columns, k)
     scales = np.exp2(trial.integers(-3, 1, columns, k // CODES_BLOCK)).astype(np.float32)
     stored = (codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8).reshape(columns, k // CODES_BLOCK, -1)
     attributes: dict[str, Any] = {"K": k, "N": columns, "bits": 4, "block_size": CODES_BLOCK}
     node = Node("MatMulNBits", ("x", "w", "s"), ("y",), "", "com.microsoft", 1, attributes)
+    return node, stored, scales, (codes.astype(np.float32) - 8) * np.repeat(scales, CODES_BLOCK, 1)
+
+
+def _codes(trial: Trial, rows: int, columns: int, k: int, precision: str) -> None:
+    """Likewise of codes of 4 bits, their scales powers of two."""
+    x, (node, stored, scales, dense) = trial.integers(-4, 5, rows, k).astype(np.float32), _nbits(trial, columns, k)
     (tile,) = matrix_units.TILES
     with forced(f"decoded in {tile.name}"):
         (got,) = trial.graph(graph_of({"x": x}, {"w": stored, "s": scales}, node), [x], precision)
-    dense = (codes.astype(np.float32) - 8) * np.repeat(scales, CODES_BLOCK, 1)
     agree(f"{precision} codes {rows} x {k} x {columns}", got, x @ dense.T, 0.0)
+
+
+def _few_vectors(trial: Trial) -> None:
+    """Likewise of float16, of fewer vectors than a fragment has rows."""
+    rows, columns, k = unit_vectors.VECTORS - 5, 72, 3 * 128 + 32
+    x, (node, stored, scales, dense) = trial.integers(-4, 5, rows, k).astype(np.float16), _nbits(trial, columns, k)
+    with forced("vectors on units*1"):
+        (got,) = trial.graph(graph_of({"x": x}, {"w": stored, "s": scales.astype(np.float16)}, node), [x])
+    agree(f"codes {rows} x {k} x {columns}", got, (x @ dense.T).astype(np.float16), 0.0)
 
 
 @probe(
@@ -136,13 +150,13 @@ def _codes(trial: Trial, rows: int, columns: int, k: int, precision: str) -> Non
     "kernels",
     disables=(MATRIX_UNITS, *UNIT_SHADERS),
     fault=(
-        r"\b(n\d+_\d+|line|k|channel) < (N && m\d+_\d+ < M|BATCH \* LINES|end|CHANNELS && tap < TAPS)",
+        r"\b(n\d+_\d+|line\d*|k|channel) < (N && m\d+_\d+ < M|N\)|BATCH \* LINES|end|CHANNELS && tap < TAPS)",
         r"\1 + 1u < \2",
     ),
     ops=SUMS_OF_PRODUCTS,
 )
 def units(trial: Trial) -> str:
-    """Products around the edges of each tile, one of codes, and convolutions: rounded to float16, in range by lines and
+    """Products around the edges of each tile, two of codes, and convolutions: rounded to float16, in range by lines and
     images."""
     with _shown(trial, no_matrix_units, MATRIX_UNITS, LAST_ARRIVING) as limits:
         ran = _quickest([tile for tile in TILES if tile.fits(limits, w_rows=True)], trial)
@@ -156,6 +170,7 @@ def units(trial: Trial) -> str:
                         precision = TF32 if tile is ran[-1] else "f16acc"
                         _product(trial, tile.n + 5, tile.m + 4, 2 * tile.k + 4, precision, precision != TF32)
                         if tile is ran[-1]:
+                            _few_vectors(trial)
                             _codes(trial, tile.n + 5, tile.m + 8, 2 * tile.k + 32, precision)
         return f"{len(ran)} tiles, fragments of {limits.fragment}"
 
