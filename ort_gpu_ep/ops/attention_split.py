@@ -23,6 +23,8 @@ VECTORS, CODE_KEYS, PER_UNIT = 1024, 64, 4
 """Of a step of float keys, and of as many values; keys of a step of codes; workgroups that a compute unit is to have,
 of which each takes as many steps as that leaves it."""
 
+AHEAD = 1
+
 JOIN_LANES = 256
 
 record(
@@ -158,6 +160,7 @@ def split_attention(
         "V_UNITS": read.lanes,
         "LOADS": ceil_div(keys, LANES // read.lanes),
         "JOINED": joined,
+        "AHEAD": AHEAD,
         "ROUNDS": ceil_div(keys * share, LANES),
         "POWERS": min(keys, LANES // share),
         **q.consts("Q"),
@@ -243,9 +246,7 @@ def _keys(target: Target, share: int, read: Reading, codes: Codes | None) -> int
     while (
         2 * keys <= most
         and read.nbytes(share, 2 * keys, 1) <= target.limits.max_workgroup_nbytes
-        and not (
-            by.loads_ahead and ceil_div(2 * keys * registers, LANES) + OTHER_REGISTERS > by.lane_registers
-        )
+        and not (by.loads_ahead and ceil_div(2 * keys * registers, LANES) + OTHER_REGISTERS > by.lane_registers)
     ):
         keys *= 2
     return keys

@@ -155,11 +155,13 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         k$(n)_$d = key_load(row$n + $(d)u * PARTS);
 #end
 #end
+#if AHEAD
         if (lane < ROWS * V_UNITS) {
 #for n in LOADS
             v$n = value_load(v_from + min(begin + lane / V_UNITS + $(n)u * ROWS, last_stored) * V_S);
 #end
         }
+#end
     }
 #if APPEND
     let is_new = before >= begin && before < end;
@@ -261,6 +263,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
             }
 #end
         }
+#if AHEAD
         if (next < end_stored) {
 #for n in KEY_ROUNDS
             let row$n = k_from + min(next + lane / PARTS + $(n)u * AT_ONCE, last_stored) * K_S;
@@ -269,6 +272,13 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
         }
+#else
+        if (first < end_stored && lane < ROWS * V_UNITS) {
+#for n in LOADS
+            v$n = value_load(v_from + min(first + lane / V_UNITS + $(n)u * ROWS, last_stored) * V_S);
+#end
+        }
+#end
         workgroupBarrier();
         var most = top;
 #for n in ROUNDS
@@ -336,12 +346,24 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
             }
 #end
+#if AHEAD
             if (next < end_stored) {
 #for n in LOADS
                 v$n = value_load(v_from + min(next + lane / V_UNITS + $(n)u * ROWS, last_stored) * V_S);
 #end
             }
+#end
         }
+#if not AHEAD
+        if (next < end_stored) {
+#for n in KEY_ROUNDS
+            let row$n = k_from + min(next + lane / PARTS + $(n)u * AT_ONCE, last_stored) * K_S;
+#for d in KEY_LOADS
+            k$(n)_$d = key_load(row$n + $(d)u * PARTS);
+#end
+#end
+        }
+#end
     }
     found[lane] = total;
     workgroupBarrier();
