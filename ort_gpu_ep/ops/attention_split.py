@@ -253,6 +253,11 @@ def _keys(target: Target, share: int, read: Reading, codes: Codes | None) -> int
 
 
 def _splits(target: Target, tokens: int, keys: int, blocks: int) -> int:
-    """Parts of the keys: as many as the units have workgroups for, or a step each."""
-    most = max(1, PER_UNIT * target.figures.units // blocks)
+    """Parts of the keys: of a step each, or fewer."""
+    most = _most_parts(target, blocks)
     return most if hint(tokens) > most * keys else ceil_div(tokens, keys)
+
+
+def _most_parts(target: Target, blocks: int) -> int:
+    """As many as the units have workgroups for. blocks: workgroups that read the same part."""
+    return max(1, PER_UNIT * target.figures.units // blocks)
