@@ -354,7 +354,7 @@ def test_a_window_leaves_out_whole_parts(window: int) -> None:
 @contextmanager
 def in_parts(count: int) -> Iterator[None]:
     """The keys of one query are in so many parts at most, of as many steps as that takes."""
-    with apart(), mock.patch.object(attention_split, "_most_parts", lambda *_: count):
+    with apart(), mock.patch.object(attention_split, "_most_parts", return_value=count):
         yield
 
 
