@@ -19,11 +19,11 @@ MAX_SHARE = 4
 LANES, NEIGHBOURS = 128, 8
 """Invocations of a workgroup; those that read a key at most: what they load lies together."""
 
-VECTORS, CODE_KEYS, PER_UNIT = 1024, 64, 4
+VECTORS, CODE_KEYS, PER_UNIT = 1024, 64, 3
 """Of a step of float keys, and of as many values; keys of a step of codes; workgroups that a compute unit is to have,
 of which each takes as many steps as that leaves it."""
 
-AHEAD = 1
+VALUE_WORDS = 1
 
 JOIN_LANES = 256
 
@@ -98,7 +98,8 @@ def reading(width: int, codes: Codes | None) -> Reading:
     if codes is None:
         return Reading(width // 4)
     word = codes.per_word
-    return Reading(width // 4, 4 * word if width % (16 * word) == 0 else word, word)
+    wide = 4 * word if width % (16 * word) == 0 else word
+    return Reading(width // 4, wide, wide if VALUE_WORDS == 4 and codes.bits == 8 else word)
 
 
 def fits(node: BoundNode, q: Heads, k: Heads, v: Heads, codes: Codes | None) -> bool:
@@ -155,12 +156,12 @@ def split_attention(
         "KEY_ROUNDS": keys * read.parts // LANES,
         "KEY_LOADS": width // read.of_keys // read.parts,
         "KEY_WORDS": read.of_keys // codes.per_word if codes else 0,
+        "VALUE_WORDS": read.of_values // codes.per_word if codes else 0,
         "K_FOURS": read.of_keys // 4,
         "V_FOURS": read.of_values // 4,
         "V_UNITS": read.lanes,
         "LOADS": ceil_div(keys, LANES // read.lanes),
         "JOINED": joined,
-        "AHEAD": AHEAD,
         "ROUNDS": ceil_div(keys * share, LANES),
         "POWERS": min(keys, LANES // share),
         **q.consts("Q"),
@@ -190,7 +191,7 @@ def split_attention(
         vectors=(
             *(() if newest else ("q",)),
             *(() if codes and not wide else ("keys",)),
-            *(() if codes else ("values",)),
+            *(() if codes and read.of_values == codes.per_word else ("values",)),
             "sums",
         ),
         words=("keys", "values") if codes and newest else (),

@@ -12,7 +12,7 @@
 // With APPEND q and the newest key are tokens, turned here, and key and value are stored behind those of the steps before, by one of the workgroups that have
 // their place. Then x stands for q, perhaps with x_k and x_v beside it, with Q_ROW Q_AT and so on (of a batch, and from which element on), and what
 // append_tokens.wgsl says of cosines, sines, positions.
-// CODES: as attention.wgsl has it; an invocation loads KEY_WORDS words of keys at a time, one of values, and strides are of these.
+// CODES: as attention.wgsl has it; an invocation loads KEY_WORDS words of keys at a time, VALUE_WORDS of values, and strides are of these.
 // attention_join.wgsl applies the scales of values, so that this binds no buffer for them, unless it stores one.
 // Source: Dao et al., Flash-Decoding for long-context inference, 2023.
 #default CODES = 0
@@ -24,6 +24,7 @@ const TEAM: u32 = LANES / SHARE;        // invocations that have a head's powers
 const ROWS: u32 = LANES / V_UNITS;      // of values that are read at a time
 const AT_ONCE: u32 = LANES / PARTS;     // keys that are read at a time
 const LINE: u32 = SHARE * KEYS + 32u / PARTS;   // sums of a part of a key; so 32 neighbours write to as many banks
+const K_UNITS: u32 = D4 / $(K_FOURS)u;     // loads of a key
 const JOINT: u32 = JOINED * ROWS * D4;
 
 #if APPEND
@@ -39,8 +40,15 @@ var<workgroup> factors: array<f32, SHARE>;
 
 #if CODES
 #let FOURS = 8 // CODES
+#if VALUE_WORDS == 4
+alias value_unit = vec4<u32>;
+fn value_load(i: u32) -> value_unit { return values_word4(i); }
+fn value_four(unit: value_unit, f: u32) -> vec4<f32> { return codes_in(unit[f / $(FOURS)u], f); }
+#else
 alias value_unit = u32;
 fn value_load(i: u32) -> value_unit { return values_word(i); }
+fn value_four(unit: value_unit, f: u32) -> vec4<f32> { return codes_in(unit, f); }
+#end
 #if KEY_WORDS == 4
 alias key_unit = vec4<u32>;
 fn key_load(i: u32) -> key_unit { return keys_word4(i); }
@@ -50,7 +58,6 @@ alias key_unit = u32;
 fn key_load(i: u32) -> key_unit { return keys_word(i); }
 fn key_four(unit: key_unit, f: u32) -> vec4<f32> { return codes_in(unit, f); }
 #end
-fn value_four(unit: value_unit, f: u32) -> vec4<f32> { return codes_in(unit, f); }
 #else
 alias key_unit = keys_four_t;
 alias value_unit = values_four_t;
@@ -59,6 +66,9 @@ fn value_load(i: u32) -> value_unit { return values_four(i); }
 fn key_four(unit: key_unit, f: u32) -> vec4<f32> { return keys_of_four(unit); }
 fn value_four(unit: value_unit, f: u32) -> vec4<f32> { return values_of_four(unit); }
 #end
+
+// Of a query's four elements in workgroup memory: what neighbours need at a time, each for its load of a key, lies together.
+fn place_of(d4: u32) -> u32 { return d4 % $(K_FOURS)u * K_UNITS + d4 / $(K_FOURS)u; }
 
 fn dot_onto(a: vec4<f32>, b: vec4<f32>, sum: f32) -> f32 { return fma(a.x, b.x, fma(a.y, b.y, fma(a.z, b.z, fma(a.w, b.w, sum)))); }
 
@@ -113,6 +123,10 @@ fn newest_word(from_four: u32, word: u32) -> u32 {
 #end
     return bits;
 }
+
+fn newest_words(from_four: u32, word: u32) -> vec4<u32> {
+    return vec4<u32>(newest_word(from_four, word), newest_word(from_four, word + 1u), newest_word(from_four, word + 2u), newest_word(from_four, word + 3u));
+}
 #end
 #end
 
@@ -145,22 +159,12 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     var k$(n)_$d = key_unit();
 #end
 #end
-#for n in LOADS
-    var v$n = value_unit();
-#end
     if (begin < end_stored) {
 #for n in KEY_ROUNDS
         let row$n = k_from + min(begin + lane / PARTS + $(n)u * AT_ONCE, last_stored) * K_S;
 #for d in KEY_LOADS
         k$(n)_$d = key_load(row$n + $(d)u * PARTS);
 #end
-#end
-#if AHEAD
-        if (lane < ROWS * V_UNITS) {
-#for n in LOADS
-            v$n = value_load(v_from + min(begin + lane / V_UNITS + $(n)u * ROWS, last_stored) * V_S);
-#end
-        }
 #end
     }
 #if APPEND
@@ -172,7 +176,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         let token = token4(part, b, select(head, first_head + i / D4, part == 0u), d, before);
 #if CODES
         if (part == 0u) {
-            queries[i] = token * SCALE * scales_of_four(1u, head, d);
+            queries[i - d + place_of(d)] = token * SCALE * scales_of_four(1u, head, d);
         } else {
             queries[i] = codes_of_four(part, head, d, token);
         }
@@ -184,24 +188,27 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     }
     workgroupBarrier();
 #if CODES
-    if (is_stored && lane < D4 / $(8 // CODES * KEY_WORDS)u) {
+    if (is_stored && lane < K_UNITS) {
         let at = b * K_B + head * K_H + before * K_S + K_FIRST + lane;
 #if KEY_WORDS == 4
-        let word = 4u * lane;
-        keys_store_word4(at, vec4<u32>(newest_word(SHARE * D4, word), newest_word(SHARE * D4, word + 1u),
-                                    newest_word(SHARE * D4, word + 2u), newest_word(SHARE * D4, word + 3u)));
+        keys_store_word4(at, newest_words(SHARE * D4, 4u * lane));
 #else
         keys_store_word(at, newest_word(SHARE * D4, lane));
 #end
     }
     if (is_stored && lane < V_UNITS) {
-        values_store_word(b * V_B + head * V_H + before * V_S + V_FIRST + lane, newest_word((SHARE + 1u) * D4, lane));
+        let at = b * V_B + head * V_H + before * V_S + V_FIRST + lane;
+#if VALUE_WORDS == 4
+        values_store_word4(at, newest_words((SHARE + 1u) * D4, 4u * lane));
+#else
+        values_store_word(at, newest_word((SHARE + 1u) * D4, lane));
+#end
     }
 #end
 #else
     for (var i = lane; i < SHARE * D4; i += LANES) {
 #if CODES
-        queries[i] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE * scales_of_four(1u, head, i % D4);
+        queries[i - i % D4 + place_of(i % D4)] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE * scales_of_four(1u, head, i % D4);
 #else
         queries[i] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE;
 #end
@@ -228,7 +235,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for f in K_FOURS
             {
 #for h in SHARE
-                let q$h = queries[$(h)u * D4 + (part + $(d)u * PARTS) * $(K_FOURS)u + $(f)u];
+                let q$h = queries[$(h)u * D4 + $(f)u * K_UNITS + part + $(d)u * PARTS];
 #end
 #for n in KEY_ROUNDS
                 let c$n = key_four(k$(n)_$d, $(f)u);
@@ -254,7 +261,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
                 for (var d = part; d < D4; d += PARTS) {
                     let key = queries[SHARE * D4 + d];
 #for h in SHARE
-                    new$h = dot_onto(queries[$(h)u * D4 + d], key, new$h);
+                    new$h = dot_onto(queries[$(h)u * D4 + place_of(d)], key, new$h);
 #end
                 }
 #for h in SHARE
@@ -263,22 +270,14 @@ fn grid_main(group: vec3<u32>, lane: u32) {
             }
 #end
         }
-#if AHEAD
-        if (next < end_stored) {
-#for n in KEY_ROUNDS
-            let row$n = k_from + min(next + lane / PARTS + $(n)u * AT_ONCE, last_stored) * K_S;
-#for d in KEY_LOADS
-            k$(n)_$d = key_load(row$n + $(d)u * PARTS);
+#for n in LOADS
+        var v$n = value_unit();
 #end
-#end
-        }
-#else
         if (first < end_stored && lane < ROWS * V_UNITS) {
 #for n in LOADS
             v$n = value_load(v_from + min(first + lane / V_UNITS + $(n)u * ROWS, last_stored) * V_S);
 #end
         }
-#end
         workgroupBarrier();
         var most = top;
 #for n in ROUNDS
@@ -346,15 +345,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
             }
 #end
-#if AHEAD
-            if (next < end_stored) {
-#for n in LOADS
-                v$n = value_load(v_from + min(next + lane / V_UNITS + $(n)u * ROWS, last_stored) * V_S);
-#end
-            }
-#end
         }
-#if not AHEAD
         if (next < end_stored) {
 #for n in KEY_ROUNDS
             let row$n = k_from + min(next + lane / PARTS + $(n)u * AT_ONCE, last_stored) * K_S;
@@ -363,7 +354,6 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
         }
-#end
     }
     found[lane] = total;
     workgroupBarrier();
