@@ -138,9 +138,10 @@ def split_attention(
     tokens, d4, group = k.shape[2], width // 4, heads // int(k.shape[1])
     share = next(n for n in (4, 2, 1) if group % n == 0)
     read = reading(int(width), codes)
-    keys = _keys(target, share, read, codes)
+    blocks = hint(batch) * heads // share
+    keys = _keys(target, share, read, codes, tokens, blocks)
     joined = read.joined(share, keys, target.limits.max_workgroup_nbytes)
-    splits, split_consts = _splits(target, tokens, keys, hint(batch) * heads // share), options.consts()
+    splits, split_consts = _splits(target, tokens, keys, blocks), options.consts()
     consts: dict[str, Const] = {
         "BATCH": batch,
         "HEADS": heads,
@@ -239,13 +240,14 @@ def _parts(loads: int) -> int:
     return next(n for n in (NEIGHBOURS, 4, 2, 1) if loads % n == 0)
 
 
-def _keys(target: Target, share: int, read: Reading, codes: Codes | None) -> int:
-    """Of a step: a power of two; fewer where a compiler that loads ahead would not have registers for keys and values,
-    or there is little workgroup memory."""
+def _keys(target: Target, share: int, read: Reading, codes: Codes | None, tokens: int, blocks: int) -> int:
+    """Of a step: a power of two; fewer where half of the units would have no workgroup, where a compiler that loads
+    ahead would not have registers for keys and values, or where there is little workgroup memory."""
     by, keys, most = target.figures, LANES // read.parts, CODE_KEYS if codes else VECTORS // read.d4
     registers = 8 * read.d4 if codes is None else 8 * read.d4 * codes.bits // 32
     while (
         2 * keys <= most
+        and 2 * blocks * ceil_div(hint(tokens), 2 * keys) >= by.units
         and read.nbytes(share, 2 * keys, 1) <= target.limits.max_workgroup_nbytes
         and not (by.loads_ahead and ceil_div(2 * keys * registers, LANES) + OTHER_REGISTERS > by.lane_registers)
     ):

@@ -106,7 +106,7 @@ def test_a_workgroup_has_fewer_keys_where_registers_are_few(
     monkeypatch.setattr(
         gpu, "limits", replace(gpu.limits, figures=replace(gpu.limits.figures, loads_ahead=True, lane_registers=64))
     )
-    one, feeds = model([70, 33], 1, 96, size=size, rotary=16)
+    one, feeds = model([70, 33], 1, 1200, size=size, rotary=16)
     types = {name: TensorType(dtype_of(array), array.shape) for name, array in feeds.items()}
     kernels = [step.kernel for step in make_plan(from_onnx(one), types, gpu.limits).steps if isinstance(step, Dispatch)]
     assert [dict(k.consts)["KEYS"] for k in kernels if k.shader == "attention_split.wgsl"] == [keys]
