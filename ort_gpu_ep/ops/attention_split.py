@@ -19,18 +19,22 @@ MAX_SHARE = 4
 LANES, NEIGHBOURS = 128, 8
 """Invocations of a workgroup; those that read a key at most: what they load lies together."""
 
-VECTORS, MANY_KEYS = 1024, 4096
-"""Of the keys that a workgroup reads, and of the values; caches of more tokens than that are split into parts of twice
-as many, of which fewer are joined. Measured on an H200 with 32 heads of 128: a token behind 512 others takes 42.2, 42.6
-and 53.8 us a layer with parts of 1024, 2048 and 4096 vectors, behind 4096 others 60.3, 54.8 and 74.1."""
+VECTORS, CODE_KEYS, PER_UNIT = 1024, 64, 3
+"""Of a step of float keys, and of as many values; keys of a step of codes; workgroups that a compute unit is to have,
+of which each takes as many steps as that leaves it."""
 
-JOIN_LANES = 128
+VALUE_WORDS = 1
+
+JOIN_LANES = 256
 
 record(
     "attention_split.wgsl",
     "product",
     loop_bound=lambda k: (
-        ceil_div((k["SHARE"] + 2) * k["D4"], k.workgroup_size) + ceil_div(k["SHARE"] * k["D4"], k.workgroup_size)
+        2 * ceil_div((k["SHARE"] + 2) * k["D4"], k.workgroup_size)
+        + ceil_div(k["SK"], k["KEYS"] * k["SPLITS"])
+        + k["D4"] // k["PARTS"]
+        + k["SHARE"]
     ),
     flops=lambda k: 16 * k["BATCH"] * k["HEADS"] * k["SK"] * k["D4"],
 )
@@ -39,7 +43,7 @@ record(
     "reduction",
     loop_bound=lambda k: (
         2 * ceil_div(k["SPLITS"], k.workgroup_size)
-        + ceil_div(k["SPLITS"], 4 * (k.workgroup_size // k["D4"]))
+        + ceil_div(k["SPLITS"], 8 * (k.workgroup_size // k["D4"]))
         + 2 * k.workgroup_size.bit_length()
         + k.workgroup_size // k["D4"]
     ),
@@ -59,7 +63,46 @@ class Newest:
     cache: TensorType
 
 
-def fits(node: BoundNode, q: Heads, k: Heads, v: Heads) -> bool:
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How keys and values are read, by loads of so many elements: of keys, of values. d4: vectors of a head."""
+
+    d4: int
+    of_keys: int = 4
+    of_values: int = 4
+
+    @property
+    def parts(self) -> int:
+        """Invocations that read a key."""
+        return _parts(4 * self.d4 // self.of_keys)
+
+    @property
+    def lanes(self) -> int:
+        """Invocations that read a row of values."""
+        return 4 * self.d4 // self.of_values
+
+    def nbytes(self, share: int, keys: int, joined: int) -> int:
+        """Of workgroup memory: queries with the newest key and value, scores or at the end sums, powers, one number an
+        invocation."""
+        sums = 16 * joined * (LANES // self.lanes) * self.d4
+        scores = 4 * (share * keys * self.parts + 32)
+        return 16 * (share + 2) * self.d4 + max(scores, sums) + 4 * share * (keys + 2) + 4 * LANES
+
+    def joined(self, share: int, keys: int, most: int) -> int:
+        """Heads whose sums are in workgroup memory at once."""
+        return next((n for n in (4, 2) if share % n == 0 and self.nbytes(share, keys, n) <= most), 1)
+
+
+def reading(width: int, codes: Codes | None) -> Reading:
+    """Of heads of so many elements. Codes of keys by 16 bytes, where that leaves several invocations for each."""
+    if codes is None:
+        return Reading(width // 4)
+    word = codes.per_word
+    wide = 4 * word if width % (16 * word) == 0 else word
+    return Reading(width // 4, wide, wide if VALUE_WORDS == 4 and codes.bits == 8 else word)
+
+
+def fits(node: BoundNode, q: Heads, k: Heads, v: Heads, codes: Codes | None) -> bool:
     """Whether there is one query for each head, and a head that this form takes."""
     width, limits = q.shape[3], node.target.limits
     is_alike = (
@@ -68,10 +111,11 @@ def fits(node: BoundNode, q: Heads, k: Heads, v: Heads) -> bool:
         and width // 4 <= LANES // 2
         and limits.max_invocations >= LANES
     )
-    parts = _parts(width // 4)
-    keys = LANES // parts
+    read = reading(width, codes)
     return (
-        is_alike and same(q.shape[2], 1) and _memory(MAX_SHARE, keys, parts, width // 4) <= limits.max_workgroup_nbytes
+        is_alike
+        and same(q.shape[2], 1)
+        and read.nbytes(MAX_SHARE, LANES // read.parts, 1) <= limits.max_workgroup_nbytes
     )
 
 
@@ -93,10 +137,11 @@ def split_attention(
     batch, heads, _, width = q.shape
     tokens, d4, group = k.shape[2], width // 4, heads // int(k.shape[1])
     share = next(n for n in (4, 2, 1) if group % n == 0)
-    parts = _parts(d4)
-    vectors = VECTORS * (2 if hint(tokens) > MANY_KEYS else 1)
-    keys = _keys(target, share, parts, d4, vectors)
-    splits, split_consts = ceil_div(tokens, keys), options.consts()
+    read = reading(int(width), codes)
+    blocks = hint(batch) * heads // share
+    keys = _keys(target, share, read, codes, tokens, blocks)
+    joined = read.joined(share, keys, target.limits.max_workgroup_nbytes)
+    splits, split_consts = _splits(target, tokens, keys, blocks), options.consts()
     consts: dict[str, Const] = {
         "BATCH": batch,
         "HEADS": heads,
@@ -107,15 +152,22 @@ def split_attention(
         "GROUP": group,
         "SHARE": share,
         "KEYS": keys,
-        "PARTS": parts,
+        "PARTS": read.parts,
         "SPLITS": splits,
-        "KEY_ROUNDS": keys * parts // LANES,
-        "LOADS": ceil_div(keys, LANES // d4),
+        "KEY_ROUNDS": keys * read.parts // LANES,
+        "KEY_LOADS": width // read.of_keys // read.parts,
+        "KEY_WORDS": read.of_keys // codes.per_word if codes else 0,
+        "VALUE_WORDS": read.of_values // codes.per_word if codes else 0,
+        "K_FOURS": read.of_keys // 4,
+        "V_FOURS": read.of_values // 4,
+        "V_UNITS": read.lanes,
+        "LOADS": ceil_div(keys, LANES // read.lanes),
+        "JOINED": joined,
         "ROUNDS": ceil_div(keys * share, LANES),
         "POWERS": min(keys, LANES // share),
         **q.consts("Q"),
-        **k.consts("K"),
-        **v.consts("V"),
+        **k.consts("K", read.of_keys),
+        **v.consts("V", read.of_values),
         **split_consts,
         **mask_consts(mask, (batch, heads, 1, tokens), options.least),
         "APPEND": newest is not None,
@@ -127,8 +179,8 @@ def split_attention(
     reads = options.reads()
     lengths = {name: at for name, at in reads.items() if name == "lengths"}
     sink = {"sink": reads.pop("sink")} if "sink" in reads else {}
-    operands = newest.reads if newest else {"q": q.source, "k": k.source, "v": v.source}
-    caches = ("keys", "values") if newest else ("k", "v")
+    operands = newest.reads if newest else {"q": q.source, "keys": k.source, "values": v.source}
+    wide = codes is not None and read.of_keys > codes.per_word
     scales = codes.reads(values=newest is not None) if codes else {}
     split = kernel(
         "attention_split.wgsl",
@@ -136,9 +188,14 @@ def split_attention(
         consts=consts,
         grid=(splits, heads // share, batch),
         workgroup_size=LANES,
-        workgroup_nbytes=_memory(share, keys, parts, d4) + (32 * d4 if newest else 0),
-        vectors=(*(() if newest else ("q",)), *(() if codes else caches), "sums"),
-        words=caches if codes and newest else (),
+        workgroup_nbytes=read.nbytes(share, keys, joined),
+        vectors=(
+            *(() if newest else ("q",)),
+            *(() if codes and not wide else ("keys",)),
+            *(() if codes and read.of_values == codes.per_word else ("values",)),
+            "sums",
+        ),
+        words=("keys", "values") if codes and newest else (),
         reports=options.lengths is not None,
         reads={**operands, **({"mask": mask[0]} if mask else {}), **reads, **scales},
         writes={"sums": "attention_sums", "tops": "attention_tops", **(newest.writes if newest else {})},
@@ -149,13 +206,14 @@ def split_attention(
         "attention_join.wgsl",
         [out],
         grid=(heads, batch, 1),
-        workgroup_size=JOIN_LANES,
+        workgroup_size=min(JOIN_LANES, target.limits.max_invocations),
         workgroup_nbytes=20 * JOIN_LANES,
         consts={
             "D4": d4,
             "HEADS": heads,
             "SPLITS": splits,
             "KEYS": keys,
+            "SK": tokens,
             **{name: split_consts[name] for name in ("BEFORE", "CAUSAL", "LENGTHS", "WINDOW")},
             "Y_B": y_strides[0] // 4,
             "Y_H": y_strides[1] // 4,
@@ -177,24 +235,32 @@ def split_attention(
     return [split, join], [("attention_sums", sums), ("attention_tops", tops)]
 
 
-def _parts(d4: int) -> int:
+def _parts(loads: int) -> int:
     """Invocations that read a key."""
-    return next(n for n in (NEIGHBOURS, 4, 2, 1) if d4 % n == 0)
+    return next(n for n in (NEIGHBOURS, 4, 2, 1) if loads % n == 0)
 
 
-def _keys(target: Target, share: int, parts: int, d4: int, vectors: int) -> int:
-    """Of a workgroup: a power of two that makes about so many vectors; fewer where a compiler that loads ahead would not
-    have registers for keys and values, or there is little workgroup memory."""
-    by, keys = target.figures, LANES // parts
+def _keys(target: Target, share: int, read: Reading, codes: Codes | None, tokens: int, blocks: int) -> int:
+    """Of a step: a power of two; fewer where half of the units would have no workgroup, where a compiler that loads
+    ahead would not have registers for keys and values, or where there is little workgroup memory."""
+    by, keys, most = target.figures, LANES // read.parts, CODE_KEYS if codes else VECTORS // read.d4
+    registers = 8 * read.d4 if codes is None else 8 * read.d4 * codes.bits // 32
     while (
-        2 * keys * d4 <= vectors
-        and _memory(share, 2 * keys, parts, d4) + 32 * d4 <= target.limits.max_workgroup_nbytes
-        and not (by.loads_ahead and 8 * ceil_div(2 * keys * d4, LANES) + OTHER_REGISTERS > by.lane_registers)
+        2 * keys <= most
+        and 2 * blocks * ceil_div(hint(tokens), 2 * keys) >= by.units
+        and read.nbytes(share, 2 * keys, 1) <= target.limits.max_workgroup_nbytes
+        and not (by.loads_ahead and ceil_div(2 * keys * registers, LANES) + OTHER_REGISTERS > by.lane_registers)
     ):
         keys *= 2
     return keys
 
 
-def _memory(share: int, keys: int, parts: int, d4: int) -> int:
-    """Bytes of workgroup memory: queries, scores, one number an invocation, rows of values to be joined."""
-    return 16 * share * d4 + 4 * (share * keys * parts + 32) + 4 * LANES + 16 * share * (LANES // d4) * d4
+def _splits(target: Target, tokens: int, keys: int, blocks: int) -> int:
+    """Parts of the keys: of a step each, or fewer."""
+    most = _most_parts(target, blocks)
+    return most if hint(tokens) > most * keys else ceil_div(tokens, keys)
+
+
+def _most_parts(target: Target, blocks: int) -> int:
+    """As many as the units have workgroups for. blocks: workgroups that read the same part."""
+    return max(1, PER_UNIT * target.figures.units // blocks)

@@ -145,7 +145,7 @@ def group_query_attention(node: BoundNode) -> Lowering:
     out, width = TensorType(dtype, (step.batch, step.sequence, step.heads * step.size)), step.heads * step.size
     y_strides = (step.sequence * width, step.size, width)
     put = _put(node, step, appended[::-1])
-    if fits(node, queries, keys, values):
+    if fits(node, queries, keys, values, codes):
         target = node.target
         split, more = split_attention(target, queries, keys, values, mask, options, out, y_strides, codes=codes)
         kernels, temps = [*kernels, *split], [*temps, *more]

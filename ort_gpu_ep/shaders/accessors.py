@@ -141,10 +141,12 @@ def word_readers(
 
 
 def word_writer(name: str, kernel: Kernel, first: str, text: str) -> str:
-    """`<name>_store_word(i, word)`: a tensor of packed elements that is written has one part (claim.py);
-    `<name>_set_word(i, v)` of bytes, after the fused steps. Where the body stores vectors, and fused steps make bytes
-    of them, also what `vector_writer` writes, for words.
+    """`<name>_store_word(i, word)`: a tensor of packed elements that is written has one part (claim.py); bound as
+    vectors, `<name>_store_word4(i, words)`. `<name>_set_word(i, v)` of bytes, after the fused steps. Where the body
+    stores vectors, and fused steps make bytes of them, also what `vector_writer` writes, for words.
     """
+    if name in kernel.vectors:
+        return f"fn {name}_store_word4(i: u32, words: vec4<u32>) {{ {name}[i] = words; }}"
     fused = bool(kernel.epilogue) and name == first
     word = (
         "fused_word(v, i)" if fused else " | ".join(f"((u32(v.{c}) & 0xffu) << {8 * k}u)" for k, c in enumerate("xyzw"))

@@ -1,6 +1,6 @@
 // y = the weighted mean of values of each head, of the parts that attention_split.wgsl gives. Grid: heads, batches.
 // Expects: sums, tops, sink?, lengths? (as attention_split.wgsl writes them, a score for each head, tokens less one of each batch), y (vectors); D4 HEADS
-// SPLITS KEYS Y_B Y_H (in vectors), BEFORE CAUSAL LENGTHS WINDOW SINK as attention.wgsl, EMPTY_IS_ZERO.
+// SPLITS KEYS SK Y_B Y_H (in vectors), BEFORE CAUSAL LENGTHS WINDOW SINK as attention.wgsl, EMPTY_IS_ZERO.
 #default CODES = 0
 #if CODES
 // The sums are of codes of so many CODES bits (include/cache_codes.wgsl); their scales are applied here. GROUP: heads that share keys.
@@ -21,11 +21,10 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #else
     let before = BEFORE;
 #end
-    let from_part = first_part(before);
-    let end = end_part(group.y, before) + (group.x >> 16u);     // + 0: lavapipe compiles anew in each dispatch what a uniform alone bounds, and keeps it all
+    let end = end_part(before) + (group.x >> 16u);     // + 0: lavapipe compiles anew in each dispatch what a uniform alone bounds, and keeps it all
     let base = (group.y * HEADS + group.x) * SPLITS;
     var top = -3.4028234663852886e38;
-    for (var s = from_part + lane; s < end; s += LANES) { top = max(top, tops_at(2u * (base + s))); }
+    for (var s = lane; s < end; s += LANES) { top = max(top, tops_at(2u * (base + s))); }
     found[lane] = top;
     for (var half = LANES / 2u; half > 0u; half /= 2u) {
         workgroupBarrier();
@@ -43,7 +42,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     var sum = vec4<f32>();
     var total = 0.0;
-    for (var from_s = from_part; from_s < end; from_s += LANES) {
+    for (var from_s = 0u; from_s < end; from_s += LANES) {
         var share = 0.0;
         if (from_s + lane < end) {
             share = power(tops_at(2u * (base + from_s + lane)) - top);
@@ -54,12 +53,12 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         workgroupBarrier();
         if (lane < ROWS * D4) {
             let last = min(LANES, end - from_s) - 1u;
-            for (var s = lane / D4; s <= last; s += 4u * ROWS) {        // four loads under way
-#for n in 4
+            for (var s = lane / D4; s <= last; s += 8u * ROWS) {        // eight loads under way
+#for n in 8
                 let at$n = min(s + $(n)u * ROWS, last);
                 let part$n = sums_at4((base + from_s + at$n) * D4 + lane % D4);
 #end
-#for n in 4
+#for n in 8
                 if (s + $(n)u * ROWS <= last) { sum = fma(vec4<f32>(found[at$n]), part$n, sum); }
 #end
             }

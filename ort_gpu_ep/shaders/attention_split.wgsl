@@ -1,53 +1,78 @@
-// Attention of one query for each head, over KEYS keys a workgroup, for SHARE heads that read the same keys: for each head and part of the
-// keys the largest score, the sum of the powers relative to it, and that of the values times them, not yet divided. attention_join.wgsl
-// brings the parts together, and reads none that no query sees: those are not written. PARTS neighbouring invocations read a key, so that
-// loads of neighbours lie together, and add their products up through workgroup memory; D4 of them read a row of values.
+// Attention of one query for each head, over a part of the keys a workgroup, for SHARE heads that read the same keys: for each head and part the
+// largest score, the sum of the powers relative to it, and that of the values times them, not yet divided. attention_join.wgsl brings the
+// parts together, and reads none that no query sees: those are not written.
+// A workgroup takes its keys in steps of KEYS, and rescales what it has where a step has a larger score. The loads of a step are under way while the
+// step before is computed: first those of keys, of which PARTS neighbouring invocations read one, so that loads of neighbours lie together, and
+// add their products up through workgroup memory; then those of values, of which V_UNITS of them read a row.
 // Grid: parts of the keys, blocks of SHARE heads, batches.
-// Expects: q, k, v (vectors of four elements), mask?, lengths?, sums (vectors: [batch, head, part, D4]), tops ([batch, head, part, 2]);
-// D4 (vectors of a head), KEY_ROUNDS (keys that an invocation reads), LOADS (rows of values), ROUNDS (powers), POWERS (invocations of a head that have any), HEADS SPLITS (parts of the keys) SQ (1), SCALE,
+// Expects: q, keys, values (vectors of four elements), mask?, lengths?, sums (vectors: [batch, head, part, D4]), tops ([batch, head, part, 2]);
+// D4 (vectors of a head), KEY_ROUNDS (keys of a step that an invocation reads), KEY_LOADS (loads of each), LOADS (rows of values), ROUNDS (powers), POWERS (invocations
+// of a head that have any), JOINED (heads whose sums are in workgroup memory at once), HEADS SPLITS (parts of the keys) SQ (1), SCALE,
 // and of attention.wgsl its strides and offsets, BEFORE, GROUP, SK, MASK, CAUSAL, CAPPED, LENGTHS, WINDOW.
 // With APPEND q and the newest key are tokens, turned here, and key and value are stored behind those of the steps before, by one of the workgroups that have
-// their place. Then keys and values, which are written, stand for k and v, and x for q, perhaps x_k and x_v beside it, with Q_ROW Q_AT and so on (of a
-// batch, and from which element on), and what append_tokens.wgsl says of cosines, sines, positions.
+// their place. Then x stands for q, perhaps with x_k and x_v beside it, with Q_ROW Q_AT and so on (of a batch, and from which element on), and what
+// append_tokens.wgsl says of cosines, sines, positions.
+// CODES: as attention.wgsl has it; an invocation loads KEY_WORDS words of keys at a time, VALUE_WORDS of values, and strides are of these.
+// attention_join.wgsl applies the scales of values, so that this binds no buffer for them, unless it stores one.
 // Source: Dao et al., Flash-Decoding for long-context inference, 2023.
 #default CODES = 0
-#if CODES
-// CODES: as attention.wgsl has it; attention_join.wgsl applies the scales of values, so that this binds no buffer for them, unless it stores one.
-#end
 #include attention_scores.wgsl
 #include cache_codes.wgsl
 #include seen_parts.wgsl
 const LANES: u32 = WORKGROUP_SIZE;
 const TEAM: u32 = LANES / SHARE;        // invocations that have a head's powers
-const ROWS: u32 = LANES / D4;           // of values that are read at a time
+const ROWS: u32 = LANES / V_UNITS;      // of values that are read at a time
 const AT_ONCE: u32 = LANES / PARTS;     // keys that are read at a time
 const LINE: u32 = SHARE * KEYS + 32u / PARTS;   // sums of a part of a key; so 32 neighbours write to as many banks
+const K_UNITS: u32 = D4 / $(K_FOURS)u;     // loads of a key
+const JOINT: u32 = JOINED * ROWS * D4;
 
 #if APPEND
 var<workgroup> queries: array<vec4<f32>, (SHARE + 2u) * D4>;    // and the newest key and value
+var<workgroup> newest: array<f32, SHARE>;       // its powers
 #else
 var<workgroup> queries: array<vec4<f32>, SHARE * D4>;
 #end
-var<workgroup> scores: array<f32, LINE * PARTS>;
+var<workgroup> scores: array<f32, max(LINE * PARTS, 4u * JOINT)>;       // at the end, sums
+var<workgroup> powers: array<f32, KEYS * SHARE>;
 var<workgroup> found: array<f32, LANES>;
-var<workgroup> joined: array<vec4<f32>, SHARE * ROWS * D4>;
+var<workgroup> factors: array<f32, SHARE>;
 
 #if CODES
-#if APPEND
-fn k_at4(i: u32) -> vec4<f32> { return codes_in(keys_word(i / $(8 // CODES)u), i); }
-fn v_at4(i: u32) -> vec4<f32> { return codes_in(values_word(i / $(8 // CODES)u), i); }
+#let FOURS = 8 // CODES
+#if VALUE_WORDS == 4
+alias value_unit = vec4<u32>;
+fn value_load(i: u32) -> value_unit { return values_word4(i); }
+fn value_four(unit: value_unit, f: u32) -> vec4<f32> { return codes_in(unit[f / $(FOURS)u], f); }
 #else
-fn k_at4(i: u32) -> vec4<f32> { return codes_in(k_word(i / $(8 // CODES)u), i); }
-fn v_at4(i: u32) -> vec4<f32> { return codes_in(v_word(i / $(8 // CODES)u), i); }
+alias value_unit = u32;
+fn value_load(i: u32) -> value_unit { return values_word(i); }
+fn value_four(unit: value_unit, f: u32) -> vec4<f32> { return codes_in(unit, f); }
+#end
+#if KEY_WORDS == 4
+alias key_unit = vec4<u32>;
+fn key_load(i: u32) -> key_unit { return keys_word4(i); }
+fn key_four(unit: key_unit, f: u32) -> vec4<f32> { return codes_in(unit[f / $(FOURS)u], f); }
+#else
+alias key_unit = u32;
+fn key_load(i: u32) -> key_unit { return keys_word(i); }
+fn key_four(unit: key_unit, f: u32) -> vec4<f32> { return codes_in(unit, f); }
+#end
+#else
+alias key_unit = keys_four_t;
+alias value_unit = values_four_t;
+fn key_load(i: u32) -> key_unit { return keys_four(i); }
+fn value_load(i: u32) -> value_unit { return values_four(i); }
+fn key_four(unit: key_unit, f: u32) -> vec4<f32> { return keys_of_four(unit); }
+fn value_four(unit: value_unit, f: u32) -> vec4<f32> { return values_of_four(unit); }
 #end
 
-#end
+// Of a query's four elements in workgroup memory: what neighbours need at a time, each for its load of a key, lies together.
+fn place_of(d4: u32) -> u32 { return d4 % $(K_FOURS)u * K_UNITS + d4 / $(K_FOURS)u; }
+
+fn dot_onto(a: vec4<f32>, b: vec4<f32>, sum: f32) -> f32 { return fma(a.x, b.x, fma(a.y, b.y, fma(a.z, b.z, fma(a.w, b.w, sum)))); }
+
 #if APPEND
-#if not CODES
-fn k_at4(i: u32) -> vec4<f32> { return keys_at4(i); }
-fn v_at4(i: u32) -> vec4<f32> { return values_at4(i); }
-
-#end
 fn four(part: u32, i: u32) -> vec4<f32> {
 #if HAS_X_K
     if (part == 1u) { return vec4<f32>(x_k_at(i), x_k_at(i + 1u), x_k_at(i + 2u), x_k_at(i + 3u)); }
@@ -98,62 +123,63 @@ fn newest_word(from_four: u32, word: u32) -> u32 {
 #end
     return bits;
 }
+
+fn newest_words(from_four: u32, word: u32) -> vec4<u32> {
+    return vec4<u32>(newest_word(from_four, word), newest_word(from_four, word + 1u), newest_word(from_four, word + 2u), newest_word(from_four, word + 3u));
+}
 #end
 #end
 
 fn grid_main(group: vec3<u32>, lane: u32) {
     let b = group.z;
     let first_head = group.y * SHARE;
-    let first = group.x * KEYS;
+    let head = first_head / GROUP;
 #if LENGTHS
     let before = tokens_before(b);
 #else
     let before = BEFORE;
 #end
     // The same for the whole workgroup.
-    if (group.x < first_part(before) || group.x >= end_part(b, before)) { return; }
+    if (group.x >= end_part(before)) { return; }
+    let begin = first_key(before) + group.x * keys_of_part(before);
+    let end = min(begin + keys_of_part(before), end_key(before));
+#if APPEND
+    let end_stored = min(end, before);
+#else
+    let end_stored = end;
+#end
+    let last_stored = max(end_stored, 1u) - 1u;
     let part = lane % PARTS;
-    let v_from = b * V_B + first_head / GROUP * V_H + V_FIRST + lane % D4;
+    let k_from = b * K_B + head * K_H + K_FIRST + part;
+    let v_from = b * V_B + head * V_H + V_FIRST + lane % V_UNITS;
+    // What is loaded becomes numbers where it is needed, so that no load waits for the one before. Behind the last key that is stored it is that one
+    // again, with a power of 0: other memory may hold anything.
 #for n in KEY_ROUNDS
-    let key$n = first + lane / PARTS + $(n)u * AT_ONCE;
-    let k_from$n = b * K_B + first_head / GROUP * K_H + min(key$n, SK - 1u) * K_S + K_FIRST + part;
-    let is_seen$n = sees(b, first_head, 0u, key$n, before);
-#for d in D4 // PARTS
-    var k$(n)_$d = vec4<f32>();
+#for d in KEY_LOADS
+    var k$(n)_$d = key_unit();
 #end
-#if APPEND
-    let is_stored$n = is_seen$n && key$n != before;
-#else
-    let is_stored$n = is_seen$n;
 #end
-    if (is_stored$n) {
-#for d in D4 // PARTS
-        k$(n)_$d = k_at4(k_from$n + $(d * PARTS)u);
+    if (begin < end_stored) {
+#for n in KEY_ROUNDS
+        let row$n = k_from + min(begin + lane / PARTS + $(n)u * AT_ONCE, last_stored) * K_S;
+#for d in KEY_LOADS
+        k$(n)_$d = key_load(row$n + $(d)u * PARTS);
+#end
 #end
     }
-#end
-#for n in LOADS
-    let row$n = first + lane / D4 + $(n)u * ROWS;
-    var v$n = vec4<f32>();
 #if APPEND
-    let is_old$n = row$n != before;
-#else
-    let is_old$n = true;
-#end
-    if (lane < ROWS * D4 && is_old$n && sees(b, first_head, 0u, row$n, before)) {
-        v$n = v_at4(v_from + row$n * V_S);       // under way while scores become powers
-    }
-#end
-#if APPEND
-    let is_new = before >= first && before < first + KEYS;
-    let head = first_head / GROUP;
+    let is_new = before >= begin && before < end;
     let is_stored = is_new && first_head % GROUP == 0u && lengths_fit(b);
     for (var i = lane; i < select(SHARE * D4, (SHARE + 2u) * D4, is_new); i += LANES) {
         let part = max(i / D4, SHARE - 1u) - (SHARE - 1u);      // 0 of queries, 1 of the key, 2 of the value
         let d = i % D4;
         let token = token4(part, b, select(head, first_head + i / D4, part == 0u), d, before);
 #if CODES
-        queries[i] = select(codes_of_four(part, head, d, token), token * SCALE * scales_of_four(1u, head, d), part == 0u);
+        if (part == 0u) {
+            queries[i - d + place_of(d)] = token * SCALE * scales_of_four(1u, head, d);
+        } else {
+            queries[i] = codes_of_four(part, head, d, token);
+        }
 #else
         queries[i] = select(token, token * SCALE, part == 0u);
         if (is_stored && part == 1u) { keys_set4(b * K_B + head * K_H + before * K_S + K_FIRST + d, token); }
@@ -162,89 +188,175 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     }
     workgroupBarrier();
 #if CODES
-    if (is_stored && lane < D4 / $(8 // CODES)u) {
-        keys_store_word((b * K_B + head * K_H + before * K_S + K_FIRST) / $(8 // CODES)u + lane, newest_word(SHARE * D4, lane));
-        values_store_word((b * V_B + head * V_H + before * V_S + V_FIRST) / $(8 // CODES)u + lane, newest_word((SHARE + 1u) * D4, lane));
+    if (is_stored && lane < K_UNITS) {
+        let at = b * K_B + head * K_H + before * K_S + K_FIRST + lane;
+#if KEY_WORDS == 4
+        keys_store_word4(at, newest_words(SHARE * D4, 4u * lane));
+#else
+        keys_store_word(at, newest_word(SHARE * D4, lane));
+#end
     }
-#end
-#for n in LOADS
-    if (lane < ROWS * D4 && row$n == before) { v$n = queries[(SHARE + 1u) * D4 + lane % D4]; }
-#end
-#for n in KEY_ROUNDS
-    if (is_seen$n && !is_stored$n) {
-#for d in D4 // PARTS
-        k$(n)_$d = queries[SHARE * D4 + part + $(d * PARTS)u];
+    if (is_stored && lane < V_UNITS) {
+        let at = b * V_B + head * V_H + before * V_S + V_FIRST + lane;
+#if VALUE_WORDS == 4
+        values_store_word4(at, newest_words((SHARE + 1u) * D4, 4u * lane));
+#else
+        values_store_word(at, newest_word((SHARE + 1u) * D4, lane));
 #end
     }
 #end
 #else
     for (var i = lane; i < SHARE * D4; i += LANES) {
 #if CODES
-        queries[i] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE * scales_of_four(1u, first_head / GROUP, i % D4);
+        queries[i - i % D4 + place_of(i % D4)] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE * scales_of_four(1u, head, i % D4);
 #else
         queries[i] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE;
 #end
     }
     workgroupBarrier();
 #end
-#for h in SHARE
-#for n in KEY_ROUNDS
-    var s$(h)_$n = 0.0;
-#end
-#for d in D4 // PARTS
-    let q$(h)_$d = queries[$(h)u * D4 + part + $(d * PARTS)u];
-#for n in KEY_ROUNDS
-    s$(h)_$n += dot(q$(h)_$d, k$(n)_$d);
-#end
-#end
-#for n in KEY_ROUNDS
-    scores[part * LINE + $(h)u * KEYS + lane / PARTS + $(n)u * AT_ONCE] = s$(h)_$n;
-#end
-#end
-    workgroupBarrier();
     let h = lane / TEAM;
     var top = LOWEST;
-#for n in ROUNDS
-    let j$n = lane % TEAM + $(n)u * TEAM;
-    let place$n = h * KEYS + min(j$n, KEYS - 1u);
-    var p$n = scores[place$n];
-#for p in PARTS - 1
-    p$n += scores[place$n + $(p + 1)u * LINE];
-#end
-    p$n = scored(p$n, b, first_head + h, 0u, first + j$n);
-    let sees$n = j$n < KEYS && sees(b, first_head + h, 0u, first + j$n, before);
-    if (sees$n) { top = max(top, p$n); }
-#end
-    found[lane] = top;
-    workgroupBarrier();
-#for i in POWERS
-    top = max(top, found[h * TEAM + $(i)u]);
-#end
-    workgroupBarrier();
     var total = 0.0;
-#for n in ROUNDS
-    p$n = select(0.0, power(p$n - top), sees$n);
-    total += p$n;
-    if (j$n < KEYS) { scores[place$n] = p$n; }
-#end
-    found[lane] = total;
-    workgroupBarrier();
-    if (lane < ROWS * D4) {
 #for h in SHARE
-        var o$h = vec4<f32>();
+#for f in V_FOURS
+    var o$(h)_$f = vec4<f32>();
 #end
-#for n in LOADS
-        let at$n = row$n - first;
-        if (at$n < KEYS) {
+#end
+    for (var first = begin; first < end; first += KEYS) {
+        let next = first + KEYS;
+        {
 #for h in SHARE
-            o$h = fma(vec4<f32>(scores[$(h)u * KEYS + at$n]), v$n, o$h);
+#for n in KEY_ROUNDS
+            var s$(h)_$n = 0.0;
+#end
+#end
+#for d in KEY_LOADS
+#for f in K_FOURS
+            {
+#for h in SHARE
+                let q$h = queries[$(h)u * D4 + $(f)u * K_UNITS + part + $(d)u * PARTS];
+#end
+#for n in KEY_ROUNDS
+                let c$n = key_four(k$(n)_$d, $(f)u);
+#for h in SHARE
+                s$(h)_$n = dot_onto(q$h, c$n, s$(h)_$n);
+#end
+#end
+            }
+#end
+#end
+            let place = part * LINE + lane / PARTS;
+#for h in SHARE
+#for n in KEY_ROUNDS
+            scores[place + $(h)u * KEYS + $(n)u * AT_ONCE] = s$(h)_$n;
+#end
+#end
+#if APPEND
+            // by the invocations that have its place
+            if (before >= first && before - first < KEYS && (before - first) % AT_ONCE == lane / PARTS) {
+#for h in SHARE
+                var new$h = 0.0;
+#end
+                for (var d = part; d < D4; d += PARTS) {
+                    let key = queries[SHARE * D4 + d];
+#for h in SHARE
+                    new$h = dot_onto(queries[$(h)u * D4 + place_of(d)], key, new$h);
+#end
+                }
+#for h in SHARE
+                scores[part * LINE + $(h)u * KEYS + before - first] = new$h;
+#end
+            }
 #end
         }
+#for n in LOADS
+        var v$n = value_unit();
+#end
+        if (first < end_stored && lane < ROWS * V_UNITS) {
+#for n in LOADS
+            v$n = value_load(v_from + min(first + lane / V_UNITS + $(n)u * ROWS, last_stored) * V_S);
+#end
+        }
+        workgroupBarrier();
+        var most = top;
+#for n in ROUNDS
+        let j$n = lane % TEAM + $(n)u * TEAM;
+        let place$n = h * KEYS + min(j$n, KEYS - 1u);
+        var p$n = scores[place$n];
+#for p in PARTS - 1
+        p$n += scores[place$n + $(p + 1)u * LINE];
+#end
+        p$n = scored(p$n, b, first_head + h, 0u, first + j$n);
+        let sees$n = j$n < KEYS && sees(b, first_head + h, 0u, first + j$n, before);
+        if (sees$n) { most = max(most, p$n); }
+#end
+        found[lane] = most;
+        workgroupBarrier();
+#for i in POWERS
+        most = max(most, found[h * TEAM + $(i)u]);
+#end
+        let factor = power(top - most);
+        top = most;
+        total *= factor;
+        if (lane % TEAM == 0u) { factors[h] = factor; }
+#for n in ROUNDS
+        p$n = select(0.0, power(p$n - top), sees$n);
+        total += p$n;
+#if APPEND
+        if (first + j$n == before) {
+            newest[h] = p$n;
+            p$n = 0.0;
+        }
+#end
+        if (j$n < KEYS) { powers[j$n * SHARE + h] = p$n; }
+#end
+        workgroupBarrier();
+        var changes = false;
+#for h in SHARE
+        let factor$h = factors[$h];
+        changes = changes || factor$h != 1.0;
+#end
+        if (changes) {
+#for h in SHARE
+#for f in V_FOURS
+            o$(h)_$f *= factor$h;
+#end
+#end
+        }
+        if (lane < ROWS * V_UNITS) {
+#for n in LOADS
+            {
+                let at = lane / V_UNITS + $(n)u * ROWS;
+#if KEYS % (WORKGROUP_SIZE // V_UNITS)
+                if (at < KEYS) {
+#end
+#for f in V_FOURS
+                let c$f = value_four(v$n, $(f)u);
 #end
 #for h in SHARE
-        joined[($(h)u * ROWS + lane / D4) * D4 + lane % D4] = o$h;
+                let p$h = vec4<f32>(powers[at * SHARE + $(h)u]);
+#for f in V_FOURS
+                o$(h)_$f = fma(p$h, c$f, o$(h)_$f);
 #end
+#end
+#if KEYS % (WORKGROUP_SIZE // V_UNITS)
+                }
+#end
+            }
+#end
+        }
+        if (next < end_stored) {
+#for n in KEY_ROUNDS
+            let row$n = k_from + min(next + lane / PARTS + $(n)u * AT_ONCE, last_stored) * K_S;
+#for d in KEY_LOADS
+            k$(n)_$d = key_load(row$n + $(d)u * PARTS);
+#end
+#end
+        }
     }
+    found[lane] = total;
+    workgroupBarrier();
     if (lane % TEAM == 0u) {
         let at = ((b * HEADS + first_head + h) * SPLITS + group.x) * 2u;
         total = 0.0;
@@ -254,12 +366,36 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         tops_set(at, top);
         tops_set(at + 1u, total);
     }
+#for j in SHARE // JOINED
+#if j
     workgroupBarrier();
-    for (var i = lane; i < SHARE * D4; i += LANES) {
-        var sum = vec4<f32>();
-#for r in WORKGROUP_SIZE // D4
-        sum += joined[(i / D4 * ROWS + $(r)u) * D4 + i % D4];
 #end
-        sums_set4(((b * HEADS + first_head + i / D4) * SPLITS + group.x) * D4 + i % D4, sum);
+    if (lane < ROWS * V_UNITS) {
+#for h in JOINED
+#for f in V_FOURS
+        {
+            let at = ($(h)u * ROWS + lane / V_UNITS) * D4 + lane % V_UNITS * $(V_FOURS)u + $(f)u;
+#for c in 4
+            scores[at + $(c)u * JOINT] = o$(j * JOINED + h)_$f[$c];
+#end
+        }
+#end
+#end
     }
+    workgroupBarrier();
+    for (var i = lane; i < JOINED * D4; i += LANES) {
+        var sum = vec4<f32>();
+#for r in WORKGROUP_SIZE // V_UNITS
+        {
+            let at = (i / D4 * ROWS + $(r)u) * D4 + i % D4;
+            sum += vec4<f32>(scores[at], scores[at + JOINT], scores[at + 2u * JOINT], scores[at + 3u * JOINT]);
+        }
+#end
+        let head = $(j * JOINED)u + i / D4;
+#if APPEND
+        if (is_new) { sum = fma(vec4<f32>(newest[head]), queries[(SHARE + 1u) * D4 + i % D4], sum); }
+#end
+        sums_set4(((b * HEADS + first_head + head) * SPLITS + group.x) * D4 + i % D4, sum);
+    }
+#end
 }

@@ -17,7 +17,8 @@ A body never names a buffer's storage type or a constant's value. It sees, for e
                    the steps on it
     x_eight(i)     elements 8 i .. 8 i + 7 of 16 bits, as vec4<u32>, of what the kernel binds as vectors and as words, and reads
     x_word(i)      word i of a binding of unsigned 32-bit words, or of elements that share them; x_word4(i) where it is bound as vectors
-    x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then
+    x_store_word(i, word)    stores word i of a binding that the kernel stores by whole words: it has no x_set then; where it is bound as
+                   vectors, x_store_word4(i, words)
     x_set_word(i, v)    the same of four bytes as numbers, after the fused steps
     HAS_X          for an optional input: whether it is there
     out_of_range() notes that data brought an index out of range, wrong_length() a sequence's length, wrong_count() a

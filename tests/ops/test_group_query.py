@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnxruntime
@@ -15,7 +18,9 @@ from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import TensorType, dtype_of
+from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS
+from ort_gpu_ep.ops import attention_split
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.daily import part
@@ -101,7 +106,7 @@ def test_a_workgroup_has_fewer_keys_where_registers_are_few(
     monkeypatch.setattr(
         gpu, "limits", replace(gpu.limits, figures=replace(gpu.limits.figures, loads_ahead=True, lane_registers=64))
     )
-    one, feeds = model([70, 33], 1, 96, size=size, rotary=16)
+    one, feeds = model([70, 33], 1, 1200, size=size, rotary=16)
     types = {name: TensorType(dtype_of(array), array.shape) for name, array in feeds.items()}
     kernels = [step.kernel for step in make_plan(from_onnx(one), types, gpu.limits).steps if isinstance(step, Dispatch)]
     assert [dict(k.consts)["KEYS"] for k in kernels if k.shader == "attention_split.wgsl"] == [keys]
@@ -344,6 +349,35 @@ def test_a_cache_with_room_for_many_more_tokens(lengths: list[int], given: dict[
 @pytest.mark.parametrize("window", [1, 64, 100])
 def test_a_window_leaves_out_whole_parts(window: int) -> None:
     check(model([300, 77], 1, 320, local_window_size=window), [300, 77])
+
+
+@contextmanager
+def in_parts(count: int) -> Iterator[None]:
+    """The keys of one query are in so many parts at most, of as many steps as that takes."""
+    with apart(), mock.patch.object(attention_split, "_most_parts", return_value=count):
+        yield
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rotary": 16},
+        {"packed": True, "heads": 6, "groups": 6, "size": 48, "bias": True},
+        {"rotary": 16, "local_window_size": 300, "size": 128},
+        {"sink": True, "heads": 8, "groups": 1, "size": 80, "causal": 0},
+        {"heads": 7, "groups": 1, "size": 64, "softcap": 3.0, "smooth_softmax": 1},
+    ],
+)
+def test_parts_of_many_steps(given: dict[str, Any], parts: int) -> None:
+    """With room behind the tokens, and in a cache that grows; later steps have larger scores, and smaller ones."""
+    for lengths, past in (
+        (([901], 900), ([1030], 1029)) if given.get("bias") else (([901, 130], 900), ([1030, 1], 1100))
+    ):
+        made, feeds = model(lengths, 1, past, **given)
+        feeds["x3"] *= np.linspace(0.5, 2, past, dtype="f")[:, None] ** (-1) ** (past // 100)
+        with in_parts(parts):
+            check((made, feeds), lengths)
 
 
 def shaders_of(given: tuple[Any, dict[str, Any]]) -> set[str]:

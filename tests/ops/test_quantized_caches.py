@@ -12,7 +12,7 @@ from ort_gpu_ep.errors import UnsupportedNodeError
 from tests.daily import part
 from tests.direct import run_direct
 from tests.ops.single_node import on_cpu
-from tests.ops.test_group_query import model, shaders_of
+from tests.ops.test_group_query import in_parts, model, shaders_of
 
 OPEN = (False, True)
 
@@ -113,6 +113,17 @@ def test_one_query_over_many_parts_of_the_keys(
     given = model(lengths, 1, past, heads, groups, size, bits=bits, channels=True, rotary=16, sink=heads != 8)
     assert {"attention_split.wgsl", "attention_join.wgsl"} <= shaders_of(given)
     check(given, lengths, bits, is_open)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("size", "given"), [(128, {}), (64, {"local_window_size": 300}), (80, {"sink": True})])
+def test_parts_of_many_steps(size: int, given: dict[str, Any], bits: int) -> None:
+    """Of keys that are read by words and by four of them, where there is room behind the tokens and where not."""
+    for lengths, past in (([1030, 130, 1], 1100), ([1030, 513], 1029)):
+        made = model(lengths, 1, past, 8, 2, size, bits=bits, channels=True, rotary=16, **given)
+        for parts in (1, 3):
+            with in_parts(parts):
+                check(made, lengths, bits, parts == 1)
 
 
 @pytest.mark.parametrize("when", [STEP, CHUNK, GROWING], ids=str)

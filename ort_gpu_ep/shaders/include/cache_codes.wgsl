@@ -36,13 +36,16 @@ fn bits_of(codes: vec4<f32>) -> u32 {       // of four codes
     return bits.x | (bits.y << $(CODES)u) | (bits.z << $(2 * CODES)u) | (bits.w << $(3 * CODES)u);
 }
 
-fn codes_in(word: u32, four: u32) -> vec4<f32> {        // of the word that holds this four of the cache
+// Of the word that holds this four of the cache. 2^23 as a float32 counts in its lowest bits, and conversions of whole numbers are slow on many GPUs.
+fn codes_in(word: u32, four: u32) -> vec4<f32> {
 #if CODES == 8
-    let bits = bitcast<i32>(word);
-    return vec4<f32>(f32(extractBits(bits, 0u, 8u)), f32(extractBits(bits, 8u, 8u)), f32(extractBits(bits, 16u, 8u)), f32(bits >> 24u));
+    let bits = word ^ 0x80808080u;      // 128 added
+    let codes = vec4<u32>(bits, bits >> 8u, bits >> 16u, bits >> 24u) & vec4<u32>(255u);
+    return bitcast<vec4<f32>>(codes | vec4<u32>(0x4b000000u)) - (8388608.0 + 128.0);
 #else
     let bits = word >> (four % 2u * 16u);
-    return vec4<f32>(f32(bits & 15u), f32((bits >> 4u) & 15u), f32((bits >> 8u) & 15u), f32((bits >> 12u) & 15u)) - 8.0;
+    let codes = vec4<u32>(bits, bits >> 4u, bits >> 8u, bits >> 12u) & vec4<u32>(15u);
+    return bitcast<vec4<f32>>(codes | vec4<u32>(0x4b000000u)) - (8388608.0 + 8.0);
 #end
 }
 #end

@@ -1,0 +1,217 @@
+"""GPU time of attention of one token over long caches, in several numbers of keys a step and of workgroups a unit.
+
+python -m benchmarks.long_caches [--tokens 512,32768] [--sizes 64,128] [--caches float32,int8] [--more]
+
+The node is GroupQueryAttention of 32 heads in 8 groups, rotary, whose cache has room for as many tokens as it has: where
+past and present are one buffer (`in place`), and with them apart (`plain`, without what appends the token). Times are by
+timestamps around REPEATS runs of attention_split and attention_join in one pass, median of five: both, then the first
+alone. Caches that fit into a GPU's own cache are read from there. GB/s: of keys and values. roof: of copies, bytes
+read and written. `--more`: also other parameters than those that are chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import ort_gpu_ep.ops  # noqa: F401  fills the registry
+from benchmarks.gpu_time import REPEATS, Warmth
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu, Tensor
+from ort_gpu_ep.device.timing import Timer
+from ort_gpu_ep.ir.graph import from_onnx
+from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.questions import apart
+from ort_gpu_ep.ops import attention_split
+from ort_gpu_ep.runtime.program import Program
+from ort_gpu_ep.scheduler.plan import Dispatch
+from ort_gpu_ep.webgpu import native
+
+HEADS, GROUPS = 32, 8
+BITS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4}
+KINDS = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "int8": TensorProto.INT8,
+    "int4": TensorProto.UINT8,
+}
+COPY_NBYTES = 1 << 29
+
+
+def model(tokens: int, size: int, cache: str, in_place: bool) -> onnx.ModelProto:
+    """The last token of so many. in_place: there is room for it in the past."""
+    kind, of_cache, half = KINDS["float32"], KINDS[cache], size // 2
+    if cache == "float16":
+        kind = of_cache
+    row = size // 2 if cache == "int4" else size
+    angles = np.outer(np.arange(tokens), 10000.0 ** (-np.arange(half) / half))
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    constants = {"total": np.array(tokens, np.int32), "cos": np.cos(angles), "sin": np.sin(angles)}
+    coded: dict[str, Any] = {}
+    inputs = ["x", "", "", "past_k", "past_v", "last", "total", "cos", "sin"]
+    if cache in ("int8", "int4"):
+        scale = np.full((1, GROUPS, 1, size), 0.02, np.float32)
+        constants |= {"k_scale": scale, "v_scale": scale}
+        inputs += ["", "", "", "k_scale", "v_scale"]
+        coded = {"kv_cache_bit_width": BITS[cache], "k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
+    node = helper.make_node(
+        "GroupQueryAttention",
+        inputs,
+        ["y", "k", "v"],
+        domain="com.microsoft",
+        num_heads=HEADS,
+        kv_num_heads=GROUPS,
+        do_rotary=1,
+        **coded,
+    )
+    tensors = [
+        numpy_helper.from_array(np.asarray(a, a.dtype if a.dtype.kind == "i" or "scale" in name else dtype), name)
+        for name, a in constants.items()
+    ]
+    rows = {"past_k": tokens - (not in_place), "past_v": tokens - (not in_place), "k": tokens, "v": tokens}
+    caches = [helper.make_tensor_value_info(name, of_cache, (1, GROUPS, n, row)) for name, n in rows.items()]
+    x = helper.make_tensor_value_info("x", kind, (1, 1, (HEADS + 2 * GROUPS) * size))
+    last = helper.make_tensor_value_info("last", TensorProto.INT32, (1,))
+    y = helper.make_tensor_value_info("y", kind, (1, 1, HEADS * size))
+    graph = helper.make_graph([node], "attention", [x, *caches[:2], last], [y, *caches[2:]], tensors)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets)
+
+
+def seconds_of(gpu: Gpu, program: Program, tokens: int, in_place: bool) -> tuple[float, float, dict[str, Any]]:
+    """Of both kernels and of the first alone, with constants of the first."""
+    rng, tensors = np.random.default_rng(1), []
+    for name in program.graph.inputs:
+        value = program.graph.values[name]
+        kind = TensorType(value.dtype, value.shape)
+        tensors.append(Tensor(gpu.allocate(kind.nbytes), 0, kind))
+        block = np.array([tokens - 1], np.int32) if name == "last" else None
+        if block is None and value.dtype.numpy.kind == "f":
+            block = rng.standard_normal(min(kind.size, 1 << 20)).astype(value.dtype.numpy)
+        elif block is None:
+            block = rng.integers(0, 256, min(kind.size, 1 << 20), np.uint8)
+        for at in range(0, kind.nbytes, block.nbytes):
+            gpu.upload(tensors[-1].buffer, at, block.ctypes.data, min(block.nbytes, kind.nbytes - at))
+    plan = program.plan([t.type for t in tensors])
+    outputs = [Tensor(gpu.allocate(plan.outputs[0].nbytes), 0, plan.outputs[0])]
+    outputs += tensors[1:3] if in_place else [Tensor(gpu.allocate(t.nbytes), 0, t) for t in plan.outputs[1:]]
+    try:
+        program.run(tensors, lambda index, *_: outputs[index])
+        (prepared,) = program.compiled.general
+        bound, timer = prepared.bind(tensors, outputs), Timer(gpu)
+        steps = [
+            (step, pipeline, group)
+            for step, pipeline, group in zip(plan.steps, prepared._pipelines, bound, strict=False)
+            if isinstance(step, Dispatch) and step.kernel.shader.startswith("attention_")
+        ]
+
+        def once(chosen: list[Any]) -> float:
+            encoder = gpu.device.create_command_encoder("long caches")
+            compute = encoder.begin_compute_pass(timer.writes(0))
+            for _ in range(REPEATS):
+                for step, pipeline, group in chosen:
+                    native.dispatch(compute, pipeline, group, step.groups)
+            compute.end()
+            timer.resolve(encoder)
+            gpu.execute([native.finish(encoder)])
+            return timer.read_s() / REPEATS
+
+        both, alone = (float(np.median([once(chosen) for _ in range(5)])) for chosen in (steps, steps[:1]))
+        return both, alone, dict(steps[0][0].kernel.consts)
+    finally:
+        program.close()
+        for tensor in {id(t.buffer): t for t in (*tensors, *outputs)}.values():
+            gpu.free(tensor.buffer)
+
+
+@contextlib.contextmanager
+def parameters(**values: int) -> Iterator[None]:
+    """Of ops/attention_split.py, meanwhile."""
+    with apart(), mock.patch.multiple(attention_split, **values) if values else contextlib.nullcontext():
+        yield
+
+
+def variants(cache: str, more: bool) -> Iterator[dict[str, int]]:
+    yield {}
+    if not more:
+        return
+    if cache in ("int8", "int4"):
+        for step in (32, 64, 128):
+            for per_unit in (2, 3, 4, 5):
+                for words in (1, 4) if cache == "int8" else (1,):
+                    yield {"CODE_KEYS": step, "PER_UNIT": per_unit, "VALUE_WORDS": words}
+        for step in (64, 128):
+            yield {"CODE_KEYS": step, "PER_UNIT": 2, "LANES": 256}
+        return
+    for step in (512, 1024, 2048):
+        for per_unit in (2, 3, 4):
+            yield {"VECTORS": step, "PER_UNIT": per_unit}
+
+
+def copy_gbytes(gpu: Gpu) -> float:
+    """GB/s, read and written, of copies between two buffers; by the clock, since no pass has them."""
+    source, target = (gpu.allocate(COPY_NBYTES) for _ in range(2))
+
+    def once() -> float:
+        encoder = gpu.device.create_command_encoder("copy")
+        for _ in range(REPEATS):
+            native.copy_buffer(encoder, source.native, 0, target.native, 0, COPY_NBYTES)
+        gpu.finish()
+        start = time.perf_counter()
+        gpu.execute([native.finish(encoder)])
+        gpu.finish()
+        return time.perf_counter() - start
+
+    try:
+        return 2 * COPY_NBYTES * REPEATS / min(once() for _ in range(5)) / 1e9
+    finally:
+        for buffer in (source, target):
+            gpu.free(buffer)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", default="512,4096,32768,131072")
+    parser.add_argument("--sizes", default="128,64", help="elements of a head")
+    parser.add_argument("--caches", default=",".join(BITS))
+    parser.add_argument("--more", action="store_true", help="other parameters, too")
+    parser.add_argument("--plain", action="store_true", help="the plain form, too")
+    parser.add_argument("--adapter", default="", help="index, type or part of the name")
+    options = parser.parse_args()
+    config = Config(adapter=options.adapter, checked_shaders="0")
+    gpu = Gpu.open(config)
+    warmth = Warmth(gpu, config)
+    warmth.give()
+    print(f"{gpu.info.name}: roof {copy_gbytes(gpu):.0f} GB/s", flush=True)
+    print(
+        f"{'cache':8} {'head':>4} {'tokens':>7} {'form':8} {'parameters':28} {'keys':>5} {'parts':>5} "
+        f"{'us':>8} {'first':>8} {'GB/s':>6}"
+    )
+    for cache in options.caches.split(","):
+        for size in map(int, options.sizes.split(",")):
+            for tokens in map(int, options.tokens.split(",")):
+                nbytes = 2 * tokens * GROUPS * size * BITS[cache] // 8
+                for in_place in (True, False) if options.plain else (True,):
+                    graph = from_onnx(model(tokens, size, cache, in_place))
+                    for values in variants(cache, options.more and in_place):
+                        warmth.give()
+                        with parameters(**values):
+                            both, alone, consts = seconds_of(gpu, Program(graph, config, gpu), tokens, in_place)
+                        print(
+                            f"{cache:8} {size:4} {tokens:7} {'in place' if in_place else 'plain':8} "
+                            f"{' '.join(f'{k}={v}' for k, v in values.items()):28} {consts['KEYS']:5} "
+                            f"{consts['SPLITS']:5} {both * 1e6:8.1f} {alone * 1e6:8.1f} {nbytes / both / 1e9:6.0f}",
+                            flush=True,
+                        )
+
+
+if __name__ == "__main__":
+    main()
