@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,14 @@ from benchmarks import cases
 from ort_gpu_ep import Generator, InferenceSession, get_library_path
 from ort_gpu_ep.cli import decoding
 from ort_gpu_ep.device.timing import Stopwatch
+from ort_gpu_ep.plugin.graph_capture import CapturedGraph
 
-GENAI = {
-    "genai": ("WebGPU", "WebGpuExecutionProvider"),
-    "genai_own": ("WgpuExecutionProvider", "WgpuExecutionProvider"),
+GENAI: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    "genai": ("WebGPU", "WebGpuExecutionProvider", {"enableGraphCapture": "1"}),
+    "genai_executor": ("WebGPU", "WebGpuExecutionProvider", {}),
+    "genai_own": ("WgpuExecutionProvider", "WgpuExecutionProvider", {}),
 }
-"""Sides of onnxruntime-genai: our provider's name in its settings, and under which the library is registered."""
+"""Sides of onnxruntime-genai: our provider's name in its settings, under which the library is registered, options."""
 
 PROMPTS = 6
 WARM_S = 1.0
@@ -175,7 +177,7 @@ class Genai:
     def __init__(self, path: str, side: str, rows: int) -> None:
         import onnxruntime_genai as genai
 
-        self._genai, self._rows = genai, rows
+        self._genai, self._rows, self.replays = genai, rows, _replays()
         opening = Opening(path)
         genai.register_execution_provider_library(GENAI[side][1], get_library_path())
         self._model = genai.Model(str(Path(path).parent))
@@ -203,6 +205,18 @@ class Genai:
     def _next(self) -> None:
         self._generator.generate_next_token()
         self._generator.get_next_tokens()
+
+
+def _replays() -> list[CapturedGraph]:
+    """Gets one more for each replay of a captured graph in this process, from now on."""
+    seen, replay = list[CapturedGraph](), CapturedGraph.replay
+
+    def counted(graph: CapturedGraph) -> bool:
+        seen.append(graph)
+        return replay(graph)
+
+    CapturedGraph.replay = counted  # type: ignore[method-assign]
+    return seen
 
 
 def of_rows(path: str, rows: int, context: int, tokens: int) -> dict[str, float]:
@@ -254,7 +268,11 @@ def measure(
         prompt_s()
     found["prompt_tokens_s"] = prompt / float(np.median([prompt_s() for _ in range(PROMPTS)]))
     for context in contexts:
-        found |= of_context(decoder.after(context), context, tokens, decoder.gpu)
+        step = decoder.after(context)
+        before = len(decoder.replays) if side in GENAI else 0
+        found |= of_context(step, context, tokens, decoder.gpu)
+        if side in GENAI:
+            found[f"replays_{context}"] = len(decoder.replays) - before
     if decoder.gpu is not None:
         stats = decoder.gpu.stats
         found |= {
