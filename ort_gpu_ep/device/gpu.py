@@ -47,6 +47,9 @@ READBACK_NBYTES, READBACKS_AHEAD = 32 << 20, 2
 MAX_PENDING = 64
 """Command buffers that may wait for a readback before they are submitted anyway."""
 
+MAX_AHEAD = 8
+"""Submissions of runs that nobody has waited for yet: the next one waits for the first of more. Two keep a GPU busy."""
+
 MAX_MILESTONES = 256
 """Submissions of parts of runs that waits look at: of a run that has more, its limit is that of several."""
 
@@ -117,7 +120,7 @@ class Gpu(Buffers):
     held while a pipeline is made. trusted: shader files that need no bounds checks here (health/open_adapter.py).
     fatal: (shader file, why) of those whose compilation has lost a device of this adapter: they are out of use on all
     that follow. in_compilation: pipelines that are being made. lost_compiling: whether the device was lost while one
-    was made.
+    was made. ahead: submissions by `submit_ahead` that nobody has waited for.
     """
 
     _open: ClassVar[dict[tuple[int, str], Gpu]] = {}
@@ -140,6 +143,7 @@ class Gpu(Buffers):
         self.lost = ""
         self.reported = False  # whether the circuit knows of the loss
         self.milestones: deque[tuple[int, float]] = deque(maxlen=MAX_MILESTONES)
+        self.ahead: deque[int] = deque()
         self.timer: PassTimes | None = None
         self._pending: list[Any] = []
         self._idle: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -436,6 +440,27 @@ class Gpu(Buffers):
         """Submits what is pending now, or only if the GPU has nothing else to do: else it waits for more."""
         if now or self.finished(None):
             self.flush()
+
+    def submit_ahead(self) -> None:
+        """Submits a run whose results stay on the device, if the GPU has nothing else to do, or another one waits with
+        it: else it goes with what comes next. Where so many are under way, waits for the first of them.
+        """
+        if not self._pending or (len(self._pending) == 1 and not self.finished(None)):
+            return
+        with self._lock:
+            self.ahead.append(self._submit([]))
+            first = self.ahead[0] if len(self.ahead) > MAX_AHEAD else None
+        if first is not None:
+            begin = time.perf_counter()
+            self.while_waiting()
+            native.wait(self, first, None)
+            self.stats.wait_s += time.perf_counter() - begin
+
+    def passed(self, index: int) -> None:
+        """A submission is done, and so are those before it."""
+        with self._lock:
+            while self.ahead and self.ahead[0] <= index:
+                self.ahead.popleft()
 
     def finish(self) -> None:
         """Submits what is pending and waits until the GPU is idle."""
