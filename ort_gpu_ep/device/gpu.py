@@ -50,6 +50,10 @@ MAX_PENDING = 64
 MAX_AHEAD = 8
 """Submissions of runs that nobody has waited for yet: the next one waits for the first of more. Two keep a GPU busy."""
 
+LONG_S = 1e-3
+"""A run that was waited for longer is submitted before its readback: some ten times of what the second submission
+takes."""
+
 MAX_MILESTONES = 256
 """Submissions of parts of runs that waits look at: of a run that has more, its limit is that of several."""
 
@@ -444,8 +448,10 @@ class Gpu(Buffers):
     def submit_ahead(self) -> None:
         """Submits a run whose results stay on the device, if the GPU has nothing else to do, or another one waits with
         it: else it goes with what comes next. Where so many are under way, waits for the first of them.
+
+        Software has always something else to do: it computes with the cores of the host.
         """
-        if not self._pending or (len(self._pending) == 1 and not self.finished(None)):
+        if len(self._pending) < 2 and (not self._pending or self.info.is_software or not self.finished(None)):
             return
         with self._lock:
             self.ahead.append(self._submit([]))
@@ -455,6 +461,11 @@ class Gpu(Buffers):
             self.while_waiting()
             native.wait(self, first, None)
             self.stats.wait_s += time.perf_counter() - begin
+
+    def submit_long(self) -> None:
+        """Submits a run before its readback is recorded, where the GPU takes long enough to be at work meanwhile."""
+        if self.last_wait_s > LONG_S and not self.info.is_software:
+            self.flush()
 
     def passed(self, index: int) -> None:
         """A submission is done, and so are those before it."""

@@ -174,6 +174,8 @@ class BoundRun(Run):
             return False
         if not self._repeats:
             program.gpu.on_wait(self)
+        if self._late:
+            program.gpu.submit_long()
         for storage in self._outputs:
             storage.content = None
         self.deliver(word)

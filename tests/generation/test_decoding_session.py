@@ -153,6 +153,38 @@ def test_steps_that_nobody_reads_are_submitted_and_not_without_end(
     assert not gpu.ahead
 
 
+@pytest.fixture
+def hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The software adapter passes for one that computes beside the host."""
+    monkeypatch.setattr(gpu_module.AdapterInfo, "is_software", property(lambda info: False))
+
+
+@pytest.mark.usefixtures("hardware")
+def test_a_gpu_with_nothing_to_do_begins_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(opened())
+    loop.generate(prompt_of(1), 6)
+    gpu = loop.session.state.gpu
+    submitted = gpu.stats.submits
+    loop.step()
+    assert (gpu.stats.submits, len(gpu._pending)) == (submitted + 1, 0)
+    monkeypatch.setattr(gpu, "finished", lambda arrival: False)
+    loop.step()
+    assert (gpu.stats.submits, len(gpu._pending)) == (submitted + 1, 1)
+
+
+@pytest.mark.usefixtures("hardware")
+@pytest.mark.parametrize("last_s", [0.0, 1.0])
+def test_a_long_run_begins_before_its_readback_is_recorded(last_s: float) -> None:
+    loop = Loop(opened())
+    for binding in loop.bindings:
+        binding.bind_output("generation.logits", "cpu")
+    loop.generate(prompt_of(1), 6)
+    gpu = loop.session.state.gpu
+    gpu.last_wait_s, submitted = last_s, gpu.stats.submits
+    loop.step()
+    assert gpu.stats.submits - submitted == 1 + (last_s > 0)
+
+
 def test_candidates_are_the_largest_logits(wanted: tuple[list[int], list[np.ndarray]]) -> None:
     device = OrtValue.ortvalue_from_shape_and_type
     tokens, logits = device([1, 5], np.int64, "gpu"), device([1, 5], np.float32, "gpu")
