@@ -47,12 +47,9 @@ READBACK_NBYTES, READBACKS_AHEAD = 32 << 20, 2
 MAX_PENDING = 64
 """Command buffers that may wait for a readback before they are submitted anyway."""
 
-MAX_AHEAD = 8
-"""Submissions of runs that nobody has waited for yet: the next one waits for the first of more. Two keep a GPU busy."""
-
-LONG_S = 1e-3
-"""A run that was waited for longer is submitted before its readback: some ten times of what the second submission
-takes."""
+MAX_IN_FLIGHT = 8
+"""Runs that are under way at the same time, of one plan and sizes or with values that stay on the device: two keep a
+GPU busy, more wait behind each other."""
 
 MAX_MILESTONES = 256
 """Submissions of parts of runs that waits look at: of a run that has more, its limit is that of several."""
@@ -455,7 +452,7 @@ class Gpu(Buffers):
             return
         with self._lock:
             self.ahead.append(self._submit([]))
-            first = self.ahead[0] if len(self.ahead) > MAX_AHEAD else None
+            first = self.ahead[0] if len(self.ahead) > MAX_IN_FLIGHT else None
         if first is not None:
             begin = time.perf_counter()
             self.while_waiting()
@@ -463,8 +460,9 @@ class Gpu(Buffers):
             self.stats.wait_s += time.perf_counter() - begin
 
     def submit_long(self) -> None:
-        """Submits a run before its readback is recorded, where the GPU takes long enough to be at work meanwhile."""
-        if self.last_wait_s > LONG_S and not self.info.is_software:
+        """Submits a run before its readback is recorded, where the GPU takes longer than is polled for on software: some
+        times what a second submission takes."""
+        if self.last_wait_s > waiting.SPIN_S and not self.info.is_software:
             self.flush()
 
     def passed(self, index: int) -> None:
