@@ -320,6 +320,7 @@ class Gpu(Buffers):
         submitted = time.perf_counter()
         self.while_waiting()
         native.wait(self, readback.submission, readback.arrival)
+        self._passed(readback.submission)
         waited_s = time.perf_counter() - submitted
         staging, places = readback.staging, readback.places
         try:
@@ -457,6 +458,7 @@ class Gpu(Buffers):
             begin = time.perf_counter()
             self.while_waiting()
             native.wait(self, first, None)
+            self._passed(first)
             self.stats.wait_s += time.perf_counter() - begin
 
     def submit_long(self) -> None:
@@ -465,11 +467,12 @@ class Gpu(Buffers):
         if self.last_wait_s > waiting.SPIN_S and not self.info.is_software:
             self.flush()
 
-    def passed(self, index: int) -> None:
+    def _passed(self, index: int) -> None:
         """A submission is done, and so are those before it."""
-        with self._lock:
-            while self.ahead and self.ahead[0] <= index:
-                self.ahead.popleft()
+        if self.ahead:
+            with self._lock:
+                while self.ahead and self.ahead[0] <= index:
+                    self.ahead.popleft()
 
     def finish(self) -> None:
         """Submits what is pending and waits until the GPU is idle."""
@@ -477,6 +480,7 @@ class Gpu(Buffers):
             self.check_alive()
             index = self._submit([])
         native.wait(self, index, None)
+        self._passed(index)
 
     def _submit(self, more: list[Any]) -> int:
         """Submits pending work and `more`, in order. A submit to a lost device would abort the process: refuse."""

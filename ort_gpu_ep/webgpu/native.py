@@ -204,8 +204,6 @@ def wait(gpu: Any, index: int, arrival: Arrival | None) -> None:
             f"sent to this device. "
             "Raise hang_timeout_ms if the model is that slow, or update the driver."
         )
-    if gpu.ahead:
-        gpu.passed(index)
     if arrival is not None:
         _await(gpu, arrival)
 
