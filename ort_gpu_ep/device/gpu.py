@@ -443,13 +443,19 @@ class Gpu(Buffers):
         if now or self.finished(None):
             self.flush()
 
-    def submit_ahead(self) -> None:
-        """Submits a run whose results stay on the device, if the GPU has nothing else to do, or another one waits with
-        it: else it goes with what comes next. Where so many are under way, waits for the first of them.
+    @property
+    def _is_slow(self) -> bool:
+        """Whether what was last waited for took longer than is polled for on software, some times what a submission
+        takes. Software never counts: it computes with the cores of the host, and submissions wait for it."""
+        return self.last_wait_s > waiting.SPIN_S and not self.info.is_software
 
-        Software has always something else to do: it computes with the cores of the host.
+    def submit_ahead(self) -> None:
+        """Submits runs whose results stay on the device, so that the GPU begins before somebody asks for them: where
+        runs are long, one if it has nothing else to do, or two; else so many as may be under way, for a submission
+        takes as long as a short run. Where as many submissions are under way, waits for the first of them.
         """
-        if len(self._pending) < 2 and (not self._pending or self.info.is_software or not self.finished(None)):
+        slow, runs = self._is_slow, len(self._pending)
+        if runs < (2 if slow else MAX_IN_FLIGHT) and not (runs and slow and self.finished(None)):
             return
         with self._lock:
             self.ahead.append(self._submit([]))
@@ -462,9 +468,8 @@ class Gpu(Buffers):
             self.stats.wait_s += time.perf_counter() - begin
 
     def submit_long(self) -> None:
-        """Submits a run before its readback is recorded, where the GPU takes longer than is polled for on software: some
-        times what a second submission takes."""
-        if self.last_wait_s > waiting.SPIN_S and not self.info.is_software:
+        """Submits a run before its readback is recorded, where runs are long: the GPU is at work meanwhile."""
+        if self._is_slow:
             self.flush()
 
     def _passed(self, index: int) -> None:

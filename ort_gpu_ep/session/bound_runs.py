@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ort_gpu_ep.plugin import SessionState, Turns, download_later
 from ort_gpu_ep.plugin.io_binding import TENSORS
+from ort_gpu_ep.processes.interrupts import uninterrupted
 from ort_gpu_ep.session.session import InferenceSession
 
 
@@ -27,14 +28,14 @@ def read_later(*values: Any) -> Callable[[], list[npt.NDArray[Any]]]:
     copied now. Raises DeviceError, both times, and then IndexOutOfRangeError where a run that they come from had such
     an index.
     """
-    wait = download_later(values) if values else None
+    wait = uninterrupted(download_later, values) if values else None
     if wait is None:
         arrays = [np.array(value.numpy()) for value in values]
         return lambda: arrays
     kinds = [(TENSORS[value.data_type()], tuple(value.shape())) for value in values]
 
     def read() -> list[npt.NDArray[Any]]:
-        content = zip(wait(), kinds, strict=True)
+        content = zip(uninterrupted(wait), kinds, strict=True)
         return [np.frombuffer(data, kind).reshape(shape).copy() for data, (kind, shape) in content]
 
     return read

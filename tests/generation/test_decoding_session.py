@@ -163,7 +163,11 @@ def test_a_gpu_with_nothing_to_do_begins_at_once(monkeypatch: pytest.MonkeyPatch
     loop = Loop(opened())
     loop.generate(prompt_of(1), 6)
     gpu = loop.session.state.gpu
-    submitted = gpu.stats.submits
+    gpu.last_wait_s, submitted = 0.0, gpu.stats.submits
+    loop.step()
+    assert gpu.stats.submits == submitted  # a short one waits for others
+    ort_gpu_ep.read_later(loop.token)()
+    gpu.last_wait_s, submitted = 1.0, gpu.stats.submits
     loop.step()
     assert gpu.stats.submits == submitted + 1
     monkeypatch.setattr(gpu, "finished", lambda arrival: False)
