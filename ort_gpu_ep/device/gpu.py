@@ -121,7 +121,7 @@ class Gpu(Buffers):
     held while a pipeline is made. trusted: shader files that need no bounds checks here (health/open_adapter.py).
     fatal: (shader file, why) of those whose compilation has lost a device of this adapter: they are out of use on all
     that follow. in_compilation: pipelines that are being made. lost_compiling: whether the device was lost while one
-    was made. ahead: submissions by `submit_ahead` that nobody has waited for.
+    was made. ahead: submissions with runs whose results stay on the device, which nobody has waited for.
     """
 
     _open: ClassVar[dict[tuple[int, str], Gpu]] = {}
@@ -145,6 +145,7 @@ class Gpu(Buffers):
         self.reported = False  # whether the circuit knows of the loss
         self.milestones: deque[tuple[int, float]] = deque(maxlen=MAX_MILESTONES)
         self.ahead: deque[int] = deque()
+        self._submitted = -1  # the last submission
         self.timer: PassTimes | None = None
         self._pending: list[Any] = []
         self._idle: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -455,10 +456,11 @@ class Gpu(Buffers):
         takes as long as a short run. Where as many submissions are under way, waits for the first of them.
         """
         slow, runs = self._is_slow, len(self._pending)
-        if runs < (2 if slow else MAX_IN_FLIGHT) and not (runs and slow and self.finished(None)):
-            return
+        due = runs >= (2 if slow else MAX_IN_FLIGHT) or bool(runs and slow and self.finished(None))
         with self._lock:
-            self.ahead.append(self._submit([]))
+            index = self._submit([]) if due and self._pending else self._submitted
+            if index not in self.ahead:  # parts of a long run are submitted as they are recorded
+                self.ahead.append(index)
             first = self.ahead[0] if len(self.ahead) > MAX_IN_FLIGHT else None
         if first is not None:
             begin = time.perf_counter()
@@ -496,7 +498,7 @@ class Gpu(Buffers):
             self.stats.submits += 1
             native.submit(self.device, [buffer])
         self.stats.submits += 1
-        index = native.submit(self.device, buffers[-1:] if self.submit_each else buffers)
+        index = self._submitted = native.submit(self.device, buffers[-1:] if self.submit_each else buffers)
         self.stats.submit_s += time.perf_counter() - start
         return index
 

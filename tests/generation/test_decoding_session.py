@@ -14,7 +14,7 @@ from onnxruntime import OrtValue
 import ort_gpu_ep
 from models.language import language_model
 from ort_gpu_ep.device import gpu as gpu_module
-from ort_gpu_ep.errors import ConfigError, DeviceError, IndexOutOfRangeError, ModelError
+from ort_gpu_ep.errors import ConfigError, DeviceError, DeviceHangError, IndexOutOfRangeError, ModelError
 from ort_gpu_ep.plugin.state import COPIES
 from tests.session.test_language_models import generated, prompt_of, session
 
@@ -262,6 +262,19 @@ def test_a_lost_device_is_told_by_what_is_read() -> None:
     loop = Loop(opened(faults="lost@9;seed=1", strict=1))
     with pytest.raises(DeviceError):
         loop.generate(prompt_of(1), TOKENS)
+
+
+def test_steps_that_nobody_reads_end_where_the_gpu_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_module, "MAX_IN_FLIGHT", 2)
+    loop = Loop(opened(faults="hang@12;seed=1", strict=1, hang_timeout_ms=300))
+    loop.generate(prompt_of(1), 6)
+
+    def steps() -> None:
+        for _ in range(30):
+            loop.step()
+
+    with pytest.raises(DeviceHangError):
+        steps()
 
 
 @pytest.mark.parametrize(
