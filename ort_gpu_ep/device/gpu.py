@@ -467,7 +467,8 @@ class Gpu(Buffers):
             self.while_waiting()
             native.wait(self, first, None)
             self._passed(first)
-            self.stats.wait_s += time.perf_counter() - begin
+            with self._lock:
+                self.stats.wait_s += time.perf_counter() - begin
 
     def submit_long(self) -> None:
         """Submits a run before its readback is recorded, where runs are long: the GPU is at work meanwhile."""
