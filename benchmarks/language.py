@@ -7,8 +7,10 @@ The model is models/language.py with the sizes of Llama-3.2-1B or Llama-3.1-8B (
 a file beside model.onnx), gpt-oss-20b's shape (--mixture: 12 GB), or small ones. Past and present of a layer are one
 buffer. --cache-bits and --rows (rows that `generate` has side by side) are of side `generate`. A side
 runs in a process of its own (language_process.py, which says what the rows are): `generate` by ort_gpu_ep.Generator,
-`gpu` by IO binding, `cpu` on ONNX Runtime's CPU provider by IO binding, `genai` by onnxruntime-genai's loop with our
-provider as its WebGPU provider (caches on the device), `genai_own` under our own name (caches on the CPU).
+`gpu` by IO binding with logits on the host, `bound` by IO binding of a decoding_session, `cpu` on ONNX Runtime's CPU
+provider by IO binding, `genai` by onnxruntime-genai's loop with our provider as its WebGPU provider and graph capture
+(caches on the device), `genai_executor` without capture, `genai_own` under our own name (caches on the CPU). replays_N:
+of captured graphs, one for each of the tokens behind a context of N.
 
 Source of the sizes: the model cards of Llama 3.2 (1B: 16 layers, 2048, 8192, 32 heads, 8 of keys, vocabulary 128256)
 and Llama 3.1 (8B: 32 layers, 4096, 14336, the same heads and vocabulary).
@@ -63,7 +65,8 @@ def measured(
 ) -> dict[str, float]:
     """Of a side, in a process of its own."""
     if side in GENAI:
-        save_settings(path.parent, sizes, GENAI[side][0], {"placement": "gpu", "strict": "1"})
+        provider, _, options = GENAI[side]
+        save_settings(path.parent, sizes, provider, {"placement": "gpu", "strict": "1", **options})
     given = {
         "path": str(path),
         "side": side,
@@ -86,7 +89,9 @@ def show(found: dict[str, dict[str, float]]) -> None:
 
 
 def main(
-    sides: Annotated[str, typer.Option(help="generate, gpu, cpu, genai, genai_own")] = "generate,gpu,cpu",
+    sides: Annotated[
+        str, typer.Option(help="generate, gpu, bound, cpu, genai, genai_executor, genai_own")
+    ] = "generate,gpu,cpu",
     contexts: Annotated[str, typer.Option(help="Tokens before those that are timed.")] = "512,4096",
     prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 512,
     tokens: Annotated[int, typer.Option(help="Tokens that are timed behind each context.")] = 64,

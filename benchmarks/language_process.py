@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,17 @@ import numpy as np
 import onnxruntime
 
 from benchmarks import cases
-from ort_gpu_ep import Generator, InferenceSession, get_library_path
+from ort_gpu_ep import Generator, InferenceSession, decoding_session, get_library_path, read_later
 from ort_gpu_ep.cli import decoding
 from ort_gpu_ep.device.timing import Stopwatch
+from ort_gpu_ep.plugin.graph_capture import CapturedGraph
 
-GENAI = {
-    "genai": ("WebGPU", "WebGpuExecutionProvider"),
-    "genai_own": ("WgpuExecutionProvider", "WgpuExecutionProvider"),
+GENAI: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    "genai": ("WebGPU", "WebGpuExecutionProvider", {"enableGraphCapture": "1"}),
+    "genai_executor": ("WebGPU", "WebGpuExecutionProvider", {}),
+    "genai_own": ("WgpuExecutionProvider", "WgpuExecutionProvider", {}),
 }
-"""Sides of onnxruntime-genai: our provider's name in its settings, and under which the library is registered."""
+"""Sides of onnxruntime-genai: our provider's name in its settings, under which the library is registered, options."""
 
 PROMPTS = 6
 WARM_S = 1.0
@@ -106,6 +109,18 @@ def of_context(step: Step, context: int, tokens: int, gpu: Any) -> dict[str, flo
     return found
 
 
+def _random_caches(pasts: Sequence[Any], rows: int) -> Iterator[np.ndarray]:
+    """Of so many tokens, for a session's inputs."""
+    rng = np.random.default_rng(3)
+    for past in pasts:
+        kind = np.float16 if "float16" in past.type else np.float32
+        yield (0.5 * rng.standard_normal((1, past.shape[1], rows, past.shape[3]), np.float32)).astype(kind)
+
+
+def _value(content: np.ndarray, device: str = "gpu") -> Any:
+    return onnxruntime.OrtValue.ortvalue_from_numpy(content, device)
+
+
 class Bound:
     """A loop by IO binding over caches of `rows` tokens on the session's device."""
 
@@ -120,12 +135,10 @@ class Bound:
             )
             self.gpu = self.session._state.gpu
         self.opened = opening.end()
-        rng, device = np.random.default_rng(3), "cpu" if side == "cpu" else "gpu"
         self.binding, self._token, self._total = self.session.io_binding(), 1, 0
-        for given in self.session.get_inputs()[2:]:
-            kind = np.float16 if "float16" in given.type else np.float32
-            content = (0.5 * rng.standard_normal((1, given.shape[1], rows, given.shape[3]), np.float32)).astype(kind)
-            cache = onnxruntime.OrtValue.ortvalue_from_numpy(content, device)
+        pasts = self.session.get_inputs()[2:]
+        for given, content in zip(pasts, _random_caches(pasts, rows), strict=True):
+            cache = _value(content, "cpu" if side == "cpu" else "gpu")
             self.binding.bind_ortvalue_input(given.name, cache)
             self.binding.bind_ortvalue_output(given.name.replace("past_key_values", "present"), cache)
 
@@ -144,6 +157,60 @@ class Bound:
         self.binding.bind_output("logits", "cpu")
         self.session.run_with_iobinding(self.binding)
         self._token = int(np.asarray(self.binding.get_outputs()[-1].numpy())[0, -1].argmax())
+
+
+class OnDevice:
+    """A loop by IO binding of a decoding_session: each step's token is the next step's input on the device, and the host
+    reads it when the next step has been submitted."""
+
+    def __init__(self, path: str, side: str, rows: int) -> None:
+        opening = Opening(path)
+        options = {"strict": 1, "unit_plans": "wait"}
+        self.session = decoding_session(path, max_length=rows, provider_options=options, sess_options=cases.quiet())
+        self.gpu = self.session._state.gpu  # type: ignore[union-attr]
+        self.opened = opening.end()
+        self._tokens, self._lengths = ([_value(np.ones((1, 1), np.int64)) for _ in range(2)] for _ in range(2))
+        self._caches = [_value(cache) for cache in _random_caches(self.session.get_inputs()[2:], rows)]
+        self._waiting = deque[Callable[[], list[np.ndarray]]]()
+        self._bindings = [self._binding(place) for place in range(2)]
+        self._at = 0
+
+    def _binding(self, place: int, ids: np.ndarray | None = None) -> Any:
+        """Reads a place, or tokens in host memory, and writes the other one."""
+        binding, names = self.session.io_binding(), [i.name for i in self.session.get_inputs()]
+        if ids is None:
+            binding.bind_ortvalue_input(names[0], self._tokens[place])
+        else:
+            binding.bind_cpu_input(names[0], ids)
+        binding.bind_ortvalue_input(names[1], self._lengths[place])
+        presents = [o.name for o in self.session.get_outputs()[3:]]
+        for past, present, cache in zip(names[2:], presents, self._caches, strict=True):
+            binding.bind_ortvalue_input(past, cache)
+            binding.bind_ortvalue_output(present, cache)
+        binding.bind_ortvalue_output("generation.next", self._tokens[1 - place])
+        binding.bind_ortvalue_output("generation.next_length", self._lengths[1 - place])
+        return binding
+
+    def prompt(self, ids: np.ndarray) -> None:
+        self._lengths[1].update_inplace(np.array([[len(ids)]]))
+        self.session.run_with_iobinding(self._binding(1, ids[None]))
+        read_later(self._tokens[0])()
+
+    def after(self, context: int) -> Step:
+        while self._waiting:
+            self._waiting.popleft()()
+        self._lengths[self._at].update_inplace(np.array([[context + 1]]))
+        self._submit()
+        return self._next
+
+    def _submit(self) -> None:
+        self.session.run_with_iobinding(self._bindings[self._at])
+        self._at = 1 - self._at
+        self._waiting.append(read_later(self._tokens[self._at]))
+
+    def _next(self) -> int:
+        self._submit()
+        return int(self._waiting.popleft()()[0].item())
 
 
 class Generated:
@@ -175,7 +242,7 @@ class Genai:
     def __init__(self, path: str, side: str, rows: int) -> None:
         import onnxruntime_genai as genai
 
-        self._genai, self._rows = genai, rows
+        self._genai, self._rows, self.replays = genai, rows, _replays()
         opening = Opening(path)
         genai.register_execution_provider_library(GENAI[side][1], get_library_path())
         self._model = genai.Model(str(Path(path).parent))
@@ -203,6 +270,18 @@ class Genai:
     def _next(self) -> None:
         self._generator.generate_next_token()
         self._generator.get_next_tokens()
+
+
+def _replays() -> list[CapturedGraph]:
+    """Gets one more for each replay of a captured graph in this process, from now on."""
+    seen, replay = list[CapturedGraph](), CapturedGraph.replay
+
+    def counted(graph: CapturedGraph) -> bool:
+        seen.append(graph)
+        return replay(graph)
+
+    CapturedGraph.replay = counted  # type: ignore[method-assign]
+    return seen
 
 
 def of_rows(path: str, rows: int, context: int, tokens: int) -> dict[str, float]:
@@ -239,7 +318,8 @@ def measure(
 ) -> dict[str, float]:
     """What a side takes. cache_bits, and rows (so many at once, each number timed): of side generate alone."""
     options: dict[str, Any] = {"cache_bits": cache_bits} if cache_bits is not None else {}
-    made: type[Any] = Generated if side == "generate" else Genai if side in GENAI else Bound
+    sides: Mapping[str, type[Any]] = {"generate": Generated, "bound": OnDevice, **dict.fromkeys(GENAI, Genai)}
+    made = sides.get(side, Bound)
     decoder = made(path, side, max(contexts) + 2 * tokens + 64, **options)
     rng, found = np.random.default_rng(1), dict[str, float](decoder.opened)
 
@@ -254,7 +334,11 @@ def measure(
         prompt_s()
     found["prompt_tokens_s"] = prompt / float(np.median([prompt_s() for _ in range(PROMPTS)]))
     for context in contexts:
-        found |= of_context(decoder.after(context), context, tokens, decoder.gpu)
+        step = decoder.after(context)
+        before = len(decoder.replays) if side in GENAI else 0
+        found |= of_context(step, context, tokens, decoder.gpu)
+        if side in GENAI:
+            found[f"replays_{context}"] = len(decoder.replays) - before
     if decoder.gpu is not None:
         stats = decoder.gpu.stats
         found |= {

@@ -105,7 +105,7 @@ if TYPE_CHECKING:
         OrtEpContextDataBuffer as OrtEpContextDataBuffer,
     )
 
-    from ort_gpu_ep.generation import EncoderDecoder, Generator, generate
+    from ort_gpu_ep.generation import EncoderDecoder, Generator, decoding_session, generate
     from ort_gpu_ep.health.enumeration import adapters
     from ort_gpu_ep.plugin import (
         EP_NAME,
@@ -117,6 +117,7 @@ if TYPE_CHECKING:
         unregister,
     )
     from ort_gpu_ep.plugin.explain import Explanation
+    from ort_gpu_ep.session.bound_runs import read_later
     from ort_gpu_ep.session.patching import Patch, patch
     from ort_gpu_ep.session.session import InferenceSession
 
@@ -130,12 +131,14 @@ _LAZY = {
     "InferenceSession": "ort_gpu_ep.session.session",
     "Patch": "ort_gpu_ep.session.patching",
     "adapters": "ort_gpu_ep.health.enumeration",
+    "decoding_session": "ort_gpu_ep.generation",
     "generate": "ort_gpu_ep.generation",
     "get_available_providers": "ort_gpu_ep.plugin",
     "get_ep_name": "ort_gpu_ep.plugin",
     "get_ep_names": "ort_gpu_ep.plugin",
     "get_library_path": "ort_gpu_ep.plugin",
     "patch": "ort_gpu_ep.session.patching",
+    "read_later": "ort_gpu_ep.session.bound_runs",
     "register": "ort_gpu_ep.plugin",
     "unregister": "ort_gpu_ep.plugin",
 }
@@ -207,6 +210,7 @@ __all__ = [
     "create_and_register_allocator_v2",
     "cuda_version",
     "datasets",
+    "decoding_session",
     "disable_telemetry_events",
     "enable_telemetry_events",
     "generate",
@@ -225,6 +229,7 @@ __all__ = [
     "patch",
     "preload_dlls",
     "print_debug_info",
+    "read_later",
     "register",
     "register_execution_provider_library",
     "set_default_logger_severity",

@@ -47,6 +47,10 @@ READBACK_NBYTES, READBACKS_AHEAD = 32 << 20, 2
 MAX_PENDING = 64
 """Command buffers that may wait for a readback before they are submitted anyway."""
 
+MAX_IN_FLIGHT = 8
+"""Runs that are under way at the same time, of one plan and sizes or with values that stay on the device: two keep a
+GPU busy, more wait behind each other."""
+
 MAX_MILESTONES = 256
 """Submissions of parts of runs that waits look at: of a run that has more, its limit is that of several."""
 
@@ -117,7 +121,7 @@ class Gpu(Buffers):
     held while a pipeline is made. trusted: shader files that need no bounds checks here (health/open_adapter.py).
     fatal: (shader file, why) of those whose compilation has lost a device of this adapter: they are out of use on all
     that follow. in_compilation: pipelines that are being made. lost_compiling: whether the device was lost while one
-    was made.
+    was made. ahead: submissions with runs whose results stay on the device, which nobody has waited for.
     """
 
     _open: ClassVar[dict[tuple[int, str], Gpu]] = {}
@@ -140,6 +144,8 @@ class Gpu(Buffers):
         self.lost = ""
         self.reported = False  # whether the circuit knows of the loss
         self.milestones: deque[tuple[int, float]] = deque(maxlen=MAX_MILESTONES)
+        self.ahead: deque[int] = deque()
+        self._submitted = -1  # the last submission
         self.timer: PassTimes | None = None
         self._pending: list[Any] = []
         self._idle: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -315,6 +321,7 @@ class Gpu(Buffers):
         submitted = time.perf_counter()
         self.while_waiting()
         native.wait(self, readback.submission, readback.arrival)
+        self._passed(readback.submission)
         waited_s = time.perf_counter() - submitted
         staging, places = readback.staging, readback.places
         try:
@@ -437,12 +444,51 @@ class Gpu(Buffers):
         if now or self.finished(None):
             self.flush()
 
+    @property
+    def _is_slow(self) -> bool:
+        """Whether what was last waited for took longer than is polled for on software, some times what a submission
+        takes. Software never counts: it computes with the cores of the host, and submissions wait for it."""
+        return self.last_wait_s > waiting.SPIN_S and not self.info.is_software
+
+    def submit_ahead(self) -> None:
+        """Submits runs whose results stay on the device, so that the GPU begins before somebody asks for them: where
+        runs are long, one if it has nothing else to do, or two; else so many as may be under way, for a submission
+        takes as long as a short run. Where as many submissions are under way, waits for the first of them.
+        """
+        slow, runs = self._is_slow, len(self._pending)
+        due = runs >= (2 if slow else MAX_IN_FLIGHT) or bool(runs and slow and self.finished(None))
+        with self._lock:
+            index = self._submit([]) if due and self._pending else self._submitted
+            if index not in self.ahead:  # parts of a long run are submitted as they are recorded
+                self.ahead.append(index)
+            first = self.ahead[0] if len(self.ahead) > MAX_IN_FLIGHT else None
+        if first is not None:
+            begin = time.perf_counter()
+            self.while_waiting()
+            native.wait(self, first, None)
+            self._passed(first)
+            with self._lock:
+                self.stats.wait_s += time.perf_counter() - begin
+
+    def submit_long(self) -> None:
+        """Submits a run before its readback is recorded, where runs are long: the GPU is at work meanwhile."""
+        if self._is_slow:
+            self.flush()
+
+    def _passed(self, index: int) -> None:
+        """A submission is done, and so are those before it."""
+        if self.ahead:
+            with self._lock:
+                while self.ahead and self.ahead[0] <= index:
+                    self.ahead.popleft()
+
     def finish(self) -> None:
         """Submits what is pending and waits until the GPU is idle."""
         with self._lock:
             self.check_alive()
             index = self._submit([])
         native.wait(self, index, None)
+        self._passed(index)
 
     def _submit(self, more: list[Any]) -> int:
         """Submits pending work and `more`, in order. A submit to a lost device would abort the process: refuse."""
@@ -453,7 +499,7 @@ class Gpu(Buffers):
             self.stats.submits += 1
             native.submit(self.device, [buffer])
         self.stats.submits += 1
-        index = native.submit(self.device, buffers[-1:] if self.submit_each else buffers)
+        index = self._submitted = native.submit(self.device, buffers[-1:] if self.submit_each else buffers)
         self.stats.submit_s += time.perf_counter() - start
         return index
 

@@ -29,6 +29,9 @@ likely next token behind each of the last ones [choices, 1]; length + 1; logits 
 ones. `choices` is 1, or at most so many of the tokens as drafts are verified with. A step for batches has rows in place
 of each first 1, and one choice for each."""
 
+LOGITS_ROWS = "generation.logits_rows"
+"""The same logits inside of a step, [rows, vocabulary]."""
+
 NOTHING = -1
 """In place of a token, where logits leave none to choose."""
 
@@ -193,10 +196,10 @@ def choice(model: onnx.ModelProto, choices: int = 1) -> Sequence[onnx.NodeProto]
         node(
             "Reshape",
             [LOGITS, "generation.rows" if many else _constant(graph, "row", [0, -1])],
-            ["generation.logits_rows"],
+            [LOGITS_ROWS],
         ),
-        node("ArgMax", ["generation.logits_rows"], ["generation.best"], axis=1),
-        node("ReduceMax", ["generation.logits_rows", *axes], ["generation.highest"], **attributes),
+        node("ArgMax", [LOGITS_ROWS], ["generation.best"], axis=1),
+        node("ReduceMax", [LOGITS_ROWS, *axes], ["generation.highest"], **attributes),
         node("Greater", ["generation.highest", lowest], ["generation.is_one"]),
         node("Where", ["generation.is_one", "generation.best", _constant(graph, "nothing", NOTHING)], [token]),
         *([node("Cast", [token], [NEXT], to=ids)] if token != NEXT else []),

@@ -155,6 +155,8 @@ class BoundRun(Run):
         except _Refused:
             self._refused = True
         self._there = memory.version, partition.program
+        if not (self._repeats or self._late or self._refused) and self._gpu is not None:
+            self._gpu.submit_ahead()
 
     # ---- runs by a recording
 
@@ -172,6 +174,8 @@ class BoundRun(Run):
             return False
         if not self._repeats:
             program.gpu.on_wait(self)
+        if self._late:
+            program.gpu.submit_long()
         for storage in self._outputs:
             storage.content = None
         self.deliver(word)

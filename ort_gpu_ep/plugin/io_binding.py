@@ -136,7 +136,8 @@ class IOBinding(CheckedBinding):
         self._check_array(name, arr_on_cpu)
         bind = OrtBinding.bind_cpu_input, (name, arr_on_cpu)
         if isinstance(arr_on_cpu, np.ndarray) and arr_on_cpu.flags.c_contiguous:
-            self._read[name] = range(arr_on_cpu.ctypes.data, arr_on_cpu.ctypes.data + arr_on_cpu.nbytes)
+            address = arr_on_cpu.ctypes.data
+            self._read[name] = range(address, address + arr_on_cpu.nbytes)
             self._bind(name, True, arr_on_cpu.dtype, bind)
             self._give(name, arr_on_cpu)
         else:  # on the CPU, too, it is copied now

@@ -147,16 +147,15 @@ class Memory:
 
     def state_of(self, address: int) -> SessionState | None:
         """The session that the block of an address was allocated for; None for host memory and shared blocks."""
-        if not self.owns(address):
-            return None
-        block = self._blocks.get(address) or self._blocks.get(self._reservation.start_of(address))
-        return block.state if block else None
+        block = self.block_of(address)
+        return block.state if block is not None else None
 
     def block_of(self, address: int) -> Block | None:
         """The block that an address is in; None for host memory, and where the block was freed."""
-        if not self.owns(address):
-            return None
-        return self._blocks.get(address) or self._blocks.get(self._reservation.start_of(address))
+        block = self._blocks.get(address)  # most are asked about by where they begin
+        if block is None and self.owns(address):
+            block = self._blocks.get(self._reservation.start_of(address))
+        return block
 
     def gpu_of(self, address: int) -> Gpu | None:
         """The GPU that has the content of an address; None where it is on the host, or nothing was written there

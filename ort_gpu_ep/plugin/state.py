@@ -267,21 +267,32 @@ class SessionState:
                 say_once(str(error))
         return event
 
-    @contextmanager
-    def recording(self, where: str) -> Iterator[None]:
+    def recording(self, where: str) -> ErrorRecorder:
         """Records an exception that leaves the block, and marks it so that `cause_of` finds it again."""
-        try:
-            yield
-        except BaseException as error:
-            event = self.record("error", where, error)
-            error.add_note(f"[ort_gpu_ep event {event.number}]")
-            raise
+        return ErrorRecorder(self, where)
 
     def cause_of(self, error: BaseException) -> BaseException | None:
         """The exception of ours that ONNX Runtime has turned into `error`; None if it is not ours."""
         match = re.search(r"\[ort_gpu_ep event (\d+)\]", str(error))
         number = int(match[1]) if match else -1
         return next((e.error for e in list(self.events) if e.number == number), None)
+
+
+class ErrorRecorder:
+    """See SessionState.recording. Each copy enters one: a generator would take twice as many calls."""
+
+    __slots__ = ("_state", "_where")
+
+    def __init__(self, state: SessionState, where: str) -> None:
+        self._state, self._where = state, where
+
+    def __enter__(self) -> None:
+        """Nothing has happened yet."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            event = self._state.record("error", self._where, error)
+            error.add_note(f"[ort_gpu_ep event {event.number}]")
 
 
 def say_once(why: str) -> None:

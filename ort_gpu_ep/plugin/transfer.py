@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ort_gpu_ep.errors import InputError, InternalError
@@ -107,16 +107,29 @@ class DataTransfer(Table):
                 memory.copy_out_all(outwards)
 
 
-@contextmanager
-def recording(*addresses: int) -> Iterator[None]:
+def recording(*addresses: int) -> AbstractContextManager[object]:
     """Works for the session that one of these addresses belongs to, if one does, and keeps what is raised meanwhile for
     it."""
     state = next(filter(None, map(memory.state_of, addresses)), None)
-    if state is None:
-        yield
-        return
-    with state.allowance, state.recording("copy"):
-        yield
+    return _Copying(state) if state is not None else nullcontext()
+
+
+class _Copying:
+    """See `recording`."""
+
+    __slots__ = ("_allowance", "_errors")
+
+    def __init__(self, state: SessionState) -> None:
+        self._allowance, self._errors = state.allowance, state.recording("copy")
+
+    def __enter__(self) -> None:
+        self._allowance.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._errors.__exit__(*error)
+        finally:
+            self._allowance.__exit__(*error)
 
 
 def _places(source: int, target: int) -> tuple[int, int, int]:
@@ -142,13 +155,14 @@ def _copy(address: int, into: int, nbytes: int) -> None:
     """Copies memory, wherever it is."""
     if nbytes == 0:
         return
+    from_device, to_device = memory.owns(address), memory.owns(into)
     with recording(address, into):
-        if memory.owns(into):
-            if memory.owns(address):
+        if to_device:
+            if from_device:
                 memory.copy(gpu_for(into), address, into, nbytes)
             else:
                 memory.copy_in(gpu_for(into), into, address, nbytes)
-        elif memory.owns(address):
+        elif from_device:
             memory.copy_out(address, into, nbytes)
         else:
             raise InternalError(

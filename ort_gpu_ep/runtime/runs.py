@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from ort_gpu_ep.config import MEMORY_NBYTES
+from ort_gpu_ep.device.gpu import MAX_IN_FLIGHT
 from ort_gpu_ep.device.index_check import Word
 from ort_gpu_ep.device.tensor import Tensor
 from ort_gpu_ep.errors import InputError, OutOfDeviceMemoryError
@@ -26,10 +27,6 @@ from ort_gpu_ep.webgpu import native, waiting
 
 MAX_STEADY = 4
 """Sets of sizes that a plan keeps inputs, outputs and recordings for, see Steady."""
-
-
-MAX_IN_FLIGHT = 8
-"""Runs of one set of sizes that are under way at the same time: two keep a GPU busy, more wait behind each other."""
 
 MAX_IN_FLIGHT_NBYTES = MEMORY_NBYTES // SHARE
 """What the inputs, outputs and staging buffers of all runs of one set of sizes take at most; there is one in any

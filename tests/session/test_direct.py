@@ -14,9 +14,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from ort_gpu_ep.device.gpu import MAX_IN_FLIGHT
 from ort_gpu_ep.errors import DeviceLostError, OutOfDeviceMemoryError
 from ort_gpu_ep.plugin.direct import RUNS_BEFORE
-from ort_gpu_ep.runtime.runs import MAX_IN_FLIGHT, MAX_STEADY, Steady
+from ort_gpu_ep.runtime.runs import MAX_STEADY, Steady
 from ort_gpu_ep.webgpu import native, objects
 from tests.patience import PATIENCE_S
 from tests.session.conftest import assert_close, gpu_session, on_the_cpu
