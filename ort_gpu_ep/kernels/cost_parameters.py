@@ -62,7 +62,8 @@ class Figures:
     where four lanes share a key. high_factor, spill_factor: with high_registers for vectors, with more than
     spill_registers. wait_clocks, query_wait_clocks, parts_wait_clocks: of a block of keys, for each query of a lane,
     where four lanes share one. crowded_factor: with more workgroups than units. join_clocks, join_slice_clocks: to put
-    slices together, for each of them.
+    slices together, for each of them. attention_tiles.wgsl: tile_clocks: of a unit, a step of 64 queries, 32 keys and
+    heads of 64; tile_wait_clocks: the least that a step takes.
 
     normalize*.wgsl, softmax*.wgsl: fours_ns, any_ns: the launch of each form. round_ns: a unit full of subgroups with a
     row each. load_ns, lane_ns: a vector that the lanes of a workgroup keep, and, a lane, that they join their sums.
@@ -178,6 +179,8 @@ class Figures:
     attention_crowded_factor: float = 1.4
     attention_join_clocks: float = 1000.0
     attention_join_slice_clocks: float = 20.0
+    attention_tile_clocks: float = 4100.0
+    attention_tile_wait_clocks: float = 3000.0
 
     normalize_fours_ns: float = 2900.0
     normalize_round_ns: float = 700.0
@@ -290,6 +293,7 @@ DEFAULT_FIGURES = Figures()
 SOFTWARE_FIGURES = replace(
     DEFAULT_FIGURES,
     sparse_halving_clocks=20000.0,
+    attention_tile_clocks=1e9,
     transpose_tile_factor=30.0,
     winograd_factor=1e9,
     normalize_lane_ns=10.0,
@@ -375,7 +379,7 @@ SCALES: Mapping[str, Sequence[str]] = {
         "matrix_attention_wait_clocks",
     ),
     "barriers": ("held_step_ns", "general_step_ns", "byte_teams_ns", "normalize_lane_ns"),
-    "barriers in clocks": ("sparse_halving_clocks", "attention_join_clocks"),
+    "barriers in clocks": ("sparse_halving_clocks", "attention_join_clocks", "attention_tile_wait_clocks"),
 }
 """What of the figures follows from which of an adapter's measured rates. The others are clocks and ratios of a kernel's
 text, and what a unit holds."""

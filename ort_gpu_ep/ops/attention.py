@@ -29,7 +29,8 @@ from ort_gpu_ep.kernels.registry import (
     op,
 )
 from ort_gpu_ep.kernels.target import Choice, Target
-from ort_gpu_ep.ops import attention_units
+from ort_gpu_ep.ops import attention_tiles, attention_units
+from ort_gpu_ep.ops.attention_tiles import TileForm
 from ort_gpu_ep.ops.attention_units import UnitForm
 
 MAX_HEAD = 256
@@ -253,15 +254,21 @@ def _registers_factor(by: Figures, form: Share, vectors: float) -> float:
     return by.attention_high_factor if registers >= by.attention_high_registers else 1.0
 
 
-def estimates(problem: Problem, target: Target, dtype: DType = FLOAT32) -> dict[str, tuple[Share | UnitForm, float]]:
+AnyForm: TypeAlias = Share | UnitForm | TileForm
+
+
+def estimates(problem: Problem, target: Target, dtype: DType = FLOAT32) -> dict[str, tuple[AnyForm, float]]:
     """Every form that may be taken, by name, with its nanoseconds. dtype: of the queries."""
-    by_name: dict[str, tuple[Share | UnitForm, float]] = {
+    by_name: dict[str, tuple[AnyForm, float]] = {
         share.name: (share, estimate_ns(problem, share, target)) for share in forms_of(problem, target)
     }
     queries, keys, heads = (int(hint(n)) for n in (problem.queries, problem.keys, problem.batch * problem.heads))
     for form in attention_units.forms_of(target.limits, dtype, queries, keys, 4 * problem.dq, 4 * problem.dv):
         ns = attention_units.estimate_ns(form, target, heads, queries, keys, 4 * problem.dq, 4 * problem.dv)
         by_name[form.name] = (form, ns)
+    for tile in attention_tiles.forms_of(target, queries, keys, problem.dq, problem.dv):
+        ns = attention_tiles.estimate_ns(tile, target, heads, queries, keys, problem.dq, problem.dv)
+        by_name[tile.name] = (tile, ns)
     return by_name
 
 
@@ -399,14 +406,14 @@ def _lowered(
     node: BoundNode,
     problem: Problem,
     of_heads: tuple[Heads, Heads, Heads],
-    form: Share | UnitForm,
+    form: AnyForm,
     consts: Mapping[str, Const],
     reads: Mapping[str, int | str],
     target: int | str,
     choice: Choice,
     out: TensorType,
 ) -> Lowering:
-    """attention.wgsl in a share, or attention_units.wgsl. consts: what both have."""
+    """attention.wgsl in a share, attention_units.wgsl or attention_tiles.wgsl. consts: what all have."""
     limits, features, words, rounded = node.target.limits, tuple[str, ...](), tuple[str, ...](), tuple[Rounded, ...]()
     if isinstance(form, UnitForm):
         shader, per_group, features = attention_units.SHADER, form.queries, attention_units.FEATURES
@@ -423,6 +430,12 @@ def _lowered(
                 Rounded(name, ((f"{name.upper()}_EIGHTS", True),) if name in eights else (), name in eights)
                 for name in "qkv"
             )
+        )
+    elif isinstance(form, TileForm):
+        shader, per_group = attention_tiles.SHADER, form.queries
+        own, memory = (
+            attention_tiles.consts_of(form, problem.dq, problem.dv),
+            form.workgroup_nbytes(problem.dq, problem.dv),
         )
     else:
         shader, per_group = "attention.wgsl", form.queries * form.per_lane
