@@ -55,13 +55,18 @@ class TileForm:
         return 16 * (vectors + self.keys // 4 * (self.queries + 1)) + 4 * self.queries * (self.across + 1)
 
 
-FORMS = (
-    TileForm(64, 32),
-    TileForm(64, 32, 8),
-    TileForm(32, 64),
-    TileForm(32, 32),
-    TileForm(128, 32),
-    TileForm(128, 32, 8),
+FORMS = tuple(
+    TileForm(queries, keys, own)
+    for queries, keys, own in (
+        (64, 32, 2),
+        (64, 32, 4),
+        (64, 32, 8),
+        (32, 64, 2),
+        (32, 64, 4),
+        (32, 32, 4),
+        (128, 32, 4),
+        (128, 32, 8),
+    )
 )
 
 
