@@ -19,25 +19,27 @@ OTHER_REGISTERS = 40
 
 @dataclass(frozen=True, slots=True)
 class TileForm:
-    """queries, keys: of a workgroup's step. own_queries, own_keys: scores of a lane."""
+    """queries, keys: of a workgroup's step. own: queries of a lane. pieces: in which powers go through workgroup
+    memory."""
 
     queries: int
     keys: int
-    own_queries: int = 4
-    own_keys: int = 4
+    own: int = 4
+    pieces: int = 1
 
     @property
     def name(self) -> str:
-        return f"tile {self.queries} x {self.keys}, {self.own_queries} x {self.own_keys} a lane"
+        pieces = f", {self.pieces} pieces" if self.pieces > 1 else ""
+        return f"tile {self.queries} x {self.keys}, {self.own} a lane{pieces}"
 
     @property
     def across(self) -> int:
-        """Lanes beside each other over keys."""
-        return self.keys // self.own_keys
+        """Lanes beside each other over keys, which have four each."""
+        return self.keys // 4
 
     @property
     def workgroup_size(self) -> int:
-        return self.across * (self.queries // self.own_queries)
+        return self.across * (self.queries // self.own)
 
     def own_values(self, dv: int) -> int:
         """Vectors of a value that a lane has sums of, for each of its queries."""
@@ -45,28 +47,24 @@ class TileForm:
 
     def registers(self, dq: int, dv: int) -> int:
         """Of a lane: its scores or what it multiplies, its sums, and what is under way."""
-        sums = self.own_queries * (self.own_keys + 4 * self.own_values(dv))
         loads = ceil_div(self.keys * max(dq, dv), self.workgroup_size)
-        return sums + 4 * (loads + self.own_queries + max(self.own_keys, self.own_values(dv))) + OTHER_REGISTERS
+        return 4 * (self.own * (2 + self.own_values(dv)) + loads + max(4, self.own_values(dv))) + OTHER_REGISTERS
 
     def workgroup_nbytes(self, dq: int, dv: int) -> int:
-        """Queries, keys or values, scores; tops and fades of rows."""
-        vectors = dq * (self.queries + 1) + max(dq * (self.keys + 1), dv * self.keys)
-        return 16 * (vectors + self.keys // 4 * (self.queries + 1)) + 4 * self.queries * (self.across + 1)
+        """Queries; keys or values; largest scores or powers."""
+        brought = max(dq * (self.keys + 1), dv * self.keys)
+        passed = max(self.across // self.pieces * (self.queries + 1), self.workgroup_size * self.own // 4)
+        return 16 * (dq * (self.queries + 1) + brought + passed)
 
 
-FORMS = tuple(
-    TileForm(queries, keys, own)
-    for queries, keys, own in (
-        (64, 32, 2),
-        (64, 32, 4),
-        (64, 32, 8),
-        (32, 64, 2),
-        (32, 64, 4),
-        (32, 32, 4),
-        (128, 32, 4),
-        (128, 32, 8),
-    )
+FORMS = (
+    TileForm(64, 32, 4, 2),
+    TileForm(64, 32),
+    TileForm(64, 32, 8, 2),
+    TileForm(32, 32),
+    TileForm(32, 64, 4, 2),
+    TileForm(64, 64, 4, 2),
+    TileForm(128, 32, 8, 2),
 )
 
 
@@ -74,7 +72,7 @@ record(
     SHADER,
     "product",
     loop_bound=lambda k: (
-        ceil_div(k["BQ"] * k["DQ"], k.workgroup_size) + (ceil_div(k["SK"], k["BK"]) + 1) * (k["DQ"] + k["BK"] // 4 + 1)
+        ceil_div(k["BQ"] * k["DQ"], k.workgroup_size) + (ceil_div(k["SK"], k["BK"]) + 1) * (k["DQ"] + k["BK"] // 4 + 2)
     ),
     problems=[
         problem(
@@ -131,9 +129,9 @@ def consts_of(form: TileForm, dq: int, dv: int) -> dict[str, Const]:
         "DV": dv,
         "BQ": form.queries,
         "BK": form.keys,
-        "RQ": form.own_queries,
-        "RK": form.own_keys,
+        "RQ": form.own,
+        "PIECES": form.pieces,
         "TEAM": form.workgroup_size,
         "TX": form.across,
-        "TY": form.queries // form.own_queries,
+        "TY": form.queries // form.own,
     }

@@ -1,26 +1,24 @@
 // y = softmax(SCALE q k^T + mask) v of each head, in one pass over the keys as attention.wgsl (online softmax), both products in register
 // tiles. A workgroup has BQ queries, which stay in workgroup memory; a step brings BK keys there, and then their values to the same place.
-// A lane has RQ x RK scores of a step, of neighbouring keys by fours, and of the same queries the sums of values; the scores go through workgroup
-// memory, where each row becomes powers by BQ lanes at a time, so that no exponential is calculated twice. What a step brings is under way in
-// registers while the product before it is calculated. A column of keys in workgroup memory is key (column % (BK / 4)) * 4 + column / (BK / 4), so that
-// lanes beside each other read columns beside each other.
+// A lane has four neighbouring keys' scores of RQ queries, and of the same queries the sums of values. It learns the largest score of its queries
+// from the other lanes, and its powers go through workgroup memory in PIECES. What a step brings is under way in registers while the product before
+// it is calculated. In workgroup memory column c of the keys is key (c % (BK / 4)) * 4 + c / (BK / 4), so that neighbours read neighbouring vectors.
 // Grid: blocks of queries, heads, batches.
-// Expects: what attention.wgsl does but PARTS, QL, SLICES, CHUNK and CODES; DQ, DV: vectors of a head's elements; TEAM (all lanes) TX TY
-// (lanes beside each other over keys, and over queries).
+// Expects: what attention.wgsl does but PARTS, QL, RK, SLICES, CHUNK and CODES; DQ, DV: vectors of a head's elements; TEAM (all lanes) TX TY
+// (lanes beside each other over keys, BK / 4, and over queries).
 // Source: ONNX Attention; Dao et al., FlashAttention, arXiv:2205.14135.
 #let q_row = BQ + 1
 #let k_row = BK + 1
-#let k_nbytes = DQ * k_row
-#let room = k_nbytes if k_nbytes > BK * DV else BK * DV
+#let k_room = DQ * k_row
+#let room = k_room if k_room > BK * DV else BK * DV
+#let p_room = TX // PIECES * q_row
+#let tops = TEAM * RQ // 4
 #let k_loads = (BK * DQ + TEAM - 1) // TEAM
 #let v_loads = (BK * DV + TEAM - 1) // TEAM
 #let own_values = (DV + TX - 1) // TX
-#let sharing = TEAM // BQ
 var<workgroup> queries: array<vec4<f32>, $(DQ * q_row)>;
 var<workgroup> brought: array<vec4<f32>, $room>;        // keys, then values
-var<workgroup> scores: array<vec4<f32>, $(BK // 4 * q_row)>;
-var<workgroup> tops: array<f32, $(TX * BQ)>;            // of a lane's scores of a row; at the end sums of powers
-var<workgroup> fades: array<f32, BQ>;
+var<workgroup> passed: array<vec4<f32>, $(p_room if p_room > tops else tops)>;      // the lanes' largest scores, then powers; at the end sums
 
 #include attention_scores.wgsl
 
@@ -65,18 +63,18 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let v_key$l = min((lane + $(l * TEAM)u) / DV, BK - 1u);
     let v_d$l = (lane + $(l * TEAM)u) % DV;
 #end
-    let row = lane % BQ;
-    let row_part = lane / BQ;
+#for m in RQ // 4
 #if SINK
 #if SINK == 1
-    var top = sink_at(h);
+    var top$m = vec4<f32>(sink_at(h));
 #else
-    var top = 0.0;
+    var top$m = vec4<f32>();
 #end
-    var total = select(0.0, 1.0, row_part == 0u);
+    var total$m = select(vec4<f32>(), vec4<f32>(1.0), tx == 0u);
 #else
-    var top = LOWEST;
-    var total = 0.0;
+    var top$m = vec4<f32>(LOWEST);
+    var total$m = vec4<f32>();
+#end
 #end
 #for j in RQ
     let i$j = first + ty + $(j * TY)u;
@@ -97,7 +95,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
         workgroupBarrier();
 #for j in RQ
-#for i in RK
+#for i in 4
         var s$(j)_$i = 0.0;
 #end
 #end
@@ -105,17 +103,27 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for j in RQ
             let q$j = queries[d * $(q_row)u + ty + $(j * TY)u];
 #end
-#for i in RK
-            let k$i = brought[d * $(k_row)u + tx + $(i % 4 * (BK // 4) + i // 4 * TX)u];
+#for i in 4
+            let k$i = brought[d * $(k_row)u + tx + $(i * TX)u];
 #end
 #for c in 4
 #for j in RQ
-#for i in RK
+#for i in 4
             s$(j)_$i = fma(q$j[$c], k$i[$c], s$(j)_$i);
 #end
 #end
 #end
         }
+#for j in RQ
+#for c in 4
+        s$(j)_$c = scored(s$(j)_$c, b, h, i$j, from_key + 4u * tx + $(c)u);
+        s$(j)_$c = select(-inf_f32(), s$(j)_$c, sees(b, h, i$j, from_key + 4u * tx + $(c)u, before));
+#end
+        let most$j = max(max(s$(j)_0, s$(j)_1), max(s$(j)_2, s$(j)_3));
+#end
+#for m in RQ // 4
+        passed[$(m * TEAM)u + tx * TY + ty] = vec4<f32>(most$(4 * m), most$(4 * m + 1), most$(4 * m + 2), most$(4 * m + 3));
+#end
         workgroupBarrier();
 #for l in v_loads
 #if BK * DV % TEAM == 0
@@ -124,70 +132,71 @@ fn grid_main(group: vec3<u32>, lane: u32) {
         if (lane + $(l * TEAM)u < $(BK * DV)u) { brought[lane + $(l * TEAM)u] = v_next$l; }
 #end
 #end
-#for j in RQ
-        var most$j = LOWEST;
-#for g in RK // 4
-        let from$(j)_$g = from_key + 4u * (tx + $(g * TX)u);
-#for c in 4
-        s$(j)_$(4 * g + c) = scored(s$(j)_$(4 * g + c), b, h, i$j, from$(j)_$g + $(c)u);
-        s$(j)_$(4 * g + c) = select(-inf_f32(), s$(j)_$(4 * g + c), sees(b, h, i$j, from$(j)_$g + $(c)u, before));
-        most$j = max(most$j, s$(j)_$(4 * g + c));
-#end
-        scores[(tx + $(g * TX)u) * $(q_row)u + ty + $(j * TY)u] = vec4<f32>(s$(j)_$(4 * g), s$(j)_$(4 * g + 1), s$(j)_$(4 * g + 2), s$(j)_$(4 * g + 3));
-#end
-        tops[tx * BQ + ty + $(j * TY)u] = most$j;
-#end
-        workgroupBarrier();
-        var most = top;
+#for m in RQ // 4
+        var new$m = top$m;
 #for t in TX
-        most = max(most, tops[$(t)u * BQ + row]);
+        new$m = max(new$m, passed[$(m * TEAM + t * TY)u + ty]);
 #end
-        let fade = power(top - most);
-        top = most;
-        total *= fade;
-        if (row_part == 0u) { fades[row] = fade; }
-#for n in BK // 4 // sharing
-        let at$n = (row_part + $(n * sharing)u) * $(q_row)u + row;
-        let p_of$n = powers(scores[at$n] - vec4<f32>(top));
-        total += (p_of$(n).x + p_of$(n).y) + (p_of$(n).z + p_of$(n).w);
-        scores[at$n] = p_of$n;
+        let fade$m = powers(top$m - new$m);
+        top$m = new$m;
+        total$m *= fade$m;
+#end
+#for j in RQ
+        let p$j = powers(vec4<f32>(s$(j)_0, s$(j)_1, s$(j)_2, s$(j)_3) - vec4<f32>(top$(j // 4)[$(j % 4)]));
+        total$(j // 4)[$(j % 4)] += (p$(j).x + p$(j).y) + (p$(j).z + p$(j).w);
+#for i in own_values
+        o$(j)_$i *= fade$(j // 4)[$(j % 4)];
+#end
 #end
 #for l in k_loads
         k_next$l = k_at4(k_base + min(from_key + BK + k_key$l, end - 1u) * K_S + k_d$l);
 #end
+#for piece in PIECES
         workgroupBarrier();
+#if PIECES > 1
+        if (tx / $(TX // PIECES)u == $(piece)u) {
 #for j in RQ
-        let fade$j = fades[ty + $(j * TY)u];
-#for i in own_values
-        o$(j)_$i *= fade$j;
+            passed[(tx - $(piece * (TX // PIECES))u) * $(q_row)u + ty + $(j * TY)u] = p$j;
+#end
+        }
+#else
+#for j in RQ
+        passed[tx * $(q_row)u + ty + $(j * TY)u] = p$j;
 #end
 #end
-        for (var n = 0u; n < BK / 4u; n++) {
+        workgroupBarrier();
+        for (var n = 0u; n < $(TX // PIECES)u; n++) {
 #for j in RQ
-            let p$j = scores[n * $(q_row)u + ty + $(j * TY)u];
+            let r$j = passed[n * $(q_row)u + ty + $(j * TY)u];
 #end
 #for c in 4
 #for i in own_values
 #if DV % TX == 0
-            let v$(c)_$i = brought[(n * 4u + $(c)u) * DV + tx + $(i * TX)u];
+            let v$(c)_$i = brought[(n * 4u + $(piece * (BK // PIECES) + c)u) * DV + tx + $(i * TX)u];
 #else
-            let v$(c)_$i = brought[(n * 4u + $(c)u) * DV + min(tx + $(i * TX)u, DV - 1u)];
+            let v$(c)_$i = brought[(n * 4u + $(piece * (BK // PIECES) + c)u) * DV + min(tx + $(i * TX)u, DV - 1u)];
 #end
 #for j in RQ
-            o$(j)_$i = fma(vec4<f32>(p$j[$c]), v$(c)_$i, o$(j)_$i);
+            o$(j)_$i = fma(vec4<f32>(r$j[$c]), v$(c)_$i, o$(j)_$i);
 #end
 #end
 #end
         }
+#end
         workgroupBarrier();
     }
-    tops[lane] = total;
-    workgroupBarrier();
-#for j in RQ
-    var whole$j = tops[ty + $(j * TY)u];
-#for n in sharing - 1
-    whole$j += tops[$((n + 1) * BQ)u + ty + $(j * TY)u];
+#for m in RQ // 4
+    passed[$(m * TEAM)u + tx * TY + ty] = total$m;
 #end
+    workgroupBarrier();
+#for m in RQ // 4
+    var sum$m = vec4<f32>();
+#for t in TX
+    sum$m += passed[$(m * TEAM + t * TY)u + ty];
+#end
+#end
+#for j in RQ
+    let whole$j = sum$(j // 4)[$(j % 4)];
 #if EMPTY_IS_ZERO
     let share$j = select(1.0 / whole$j, 0.0, whole$j == 0.0);
 #else
