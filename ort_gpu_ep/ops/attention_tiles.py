@@ -61,7 +61,7 @@ FORMS = (
     TileForm(64, 32, 4, 2),
     TileForm(64, 32),
     TileForm(64, 32, 8, 2),
-    TileForm(32, 32),
+    TileForm(32, 32, 4, 2),
     TileForm(32, 64, 4, 2),
     TileForm(64, 64, 4, 2),
     TileForm(128, 32, 8, 2),
