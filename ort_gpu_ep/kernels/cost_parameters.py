@@ -179,8 +179,8 @@ class Figures:
     attention_crowded_factor: float = 1.4
     attention_join_clocks: float = 1000.0
     attention_join_slice_clocks: float = 20.0
-    attention_tile_clocks: float = 4100.0
-    attention_tile_wait_clocks: float = 3000.0
+    attention_tile_clocks: float = 5200.0
+    attention_tile_wait_clocks: float = 5200.0
 
     normalize_fours_ns: float = 2900.0
     normalize_round_ns: float = 700.0
