@@ -59,11 +59,9 @@ class Figures:
 
     attention.wgsl: launch_ns: beside the dispatch. A key's share of a subgroup: load_clocks a vector that lies apart,
     vector_clocks and query_clocks of arithmetic. apart_power: of the lines that a subgroup reads at once. parts_factor:
-    where four lanes share a key. high_factor, spill_factor: with high_registers for vectors, with more than
-    spill_registers. wait_clocks, query_wait_clocks, parts_wait_clocks: of a block of keys, for each query of a lane,
-    where four lanes share one. crowded_factor: with more workgroups than units. join_clocks, join_slice_clocks: to put
-    slices together, for each of them. attention_tiles.wgsl: tile_clocks: of a unit, a step of 64 queries, 32 keys and
-    heads of 64; tile_wait_clocks: the least that a step takes.
+    where four lanes share a key. spill_factor: with more than spill_registers for vectors. wait_clocks,
+    query_wait_clocks, parts_wait_clocks: of a block of keys, for each query of a lane, where four lanes share one.
+    join_clocks, join_slice_clocks: to put slices together, for each of them.
 
     normalize*.wgsl, softmax*.wgsl: fours_ns, any_ns: the launch of each form. round_ns: a unit full of subgroups with a
     row each. load_ns, lane_ns: a vector that the lanes of a workgroup keep, and, a lane, that they join their sums.
@@ -163,24 +161,19 @@ class Figures:
     columns_launch_ns: float = 2900.0
     columns_bytes_per_ns: float = 3500.0
 
-    attention_launch_ns: float = 300.0
-    attention_load_clocks: float = 2.0
-    attention_vector_clocks: float = 2.2
-    attention_query_clocks: float = 6.0
-    attention_apart_power: float = 0.8
-    attention_parts_factor: float = 4.0
-    attention_high_registers: int = 128
-    attention_high_factor: float = 1.2
+    attention_launch_ns: float = 1400.0
+    attention_load_clocks: float = 2.1
+    attention_vector_clocks: float = 2.1
+    attention_query_clocks: float = 2.9
+    attention_apart_power: float = 0.69
+    attention_parts_factor: float = 2.8
     attention_spill_registers: int = 190
-    attention_spill_factor: float = 2.0
-    attention_wait_clocks: float = 1000.0
-    attention_query_wait_clocks: float = 300.0
-    attention_parts_wait_clocks: float = 500.0
-    attention_crowded_factor: float = 1.4
+    attention_spill_factor: float = 1.8
+    attention_wait_clocks: float = 830.0
+    attention_query_wait_clocks: float = 180.0
+    attention_parts_wait_clocks: float = 300.0
     attention_join_clocks: float = 1000.0
     attention_join_slice_clocks: float = 20.0
-    attention_tile_clocks: float = 5200.0
-    attention_tile_wait_clocks: float = 5200.0
 
     normalize_fours_ns: float = 2900.0
     normalize_round_ns: float = 700.0
@@ -293,7 +286,6 @@ DEFAULT_FIGURES = Figures()
 SOFTWARE_FIGURES = replace(
     DEFAULT_FIGURES,
     sparse_halving_clocks=20000.0,
-    attention_tile_clocks=1e9,
     transpose_tile_factor=30.0,
     winograd_factor=1e9,
     normalize_lane_ns=10.0,
@@ -379,7 +371,7 @@ SCALES: Mapping[str, Sequence[str]] = {
         "matrix_attention_wait_clocks",
     ),
     "barriers": ("held_step_ns", "general_step_ns", "byte_teams_ns", "normalize_lane_ns"),
-    "barriers in clocks": ("sparse_halving_clocks", "attention_join_clocks", "attention_tile_wait_clocks"),
+    "barriers in clocks": ("sparse_halving_clocks", "attention_join_clocks"),
 }
 """What of the figures follows from which of an adapter's measured rates. The others are clocks and ratios of a kernel's
 text, and what a unit holds."""

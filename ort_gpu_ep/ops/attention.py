@@ -29,8 +29,7 @@ from ort_gpu_ep.kernels.registry import (
     op,
 )
 from ort_gpu_ep.kernels.target import Choice, Target
-from ort_gpu_ep.ops import attention_tiles, attention_units
-from ort_gpu_ep.ops.attention_tiles import TileForm
+from ort_gpu_ep.ops import attention_units
 from ort_gpu_ep.ops.attention_units import UnitForm
 
 MAX_HEAD = 256
@@ -160,11 +159,15 @@ class Share:
         return f"{self.per_lane} x {self.queries} queries, {self.parts} parts, {self.slices} slices{fewer}"
 
 
-def registers_of(problem: Problem, form: Share) -> int:
+LEAST_OTHER_REGISTERS = 40
+"""Likewise, as few as NVIDIA's compiler takes: workgroups of an H200 came in as many rounds as with so many."""
+
+
+def registers_of(problem: Problem, form: Share, others: int = OTHER_REGISTERS) -> int:
     """Of an invocation: its queries and sums, and the keys' vectors, then the values', whose loads a compiler moves
     up."""
     own, ahead = form.per_lane * (problem.dq + problem.dv), form.keys * max(problem.dq, problem.dv)
-    return 4 * (own + ahead) // form.parts + OTHER_REGISTERS
+    return 4 * (own + ahead) // form.parts + others
 
 
 def forms_of(problem: Problem, target: Target) -> list[Share]:
@@ -202,6 +205,13 @@ def _forms_of(problem: Problem, target: Target) -> Iterator[Share]:
                     4 * per_lane * (problem.dq + problem.dv) > 160 * parts or per_lane * queries > hint(problem.queries)
                 ):
                     continue
+                if (
+                    per_lane == 1
+                    and parts == 2
+                    and problem.dq + problem.dv > 16
+                    and 2 * queries <= hint(problem.queries)
+                ):
+                    continue  # an H200 takes 2.5 to 4 times as long as with two queries a lane
                 yield from _sliced(queries, per_lane, parts, hint(problem.keys), most)
 
 
@@ -216,8 +226,8 @@ def _sliced(queries: int, per_lane: int, parts: int, keys: int, most: int) -> It
 
 
 def estimate_ns(problem: Problem, form: Share, target: Target) -> float:
-    """By the target's figures: what the subgroups of a unit do adds up, but a block of keys takes as long as its loads
-    from the cache and what follows from them, more of it where units have several workgroups.
+    """By the target's figures: workgroups come in rounds of as many as a unit has registers for. What the subgroups of a
+    round do adds up, but a block of keys takes as long as its loads from the cache and what follows from them.
     """
     by, units = target.figures, target.figures.units
     groups = hint(problem.batch) * hint(problem.heads) * -(-hint(problem.queries) // (form.queries * form.per_lane))
@@ -236,8 +246,10 @@ def estimate_ns(problem: Problem, form: Share, target: Target) -> float:
     )
     waits = by.attention_wait_clocks + by.attention_query_wait_clocks * form.per_lane
     waits = waits + (by.attention_parts_wait_clocks if form.parts >= 4 else 0)
-    waits *= by.attention_crowded_factor if groups > units else 1.0
-    work = max(-(-groups // units) * max(1.0, form.workgroup_size / 32) * clocks, waits)
+    registers = min(registers_of(problem, form, LEAST_OTHER_REGISTERS), by.lane_registers)
+    most = max(1, by.registers // (registers * form.workgroup_size))
+    together = min(most, -(-groups // units))
+    work = -(-groups // (units * together)) * max(together * max(1.0, form.workgroup_size / 32) * clocks, waits)
     joining = (
         form.per_lane * (by.attention_join_clocks + by.attention_join_slice_clocks * form.slices)
         if form.slices > 1
@@ -247,28 +259,19 @@ def estimate_ns(problem: Problem, form: Share, target: Target) -> float:
 
 
 def _registers_factor(by: Figures, form: Share, vectors: float) -> float:
-    """What the registers that a lane's queries and sums take cost: fewer subgroups at once, then reads of memory."""
-    registers = 4 * form.per_lane * vectors
-    if registers > by.attention_spill_registers:
-        return by.attention_spill_factor
-    return by.attention_high_factor if registers >= by.attention_high_registers else 1.0
+    """What it costs that a lane's queries and sums take most of its registers: reads of memory."""
+    return by.attention_spill_factor if 4 * form.per_lane * vectors > by.attention_spill_registers else 1.0
 
 
-AnyForm: TypeAlias = Share | UnitForm | TileForm
-
-
-def estimates(problem: Problem, target: Target, dtype: DType = FLOAT32) -> dict[str, tuple[AnyForm, float]]:
+def estimates(problem: Problem, target: Target, dtype: DType = FLOAT32) -> dict[str, tuple[Share | UnitForm, float]]:
     """Every form that may be taken, by name, with its nanoseconds. dtype: of the queries."""
-    by_name: dict[str, tuple[AnyForm, float]] = {
+    by_name: dict[str, tuple[Share | UnitForm, float]] = {
         share.name: (share, estimate_ns(problem, share, target)) for share in forms_of(problem, target)
     }
     queries, keys, heads = (int(hint(n)) for n in (problem.queries, problem.keys, problem.batch * problem.heads))
     for form in attention_units.forms_of(target.limits, dtype, queries, keys, 4 * problem.dq, 4 * problem.dv):
         ns = attention_units.estimate_ns(form, target, heads, queries, keys, 4 * problem.dq, 4 * problem.dv)
         by_name[form.name] = (form, ns)
-    for tile in attention_tiles.forms_of(target, queries, keys, problem.dq, problem.dv):
-        ns = attention_tiles.estimate_ns(tile, target, heads, queries, keys, problem.dq, problem.dv)
-        by_name[tile.name] = (tile, ns)
     return by_name
 
 
@@ -406,14 +409,14 @@ def _lowered(
     node: BoundNode,
     problem: Problem,
     of_heads: tuple[Heads, Heads, Heads],
-    form: AnyForm,
+    form: Share | UnitForm,
     consts: Mapping[str, Const],
     reads: Mapping[str, int | str],
     target: int | str,
     choice: Choice,
     out: TensorType,
 ) -> Lowering:
-    """attention.wgsl in a share, attention_units.wgsl or attention_tiles.wgsl. consts: what all have."""
+    """attention.wgsl in a share, or attention_units.wgsl. consts: what both have."""
     limits, features, words, rounded = node.target.limits, tuple[str, ...](), tuple[str, ...](), tuple[Rounded, ...]()
     if isinstance(form, UnitForm):
         shader, per_group, features = attention_units.SHADER, form.queries, attention_units.FEATURES
@@ -430,12 +433,6 @@ def _lowered(
                 Rounded(name, ((f"{name.upper()}_EIGHTS", True),) if name in eights else (), name in eights)
                 for name in "qkv"
             )
-        )
-    elif isinstance(form, TileForm):
-        shader, per_group = attention_tiles.SHADER, form.queries
-        own, memory = (
-            attention_tiles.consts_of(form, problem.dq, problem.dv),
-            form.workgroup_nbytes(problem.dq, problem.dv),
         )
     else:
         shader, per_group = "attention.wgsl", form.queries * form.per_lane

@@ -60,7 +60,6 @@ def test_a_kernel_that_loops_states_a_bound(shader: str) -> None:
 
 BOUNDED = {
     "attention.wgsl": "lengths give the end of the keys that are read, which is at least 1 and at most SK",
-    "attention_tiles.wgsl": "likewise",
     "attention_units.wgsl": "likewise",
     "attention_join.wgsl": "lengths give the end of the parts that are joined, at most SPLITS, and their beginning",
     "attention_split.wgsl": "of data come a token's place, clamped where it is read, and a row of the tables of "

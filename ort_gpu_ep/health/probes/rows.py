@@ -124,11 +124,3 @@ solves(
     disables=("attention.wgsl",),
     fault=(r"return j < SK;", "return j + 1u < SK;"),
 )
-solves(
-    "attention in tiles",
-    *RECORDS["attention_tiles.wgsl"].problems,
-    of=2,
-    about="Queries and keys that fill no tile, in each tile; causal.",
-    disables=("attention_tiles.wgsl",),
-    fault=(r"return j < SK;", "return j + 1u < SK;"),
-)
