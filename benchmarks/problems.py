@@ -158,6 +158,7 @@ IN_FORMS: Mapping[str, Problem] = dict(
         attention(8, 1, 1024, 32),
         attention(32, 1, 2048, 128),
         attention(8, 1500, 1500, 64),
+        attention(12, 1370, 1370, 64),
         attention(16, 4096, 4096, 40),
         attention(16, 4096, 77, 40),
         attention(16, 729, 729, 72),

@@ -59,10 +59,9 @@ class Figures:
 
     attention.wgsl: launch_ns: beside the dispatch. A key's share of a subgroup: load_clocks a vector that lies apart,
     vector_clocks and query_clocks of arithmetic. apart_power: of the lines that a subgroup reads at once. parts_factor:
-    where four lanes share a key. high_factor, spill_factor: with high_registers for vectors, with more than
-    spill_registers. wait_clocks, query_wait_clocks, parts_wait_clocks: of a block of keys, for each query of a lane,
-    where four lanes share one. crowded_factor: with more workgroups than units. join_clocks, join_slice_clocks: to put
-    slices together, for each of them.
+    where four lanes share a key. spill_factor: with more than spill_registers for vectors. wait_clocks,
+    query_wait_clocks, parts_wait_clocks: of a block of keys, for each query of a lane, where four lanes share one.
+    join_clocks, join_slice_clocks: to put slices together, for each of them.
 
     normalize*.wgsl, softmax*.wgsl: fours_ns, any_ns: the launch of each form. round_ns: a unit full of subgroups with a
     row each. load_ns, lane_ns: a vector that the lanes of a workgroup keep, and, a lane, that they join their sums.
@@ -162,20 +161,17 @@ class Figures:
     columns_launch_ns: float = 2900.0
     columns_bytes_per_ns: float = 3500.0
 
-    attention_launch_ns: float = 300.0
-    attention_load_clocks: float = 2.0
-    attention_vector_clocks: float = 2.2
-    attention_query_clocks: float = 6.0
-    attention_apart_power: float = 0.8
-    attention_parts_factor: float = 4.0
-    attention_high_registers: int = 128
-    attention_high_factor: float = 1.2
+    attention_launch_ns: float = 1400.0
+    attention_load_clocks: float = 2.1
+    attention_vector_clocks: float = 2.1
+    attention_query_clocks: float = 2.9
+    attention_apart_power: float = 0.69
+    attention_parts_factor: float = 2.8
     attention_spill_registers: int = 190
-    attention_spill_factor: float = 2.0
-    attention_wait_clocks: float = 1000.0
-    attention_query_wait_clocks: float = 300.0
-    attention_parts_wait_clocks: float = 500.0
-    attention_crowded_factor: float = 1.4
+    attention_spill_factor: float = 1.8
+    attention_wait_clocks: float = 830.0
+    attention_query_wait_clocks: float = 180.0
+    attention_parts_wait_clocks: float = 300.0
     attention_join_clocks: float = 1000.0
     attention_join_slice_clocks: float = 20.0
 

@@ -159,11 +159,15 @@ class Share:
         return f"{self.per_lane} x {self.queries} queries, {self.parts} parts, {self.slices} slices{fewer}"
 
 
-def registers_of(problem: Problem, form: Share) -> int:
+LEAST_OTHER_REGISTERS = 40
+"""Likewise, as few as NVIDIA's compiler takes: workgroups of an H200 came in as many rounds as with so many."""
+
+
+def registers_of(problem: Problem, form: Share, others: int = OTHER_REGISTERS) -> int:
     """Of an invocation: its queries and sums, and the keys' vectors, then the values', whose loads a compiler moves
     up."""
     own, ahead = form.per_lane * (problem.dq + problem.dv), form.keys * max(problem.dq, problem.dv)
-    return 4 * (own + ahead) // form.parts + OTHER_REGISTERS
+    return 4 * (own + ahead) // form.parts + others
 
 
 def forms_of(problem: Problem, target: Target) -> list[Share]:
@@ -201,6 +205,13 @@ def _forms_of(problem: Problem, target: Target) -> Iterator[Share]:
                     4 * per_lane * (problem.dq + problem.dv) > 160 * parts or per_lane * queries > hint(problem.queries)
                 ):
                     continue
+                if (
+                    per_lane == 1
+                    and parts == 2
+                    and problem.dq + problem.dv > 16
+                    and 2 * queries <= hint(problem.queries)
+                ):
+                    continue  # an H200 takes 2.5 to 4 times as long as with two queries a lane
                 yield from _sliced(queries, per_lane, parts, hint(problem.keys), most)
 
 
@@ -215,8 +226,8 @@ def _sliced(queries: int, per_lane: int, parts: int, keys: int, most: int) -> It
 
 
 def estimate_ns(problem: Problem, form: Share, target: Target) -> float:
-    """By the target's figures: what the subgroups of a unit do adds up, but a block of keys takes as long as its loads
-    from the cache and what follows from them, more of it where units have several workgroups.
+    """By the target's figures: workgroups come in rounds of as many as a unit has registers for. What the subgroups of a
+    round do adds up, but a block of keys takes as long as its loads from the cache and what follows from them.
     """
     by, units = target.figures, target.figures.units
     groups = hint(problem.batch) * hint(problem.heads) * -(-hint(problem.queries) // (form.queries * form.per_lane))
@@ -235,8 +246,10 @@ def estimate_ns(problem: Problem, form: Share, target: Target) -> float:
     )
     waits = by.attention_wait_clocks + by.attention_query_wait_clocks * form.per_lane
     waits = waits + (by.attention_parts_wait_clocks if form.parts >= 4 else 0)
-    waits *= by.attention_crowded_factor if groups > units else 1.0
-    work = max(-(-groups // units) * max(1.0, form.workgroup_size / 32) * clocks, waits)
+    registers = min(registers_of(problem, form, LEAST_OTHER_REGISTERS), by.lane_registers)
+    most = max(1, by.registers // (registers * form.workgroup_size))
+    together = min(most, -(-groups // units))
+    work = -(-groups // (units * together)) * max(together * max(1.0, form.workgroup_size / 32) * clocks, waits)
     joining = (
         form.per_lane * (by.attention_join_clocks + by.attention_join_slice_clocks * form.slices)
         if form.slices > 1
@@ -246,11 +259,8 @@ def estimate_ns(problem: Problem, form: Share, target: Target) -> float:
 
 
 def _registers_factor(by: Figures, form: Share, vectors: float) -> float:
-    """What the registers that a lane's queries and sums take cost: fewer subgroups at once, then reads of memory."""
-    registers = 4 * form.per_lane * vectors
-    if registers > by.attention_spill_registers:
-        return by.attention_spill_factor
-    return by.attention_high_factor if registers >= by.attention_high_registers else 1.0
+    """What it costs that a lane's queries and sums take most of its registers: reads of memory."""
+    return by.attention_spill_factor if 4 * form.per_lane * vectors > by.attention_spill_registers else 1.0
 
 
 def estimates(problem: Problem, target: Target, dtype: DType = FLOAT32) -> dict[str, tuple[Share | UnitForm, float]]:
