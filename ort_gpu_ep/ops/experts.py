@@ -16,11 +16,19 @@ from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.symbolic import counts_of, hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT32, FLOATS, INT32, UINT8, TensorType
 from ort_gpu_ep.kernels.forms import Form, lower
-from ort_gpu_ep.kernels.records import ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, kernel, op
-from ort_gpu_ep.kernels.target import Choice, Target
+from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, kernel, op, part_count
+from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice, Target
 from ort_gpu_ep.ops.composed import Composed, Part
-from ort_gpu_ep.ops.packed_vectors import UNIT_LANES, WORDS, decoding_ns
+from ort_gpu_ep.ops.packed_vectors import (
+    HALVES,
+    UNIT_LANES,
+    WORDS,
+    closing_loops,
+    decoding_ns,
+    sums_of_workgroup,
+    workgroup_size,
+)
 from ort_gpu_ep.ops.unary import TANH_GELU
 from ort_gpu_ep.shaders.composer import literal
 
@@ -37,15 +45,24 @@ EIGHT_REGISTERS = 96
 """Of a lane that has 8 x 4 sums; others have 4 x 4."""
 MOST_FEW = 256
 """Tokens beyond which nobody asks whether each by itself is faster."""
-BY_TOKEN, BY_EXPERT = "by token", "by expert"
-"""Forms of a node; the second with the rows of x of a workgroup."""
+VECTORS, VECTOR_ROWS = "expert_matvec.wgsl", 8
+"""What each token's experts by themselves take where their weights are codes; rows of these of a workgroup."""
+BY_TOKEN, IN_HALVES, BY_EXPERT = "by token", "by token in halves", "by expert"
+"""Forms of a node; the last with the rows of x of a workgroup."""
 IN_ORDER = ("group_experts.wgsl", "sum_experts.wgsl")
 """What the second takes beside the products."""
 
+record("route_experts.wgsl", "gather", loop_bound=lambda k: _routing_loops(k) + k["SLOTS"] // k.workgroup_size)
 record(
-    "route_experts.wgsl",
-    "gather",
-    loop_bound=lambda k: k["EXPERTS"] + (2 + 2 * k["EXPERTS"]) * (1 + k["EXPERTS"] // WORKGROUP_SIZE) + 8,
+    VECTORS,
+    "matvec",
+    flops=lambda k: 2 * k.size("y") * k["K"] * k["TERMS"] * (2 if k["GATING"] else 1),
+    loop_bound=lambda k: (
+        (_routing_loops(k) if k["ROUTES"] else 0)
+        + (4 * (8 // k["BITS"]) + 1) * ceil_div(k["TERMS"] * k["K"], k["PER"] * k.workgroup_size)
+        + closing_loops(k["ROWS"], k.workgroup_size)
+        + 2 * (k["TERMS"] + k.workgroup_size)
+    ),
 )
 record(
     "expert_product.wgsl",
@@ -66,6 +83,12 @@ record(
     loop_bound=lambda k: ceil_div(k["K"], k["STEP"]) * (4 + k["STEP"]) + 64,
 )
 record("sum_experts.wgsl", "elementwise", loop_bound=lambda k: k["SLOTS"])
+
+
+def _routing_loops(k: KernelCall) -> int:
+    """Of include/routed.wgsl."""
+    return (2 + k["EXPERTS"]) * (1 + k["EXPERTS"] // k.workgroup_size) + 2 * k["EXPERTS"] + 8
+
 
 ACTIVATIONS = {"relu": "max(x, 0.0)", "gelu": TANH_GELU, "silu": "x * sigmoid_f32(x)", "identity": "x"}
 
@@ -219,7 +242,10 @@ def _mixture(node: BoundNode, layers: tuple[Layer, Layer, Layer | None], weights
         if _lanes(node.target, width) <= limits.max_invocations and all(map(limits.allow, (*IN_ORDER, _shader(width))))
     }
     if not forms or (not many and limits.allow(_shader(FEW_COLUMNS))):
-        forms[BY_TOKEN] = Form(_by_token_ns(mixture, int(hint(tokens))), partial(_by_token, mixture))
+        forms |= {
+            form: Form(_by_token_ns(mixture, int(hint(tokens)), decoding), partial(_by_token, mixture, decoding))
+            for form, decoding in _by_token_forms(mixture).items()
+        }
     varying = f"+, {'more' if many else 'up to'} {few}" if is_symbolic(tokens) else ""
     key = (
         f"{slots} of {experts} experts, {hidden} x {first.rows}, {layers[0].bits} bits, {hint(tokens)}{varying} tokens"
@@ -252,21 +278,38 @@ def _few(mixture: Mixture) -> int:
     few = 0
     while 2 * max(few, 1) <= MOST_FEW:
         more = 2 * few or 1
-        if min(_by_expert_ns(mixture, more, width) for width in WIDTHS) < _by_token_ns(mixture, more):
+        alone_ns = min(_by_token_ns(mixture, more, decoding) for decoding in _by_token_forms(mixture).values())
+        if min(_by_expert_ns(mixture, more, width) for width in WIDTHS) < alone_ns:
             return few
         few = more
     return few
 
 
-def _by_token_ns(mixture: Mixture, tokens: int) -> float:
+def _by_token_forms(mixture: Mixture) -> dict[str, str]:
+    """How codes become floats in each form where every token reads its experts' weights."""
+    target = mixture.node.target
+    halves = target.limits.allow(VECTORS, SUBNORMAL_HALVES) and all(
+        _as_vectors(target, layer) for layer in mixture.layers
+    )
+    return {BY_TOKEN: WORDS} | ({IN_HALVES: HALVES} if halves else {})
+
+
+def _as_vectors(target: Target, layer: Experts) -> bool:
+    """Whether expert_matvec.wgsl takes a layer: codes that are read by vectors, each with one scale."""
+    bits = layer.layer.bits
+    return bool(bits) and layer.per == 128 // bits and layer.block % layer.per == 0 and target.limits.allow(VECTORS)
+
+
+def _by_token_ns(mixture: Mixture, tokens: int, decoding: str) -> float:
     """Each token reads its experts' weights."""
-    return sum(_product_ns(mixture.node.target, layer, tokens * mixture.slots) for layer in mixture.layers)
+    count = tokens * mixture.slots
+    return sum(_product_ns(mixture.node.target, layer, count, decoding) for layer in mixture.layers)
 
 
-def _product_ns(target: Target, layer: Experts, count: float) -> float:
+def _product_ns(target: Target, layer: Experts, count: float, decoding: str = WORDS) -> float:
     by = target.figures
     if layer.layer.bits:
-        return float(by.matvec_launch_ns + decoding_ns(target, int(count * layer.rows * layer.k))[WORDS])
+        return float(by.matvec_launch_ns + decoding_ns(target, int(count * layer.rows * layer.k))[decoding])
     return float(by.matvec_launch_ns + count * layer.nbytes / by.matvec_bytes_per_ns)
 
 
@@ -299,7 +342,6 @@ def _routed(composed: Composed, mixture: Mixture, choice: Choice) -> tuple[Part,
     consts: dict[str, Const] = {
         "EXPERTS": mixture.experts,
         "SLOTS": mixture.slots,
-        "TEAM": WORKGROUP_SIZE,
         "NORMALIZED": bool(node.attr("normalize_routing_weights")),
     }
     outputs = {"chosen": TensorType(INT32, shape), "shares": TensorType(FLOAT32, shape)}
@@ -309,8 +351,8 @@ def _routed(composed: Composed, mixture: Mixture, choice: Choice) -> tuple[Part,
         consts=consts,
         groups=mixture.tokens,
         workgroup_size=WORKGROUP_SIZE,
-        workgroup_nbytes=4 * WORKGROUP_SIZE,
-        reads={"x": 1, **({} if mixture.weights is None else {"weights": mixture.weights})},
+        workgroup_nbytes=4 * (mixture.experts + mixture.slots),
+        reads={"scores": 1, **({} if mixture.weights is None else {"weights": mixture.weights})},
         writes={name: name for name in outputs},
         choice=choice,
     )
@@ -320,16 +362,101 @@ def _routed(composed: Composed, mixture: Mixture, choice: Choice) -> tuple[Part,
     return chosen, shares
 
 
-def _by_token(mixture: Mixture, choice: Choice, out: TensorType) -> Lowering:
+def _by_token(mixture: Mixture, decoding: str, choice: Choice, out: TensorType) -> Lowering:
     """Each token's experts by themselves."""
-    composed = Composed(mixture.node)
-    chosen, shares = _routed(composed, mixture, choice)
-    x = Part(0, mixture.node.input(0))
-    inner = composed.computed(_product(mixture, mixture.first, x, chosen, None, mixture.gating))
-    gates = composed.computed(_product(mixture, mixture.third, x, chosen, None, {})) if mixture.third else None
+    composed, target, x = Composed(mixture.node), mixture.node.target, Part(0, mixture.node.input(0))
+    first, second, third, halves = mixture.first, mixture.second, mixture.third, decoding == HALVES
+    in_order = all(_as_vectors(target, layer) for layer in mixture.layers)
+    laid_out = second.per if in_order else 0
+    routing = _routing_product(mixture, x, halves, laid_out, choice) if _as_vectors(target, first) else None
+    if routing is not None and _binds(mixture, routing) <= target.limits.max_buffers_per_stage:
+        composed.kernels.append(routing)
+        names = dict(zip(("inner", "chosen", "shares"), routing.outputs, strict=True))
+        composed.temps |= names
+        inner, chosen, shares = (Part(name, Operand(name, tensor)) for name, tensor in names.items())
+    else:
+        routing = None
+        chosen, shares = _routed(composed, mixture, choice)
+
+    def product(layer: Experts, of: Part, weighted: Part | None, gating: Mapping[str, Const], order: int) -> Kernel:
+        if not _as_vectors(target, layer):
+            return _product(mixture, layer, of, chosen, weighted, gating)
+        reads = {"chosen": chosen.source or 0, **({"shares": weighted.source or 0} if weighted else {})}
+        return _vectors(mixture, layer, of, reads, gating, halves, in_order and layer is second, order)
+
+    if routing is None:
+        inner = composed.computed(product(first, x, None, mixture.gating, laid_out))
+    gates = composed.computed(product(third, x, None, {}, laid_out)) if third else None
     act = inner if mixture.gating else _activated(composed, inner, gates)
-    composed.computed(_product(mixture, mixture.second, act, chosen, shares, {}), 0)
+    composed.computed(product(second, act, shares, {}, 0), 0)
     return composed.lowering([out])
+
+
+def _routing_product(mixture: Mixture, x: Part, halves: bool, laid_out: int, choice: Choice) -> Kernel:
+    """The first layer of each token's experts, which it finds by itself and stores, with their shares."""
+    weights, shape = mixture.weights, (mixture.tokens, mixture.slots)
+    reads = {"scores": 1, **({} if weights is None else {"weights": weights})}
+    built = _vectors(mixture, mixture.first, x, reads, mixture.gating, halves, False, laid_out)
+    outputs = (built.outputs[0], TensorType(INT32, shape), TensorType(FLOAT32, shape))
+    writes = (("y", "inner"), ("chosen", "chosen"), ("shares", "shares"))
+    return replace(built, outputs=outputs, writes=writes, choice=choice)
+
+
+def _binds(mixture: Mixture, built: Kernel) -> int:
+    """Buffers that a kernel of inputs and outputs binds."""
+    most = mixture.node.target.limits.max_binding_nbytes
+    sources = [at for _, at in built.reads or () if isinstance(at, int)]
+    return len(built.outputs) + sum(part_count(mixture.node.input(at).type, most) for at in sources)
+
+
+def _vectors(
+    mixture: Mixture,
+    layer: Experts,
+    x: Part,
+    others: Mapping[str, int | str],
+    gating: Mapping[str, Const],
+    halves: bool,
+    ordered: bool,
+    laid_out: int,
+) -> Kernel:
+    """expert_matvec.wgsl. others: scores, by which it finds the experts, or these; and shares by which they are added
+    up."""
+    target, (tokens, slots) = mixture.node.target, (mixture.tokens, mixture.slots)
+    rows, each = (layer.rows // 2, VECTOR_ROWS // 2) if gating else (layer.rows, VECTOR_ROWS)
+    summed = "shares" in others
+    tiles, terms = (tokens, slots) if summed else (tokens * slots, 1)
+    groups, items = tiles * ceil_div(rows, each), terms * layer.k // layer.per
+    subgroups = target.limits.allow(VECTORS, "subgroup")
+    size = workgroup_size(target, int(hint(groups)), 4 * items, VECTOR_ROWS, subgroups)
+    reads = {"x": x.source or 0, **others, **layer.reads}
+    built = kernel(
+        VECTORS,
+        [mixture.node.input(0).type if summed else TensorType(FLOAT32, (tokens, slots, rows))],
+        consts={
+            **layer.consts,
+            "PER": layer.per,
+            "ROWS": VECTOR_ROWS,
+            "TERMS": terms,
+            "SLOTS": slots,
+            "SHARED": slots if x.source == 0 else 1,
+            "ROUTES": "scores" in others,
+            "NORMALIZED": bool(mixture.node.attr("normalize_routing_weights")),
+            "ORDERED": ordered,
+            "LAID_OUT": laid_out,
+            "HALVES": halves,
+            "SUBGROUPS": subgroups,
+            **(gating or {"GATING": 0}),
+        },
+        groups=groups,
+        workgroup_size=size,
+        workgroup_nbytes=4 * sums_of_workgroup(size, subgroups) * VECTOR_ROWS
+        + (4 * (mixture.experts + slots) if "scores" in others else 0),
+        reads=reads,
+        vectors=("x", "w"),
+        features=[name for name, used in (("subgroup", subgroups), (SUBNORMAL_HALVES, halves)) if used],
+    )
+    own = "weights" if "scores" in others else "shares"
+    return replace(built, optionals=_optionals(reads, own, "bias", "scales", "zeros"))
 
 
 def _product(
