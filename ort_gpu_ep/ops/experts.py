@@ -14,7 +14,7 @@ from functools import partial
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.symbolic import counts_of, hint, is_symbolic
-from ort_gpu_ep.ir.types import FLOAT32, FLOATS, INT32, UINT8, TensorType
+from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOATS, INT32, UINT8, TensorType
 from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import KernelCall, ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Operand, kernel, op, part_count
@@ -22,6 +22,7 @@ from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice, Target
 from ort_gpu_ep.ops.composed import Composed, Part
 from ort_gpu_ep.ops.packed_vectors import (
     HALVES,
+    MAX_VECTORS,
     UNIT_LANES,
     WORDS,
     closing_loops,
@@ -45,6 +46,10 @@ EIGHT_REGISTERS = 96
 """Of a lane that has 8 x 4 sums; others have 4 x 4."""
 MOST_FEW = 256
 """Tokens beyond which nobody asks whether each by itself is faster."""
+ROUTER_WEIGHTS, GAMMA, SCORES_BIAS = 14, 15, 16
+"""The last input of QMoE, and those of RoutedMixture behind it."""
+SCORES, SCORES_SIZE = "normalized_scores.wgsl", 256
+"""The norm in front of a mixture with its scores; invocations of a workgroup."""
 VECTORS, VECTOR_ROWS = "expert_matvec.wgsl", 8
 """What each token's experts by themselves take where their weights are codes; rows of these of a workgroup."""
 BY_TOKEN, IN_HALVES, BY_EXPERT = "by token", "by token in halves", "by expert"
@@ -69,6 +74,17 @@ record(
     "matvec",
     flops=lambda k: 2 * k.size("y") * k["K"] * k["SUMS"] * (2 if k["GATING"] else 1),
     loop_bound=lambda k: ceil_div(k["SUMS"] * k["K"], k["PER"] * k["TEAM"]) + 8 * k["ROWS"] * k["TJ"] + k["SUMS"] + 32,
+)
+record(
+    SCORES,
+    "matvec",
+    flops=lambda k: 2 * k.size("scores") * k["K"],
+    loop_bound=lambda k: (
+        ceil_div(k["K"], 4 * k.workgroup_size)
+        + ceil_div(k["K"], k["EXPERTS"] * k.workgroup_size)
+        + closing_loops(2, k.workgroup_size)
+        + k.workgroup_size
+    ),
 )
 record("gated_halves.wgsl", "elementwise")
 record(
@@ -154,7 +170,7 @@ class Mixture:
         return [layer for layer in (self.first, self.second, self.third) if layer]
 
 
-@op("MoE", domain=DOMAIN, dtypes={"T": FLOATS}, bindings="x scores w1 c1? w2 c2? w3? c3? -> y")
+@op("MoE", domain=DOMAIN, dtypes={"T": FLOATS}, epilogue=True, bindings="x scores w1 c1? w2 c2? w3? c3? -> y")
 def mixture(node: BoundNode) -> Lowering:
     """y = the sum over the k experts with the largest scores of share (w2 act(w1 x + c1) + c2); with w3 the act is
     multiplied by w3 x + c3.
@@ -163,13 +179,14 @@ def mixture(node: BoundNode) -> Lowering:
     [experts, rows].
     """
     third = Layer(6, 7) if node.has(6) else None
-    return _mixture(node, (Layer(2, 3), Layer(4, 5), third), None)
+    return _lowered(_sizes(node, (Layer(2, 3), Layer(4, 5), third), None))
 
 
 @op(
     "QMoE",
     domain=DOMAIN,
     dtypes={"T": FLOATS, "T1": (UINT8,), "T2": FLOATS, "T4": (FLOAT32,)},
+    epilogue=True,
     bindings="x scores w1 s1? c1? w2 s2? c2? w3? s3? c3? z1? z2? z3? weights? _g1? _g2? _a1? _a2? _b1? _b2? -> y",
 )
 def quantized_mixture(node: BoundNode) -> Lowering:
@@ -178,6 +195,10 @@ def quantized_mixture(node: BoundNode) -> Lowering:
     w1, w3: [experts, D, H bits / 8]; w2: [experts, H, D bits / 8]; scales: [experts, rows] or [experts, rows, blocks];
     zeros: in codes; weights: [tokens, experts], by which experts count in place of the scores. Else as MoE.
     """
+    return _lowered(_sizes(node, _packed_layers(node), ROUTER_WEIGHTS if node.has(ROUTER_WEIGHTS) else None))
+
+
+def _packed_layers(node: BoundNode) -> tuple[Layer, Layer, Layer | None]:
     if (
         node.attr("quant_type") != "int"
         or any(node.has(i) for i in range(15, 21))
@@ -185,20 +206,93 @@ def quantized_mixture(node: BoundNode) -> Lowering:
     ):
         raise UnsupportedNodeError(
             Code.ATTRIBUTE,
-            f"QMoE with quant_type {node.attr('quant_type')!r}, scales of activations, or prepacked weights; "
+            f"{node.op} with quant_type {node.attr('quant_type')!r}, scales of activations, or prepacked weights; "
             f"taken: 'int'",
         )
     common = int(node.attr("expert_weight_bits"))
     bits = [int(node.attr(f"fc{i}_expert_weight_bits") or common) for i in (1, 2, 3)]
     if any(b not in (2, 4, 8) for b in bits):
-        raise UnsupportedNodeError(Code.ATTRIBUTE, f"QMoE with codes of {bits} bits; taken: 2, 4, 8")
+        raise UnsupportedNodeError(Code.ATTRIBUTE, f"{node.op} with codes of {bits} bits; taken: 2, 4, 8")
     third = Layer(8, 10, 9, 13, bits[2]) if node.has(8) else None
-    return _mixture(
-        node, (Layer(2, 4, 3, 11, bits[0]), Layer(5, 7, 6, 12, bits[1]), third), 14 if node.has(14) else None
+    return Layer(2, 4, 3, 11, bits[0]), Layer(5, 7, 6, 12, bits[1]), third
+
+
+@op(
+    "RoutedMixture",
+    domain="ort_gpu_ep",
+    dtypes={"T": (FLOAT32, FLOAT16, UINT8)},
+    epilogue=True,
+    bindings="x router w1 s1? c1? w2 s2? c2? w3? s3? c3? z1? z2? z3? _weights? gamma c? -> y",
+)
+def routed_mixture(node: BoundNode) -> Lowering:
+    """QMoE of v = x / sqrt(mean x^2 + epsilon) * gamma, for few tokens, whose scores are v times router, + c.
+
+    x, y: [.., H]; router: [H, experts], gamma: [H], c: [experts]. Else as QMoE.
+    """
+    layers = _packed_layers(BoundNode(node.node, node.inputs[:GAMMA], target=node.target))
+    mixture, x = _sizes(node, layers, None, router=True), node.input(0)
+    width, experts, bias = mixture.first.k, mixture.experts, node.optional(SCORES_BIAS)
+    if not mixture.tokens or mixture.tokens > min(_few(mixture), MAX_VECTORS):
+        raise UnsupportedNodeError(
+            Code.COST, f"{node.op} of {hint(mixture.tokens)} tokens: those by expert are estimated to be faster"
+        )
+    if (
+        not all(_as_vectors(node.target, layer) for layer in mixture.layers)
+        or not node.target.limits.allow(SCORES)
+        or node.input(GAMMA).shape != (width,)
+        or (bias and bias.shape != (experts,))
+    ):
+        raise UnsupportedNodeError(
+            Code.ATTRIBUTE,
+            f"{node.op} of {x.type} with a gamma {node.input(GAMMA).type}, or codes that are read singly",
+        )
+    forms = {
+        form: Form(_by_token_ns(mixture, int(hint(mixture.tokens)), decoding), partial(_normalized, mixture, decoding))
+        for form, decoding in _by_token_forms(mixture).items()
+    }
+    key = f"{mixture.slots} of {experts} experts, {width} x {mixture.first.rows}, normalized"
+    return lower(node.target, key, forms, x.type)
+
+
+def _normalized(mixture: Mixture, decoding: str, choice: Choice, out: TensorType) -> Lowering:
+    """The norm and the scores in one dispatch, behind which each workgroup finds the experts by itself."""
+    node, width, experts = mixture.node, mixture.first.k, mixture.experts
+    composed, subgroups = Composed(node), node.target.limits.allow(SCORES, "subgroup")
+    router = composed.add("Transpose", composed.given(1), perm=(1, 0))
+    size = min(SCORES_SIZE, node.target.limits.max_invocations)
+    outputs = {
+        "normal": TensorType(FLOAT32, (mixture.tokens, width)),
+        "scores": TensorType(FLOAT32, (mixture.tokens, experts)),
+    }
+    bias = {"c": SCORES_BIAS} if node.has(SCORES_BIAS) else {}
+    built = kernel(
+        SCORES,
+        list(outputs.values()),
+        consts={
+            "K": width,
+            "EXPERTS": experts,
+            "LAID_OUT": mixture.first.per,
+            "EPSILON": float(node.attr("epsilon")),
+            "SUBGROUPS": subgroups,
+        },
+        groups=mixture.tokens * experts,
+        workgroup_size=size,
+        workgroup_nbytes=8 * sums_of_workgroup(size, subgroups),
+        reads={"x": 0, "gamma": GAMMA, "w": router.source or 0, **bias},
+        writes={"y": "normal", "scores": "scores"},
+        vectors=("x", "gamma", "w"),
+        features=("subgroup",) if subgroups else (),
     )
+    composed.kernels.append(replace(built, optionals=(("c", bool(bias)),)))
+    composed.temps |= outputs
+    normal, scores = (Part(name, Operand(name, tensor)) for name, tensor in outputs.items())
+    return _chosen_products(composed, mixture, normal, scores, decoding, True, choice, out)
 
 
-def _mixture(node: BoundNode, layers: tuple[Layer, Layer, Layer | None], weights: int | None) -> Lowering:
+def _sizes(
+    node: BoundNode, layers: tuple[Layer, Layer, Layer | None], weights: int | None, router: bool = False
+) -> Mixture:
+    """router: the second input is what the scores are made with, [H, experts], in place of these."""
     x, scores, slots = node.input(0), node.input(1), int(node.attr("k"))
     if x.rank not in (2, 3) or scores.rank != 2 or node.input(layers[0].weights).rank != 3:
         raise UnsupportedNodeError(
@@ -206,7 +300,7 @@ def _mixture(node: BoundNode, layers: tuple[Layer, Layer, Layer | None], weights
         )
     tokens, hidden, experts = math.prod(x.shape[:-1]), int(x.shape[-1]), int(scores.shape[1])
     other = node.attr("use_sparse_mixer") or node.attr("swiglu_limit_after_activation")
-    if scores.shape[0] != tokens or not 1 <= slots <= experts or other:
+    if scores.shape[0] != (hidden if router else tokens) or not 1 <= slots <= experts or other:
         raise UnsupportedNodeError(
             Code.ATTRIBUTE,
             f"{node.op} of {tokens} tokens with k {slots}, scores {scores.type}, use_sparse_mixer or "
@@ -230,7 +324,11 @@ def _mixture(node: BoundNode, layers: tuple[Layer, Layer, Layer | None], weights
         raise UnsupportedNodeError(
             Code.RANK, f"{node.op} of {x.type}, whose first layer makes {first.rows} elements, the third {third.rows}"
         )
-    mixture = Mixture(node, tokens, slots, experts, first, second, third, weights, gating)
+    return Mixture(node, tokens, slots, experts, first, second, third, weights, gating)
+
+
+def _lowered(mixture: Mixture) -> Lowering:
+    node, tokens, slots, experts = mixture.node, mixture.tokens, mixture.slots, mixture.experts
     few, limits = _few(mixture), node.target.limits
     # a plan for an open number of tokens serves many; where only the run's data tell how many there are, too
     many = is_symbolic(tokens) and (bool(counts_of(tokens)) or tokens > few)
@@ -247,10 +345,9 @@ def _mixture(node: BoundNode, layers: tuple[Layer, Layer, Layer | None], weights
             for form, decoding in _by_token_forms(mixture).items()
         }
     varying = f"+, {'more' if many else 'up to'} {few}" if is_symbolic(tokens) else ""
-    key = (
-        f"{slots} of {experts} experts, {hidden} x {first.rows}, {layers[0].bits} bits, {hint(tokens)}{varying} tokens"
-    )
-    return lower(node.target, key, forms, x.type)
+    first = mixture.first
+    sizes = f"{first.k} x {first.rows}, {first.layer.bits} bits, {hint(tokens)}{varying} tokens"
+    return lower(node.target, f"{slots} of {experts} experts, {sizes}", forms, node.input(0).type)
 
 
 def _experts(node: BoundNode, layer: Layer, k: int) -> Experts:
@@ -336,7 +433,7 @@ def _tiles_ns(target: Target, layer: Experts, tiles: float, width: int) -> float
     return float(by.launch_ns + ceil_div(layer.k, STEP) * max(by.step_ns, turns * work))
 
 
-def _routed(composed: Composed, mixture: Mixture, choice: Choice) -> tuple[Part, Part]:
+def _routed(composed: Composed, mixture: Mixture, choice: Choice, scores: Part) -> tuple[Part, Part]:
     """The experts of each token, and their shares."""
     node, shape = mixture.node, (mixture.tokens, mixture.slots)
     consts: dict[str, Const] = {
@@ -352,7 +449,7 @@ def _routed(composed: Composed, mixture: Mixture, choice: Choice) -> tuple[Part,
         groups=mixture.tokens,
         workgroup_size=WORKGROUP_SIZE,
         workgroup_nbytes=4 * (mixture.experts + mixture.slots),
-        reads={"scores": 1, **({} if mixture.weights is None else {"weights": mixture.weights})},
+        reads={"scores": scores.source or 0, **({} if mixture.weights is None else {"weights": mixture.weights})},
         writes={name: name for name in outputs},
         choice=choice,
     )
@@ -364,49 +461,64 @@ def _routed(composed: Composed, mixture: Mixture, choice: Choice) -> tuple[Part,
 
 def _by_token(mixture: Mixture, decoding: str, choice: Choice, out: TensorType) -> Lowering:
     """Each token's experts by themselves."""
-    composed, target, x = Composed(mixture.node), mixture.node.target, Part(0, mixture.node.input(0))
-    first, second, third, halves = mixture.first, mixture.second, mixture.third, decoding == HALVES
-    in_order = all(_as_vectors(target, layer) for layer in mixture.layers)
+    x, scores = (Part(k, mixture.node.input(k)) for k in (0, 1))
+    return _chosen_products(Composed(mixture.node), mixture, x, scores, decoding, False, choice, out)
+
+
+def _chosen_products(
+    composed: Composed,
+    mixture: Mixture,
+    x: Part,
+    scores: Part,
+    decoding: str,
+    ordered: bool,
+    choice: Choice,
+    out: TensorType,
+) -> Lowering:
+    """ordered: elements of x lie as the lanes of expert_matvec.wgsl read them."""
+    target, first, second, third = mixture.node.target, mixture.first, mixture.second, mixture.third
+    in_order, halves = all(_as_vectors(target, layer) for layer in mixture.layers), decoding == HALVES
     laid_out = second.per if in_order else 0
-    routing = _routing_product(mixture, x, halves, laid_out, choice) if _as_vectors(target, first) else None
+    routing = _routing_product(mixture, x, scores, halves, ordered, laid_out) if _as_vectors(target, first) else None
     if routing is not None and _binds(mixture, routing) <= target.limits.max_buffers_per_stage:
-        composed.kernels.append(routing)
+        composed.kernels.append(replace(routing, choice=choice))
         names = dict(zip(("inner", "chosen", "shares"), routing.outputs, strict=True))
         composed.temps |= names
         inner, chosen, shares = (Part(name, Operand(name, tensor)) for name, tensor in names.items())
     else:
         routing = None
-        chosen, shares = _routed(composed, mixture, choice)
+        chosen, shares = _routed(composed, mixture, choice, scores)
 
     def product(layer: Experts, of: Part, weighted: Part | None, gating: Mapping[str, Const], order: int) -> Kernel:
         if not _as_vectors(target, layer):
             return _product(mixture, layer, of, chosen, weighted, gating)
         reads = {"chosen": chosen.source or 0, **({"shares": weighted.source or 0} if weighted else {})}
-        return _vectors(mixture, layer, of, reads, gating, halves, in_order and layer is second, order)
+        is_ordered = in_order if layer is second else ordered
+        return _vectors(mixture, layer, of, reads, gating, halves, is_ordered, order)
 
     if routing is None:
         inner = composed.computed(product(first, x, None, mixture.gating, laid_out))
     gates = composed.computed(product(third, x, None, {}, laid_out)) if third else None
     act = inner if mixture.gating else _activated(composed, inner, gates)
-    composed.computed(product(second, act, shares, {}, 0), 0)
+    composed.kernels.append(replace(product(second, act, shares, {}, 0), writes=(("y", 0),)))
     return composed.lowering([out])
 
 
-def _routing_product(mixture: Mixture, x: Part, halves: bool, laid_out: int, choice: Choice) -> Kernel:
+def _routing_product(mixture: Mixture, x: Part, scores: Part, halves: bool, ordered: bool, laid_out: int) -> Kernel:
     """The first layer of each token's experts, which it finds by itself and stores, with their shares."""
     weights, shape = mixture.weights, (mixture.tokens, mixture.slots)
-    reads = {"scores": 1, **({} if weights is None else {"weights": weights})}
-    built = _vectors(mixture, mixture.first, x, reads, mixture.gating, halves, False, laid_out)
+    reads = {"scores": scores.source or 0, **({} if weights is None else {"weights": weights})}
+    built = _vectors(mixture, mixture.first, x, reads, mixture.gating, halves, ordered, laid_out)
     outputs = (built.outputs[0], TensorType(INT32, shape), TensorType(FLOAT32, shape))
-    writes = (("y", "inner"), ("chosen", "chosen"), ("shares", "shares"))
-    return replace(built, outputs=outputs, writes=writes, choice=choice)
+    return replace(built, outputs=outputs, writes=(("y", "inner"), ("chosen", "chosen"), ("shares", "shares")))
 
 
 def _binds(mixture: Mixture, built: Kernel) -> int:
-    """Buffers that a kernel of inputs and outputs binds."""
+    """Buffers that a kernel binds, whose temporaries are small."""
     most = mixture.node.target.limits.max_binding_nbytes
-    sources = [at for _, at in built.reads or () if isinstance(at, int)]
-    return len(built.outputs) + sum(part_count(mixture.node.input(at).type, most) for at in sources)
+    sources = [at for _, at in built.reads or ()]
+    counts = (1 if isinstance(at, str) else part_count(mixture.node.input(at).type, most) for at in sources)
+    return len(built.outputs) + sum(counts)
 
 
 def _vectors(
@@ -438,7 +550,7 @@ def _vectors(
             "ROWS": VECTOR_ROWS,
             "TERMS": terms,
             "SLOTS": slots,
-            "SHARED": slots if x.source == 0 else 1,
+            "SHARED": 1 if layer is mixture.second else slots,
             "ROUTES": "scores" in others,
             "NORMALIZED": bool(mixture.node.attr("normalize_routing_weights")),
             "ORDERED": ordered,
@@ -516,7 +628,7 @@ def _optionals(reads: Mapping[str, object], *names: str) -> tuple[tuple[str, boo
 def _by_expert(mixture: Mixture, width: int, choice: Choice, out: TensorType) -> Lowering:
     """The rows of all tokens by expert, whose weights a tile of them reads once."""
     composed, slots, count = Composed(mixture.node), mixture.slots, mixture.tokens * mixture.slots
-    chosen, shares = _routed(composed, mixture, choice)
+    chosen, shares = _routed(composed, mixture, choice, Part(1, mixture.node.input(1)))
     places = composed.computed(
         kernel(
             "group_experts.wgsl",
@@ -545,14 +657,14 @@ def _by_expert(mixture: Mixture, width: int, choice: Choice, out: TensorType) ->
     else:
         act = _activated(composed, inner, gates)
     products = composed.computed(_rows(mixture, mixture.second, act, places, False, width))
-    composed.computed(
+    composed.kernels.append(
         kernel(
             "sum_experts.wgsl",
             [out],
             consts={"SLOTS": slots, "N": mixture.second.rows},
             reads={"x": products.source or 0, "shares": shares.source or 0},
-        ),
-        0,
+            writes={"y": 0},
+        )
     )
     return composed.lowering([out])
 
