@@ -229,8 +229,9 @@ def routed_mixture(node: BoundNode) -> Lowering:
 
     x, y: [.., H]; router: [H, experts], gamma: [H], c: [experts]. Else as QMoE.
     """
-    layers = _packed_layers(BoundNode(node.node, node.inputs[:GAMMA], target=node.target))
-    mixture, x = _sizes(node, layers, None, router=True), node.input(0)
+    as_qmoe = replace(node, node=replace(node.node, op="QMoE", domain=DOMAIN))  # whose defaults it has
+    layers = _packed_layers(replace(as_qmoe, inputs=node.inputs[:GAMMA]))
+    mixture, x = _sizes(as_qmoe, layers, None, router=True), node.input(0)
     width, experts, bias = mixture.first.k, mixture.experts, node.optional(SCORES_BIAS)
     if not mixture.tokens or mixture.tokens > min(_few(mixture), MAX_VECTORS):
         raise UnsupportedNodeError(

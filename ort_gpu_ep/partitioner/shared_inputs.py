@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ort_gpu_ep.ir.graph import BESIDE, Graph, Node, Value
-from ort_gpu_ep.ir.schemas import schema
 from ort_gpu_ep.ir.symbolic import same
 from ort_gpu_ep.kernels.claim import claim
 from ort_gpu_ep.kernels.lowering import Answer, Facts, bind
@@ -189,19 +188,15 @@ class _Products:
             or any(step.op != "Add" or {*step.arguments} != {"v", "e0"} for step in router.epilogue)
         ):
             return None
-        bound = bind(mixture, self.facts)
-        if isinstance(bound, Decline):
-            return None
         inputs = [source or x, router.inputs[1], *mixture.inputs[2:]]
         inputs += [*[""] * (GAMMA - len(inputs)), norm[0], *router.operands]
-        named = {name: bound.attr(name) for name in schema(*MIXTURE, mixture.version).attributes}
         joined = replace(
             mixture,
             op="RoutedMixture",
             domain="ort_gpu_ep",
             version=1,
             inputs=tuple(inputs),
-            attributes={key: value for key, value in named.items() if value is not None} | {"epsilon": norm[1]},
+            attributes={**mixture.attributes, "epsilon": norm[1]},  # type: ignore[dict-item]
             sources=tuple(sorted({i for node in (*members, mixture) for i in node.members})),
         )
         asked = bind(joined, self.facts)

@@ -35,6 +35,7 @@ PROBED = (
     "sparse weights with x in workgroup memory",
     "softmax rows",
     "normalize rows",
+    "mixture of packed experts",
     "recurrent layers in registers",
     "recurrent layers, a dispatch a step",
 )
