@@ -87,7 +87,7 @@ def split_attention(
     newest: Newest | None = None,
     codes: Codes | None = None,
 ) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
-    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. newest:
+    """The two kernels, or one for a whole window, and their temporaries. As `attend` has it, where it `fits`. newest:
     stands for q and the last key and value. codes: that k and v hold. Raises UnsupportedNodeError for the mask's shape.
     """
     batch, heads, _, width = q.shape
@@ -95,8 +95,15 @@ def split_attention(
     share = next(n for n in (4, 2, 1) if group % n == 0)
     parts = _parts(d4)
     vectors = VECTORS * (2 if hint(tokens) > MANY_KEYS else 1)
-    keys = _keys(target, share, parts, d4, vectors)
-    splits, split_consts = ceil_div(tokens, keys), options.consts()
+    lanes, keys = LANES, _keys(target, share, parts, d4, vectors)
+    whole = _whole(target, share, parts, d4, keys, options) if codes is None else None
+    lanes, keys = whole or (lanes, keys)
+    splits, split_consts = 1 if whole else ceil_div(tokens, keys), options.consts()
+    ends: dict[str, Const] = {
+        "Y_B": y_strides[0] // 4,
+        "Y_H": y_strides[1] // 4,
+        "EMPTY_IS_ZERO": options.empty_is_zero,
+    }
     consts: dict[str, Const] = {
         "BATCH": batch,
         "HEADS": heads,
@@ -109,10 +116,10 @@ def split_attention(
         "KEYS": keys,
         "PARTS": parts,
         "SPLITS": splits,
-        "KEY_ROUNDS": keys * parts // LANES,
-        "LOADS": ceil_div(keys, LANES // d4),
-        "ROUNDS": ceil_div(keys * share, LANES),
-        "POWERS": min(keys, LANES // share),
+        "KEY_ROUNDS": keys * parts // lanes,
+        "LOADS": ceil_div(keys, lanes // d4),
+        "ROUNDS": ceil_div(keys * share, lanes),
+        "POWERS": min(keys, lanes // share),
         **q.consts("Q"),
         **k.consts("K"),
         **v.consts("V"),
@@ -121,6 +128,7 @@ def split_attention(
         "APPEND": newest is not None,
         **(newest.consts if newest else {}),
         **(codes.consts() if codes else {}),
+        **({"WHOLE": True, **ends} if whole else {}),
     }
     sums = TensorType(FLOAT32, (batch, heads, splits, width))
     tops = TensorType(FLOAT32, (batch, heads, splits, 2))
@@ -130,21 +138,26 @@ def split_attention(
     operands = newest.reads if newest else {"q": q.source, "k": k.source, "v": v.source}
     caches = ("keys", "values") if newest else ("k", "v")
     scales = codes.reads(values=newest is not None) if codes else {}
+    writes: dict[str, int | str] = {"y": 0} if whole else {"sums": "attention_sums", "tops": "attention_tops"}
     split = kernel(
         "attention_split.wgsl",
-        [sums, tops, *([newest.cache] * 2 if newest else [])],
+        [*([out] if whole else [sums, tops]), *([newest.cache] * 2 if newest else [])],
         consts=consts,
         grid=(splits, heads // share, batch),
-        workgroup_size=LANES,
-        workgroup_nbytes=_memory(share, keys, parts, d4) + (32 * d4 if newest else 0),
-        vectors=(*(() if newest else ("q",)), *(() if codes else caches), "sums"),
+        workgroup_size=lanes,
+        workgroup_nbytes=_memory(share, keys, parts, d4, lanes)
+        + (32 * d4 if newest else 0)
+        + (4 * share if whole else 0),
+        vectors=(*(() if newest else ("q",)), *(() if codes else caches), "y" if whole else "sums"),
         words=caches if codes and newest else (),
         reports=options.lengths is not None,
-        reads={**operands, **({"mask": mask[0]} if mask else {}), **reads, **scales},
-        writes={"sums": "attention_sums", "tops": "attention_tops", **(newest.writes if newest else {})},
+        reads={**operands, **({"mask": mask[0]} if mask else {}), **reads, **scales, **(sink if whole else {})},
+        writes={**writes, **(newest.writes if newest else {})},
     )
     own = newest.optionals if newest else ()
     split = replace(split, optionals=(*own, *((name, name in scales) for name in SCALES if codes)))
+    if whole:
+        return [split], []
     join = kernel(
         "attention_join.wgsl",
         [out],
@@ -157,10 +170,8 @@ def split_attention(
             "SPLITS": splits,
             "KEYS": keys,
             **{name: split_consts[name] for name in ("BEFORE", "CAUSAL", "LENGTHS", "WINDOW")},
-            "Y_B": y_strides[0] // 4,
-            "Y_H": y_strides[1] // 4,
             "SINK": split_consts["SINK"],
-            "EMPTY_IS_ZERO": options.empty_is_zero,
+            **ends,
             **({"GROUP": group, **codes.consts()} if codes else {}),
         },
         reads={
@@ -195,6 +206,25 @@ def _keys(target: Target, share: int, parts: int, d4: int, vectors: int) -> int:
     return keys
 
 
-def _memory(share: int, keys: int, parts: int, d4: int) -> int:
+def _whole(target: Target, share: int, parts: int, d4: int, keys: int, options: Options) -> tuple[int, int] | None:
+    """Invocations and keys of a workgroup that has a whole window, whose parts nobody joins; None where it does not fit,
+    or would read longer than a dispatch takes."""
+    by, most = target.figures, target.limits.max_workgroup_nbytes
+    if not options.window or not options.causal:
+        return None
+    for lanes in (2 * LANES, LANES):
+        whole = max(lanes // parts, 1 << (options.window - 1).bit_length())
+        longer_ns = 32 * d4 * max(0, whole - keys) * by.unit_byte_ns
+        if (
+            lanes <= target.limits.max_invocations
+            and _memory(share, whole, parts, d4, lanes) + 4 * share + 32 * d4 <= most
+            and 8 * ceil_div(whole * d4, lanes) + OTHER_REGISTERS <= by.lane_registers
+            and longer_ns < by.dispatch_ns
+        ):
+            return lanes, whole
+    return None
+
+
+def _memory(share: int, keys: int, parts: int, d4: int, lanes: int = LANES) -> int:
     """Bytes of workgroup memory: queries, scores, one number an invocation, rows of values to be joined."""
-    return 16 * share * d4 + 4 * (share * keys * parts + 32) + 4 * LANES + 16 * share * (LANES // d4) * d4
+    return 16 * share * d4 + 4 * (share * keys * parts + 32) + 4 * lanes + 16 * share * (lanes // d4) * d4

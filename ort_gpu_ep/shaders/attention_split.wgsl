@@ -11,12 +11,18 @@
 // batch, and from which element on), and what append_tokens.wgsl says of cosines, sines, positions.
 // Source: Dao et al., Flash-Decoding for long-context inference, 2023.
 #default CODES = 0
+#default WHOLE = 0
+#if WHOLE
+// WHOLE: a workgroup has all KEYS of a window, and gives y as attention_join.wgsl does; with sink?, Y_B Y_H EMPTY_IS_ZERO SINK as that has them.
+#end
 #if CODES
 // CODES: as attention.wgsl has it; attention_join.wgsl applies the scales of values, so that this binds no buffer for them, unless it stores one.
 #end
 #include attention_scores.wgsl
 #include cache_codes.wgsl
+#if not WHOLE
 #include seen_parts.wgsl
+#end
 const LANES: u32 = WORKGROUP_SIZE;
 const TEAM: u32 = LANES / SHARE;        // invocations that have a head's powers
 const ROWS: u32 = LANES / D4;           // of values that are read at a time
@@ -31,6 +37,9 @@ var<workgroup> queries: array<vec4<f32>, SHARE * D4>;
 var<workgroup> scores: array<f32, LINE * PARTS>;
 var<workgroup> found: array<f32, LANES>;
 var<workgroup> joined: array<vec4<f32>, SHARE * ROWS * D4>;
+#if WHOLE
+var<workgroup> shares: array<f32, SHARE>;
+#end
 
 #if CODES
 #if APPEND
@@ -104,14 +113,18 @@ fn newest_word(from_four: u32, word: u32) -> u32 {
 fn grid_main(group: vec3<u32>, lane: u32) {
     let b = group.z;
     let first_head = group.y * SHARE;
-    let first = group.x * KEYS;
 #if LENGTHS
     let before = tokens_before(b);
 #else
     let before = BEFORE;
 #end
+#if WHOLE
+    let first = max(before + 1u, WINDOW) - WINDOW;
+#else
+    let first = group.x * KEYS;
     // The same for the whole workgroup.
     if (group.x < first_part(before) || group.x >= end_part(b, before)) { return; }
+#end
     let part = lane % PARTS;
     let v_from = b * V_B + first_head / GROUP * V_H + V_FIRST + lane % D4;
 #for n in KEY_ROUNDS
@@ -246,13 +259,33 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     }
     if (lane % TEAM == 0u) {
-        let at = ((b * HEADS + first_head + h) * SPLITS + group.x) * 2u;
         total = 0.0;
 #for i in POWERS
         total += found[h * TEAM + $(i)u];
 #end
+#if WHOLE
+#if SINK
+#if SINK == 1
+        let sink = sink_at(first_head + h);
+#else
+        let sink = 0.0;
+#end
+        let whole = fma(total, power(top - max(top, sink)), power(sink - max(top, sink)));
+        let share = power(top - max(top, sink)) / whole;
+#else
+        let whole = total;
+        let share = 1.0 / whole;
+#end
+#if EMPTY_IS_ZERO
+        shares[h] = select(share, 0.0, whole == 0.0);
+#else
+        shares[h] = share;
+#end
+#else
+        let at = ((b * HEADS + first_head + h) * SPLITS + group.x) * 2u;
         tops_set(at, top);
         tops_set(at + 1u, total);
+#end
     }
     workgroupBarrier();
     for (var i = lane; i < SHARE * D4; i += LANES) {
@@ -260,6 +293,10 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for r in WORKGROUP_SIZE // D4
         sum += joined[(i / D4 * ROWS + $(r)u) * D4 + i % D4];
 #end
+#if WHOLE
+        y_set4(b * Y_B + (first_head + i / D4) * Y_H + i % D4, sum * shares[i / D4]);
+#else
         sums_set4(((b * HEADS + first_head + i / D4) * SPLITS + group.x) * D4 + i % D4, sum);
+#end
     }
 }
