@@ -23,12 +23,12 @@ from ort_gpu_ep.ops.composed import Composed, Part
 from ort_gpu_ep.ops.packed_vectors import (
     HALVES,
     MAX_VECTORS,
+    MIN_WORKGROUP_SIZE,
     UNIT_LANES,
     WORDS,
     closing_loops,
     decoding_ns,
     sums_of_workgroup,
-    workgroup_size,
 )
 from ort_gpu_ep.ops.unary import TANH_GELU
 from ort_gpu_ep.shaders.composer import literal
@@ -50,8 +50,9 @@ ROUTER_WEIGHTS, GAMMA, SCORES_BIAS = 14, 15, 16
 """The last input of QMoE, and those of RoutedMixture behind it."""
 SCORES, SCORES_SIZE = "normalized_scores.wgsl", 256
 """The norm in front of a mixture with its scores; invocations of a workgroup."""
-VECTORS, VECTOR_ROWS = "expert_matvec.wgsl", 8
-"""What each token's experts by themselves take where their weights are codes; rows of these of a workgroup."""
+VECTORS, VECTOR_ROWS, VECTOR_LANES, MAX_VECTOR_LANES = "expert_matvec.wgsl", 8, 512, 256
+"""What each token's experts by themselves take where their weights are codes; rows of these of a workgroup; invocations
+that each compute unit gets, and a workgroup has at most."""
 BY_TOKEN, IN_HALVES, BY_EXPERT = "by token", "by token in halves", "by expert"
 """Forms of a node; the last with the rows of x of a workgroup."""
 IN_ORDER = ("group_experts.wgsl", "sum_experts.wgsl")
@@ -434,6 +435,15 @@ def _tiles_ns(target: Target, layer: Experts, tiles: float, width: int) -> float
     return float(by.launch_ns + ceil_div(layer.k, STEP) * max(by.step_ns, turns * work))
 
 
+def _lanes_of_rows(target: Target, groups: int, items: int) -> int:
+    """Invocations of a workgroup of expert_matvec.wgsl: each unit gets VECTOR_LANES, where each of these has something to
+    read."""
+    most, size = min(target.figures.units * VECTOR_LANES // max(groups, 1), items, MAX_VECTOR_LANES), MIN_WORKGROUP_SIZE
+    while 2 * size <= min(most, target.limits.max_invocations):
+        size *= 2
+    return size
+
+
 def _routed(composed: Composed, mixture: Mixture, choice: Choice, scores: Part) -> tuple[Part, Part]:
     """The experts of each token, and their shares."""
     node, shape = mixture.node, (mixture.tokens, mixture.slots)
@@ -540,7 +550,7 @@ def _vectors(
     tiles, terms = (tokens, slots) if summed else (tokens * slots, 1)
     groups, items = tiles * ceil_div(rows, each), terms * layer.k // layer.per
     subgroups = target.limits.allow(VECTORS, "subgroup")
-    size = workgroup_size(target, int(hint(groups)), 4 * items, VECTOR_ROWS, subgroups)
+    size = _lanes_of_rows(target, int(hint(groups)), items)
     reads = {"x": x.source or 0, **others, **layer.reads}
     built = kernel(
         VECTORS,
