@@ -46,7 +46,7 @@ EIGHT_REGISTERS = 96
 """Of a lane that has 8 x 4 sums; others have 4 x 4."""
 MOST_FEW = 256
 """Tokens beyond which nobody asks whether each by itself is faster."""
-ROUTER_WEIGHTS, GAMMA, SCORES_BIAS = 14, 15, 16
+ROUTER_WEIGHTS, GAMMA, SCORES_BIAS, ROUTER_SCALES, ROUTER_ZEROS = 14, 15, 16, 17, 18
 """The last input of QMoE, and those of RoutedMixture behind it."""
 SCORES, SCORES_SIZE = "normalized_scores.wgsl", 256
 """The norm in front of a mixture with its scores; invocations of a workgroup."""
@@ -81,7 +81,7 @@ record(
     "matvec",
     flops=lambda k: 2 * k.size("scores") * k["K"],
     loop_bound=lambda k: (
-        ceil_div(k["K"], 4 * k.workgroup_size)
+        ceil_div(k["K"], k["PER"] * k.workgroup_size)
         + ceil_div(k["K"], k["EXPERTS"] * k.workgroup_size)
         + closing_loops(2, k.workgroup_size)
         + k.workgroup_size
@@ -223,12 +223,13 @@ def _packed_layers(node: BoundNode) -> tuple[Layer, Layer, Layer | None]:
     domain="ort_gpu_ep",
     dtypes={"T": (FLOAT32, FLOAT16, UINT8)},
     epilogue=True,
-    bindings="x router w1 s1? c1? w2 s2? c2? w3? s3? c3? z1? z2? z3? _weights? gamma c? -> y",
+    bindings="x router w1 s1? c1? w2 s2? c2? w3? s3? c3? z1? z2? z3? _weights? gamma c? s0? z0? -> y",
 )
 def routed_mixture(node: BoundNode) -> Lowering:
     """QMoE of v = x / sqrt(mean x^2 + epsilon) * gamma, for few tokens, whose scores are v times router, + c.
 
-    x, y: [.., H]; router: [H, experts], gamma: [H], c: [experts]. Else as QMoE.
+    x, y: [.., H]; router: [H, experts], or codes of router_bits in blocks of router_block as MatMulNBits has them, with
+    scales s0 and zero points z0; gamma: [H], c: [experts]. Else as QMoE.
     """
     as_qmoe = replace(node, node=replace(node.node, op="QMoE", domain=DOMAIN))  # whose defaults it has
     layers = _packed_layers(replace(as_qmoe, inputs=node.inputs[:GAMMA]))
@@ -243,6 +244,7 @@ def routed_mixture(node: BoundNode) -> Lowering:
         or not node.target.limits.allow(SCORES)
         or node.input(GAMMA).shape != (width,)
         or (bias and bias.shape != (experts,))
+        or not _reads_router(node, width, experts)
     ):
         raise UnsupportedNodeError(
             Code.ATTRIBUTE,
@@ -256,17 +258,38 @@ def routed_mixture(node: BoundNode) -> Lowering:
     return lower(node.target, key, forms, x.type)
 
 
+def _reads_router(node: BoundNode, width: int, experts: int) -> bool:
+    """Whether a router in codes lies in whole words, each with one scale."""
+    router, scales, zeros = node.input(1), node.optional(ROUTER_SCALES), node.optional(ROUTER_ZEROS)
+    if router.dtype is not UINT8:
+        return True
+    bits, block = int(node.attr("router_bits")), int(node.attr("router_block"))
+    return (
+        bits in (2, 4, 8)
+        and width % block == 0
+        and block % (32 // bits) == 0
+        and router.size * 8 == experts * width * bits
+        and scales is not None
+        and scales.size == experts * width // block
+        and (zeros is None or (zeros.dtype is UINT8 and zeros.size == experts * ceil_div(width // block * bits, 8)))
+    )
+
+
 def _normalized(mixture: Mixture, decoding: str, choice: Choice, out: TensorType) -> Lowering:
     """The norm and the scores in one dispatch, behind which each workgroup finds the experts by itself."""
     node, width, experts = mixture.node, mixture.first.k, mixture.experts
     composed, subgroups = Composed(node), node.target.limits.allow(SCORES, "subgroup")
-    router = composed.add("Transpose", composed.given(1), perm=(1, 0))
+    packed = node.input(1).dtype is UINT8
+    router = composed.given(1) if packed else composed.add("Transpose", composed.given(1), perm=(1, 0))
+    bits, block = (int(node.attr(f"router_{name}")) if packed else 0 for name in ("bits", "block"))
+    blocks = width // block if packed else 0
     size = min(SCORES_SIZE, node.target.limits.max_invocations)
     outputs = {
         "normal": TensorType(FLOAT32, (mixture.tokens, width)),
         "scores": TensorType(FLOAT32, (mixture.tokens, experts)),
     }
-    bias = {"c": SCORES_BIAS} if node.has(SCORES_BIAS) else {}
+    others = {"c": SCORES_BIAS, "scales": ROUTER_SCALES, "zeros": ROUTER_ZEROS}
+    others = {name: at for name, at in others.items() if node.has(at)}
     built = kernel(
         SCORES,
         list(outputs.values()),
@@ -274,18 +297,24 @@ def _normalized(mixture: Mixture, decoding: str, choice: Choice, out: TensorType
             "K": width,
             "EXPERTS": experts,
             "LAID_OUT": mixture.first.per,
+            "N": experts,
+            "BITS": bits,
+            "PER": 32 // bits if packed else 4,
+            "BLOCKS": blocks,
+            "BLOCK": block,
+            "ZERO_ROW": ceil_div(blocks * bits, 8),
             "EPSILON": float(node.attr("epsilon")),
             "SUBGROUPS": subgroups,
         },
         groups=mixture.tokens * experts,
         workgroup_size=size,
         workgroup_nbytes=8 * sums_of_workgroup(size, subgroups),
-        reads={"x": 0, "gamma": GAMMA, "w": router.source or 0, **bias},
+        reads={"x": 0, "gamma": GAMMA, "w": router.source or 0, **others},
         writes={"y": "normal", "scores": "scores"},
-        vectors=("x", "gamma", "w"),
+        vectors=("x", "gamma") if packed else ("x", "gamma", "w"),
         features=("subgroup",) if subgroups else (),
     )
-    composed.kernels.append(replace(built, optionals=(("c", bool(bias)),)))
+    composed.kernels.append(replace(built, optionals=_optionals(others, "c", "scales", "zeros")))
     composed.temps |= outputs
     normal, scores = (Part(name, Operand(name, tensor)) for name, tensor in outputs.items())
     return _chosen_products(composed, mixture, normal, scores, decoding, True, choice, out)
@@ -294,15 +323,16 @@ def _normalized(mixture: Mixture, decoding: str, choice: Choice, out: TensorType
 def _sizes(
     node: BoundNode, layers: tuple[Layer, Layer, Layer | None], weights: int | None, router: bool = False
 ) -> Mixture:
-    """router: the second input is what the scores are made with, [H, experts], in place of these."""
+    """router: the second input is what the scores are made with, [H, experts] or codes, in place of these."""
     x, scores, slots = node.input(0), node.input(1), int(node.attr("k"))
-    if x.rank not in (2, 3) or scores.rank != 2 or node.input(layers[0].weights).rank != 3:
+    packed = scores.dtype is UINT8
+    if x.rank not in (2, 3) or scores.rank != 2 + packed or node.input(layers[0].weights).rank != 3:
         raise UnsupportedNodeError(
             Code.RANK, f"{node.op} of {x.type} with scores {scores.type}; expected [.., H] and [tokens, experts]"
         )
-    tokens, hidden, experts = math.prod(x.shape[:-1]), int(x.shape[-1]), int(scores.shape[1])
+    tokens, hidden, experts = math.prod(x.shape[:-1]), int(x.shape[-1]), _count(node)
     other = node.attr("use_sparse_mixer") or node.attr("swiglu_limit_after_activation")
-    if scores.shape[0] != (hidden if router else tokens) or not 1 <= slots <= experts or other:
+    if scores.shape[0] != (experts if packed else hidden if router else tokens) or not 1 <= slots <= experts or other:
         raise UnsupportedNodeError(
             Code.ATTRIBUTE,
             f"{node.op} of {tokens} tokens with k {slots}, scores {scores.type}, use_sparse_mixer or "
@@ -352,9 +382,15 @@ def _lowered(mixture: Mixture) -> Lowering:
     return lower(node.target, f"{slots} of {experts} experts, {sizes}", forms, node.input(0).type)
 
 
+def _count(node: BoundNode) -> int:
+    """Of experts: by their scores, or by what makes these."""
+    scores = node.input(1)
+    return int(scores.shape[0] if scores.dtype is UINT8 else scores.shape[1])
+
+
 def _experts(node: BoundNode, layer: Layer, k: int) -> Experts:
     """Raises UnsupportedNodeError where the inputs of a layer do not fit."""
-    w, experts = node.input(layer.weights), int(node.input(1).shape[1])
+    w, experts = node.input(layer.weights), _count(node)
     rows = int(w.shape[1]) if w.rank == 3 else 0
     if w.shape != (experts, rows, k * layer.bits // 8 if layer.bits else k) or (layer.bits and k * layer.bits % 8):
         raise UnsupportedNodeError(
@@ -724,7 +760,7 @@ def _blocks(node: BoundNode, layer: Layer, rows: int, k: int) -> dict[str, Const
     if not layer.bits:
         return {"BLOCKS": 0, "BLOCK": 1, "ZERO_ROW": 0}
     scales, block = node.optional(layer.scales), int(node.attr("block_size") or 0)
-    experts, per = int(node.input(1).shape[1]), 8 // layer.bits
+    experts, per = _count(node), 8 // layer.bits
     blocks = k // block if block else 0
     shape = (experts, rows, blocks) if block else (experts, rows)
     zero_row = ceil_div(blocks if block else rows, per)

@@ -24,6 +24,8 @@ NORM = ("", "SimplifiedLayerNormalization")
 MIXTURE, ROUTER, RESHAPE = ("com.microsoft", "QMoE"), ("", "MatMul"), ("", "Reshape")
 ALIKE = ("K", "bits", "block_size", "accuracy_level")
 """Attributes in which products of a dispatch agree."""
+PACKING = (("bits", ""), ("block", "_size"))
+"""Those of a router in codes."""
 
 
 def join_products(
@@ -170,7 +172,7 @@ class _Products:
         stands for, the mixture last."""
         readers = self.readers.get(x, [])
         mixture = next((node for node in readers if _is(node, MIXTURE)), None)
-        router = next((node for node in readers if _is(node, ROUTER)), None)
+        router = next((node for node in readers if _is(node, ROUTER) or _is(node, PRODUCT)), None)
         if mixture is None or router is None or len(readers) != 2 or any(mixture.inputs[ROUTER_WEIGHTS:]):
             return None
         members, name = [router], router.outputs[0]
@@ -188,15 +190,23 @@ class _Products:
             or any(step.op != "Add" or {*step.arguments} != {"v", "e0"} for step in router.epilogue)
         ):
             return None
-        inputs = [source or x, router.inputs[1], *mixture.inputs[2:]]
-        inputs += [*[""] * (GAMMA - len(inputs)), norm[0], *router.operands]
+        codes, scales, zeros, index, bias = (*router.inputs[1:], *[""] * 5)[:5]
+        attributes = {**mixture.attributes, "epsilon": norm[1]}
+        if _is(router, PRODUCT):
+            attributes |= {f"router_{name}": router.attributes[f"{name}{size}"] for name, size in PACKING}
+        if index or (bias and router.operands):
+            return None
+        inputs = [source or x, codes, *mixture.inputs[2:]]
+        inputs += [*[""] * (GAMMA - len(inputs)), norm[0], bias or "".join(router.operands), scales, zeros]
+        while not inputs[-1]:
+            inputs.pop()
         joined = replace(
             mixture,
             op="RoutedMixture",
             domain="ort_gpu_ep",
             version=1,
             inputs=tuple(inputs),
-            attributes={**mixture.attributes, "epsilon": norm[1]},  # type: ignore[dict-item]
+            attributes=attributes,  # type: ignore[arg-type]
             sources=tuple(sorted({i for node in (*members, mixture) for i in node.members})),
         )
         asked = bind(joined, self.facts)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from models.builder import Value
 from models.language import LanguageNet
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import BY_ONNX, FLOAT16, TensorType
@@ -33,8 +34,10 @@ def layer(
     skip: bool = True,
     also: str = "",
     experts: int = EXPERTS,
+    packed: bool = False,
 ) -> onnx.ModelProto:
-    """A layer of a decoder behind its attention, and a product behind that. also: what is an output, too."""
+    """A layer of a decoder behind its attention, and a product behind that. also: what is an output, too. packed: the
+    router is in codes."""
     net = LanguageNet("layer", 3, dtype, biases=biases)
     x = net.input("x", [1, tokens, WIDTH], dtype=net.element, channels=WIDTH)
     total = None
@@ -44,11 +47,30 @@ def layer(
     normal, x = net.norm(x, total, "post_norm")
     y = net.experts(normal, HIDDEN, experts, 2)
     z, x = net.norm(x, y, "next_norm")
+    if packed:
+        pack_router(net, normal, experts)
     outputs = {"z": net.matmul(z, 40, "next"), "sum": x}
     outputs |= {"normal": normal} if also == "normal" else {}
     for name, value in outputs.items():
         net.output(name, value, [1, tokens, value.channels], net.element)
     return net.model()
+
+
+def pack_router(net: LanguageNet, normal: Value, experts: int) -> None:
+    """The MatMul that gives the scores becomes a MatMulNBits with zero points. A bias of its own stands for what was
+    added."""
+    nodes = net._graph.node
+    (at,) = (k for k, node in enumerate(nodes) if node.op_type == "MatMul")
+    net.matmul(normal, experts, "router")
+    product = nodes.pop()
+    inputs = [*product.input, "", ""][:6]
+    inputs[3] = net.initializer("zeros", net._rng("zeros").integers(0, 256, (experts, WIDTH // 64 + 1), np.uint8)).name
+    del product.input[:]
+    product.input.extend(inputs if net.biases else inputs[:4])
+    product.output[0] = nodes[at + net.biases].output[0]
+    nodes[at].CopyFrom(product)
+    if net.biases:
+        del nodes[at + 1]
 
 
 def shaders(model: onnx.ModelProto, limits: Limits) -> list[str]:
@@ -105,6 +127,13 @@ def test_float16() -> None:
 
 def test_more_experts_than_a_workgroup_has_invocations() -> None:
     check(layer(1, experts=70))
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_a_router_in_codes(biases: bool) -> None:
+    model = layer(2, biases=biases, packed=True)
+    assert shaders(model, many_buffers()) == [*ROUTED, NORMED]
+    check(model)
 
 
 @pytest.mark.parametrize(("tokens", "also"), [(40, ""), (1, "normal")])
