@@ -50,9 +50,9 @@ ROUTER_WEIGHTS, GAMMA, SCORES_BIAS, ROUTER_SCALES, ROUTER_ZEROS = 14, 15, 16, 17
 """The last input of QMoE, and those of RoutedMixture behind it."""
 SCORES, SCORES_SIZE = "normalized_scores.wgsl", 256
 """The norm in front of a mixture with its scores; invocations of a workgroup."""
-VECTORS, VECTOR_ROWS, VECTOR_LANES, MAX_VECTOR_LANES = "expert_matvec.wgsl", 8, 512, 256
-"""What each token's experts by themselves take where their weights are codes; rows of these of a workgroup; invocations
-that each compute unit gets, and a workgroup has at most."""
+VECTORS, VECTOR_ROWS, MAX_VECTOR_LANES = "expert_matvec.wgsl", 8, 256
+"""What each token's experts by themselves take where their weights are codes; rows of these of a workgroup, and its
+invocations at most."""
 BY_TOKEN, IN_HALVES, BY_EXPERT = "by token", "by token in halves", "by expert"
 """Forms of a node; the last with the rows of x of a workgroup."""
 IN_ORDER = ("group_experts.wgsl", "sum_experts.wgsl")
@@ -472,9 +472,9 @@ def _tiles_ns(target: Target, layer: Experts, tiles: float, width: int) -> float
 
 
 def _lanes_of_rows(target: Target, groups: int, items: int) -> int:
-    """Invocations of a workgroup of expert_matvec.wgsl: each unit gets VECTOR_LANES, where each of these has something to
+    """Invocations of a workgroup of expert_matvec.wgsl: each unit gets UNIT_LANES, where each of these has something to
     read."""
-    most, size = min(target.figures.units * VECTOR_LANES // max(groups, 1), items, MAX_VECTOR_LANES), MIN_WORKGROUP_SIZE
+    most, size = min(target.figures.units * UNIT_LANES // max(groups, 1), items, MAX_VECTOR_LANES), MIN_WORKGROUP_SIZE
     while 2 * size <= min(most, target.limits.max_invocations):
         size *= 2
     return size

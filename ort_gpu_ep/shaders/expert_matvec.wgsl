@@ -121,46 +121,19 @@ fn group_main(group: u32, lane: u32) {
 #for i in ROWS
     var sum$(i)_0 = 0.0;
 #end
-#for i in ROWS
-    var w$i = vec4<u32>();
-    var scale$i = 0.0;
-    var zero$i = 0.0;
-#end
-    var share = 0.0;
-    // What a lane reads next is under way while it adds up: the loads before the first turn, and those of each turn for the one behind.
-#for turn in 2
-#if turn
     for (var item = lane; item < TERMS * ITEMS; item += WORKGROUP_SIZE) {
-#for i in ROWS
-        let codes$i = w$i;
-        let factor$i = share * scale$i;
-        let taken$i = zero$i;
-        var own$i = 0.0;
-#end
-        let next = min(item + WORKGROUP_SIZE, TERMS * ITEMS - 1u);
-#else
-    {
-        let next = min(lane, TERMS * ITEMS - 1u);
-#end
-        {
-            let at = place_in_row(next);
-            let r = row_of_x(tile, next);
-            let e = expert_of(r);
-            share = share_of(r);
-#for i in ROWS
-            w$i = w_word4((e * N + row_of(first, $(i)u)) * ITEMS + at);
-#end
-#for i in ROWS
-            scale$i = scale_of(e, row_of(first, $(i)u), at * PER);
-            zero$i = zero_of(e, row_of(first, $(i)u), at * PER);
-#end
-        }
-#if not turn
-    }
-#end
-#end
         let at = place_in_row(item);
         let r = row_of_x(tile, item);
+        let e = expert_of(r);
+        let share = share_of(r);
+#for i in ROWS
+        let w$i = w_word4((e * N + row_of(first, $(i)u)) * ITEMS + at);
+#end
+#for i in ROWS
+        let scale$i = share * scale_of(e, row_of(first, $(i)u), at * PER);
+        let zero$i = zero_of(e, row_of(first, $(i)u), at * PER);
+        var own$i = 0.0;
+#end
 #if HALVES
         var total = 0.0;
 #end
@@ -181,13 +154,13 @@ fn group_main(group: u32, lane: u32) {
 #if HALVES
 #for p in 16 // BITS
 #let late = p + 16 // BITS
-            let pair$(i)_$p = unpack2x16float((codes$i[$j] >> $(p // beside * beside * BITS)u) & (MASK << $(p % beside * BITS)u));
+            let pair$(i)_$p = unpack2x16float((w$i[$j] >> $(p // beside * beside * BITS)u) & (MASK << $(p % beside * BITS)u));
             own$i = fma(pair$(i)_$p.x, x$(p // 4)[$(p % 4)], own$i);
             own$i = fma(pair$(i)_$p.y, x$(late // 4)[$(late % 4)], own$i);
 #end
 #else
 #for q in fours
-            own$i += dot(four_codes(codes$i[$j] >> $(4 * BITS * q)u) - taken$i, plain$q);
+            own$i += dot(four_codes(w$i[$j] >> $(4 * BITS * q)u) - zero$i, plain$q);
 #end
 #end
 #end
@@ -195,9 +168,9 @@ fn group_main(group: u32, lane: u32) {
 #end
 #for i in ROWS
 #if HALVES
-        own$i = fma(-taken$i, total, own$i);
+        own$i = fma(-zero$i, total, own$i);
 #end
-        sum$(i)_0 = fma(factor$i, own$i, sum$(i)_0);
+        sum$(i)_0 = fma(scale$i, own$i, sum$(i)_0);
 #end
     }
 #if HALVES
@@ -219,8 +192,8 @@ fn group_main(group: u32, lane: u32) {
 #for i in ROWS
                 {
                     let n = row_of(first, $(i)u);
-                    let four_of_row = four_codes(w_word4((e * N + n) * ITEMS + at)[j / $(fours)u] >> (j % $(fours)u * $(4 * BITS)u));
-                    sum$(i)_0 = fma(share_of(r) * scale_of(e, n, at * PER), dot(four_of_row - zero_of(e, n, at * PER), four), sum$(i)_0);
+                    let codes = four_codes(w_word4((e * N + n) * ITEMS + at)[j / $(fours)u] >> (j % $(fours)u * $(4 * BITS)u));
+                    sum$(i)_0 = fma(share_of(r) * scale_of(e, n, at * PER), dot(codes - zero_of(e, n, at * PER), four), sum$(i)_0);
                 }
 #end
             }
