@@ -73,6 +73,31 @@ def packed(rows: int, k: int, n: int, dtype: str = "float32") -> Named:
     return f"4-bit {rows} x {k} x {n}, {dtype}", replace(row, domain="com.microsoft")
 
 
+def mixture(tokens: int, width: int, hidden: int, experts: int, active: int) -> Named:
+    """Perceptrons of 4-bit codes in blocks of 32, of which a token meets some; gates and ups in turn."""
+
+    def layer_of(rows: int, k: int) -> tuple[Random, Random, Random]:
+        codes = Random((experts, rows, k // 2), "uint8", 0, 256, constant=True)
+        return codes, Random((experts, rows, k // 32), scale=0.01, constant=True), weights(experts, rows)
+
+    row = problem(
+        "QMoE",
+        1,
+        normal(tokens, width),
+        normal(tokens, experts),
+        *layer_of(2 * hidden, width),
+        *layer_of(width, hidden),
+        k=active,
+        activation_type="swiglu",
+        swiglu_fusion=1,
+        normalize_routing_weights=1,
+        expert_weight_bits=4,
+        block_size=32,
+    )
+    name = f"mixture of {experts} x {hidden}, {tokens} x {width}"
+    return name, replace(row, domain="com.microsoft")
+
+
 def normalisation(rows: int, length: int) -> Named:
     row = problem("LayerNormalization", 17, normal(rows, length), weights(length), weights(length))
     return f"normalisation {rows} x {length}", row
@@ -183,6 +208,8 @@ IN_FORMS: Mapping[str, Problem] = dict(
         packed(16, 14336, 4096),
         packed(16, 4096, 14336, "float16"),
         packed(16, 14336, 4096, "float16"),
+        mixture(1, 2880, 2880, 32, 4),
+        mixture(16, 2880, 2880, 32, 4),
         normalisation(128, 384),
         normalisation(1500, 512),
         ("softmax 1 x 1000", problem("Softmax", 13, normal(1, 1000))),
@@ -257,6 +284,8 @@ def flops_of(row: Problem) -> int:
         return 2 * math.prod(x) * others[0][0 if row.attributes.get("transB") else -1]
     if row.op == "MatMulNBits":
         return 2 * math.prod(x) * int(row.attributes["N"])
+    if row.op == "QMoE":
+        return 2 * x[0] * int(row.attributes["k"]) * sum(math.prod(codes[1:]) * 2 for codes in others[1::3])
     if row.op == "Attention":
         return 4 * math.prod(x[:3]) * math.prod(others[0][2:])
     if row.op in ("LSTM", "GRU"):
@@ -267,4 +296,7 @@ def flops_of(row: Problem) -> int:
 def nbytes_of(row: Problem) -> int:
     """Bytes of its inputs: at least these are read."""
     operands = [operand for operand in row.inputs if isinstance(operand, Random)]
-    return sum(np.dtype(operand.dtype).itemsize * math.prod(operand.shape) for operand in operands)
+    nbytes = sum(np.dtype(operand.dtype).itemsize * math.prod(operand.shape) for operand in operands)
+    if row.op == "QMoE":  # the experts of one token
+        return nbytes * int(row.attributes["k"]) // operands[1].shape[1]
+    return nbytes

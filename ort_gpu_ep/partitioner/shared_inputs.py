@@ -1,5 +1,5 @@
 """Products of the same few vectors with packed weights: one dispatch for several of them, and for the RMS normalization
-in front of them.
+in front of them; and that in front of a mixture of experts, with the scores of these.
 
 A token of a language model is a chain of small dispatches, so each one that goes is worth more than what it computed.
 """
@@ -14,25 +14,29 @@ from ort_gpu_ep.ir.symbolic import same
 from ort_gpu_ep.kernels.claim import claim
 from ort_gpu_ep.kernels.lowering import Answer, Facts, bind
 from ort_gpu_ep.kernels.registry import BoundNode, Decline, Limits
+from ort_gpu_ep.ops.experts import GAMMA, ROUTER_WEIGHTS
 from ort_gpu_ep.ops.packed_products import BIAS, GROUPING
 from ort_gpu_ep.ops.packed_together import MOST
 from ort_gpu_ep.partitioner.fusion import Chains
 
 PRODUCT, SKIP_NORM = ("com.microsoft", "MatMulNBits"), ("com.microsoft", "SkipSimplifiedLayerNormalization")
 NORM = ("", "SimplifiedLayerNormalization")
+MIXTURE, ROUTER, RESHAPE = ("com.microsoft", "QMoE"), ("", "MatMul"), ("", "Reshape")
 ALIKE = ("K", "bits", "block_size", "accuracy_level")
 """Attributes in which products of a dispatch agree."""
+PACKING = (("bits", ""), ("block", "_size"))
+"""Those of a router in codes."""
 
 
 def join_products(
     graph: Graph, facts: Facts, limits: Limits, answers: Mapping[int, tuple[Answer, BoundNode | None]]
 ) -> Graph:
     """The graph with such products in one node each, as far as its row takes them."""
-    if not any(_is(node, PRODUCT) for node in graph.nodes):
+    if not any(_is(node, PRODUCT) or _is(node, MIXTURE) for node in graph.nodes):
         return graph
     graph = _split_skips(graph, facts, limits, answers)
     products = _Products(graph, facts, limits)
-    for name in dict.fromkeys(node.inputs[0] for node in graph.nodes if _is(node, PRODUCT)):
+    for name in dict.fromkeys(node.inputs[0] for node in graph.nodes if _is(node, PRODUCT) or _is(node, MIXTURE)):
         products.join(name)
     if not products.replaced:
         return graph
@@ -75,8 +79,8 @@ def _split_skips(
 
 
 def _may_split(node: Node, found: _Products) -> bool:
-    """Whether its sum goes into a product that gives one of its terms, and its result to products alone that take its
-    scale."""
+    """Whether its sum goes into a product or a mixture that gives one of its terms, and its result to products alone that
+    take its scale, or to a mixture and what makes its scores."""
     x, skip = (found.facts.types.get(name) for name in node.inputs[:2])
     outputs = (*node.outputs, "", "", "")
     plain = len(node.inputs) == 3 and not node.epilogue and not outputs[1] and not outputs[2]
@@ -85,13 +89,14 @@ def _may_split(node: Node, found: _Products) -> bool:
     makers = (found.producers.get(name) for name in node.inputs[:2])
     if not any(
         maker is not None
-        and _is(maker, PRODUCT)
+        and (_is(maker, PRODUCT) or _is(maker, MIXTURE))
         and len(found.readers[maker.outputs[0]]) == 1
         and maker.outputs[0] not in found.graph.outputs
         for maker in makers
     ):
         return False
-    return found.sets(node.outputs[0], (node.inputs[2], node.attributes.get("epsilon", 1e-5))) is not None
+    name, norm = node.outputs[0], (node.inputs[2], node.attributes.get("epsilon", 1e-5))
+    return found.sets(name, norm) is not None or found.routed(name, norm) is not None
 
 
 @dataclass
@@ -110,12 +115,16 @@ class _Products:
         """Puts the products of one value together."""
         norm = self.producers.get(x)
         if norm is not None and self._is_plain_norm(norm):
-            with_norm = self.sets(
-                norm.outputs[0], (norm.inputs[1], norm.attributes.get("epsilon", 1e-5)), norm.inputs[0]
-            )
+            weight = (norm.inputs[1], norm.attributes.get("epsilon", 1e-5))
+            with_norm = self.sets(norm.outputs[0], weight, norm.inputs[0])
             if with_norm is not None:
                 self.replaced[id(norm)] = None
                 self._replace(with_norm)
+                return
+            mixture = self.routed(norm.outputs[0], weight, norm.inputs[0])
+            if mixture is not None:
+                joined, members = mixture
+                self.replaced |= {id(node): None for node in (norm, *members)} | {id(members[-1]): joined}
                 return
         self._replace(self.sets(x, None) or [])
 
@@ -157,6 +166,52 @@ class _Products:
             elif norm is not None:
                 return None
         return sets
+
+    def routed(self, x: str, norm: tuple[str, object], source: str = "") -> tuple[Node, Sequence[Node]] | None:
+        """A node for a mixture of experts over x, which `norm` gives of `source`, and its scores; and the nodes that it
+        stands for, the mixture last."""
+        readers = self.readers.get(x, [])
+        mixture = next((node for node in readers if _is(node, MIXTURE)), None)
+        router = next((node for node in readers if _is(node, ROUTER) or _is(node, PRODUCT)), None)
+        if mixture is None or router is None or len(readers) != 2 or any(mixture.inputs[ROUTER_WEIGHTS:]):
+            return None
+        members, name = [router], router.outputs[0]
+        while name != mixture.inputs[1]:
+            (node, *others) = self.readers.get(name) or [router]
+            if others or not _is(node, RESHAPE) or node.inputs[0] != name or name in self.graph.outputs:
+                return None
+            members, name = [*members, node], node.outputs[0]
+        if (
+            [router.inputs[0], mixture.inputs[0]] != [x, x]
+            or x in (*router.inputs[1:], *router.operands, *mixture.inputs[1:], *mixture.operands)
+            or self.readers.get(name) != [mixture]
+            or name in self.graph.outputs
+            or len(router.epilogue) > 1
+            or any(step.op != "Add" or {*step.arguments} != {"v", "e0"} for step in router.epilogue)
+        ):
+            return None
+        codes, scales, zeros, index, bias = (*router.inputs[1:], *[""] * 5)[:5]
+        attributes = {**mixture.attributes, "epsilon": norm[1]}
+        if _is(router, PRODUCT):
+            attributes |= {f"router_{name}": router.attributes[f"{name}{size}"] for name, size in PACKING}
+        if index or (bias and router.operands):
+            return None
+        inputs = [source or x, codes, *mixture.inputs[2:]]
+        inputs += [*[""] * (GAMMA - len(inputs)), norm[0], bias or "".join(router.operands), scales, zeros]
+        while not inputs[-1]:
+            inputs.pop()
+        joined = replace(
+            mixture,
+            op="RoutedMixture",
+            domain="ort_gpu_ep",
+            version=1,
+            inputs=tuple(inputs),
+            attributes=attributes,  # type: ignore[arg-type]
+            sources=tuple(sorted({i for node in (*members, mixture) for i in node.members})),
+        )
+        asked = bind(joined, self.facts)
+        refused = isinstance(asked, Decline) or isinstance(claim(asked, self.limits), Decline)
+        return None if refused else (joined, [*members, mixture])
 
     def _grouped(self, products: Sequence[Node]) -> list[tuple[list[Node], str]]:
         """Which go together: two of which the steps behind one read the other, whose name is given; others without

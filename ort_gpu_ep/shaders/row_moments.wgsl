@@ -1,7 +1,19 @@
 // mean[row], and inv_std[row] = 1 / sqrt(variance + EPSILON), of each contiguous row of x. TEAM invocations of a workgroup share a
 // row; a workgroup has WORKGROUP_SIZE / TEAM rows.
 // Expects: ROWS, N (row length), TEAM (a power of two), EPSILON. Source: ONNX LayerNormalization, outputs Mean and InvStdDev.
-#include team_sum.wgsl
+// What TEAM neighbours of a workgroup add up to, each is given. Every lane of the workgroup calls it. Expects: WORKGROUP_SIZE TEAM.
+var<workgroup> parts: array<f32, WORKGROUP_SIZE>;
+
+fn team_sum(v: f32, lane: u32) -> f32 {
+    workgroupBarrier();
+    parts[lane] = v;
+    for (var s = TEAM / 2u; s > 0u; s /= 2u) {
+        workgroupBarrier();
+        if (lane % TEAM < s) { parts[lane] += parts[lane + s]; }
+    }
+    workgroupBarrier();
+    return parts[lane - lane % TEAM];
+}
 
 fn group_main(group: u32, lane: u32) {
     let row = group * (WORKGROUP_SIZE / TEAM) + lane / TEAM;

@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ort_gpu_ep.config import Config
+from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.graph import Node
 from ort_gpu_ep.ir.symbolic import Trace
 from ort_gpu_ep.ir.types import FLOAT32, UINT8, TensorType
+from ort_gpu_ep.kernels.cost_parameters import DEFAULT_FIGURES
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import OPS, BoundNode, Operand
-from ort_gpu_ep.kernels.target import Choice
+from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice
 from ort_gpu_ep.ops.experts import MOST_FEW
 from tests.direct import run_direct
 from tests.ops.single_node import Array, model_of, on_cpu
@@ -30,7 +34,8 @@ def normal(*shape: int, seed: int = 1) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    return np.asarray(1 / (1 + np.exp(-x)))
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-x)))
 
 
 ACTS: dict[str, Any] = {
@@ -248,6 +253,7 @@ def quantized(
         (2, 32, 48, 0, True),
         (2, 64, 64, 16, True),
         (2, 64, 128, 64, False),
+        (4, 96, 64, 32, True),
     ],
 )
 def test_qmoe(bits: int, hidden: int, inner: int, block: int, zeros: bool) -> None:
@@ -273,6 +279,78 @@ def test_qmoe(bits: int, hidden: int, inner: int, block: int, zeros: bool) -> No
         agree(got, wanted)
     if bits == 4:  # of others onnxruntime's CPU rounds the activations, too
         agree(run_direct(model, feeds)[0], on_cpu(model, feeds)[0], 2e-5)
+
+
+@pytest.fixture
+def in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's figures, and float16 numbers below 2^-14, which a probe would have shown."""
+    gpu = Gpu.open(Config())
+    features = gpu.limits.features | {SUBNORMAL_HALVES}
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=features, figures=DEFAULT_FIGURES))
+
+
+@pytest.fixture
+def without_subgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu.open(Config())
+    monkeypatch.setattr(gpu, "limits", replace(gpu.limits, features=gpu.limits.features - {"subgroup"}))
+
+
+def packed_mixture(bits: int, hidden: int, inner: int, block: int, zeros: bool, **given: Any) -> tuple[Any, ...]:
+    """Inputs of QMoE behind x and scores, and its layers as numbers."""
+    rows = 2 * inner if given.get("swiglu_fusion") else inner
+    first, second = quantized(rows, hidden, bits, block, zeros, 2), quantized(hidden, inner, bits, block, zeros, 3)
+    biases = normal(EXPERTS, rows), normal(EXPERTS, hidden)
+    inputs = [*first[:2], biases[0], *second[:2], biases[1], *[None] * 3, first[2], second[2]]
+    return inputs if zeros else inputs[:6], [(first[3], biases[0]), (second[3], biases[1])]
+
+
+PACKED_SHAPES = [
+    (4, 96, 64, 32, False),
+    (4, 320, 288, 32, True),
+    (4, 64, 96, 0, True),
+    (8, 32, 48, 16, True),
+    (2, 128, 192, 64, True),
+    (4, 96, 1056, 32, True),
+]
+"""Bits, hidden, inner, block, zero points: codes that are read by vectors, each with one scale."""
+
+
+@pytest.mark.parametrize(
+    "given", [FORMS[2], FORMS[4], {"k": 5, "activation_type": "swiglu", "swiglu_fusion": 2}], ids=str
+)
+@pytest.mark.parametrize(("bits", "hidden", "inner", "block", "zeros"), PACKED_SHAPES)
+def test_codes_read_as_halves(
+    bits: int, hidden: int, inner: int, block: int, zeros: bool, given: dict[str, Any], in_halves: None
+) -> None:
+    """Whatever a token is: some of its elements large, some not finite or such that they become so."""
+    inputs, layers = packed_mixture(bits, hidden, inner, block, zeros, **given)
+    x, scores = normal(TOKENS, hidden), normal(TOKENS, EXPERTS)
+    x[1] *= np.float32(10.0) ** np.random.default_rng(5).uniform(-30, 2, hidden)
+    x[2] *= np.float32(1e-30)
+    sizes = {"block_size": block} if block else {}
+    model, feeds = model_of("QMoE", (x, scores, *inputs), domain=ORT, expert_weight_bits=bits, **sizes, **given)
+    for got in by_each_form(model, feeds, "by token", "by token in halves"):
+        agree(got, mixed(x, scores, layers, given))
+    x[0] = 0
+    x[0, hidden // 2] = 1e33  # which is more than float32 has, once lifted
+    given = {**given, "swiglu_limit": 7.0}
+    model, feeds = model_of("QMoE", (x, scores, *inputs), domain=ORT, expert_weight_bits=bits, **sizes, **given)
+    for got in by_each_form(model, feeds, "by token in halves"):
+        agree(got, mixed(x, scores, layers, given))
+    x[0, 3], x[3, 5] = np.inf, np.nan
+    model, feeds = model_of("QMoE", (x, scores, *inputs), domain=ORT, expert_weight_bits=bits, **sizes, **given)
+    plain, halves = by_each_form(model, feeds, "by expert 4", "by token in halves")
+    np.testing.assert_array_equal(np.isnan(plain), np.isnan(halves))
+    assert np.isfinite(halves[[1, 2, 4, 5, 6]]).all()
+
+
+def test_codes_without_subgroups(without_subgroups: None) -> None:
+    given = FORMS[4]
+    inputs, layers = packed_mixture(4, 320, 288, 32, True, **given)
+    x, scores = normal(TOKENS, 320), normal(TOKENS, EXPERTS)
+    model, feeds = model_of("QMoE", (x, scores, *inputs), domain=ORT, expert_weight_bits=4, block_size=32, **given)
+    for got in by_each_form(model, feeds, "by token"):
+        agree(got, mixed(x, scores, layers, given))
 
 
 @pytest.mark.parametrize("normalized", [0, 1])

@@ -346,9 +346,35 @@ def test_a_cache_with_room_for_many_more_tokens(lengths: list[int], given: dict[
     check(model(lengths, 1, 700, **given), lengths)
 
 
-@pytest.mark.parametrize("window", [1, 64, 100])
+@pytest.mark.parametrize("window", [1, 64, 100, 200])
 def test_a_window_leaves_out_whole_parts(window: int) -> None:
     check(model([300, 77], 1, 320, local_window_size=window), [300, 77])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"local_window_size": 1},
+        {"local_window_size": 64, "sink": True, "heads": 8, "groups": 1},
+        {"local_window_size": 100, "smooth_softmax": 1, "softcap": 3.0},
+        {"local_window_size": 33, "packed": True, "rotary": 16, "bias": True},
+        {"local_window_size": 100, "dtype": "float16", "heads": 3, "groups": 3, "size": 24, "sink": True},
+    ],
+    ids=str,
+)
+def test_a_window_at_any_place(given: dict[str, Any]) -> None:
+    """Longer than what there is, and as long."""
+    half = given.get("dtype") == "float16"
+    for lengths in ([300, 77], [1, 101], [320, 32]):
+        check(model(lengths, 1, 320, **given), lengths, half, opened=(lengths[0] == 1,))
+
+
+@pytest.mark.parametrize("largest", [-200.0, 200.0])
+def test_a_sink_far_from_the_scores_of_a_window(largest: float) -> None:
+    made, feeds = model([300, 77], 1, 320, local_window_size=64, sink=True)
+    sink = next(name for name, array in feeds.items() if array.shape == (4,))
+    feeds[sink] = np.full(4, largest, np.float32)
+    check((made, feeds), [300, 77])
 
 
 @contextmanager
@@ -392,6 +418,7 @@ def shaders_of(given: tuple[Any, dict[str, Any]]) -> set[str]:
         ({}, 16, 16),
         ({"packed": True}, 32, 16),
         ({"packed": True, "local_window_size": 70}, 48, 32),
+        ({"packed": True, "local_window_size": 64, "sink": True}, 64, 32),
         ({"rotary_interleaved": 1}, 80, 48),
         ({"rotary_interleaved": 1, "packed": True, "heads": 8, "groups": 1}, 16, 16),
         ({"positions": True, "sink": True, "heads": 6}, 128, 64),

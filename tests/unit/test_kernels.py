@@ -64,6 +64,7 @@ BOUNDED = {
     "attention_join.wgsl": "lengths give the end of the parts that are joined, at most SPLITS, and their beginning",
     "attention_split.wgsl": "of data come a token's place, clamped where it is read, and a row of the tables of "
     "angles, the least of which is taken",
+    "expert_matvec.wgsl": "experts are clamped, or those of the EXPERTS whose rank is below SLOTS",
     "expert_product.wgsl": "experts are clamped; rows by expert are what group_experts.wgsl wrote: numbers of rows",
     "expert_tiles.wgsl": "likewise",
     "group_experts.wgsl": "a place is how many rows come before, of COUNT",

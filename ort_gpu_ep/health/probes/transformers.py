@@ -8,14 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from ort_gpu_ep.health.probe import Trial, agree, probe, solve
-from ort_gpu_ep.ir.graph import Array
+from ort_gpu_ep.health.probe import Trial, agree, graph_of, probe, solve
+from ort_gpu_ep.ir.graph import Array, Node
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.problems import Problem, Random, normal, problem
-from ort_gpu_ep.ops.experts import BY_EXPERT, BY_TOKEN, FEW_COLUMNS, TILE_COLUMNS
+from ort_gpu_ep.ops.experts import BY_EXPERT, BY_TOKEN, FEW_COLUMNS, GAMMA, TILE_COLUMNS
 
 DOMAIN = "com.microsoft"
 TOKENS, EXPERTS, HIDDEN, INNER = 9, 6, 32, 24
+SWIGLU: dict[str, Any] = {
+    "k": 2,
+    "activation_type": "swiglu",
+    "swiglu_fusion": 1,
+    "normalize_routing_weights": 1,
+}
 
 
 @probe(
@@ -113,6 +119,34 @@ def experts_of_many(trial: Trial) -> str:
     return _mixture(trial, f"{BY_EXPERT} {TILE_COLUMNS[0]}", 7, 9.0)
 
 
+@probe("mixture of packed experts", "kernels", disables=("normalized_scores.wgsl", "expert_matvec.wgsl"))
+def packed_mixture(trial: Trial) -> str:
+    """Experts in codes of 4 bits behind a normalization, which also gives their scores, with biases."""
+    hidden, inner, epsilon = 96, 64, 1e-5
+    for _ in range(trial.rounds):
+        x, gamma, router, c = (trial.normal(*s) for s in ((2, hidden), (hidden,), (hidden, EXPERTS), (EXPERTS,)))
+        constants, dense = {"router": router, "gamma": gamma, "c": c}, list[Array]()
+        for i, (rows, k) in enumerate(((2 * inner, hidden), (hidden, inner)), 1):
+            codes = trial.integers(0, 256, EXPERTS, rows, k // 2).astype(np.uint8)
+            scales = abs(trial.normal(EXPERTS, rows, k // 32)) / np.float32(30)
+            constants |= {f"w{i}": codes, f"s{i}": scales, f"c{i}": trial.normal(EXPERTS, rows)}
+            wide = np.stack((codes & 15, codes >> 4), 3).reshape(EXPERTS, rows, -1).astype(np.float64) - 8
+            dense.append(wide * np.repeat(scales, 32, 2))
+        node = Node(
+            "RoutedMixture",
+            ("x", "router", "w1", "s1", "c1", "w2", "s2", "c2", *[""] * (GAMMA - 8), "gamma", "c"),
+            ("y",),
+            domain="ort_gpu_ep",
+            version=1,
+            attributes={**SWIGLU, "expert_weight_bits": 4, "block_size": 32, "epsilon": epsilon},
+        )
+        (got,) = trial.graph(graph_of({"x": x}, constants, node), [x])
+        normal = x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + epsilon) * gamma
+        biases = constants["c1"], constants["c2"]
+        agree("RoutedMixture", got, _mixed(normal, normal @ router + c, dense[0], dense[1], *biases))
+    return f"2 tokens, {EXPERTS} experts"
+
+
 def _mixture(trial: Trial, form: str, tokens: int, last: float = 0.0) -> str:
     for _ in range(trial.rounds):
         x, scores = trial.normal(tokens, HIDDEN), trial.normal(tokens, EXPERTS)
@@ -127,24 +161,24 @@ def _mixture(trial: Trial, form: str, tokens: int, last: float = 0.0) -> str:
                 1,
                 [x, scores, first, None, second],
                 domain=DOMAIN,
-                k=2,
-                activation_type="swiglu",
-                swiglu_fusion=1,
-                normalize_routing_weights=1,
+                **SWIGLU,
             )
         agree("MoE", got, _mixed(x, scores, first, second))
     return f"{tokens} tokens, {EXPERTS} experts"
 
 
-def _mixed(x: Array, scores: Array, first: Array, second: Array) -> Array:
+def _mixed(
+    x: Array, scores: Array, first: Array, second: Array, first_bias: Array | float = 0.0, bias: Array | float = 0.0
+) -> Array:
     y = np.zeros(x.shape)
+    first_bias, bias = (np.broadcast_to(b, w.shape[:2]) for b, w in ((first_bias, first), (bias, second)))
     for t in range(len(x)):
         best = np.argsort(-scores[t], kind="stable")[:2]
         shares = np.exp(scores[t, best].astype(np.float64))
         for e, share in zip(best, shares / shares.sum(), strict=True):
-            inner = first[e].astype(np.float64) @ x[t]
+            inner = first[e].astype(np.float64) @ x[t] + first_bias[e]
             gates, ups = inner[::2], inner[1::2]
-            y[t] += share * (second[e] @ (gates / (1 + np.exp(-gates)) * ups))
+            y[t] += share * (second[e] @ (gates / (1 + np.exp(-gates)) * ups) + bias[e])
     return y
 
 
