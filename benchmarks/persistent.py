@@ -1,10 +1,11 @@
 """What it would save to have several phases of a token in one dispatch, whose workgroups all are resident and wait for
 each other, in place of a dispatch for each.
 
-    python -m benchmarks.persistent [boundary] [chain] [--grids 132x256,264x128] [--vectors 2048] [--layers 16] [--json FILE]
+    python -m benchmarks.persistent [boundary] [chain] [resident] [--grids 132x256,264x128] [--vectors 2048] [--layers 16] [--json FILE]
 
 `boundary`: each workgroup of a phase reads a whole vector, adds it up, and writes its share of the next one. `chain`: the
-int4 products of a token of a 1B model (the shapes of Llama-3.2-1B without its head), attention left out. Ways:
+int4 products of a token of a 1B model (the shapes of Llama-3.2-1B without its head), attention left out. `resident`: with
+how much workgroup memory how many workgroups a unit wait for each other and are right. Ways:
 
 - `dispatches`: one for each phase, in a pass, as plans have them;
 - `counter`: one dispatch; a workgroup that is done adds one to a counter and polls it. Vectors are atomics;
@@ -146,7 +147,8 @@ def main_of(grid: Grid, body: str) -> str:
 """
 
 
-def boundary_source(way: str, grid: Grid, length: int) -> str:
+def boundary_source(way: str, grid: Grid, length: int, room: int = 0) -> str:
+    """room: words of workgroup memory that each workgroup has and does not need."""
     share = -(-length // grid[0])
     assert length % (grid[1] * BATCH) == 0, (grid, length)
     text = f"""
@@ -165,6 +167,12 @@ fn phase(group: u32, lane: u32, source: u32, goal: u32) {{
         meet(lane, k + 1u);
     }}"""
     body = "phase(group, lane, 0u, 0u);" if way == "dispatches" else loop
+    if room:
+        text += f"var<workgroup> room: array<u32, {room}>;\n"
+        body = f"""room[(lane * 7919u + u32(taken(0u))) % {room}u] = lane;
+    workgroupBarrier();
+    if (room[u32(taken(1u)) % {room}u] == 0xffffffffu) {{ put(0u, 1.0); }}
+    {body}"""
     return head(way, grid) + text + main_of(grid, body)
 
 
@@ -359,11 +367,21 @@ class Bench:
             self.gpu.free(buffer)
 
 
-def boundary(bench: Bench, way: str, grid: Grid, length: int) -> tuple[float, bool]:
+def resident(bench: Bench, kib: int, lanes: int = 128) -> int:
+    """Workgroups a unit that wait for each other and are right, each with so much memory."""
+    units, most = bench.gpu.limits.figures.units, 0
+    for count in (1, 2, 3, 4, 5, 6, 8, 12, 16):
+        if not boundary(bench, "counter", (units * count, lanes), 2048, 256 * kib)[1]:
+            break
+        most = count
+    return most
+
+
+def boundary(bench: Bench, way: str, grid: Grid, length: int, room: int = 0) -> tuple[float, bool]:
     """Microseconds of a phase, and whether the last vector is right."""
     x = np.random.default_rng(length).integers(0, 1024, length)
     first, nbytes = x.astype(np.float32), 4 * length
-    source, groups = boundary_source(way, grid, length), (grid[0], 1, 1)
+    source, groups = boundary_source(way, grid, length, room), (grid[0], 1, 1)
     if way == "dispatches":
         pair, written = [bench.buffer(nbytes) for _ in range(2)], (False, True)
         pipe = bench.pipeline(source, written)
@@ -447,7 +465,7 @@ class Chain:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["boundary", "chain"], help="boundary, chain")
+    parser.add_argument("what", nargs="*", default=["boundary", "chain"], help="boundary, chain, resident")
     parser.add_argument("--grids", default="132x128,132x256,264x128,264x256,528x128,528x256")
     parser.add_argument("--vectors", default="2048,8192,14336")
     parser.add_argument("--layers", type=int, default=16)
@@ -458,10 +476,15 @@ def main() -> None:
     grids = [(int(a), int(b)) for a, b in (grid.split("x") for grid in asked.grids.split(","))]
     warmth = None if gpu.info.is_software else Warmth(gpu, Config(adapter=asked.adapter))
     for what in asked.what:
+        bench = Bench(gpu)
+        if what == "resident":
+            for kib in (1, 8, 12, 15, 16, 20, 24, 32, 46):
+                console.print(f"{kib} KiB: {resident(bench, kib)} workgroups a unit")
+            bench.close()
+            continue
         table = Table(title=f"{what}, {gpu.info.name}")
         for name in ("vector" if what == "boundary" else "layers", "workgroups", "way", "us", "us a boundary", "right"):
             table.add_column(name, justify="right")
-        bench = Bench(gpu)
         chain = Chain(bench, asked.layers) if what == "chain" else None
         for size in [asked.layers] if chain else map(int, asked.vectors.split(",")):
             for grid in grids:
