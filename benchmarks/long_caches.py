@@ -146,8 +146,7 @@ def variants(cache: str, more: bool) -> Iterator[dict[str, int]]:
     if cache in ("int8", "int4"):
         for step in (32, 64, 128):
             for per_unit in (2, 3, 4, 5):
-                for words in (1, 4) if cache == "int8" else (1,):
-                    yield {"CODE_KEYS": step, "PER_UNIT": per_unit, "VALUE_WORDS": words}
+                yield {"CODE_KEYS": step, "PER_UNIT": per_unit}
         for step in (64, 128):
             yield {"CODE_KEYS": step, "PER_UNIT": 2, "LANES": 256}
         return

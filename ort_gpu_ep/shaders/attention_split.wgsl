@@ -1,9 +1,9 @@
 // Attention of one query for each head, over a part of the keys a workgroup, for SHARE heads that read the same keys: for each head and part the
 // largest score, the sum of the powers relative to it, and that of the values times them, not yet divided. attention_join.wgsl brings the
 // parts together, and reads none that no query sees: those are not written.
-// A workgroup takes its keys in steps of KEYS, and rescales what it has where a step has a larger score. The loads of a step are under way while the
-// step before is computed: first those of keys, of which PARTS neighbouring invocations read one, so that loads of neighbours lie together, and
-// add their products up through workgroup memory; then those of values, of which V_UNITS of them read a row.
+// A workgroup takes its keys in steps of KEYS, and rescales what it has where a step has a larger score. PARTS neighbouring invocations read a key, so that loads
+// of neighbours lie together, and add their products up through workgroup memory; V_UNITS of them read a row of values. Values are under way while
+// scores become powers, and the first keys while queries are turned.
 // Grid: parts of the keys, blocks of SHARE heads, batches.
 // Expects: q, keys, values (vectors of four elements), mask?, lengths?, sums (vectors: [batch, head, part, D4]), tops ([batch, head, part, 2]);
 // D4 (vectors of a head), KEY_ROUNDS (keys of a step that an invocation reads), KEY_LOADS (loads of each), LOADS (rows of values), ROUNDS (powers), POWERS (invocations
@@ -12,7 +12,7 @@
 // With APPEND q and the newest key are tokens, turned here, and key and value are stored behind those of the steps before, by one of the workgroups that have
 // their place. Then x stands for q, perhaps with x_k and x_v beside it, with Q_ROW Q_AT and so on (of a batch, and from which element on), and what
 // append_tokens.wgsl says of cosines, sines, positions.
-// CODES: as attention.wgsl has it; an invocation loads KEY_WORDS words of keys at a time, VALUE_WORDS of values, and strides are of these.
+// CODES: as attention.wgsl has it; an invocation loads KEY_WORDS words of keys at a time, one of values, and strides are of these.
 // attention_join.wgsl applies the scales of values, so that this binds no buffer for them, unless it stores one.
 // Source: Dao et al., Flash-Decoding for long-context inference, 2023.
 #default CODES = 0
@@ -40,15 +40,9 @@ var<workgroup> factors: array<f32, SHARE>;
 
 #if CODES
 #let FOURS = 8 // CODES
-#if VALUE_WORDS == 4
-alias value_unit = vec4<u32>;
-fn value_load(i: u32) -> value_unit { return values_word4(i); }
-fn value_four(unit: value_unit, f: u32) -> vec4<f32> { return codes_in(unit[f / $(FOURS)u], f); }
-#else
 alias value_unit = u32;
 fn value_load(i: u32) -> value_unit { return values_word(i); }
 fn value_four(unit: value_unit, f: u32) -> vec4<f32> { return codes_in(unit, f); }
-#end
 #if KEY_WORDS == 4
 alias key_unit = vec4<u32>;
 fn key_load(i: u32) -> key_unit { return keys_word4(i); }
@@ -123,10 +117,6 @@ fn newest_word(from_four: u32, word: u32) -> u32 {
 #end
     return bits;
 }
-
-fn newest_words(from_four: u32, word: u32) -> vec4<u32> {
-    return vec4<u32>(newest_word(from_four, word), newest_word(from_four, word + 1u), newest_word(from_four, word + 2u), newest_word(from_four, word + 3u));
-}
 #end
 #end
 
@@ -191,18 +181,16 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     if (is_stored && lane < K_UNITS) {
         let at = b * K_B + head * K_H + before * K_S + K_FIRST + lane;
 #if KEY_WORDS == 4
-        keys_store_word4(at, newest_words(SHARE * D4, 4u * lane));
+        let word = 4u * lane;
+        keys_store_word4(at, vec4<u32>(newest_word(SHARE * D4, word), newest_word(SHARE * D4, word + 1u),
+                                       newest_word(SHARE * D4, word + 2u), newest_word(SHARE * D4, word + 3u)));
 #else
         keys_store_word(at, newest_word(SHARE * D4, lane));
 #end
     }
     if (is_stored && lane < V_UNITS) {
         let at = b * V_B + head * V_H + before * V_S + V_FIRST + lane;
-#if VALUE_WORDS == 4
-        values_store_word4(at, newest_words((SHARE + 1u) * D4, 4u * lane));
-#else
         values_store_word(at, newest_word((SHARE + 1u) * D4, lane));
-#end
     }
 #end
 #else
