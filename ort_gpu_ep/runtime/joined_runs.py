@@ -108,6 +108,7 @@ class RunGroup:
         self.coalescer: Coalescer
         try:
             for prepared in sets:
+                prepared.keep_slots()  # few of them may be used for long, and all are recorded below
                 self.runs.append(GroupedRun(self, prepared, filled))
             self._commands = [run.steps() for run in self.runs]
         except BaseException:

@@ -218,6 +218,10 @@ class Prepared:
         self._fit_slots(filled.slots)
         return self._shape(filled)
 
+    def keep_slots(self) -> None:
+        """Its slots stay, however long no run used it: whoever has it has recorded them for good."""
+        self.context.plans.discard(self)
+
     def free_slots(self) -> None:
         """Gives the memory of values inside the plan back, until the next run."""
         self._forget_bindings()

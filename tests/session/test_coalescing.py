@@ -18,7 +18,8 @@ import pytest
 
 from ort_gpu_ep.device import background
 from ort_gpu_ep.errors import IndexOutOfRangeError
-from ort_gpu_ep.runtime import joined_runs
+from ort_gpu_ep.runtime import joined_runs, prepared
+from ort_gpu_ep.runtime.context import RECENT_RUNS
 from ort_gpu_ep.runtime.ends import HostEnds
 from ort_gpu_ep.runtime.joined_runs import Contention, Pace, Together
 from ort_gpu_ep.scheduler.barriers import unsettled
@@ -120,6 +121,23 @@ def test_answers_are_the_cpus_in_fewer_submissions(
     assert steady.contention.coalescer.inside == steady.contention.coalescer.under_way == 0
     assert len(steady.contention.coalescer.free) == joined_runs.MAX_GROUPS
     assert session.stats()["fallbacks"] == 0
+
+
+def test_runs_that_went_by_themselves_for_long_take_no_memory_from_groups(
+    branches: bytes, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans that were not used lately give their slots back, if these are large. Those of groups are recorded, and stay."""
+    xs = [{"x": rng.standard_normal((4, 16)).astype("f")} for _ in range(THREADS)]
+    wants = [on_the_cpu(branches, x) for x in xs]
+    session, steady = joined(branches, xs[0])
+    monkeypatch.setattr(prepared, "SHRINK_NBYTES", 1)
+    for _ in range(3 * RECENT_RUNS):
+        session.run(None, xs[0])
+    monkeypatch.setattr(joined_runs, "CONTENDED", 1)
+    for _ in range(3):
+        together(lambda k: assert_close(session.run(None, xs[k]), wants[k]))
+    assert not session.state.events
+    assert all(run.prepared._slots for group in steady.contention.coalescer.free for run in group.runs)
 
 
 @pytest.mark.usefixtures("all_join")
