@@ -162,8 +162,8 @@ class Figures:
     columns_bytes_per_ns: float = 3500.0
 
     attention_launch_ns: float = 1400.0
-    attention_load_clocks: float = 2.1
-    attention_vector_clocks: float = 2.1
+    attention_load_clocks: float = 2.5
+    attention_vector_clocks: float = 1.6
     attention_query_clocks: float = 2.9
     attention_apart_power: float = 0.69
     attention_parts_factor: float = 2.8
@@ -171,7 +171,7 @@ class Figures:
     attention_spill_factor: float = 1.8
     attention_wait_clocks: float = 830.0
     attention_query_wait_clocks: float = 180.0
-    attention_parts_wait_clocks: float = 300.0
+    attention_parts_wait_clocks: float = 240.0
     attention_join_clocks: float = 1000.0
     attention_join_slice_clocks: float = 20.0
 
