@@ -39,6 +39,7 @@ from tests.ops import test_attention_units as heads
 from tests.ops import test_matrix_units as products
 from tests.ops import test_unit_bytes as of_bytes
 from tests.ops import test_unit_packed as packed
+from tests.ops import test_unit_vectors as few
 from tests.ops import test_unit_windows as windows
 from tests.ops.test_matrix_units import QUICK
 from tests.ops.test_tiles import expected
@@ -130,6 +131,11 @@ def test_codes(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     with forced(f"decoded in {QUICK.name}"):
         got, want, allowed = packed.product(trial, "tf32", "codes", sizes=(37, 160, 40, 32))  # type: ignore[arg-type]
     assert (np.abs(got - want) <= allowed).all()
+
+
+@pytest.mark.parametrize("split", [1, 2])
+def test_few_vectors(trial: Trial, split: int) -> None:
+    few.check(trial, 7, 416, 72, 32, True, True, split)  # type: ignore[arg-type]
 
 
 def test_attention(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
