@@ -453,7 +453,7 @@ class Gpu(Buffers):
     def submit_ahead(self) -> None:
         """Submits runs whose results stay on the device, so that the GPU begins before somebody asks for them: where
         runs are long, one if it has nothing else to do, or two; else so many as may be under way, for a submission
-        takes as long as a short run. Where as many submissions are under way, waits for the first of them.
+        takes as long as a short run. Where as many submissions are under way, waits for half of them.
         """
         slow, runs = self._is_slow, len(self._pending)
         due = runs >= (2 if slow else MAX_IN_FLIGHT) or bool(runs and slow and self.finished(None))
@@ -461,12 +461,12 @@ class Gpu(Buffers):
             index = self._submit([]) if due and self._pending else self._submitted
             if index not in self.ahead:  # parts of a long run are submitted as they are recorded
                 self.ahead.append(index)
-            first = self.ahead[0] if len(self.ahead) > MAX_IN_FLIGHT else None
-        if first is not None:
+            half = self.ahead[MAX_IN_FLIGHT // 2] if len(self.ahead) > MAX_IN_FLIGHT else None
+        if half is not None:
             begin = time.perf_counter()
             self.while_waiting()
-            native.wait(self, first, None)
-            self._passed(first)
+            native.wait(self, half, None)
+            self._passed(half)
             with self._lock:
                 self.stats.wait_s += time.perf_counter() - begin
 
