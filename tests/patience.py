@@ -17,11 +17,11 @@ PATIENCE_S = 300.0
 take."""
 
 
-def until(condition: Callable[[], object], what: str = "", seconds: float = PATIENCE_S) -> None:
+def until(condition: Callable[[], object], what: str | Callable[[], str] = "", seconds: float = PATIENCE_S) -> None:
     """Returns as soon as the condition holds. Fails with `what` if it does not in time."""
     end_s = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end_s, f"not in {seconds:g} s: {what or condition}"
+        assert time.monotonic() < end_s, f"not in {seconds:g} s: {what() if callable(what) else what or condition}"
         time.sleep(0.01)
 
 

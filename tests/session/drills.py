@@ -88,7 +88,11 @@ def settled() -> dict[str, int]:
         lambda: not any(t.name == "ort_gpu_ep-background" for t in threading.enumerate()),
         "the background's thread is done",
     )
-    until(lambda: not psutil.Process().children(recursive=True), "no process is left")
+
+    def others() -> str:
+        return ", ".join(map(str, psutil.Process().children(recursive=True)))
+
+    until(lambda: not others(), lambda: f"no process is left: {others()}")
     return held()
 
 
