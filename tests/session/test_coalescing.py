@@ -129,7 +129,7 @@ def test_runs_that_went_by_themselves_for_long_take_no_memory_from_groups(
     """Plans that were not used lately give their memory back, if it is large. That of groups is recorded, and stays."""
     xs = [{"x": rng.standard_normal((4, 16)).astype("f")} for _ in range(THREADS)]
     wants = [on_the_cpu(branches, x) for x in xs]
-    session, steady = joined(branches, xs[0])
+    session, _ = joined(branches, xs[0])
     monkeypatch.setattr(prepared, "SHRINK_NBYTES", 1)
     for _ in range(3 * RECENT_RUNS):
         session.run(None, xs[0])
