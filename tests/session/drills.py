@@ -24,7 +24,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -82,15 +82,16 @@ def held() -> dict[str, int]:
     }
 
 
-def settled() -> dict[str, int]:
-    """What this process holds when nothing works for a session any more."""
+def settled(before: Sequence[psutil.Process]) -> dict[str, int]:
+    """What this process holds when nothing works for a session any more. before: processes that are none of the
+    drill's."""
     until(
         lambda: not any(t.name == "ort_gpu_ep-background" for t in threading.enumerate()),
         "the background's thread is done",
     )
 
     def others() -> str:
-        return ", ".join(map(str, psutil.Process().children(recursive=True)))
+        return ", ".join(str(p) for p in psutil.Process().children(recursive=True) if p not in before)
 
     until(lambda: not others(), lambda: f"no process is left: {others()}")
     return held()
@@ -223,7 +224,7 @@ class Kills:
             self.sessions[:] = [self.opened() for _ in range(3)]
 
     def run(self, count: int) -> dict[str, Any]:
-        drills, seen = itertools.count(), dict[int, dict[str, int]]()
+        drills, seen, before = itertools.count(), dict[int, dict[str, int]](), psutil.Process().children(recursive=True)
         choose("")  # loads the driver's library, which a session does here only when it looks at adapters again
         for moment in moments(count):
             self.sessions[:] = [self.opened() for _ in range(3)]
@@ -232,7 +233,7 @@ class Kills:
                 self.drill(next(drills))
             self.sessions.clear()
             gc.collect()
-            seen[moment] = settled()
+            seen[moment] = settled(before)
         return {
             "kills": dict(self.kills),
             "median_s": {how: round(float(np.median(took_s)), 2) for how, took_s in self.took_s.items()},
@@ -508,7 +509,7 @@ def openings(count: int, seed: int, folder: Path) -> dict[str, Any]:
     model, x, wrong = mlp(seed), np.ones((5, 16), "f"), 0
     want = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
     known, stages, seen = folder / "known", Counter[str](), dict[int, dict[str, int]]()
-    options = {"adapter": "0", "load": "off"}
+    options, before = {"adapter": "0", "load": "off"}, psutil.Process().children(recursive=True)
     first = ort_gpu_ep.InferenceSession(model, provider_options={**options, "cache_dir": str(known)})
     first.run(None, {"x": x})
     assert first.wait_ready(PATIENCE_S * 3), "the first session does not settle"
@@ -529,7 +530,7 @@ def openings(count: int, seed: int, folder: Path) -> dict[str, Any]:
         shutil.rmtree(cache, ignore_errors=True) if cache is not known else None
         if number in moments(count):
             print(f"opening {number}", file=sys.stderr, flush=True)
-            seen[number] = settled()
+            seen[number] = settled(before)
     return {
         "openings": count,
         "stages": dict(stages),
