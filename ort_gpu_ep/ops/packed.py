@@ -21,7 +21,7 @@ from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops import rounded_products, tiles, unit_packed, unit_vectors
-from ort_gpu_ep.ops.packed_operands import NO_WINDOW, PLANES, Columns, Layout, Weights, interleaved, rows_of
+from ort_gpu_ep.ops.packed_operands import NO_WINDOW, PLANES, Columns, Layout, Weights, are_rows, interleaved, rows_of
 from ort_gpu_ep.ops.packed_vectors import MAX_VECTORS, grouped, lower_vectors, rounds_few
 
 TILE_ROWS, TILE_COLUMNS = 64, (64, 16)
@@ -166,16 +166,13 @@ def _dense(
     """The same product, once its weights are written out as rows along K; None where product.wgsl does not take it."""
     count, n, k = columns.count, weights.rows, weights.k
     x, c = node.input(columns.source), node.optional(bias[0]) if bias else None
-    is_plain = not columns.window and columns.batches == weights.groups == columns.k == columns.y_row == 1
-    lies_right = (
-        k > 0 and n > 0 and k % tiles.PACKED_ROWS == n % 4 == 0 and columns.column == k and columns.y_column == n
-    )
+    lies_right = are_rows(weights, columns) and k > 0 and n > 0 and k % tiles.PACKED_ROWS == n % 4 == 0
     takes_bias = bias is None or (
         bias[1] == Strided((count, n), (0, 1)) and beta == 1 and c is not None and c.dtype in FLOATS
     )
     allowed = node.target.limits.allow("unpack_product.wgsl") and tiles.fits(node.target)
     if (
-        not (is_plain and lies_right and takes_bias and allowed and x.dtype in FLOATS)
+        not (lies_right and takes_bias and allowed and x.dtype in FLOATS)
         or 4 * n * k > node.target.limits.max_binding_nbytes
     ):
         return None

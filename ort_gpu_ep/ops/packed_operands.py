@@ -85,6 +85,17 @@ class Columns:
     window: Mapping[str, Const] = field(default_factory=dict)
 
 
+def are_rows(weights: Weights, columns: Columns) -> bool:
+    """Whether x is whole vectors of K elements one after another, and y theirs of all rows: one group, no batches, no
+    window."""
+    return bool(
+        not columns.window
+        and columns.batches == weights.groups == columns.k == columns.y_row == 1
+        and columns.column == weights.k
+        and columns.y_column == weights.rows
+    )
+
+
 NO_WINDOW: Mapping[str, Const] = {
     f"{name}_{axis}": 1 for name in ("WINDOW", "STRIDE", "DILATION", "PAD") for axis in "ZYX"
 } | {"DEPTH": 1, "HEIGHT": 1, "WIDTH": 1, "OUT_HEIGHT": 1, "OUT_WIDTH": 1}

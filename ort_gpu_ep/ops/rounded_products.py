@@ -16,7 +16,7 @@ from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
-from ort_gpu_ep.ops.packed_operands import Columns, Layout, Weights
+from ort_gpu_ep.ops.packed_operands import Columns, Layout, Weights, are_rows
 
 ROUNDED = "vectors as bytes"
 """The form of a product, beside those of packed.py."""
@@ -40,10 +40,7 @@ def takes(node: BoundNode, weights: Weights, columns: Columns) -> bool:
     others, and with codes of 2 bits, onnxruntime rounds nothing), and vectors one after another.
     """
     limits = node.target.limits
-    plain = columns.batches == weights.groups == columns.k == columns.y_row == weights.inner == 1 and not columns.window
-    lies_right = (
-        columns.column == weights.k and columns.y_column == weights.rows and weights.outer * weights.bits % 32 == 0
-    )
+    lies_right = are_rows(weights, columns) and weights.inner == 1 and weights.outer * weights.bits % 32 == 0
     fits = (
         weights.bits in (4, 8)
         and weights.block >= STEP
@@ -52,8 +49,7 @@ def takes(node: BoundNode, weights: Weights, columns: Columns) -> bool:
     )
     whole = weights.zp is None or weights.zp_bits > 0
     return bool(
-        plain
-        and lies_right
+        lies_right
         and fits
         and whole
         and node.input(columns.source).dtype in FLOATS

@@ -24,7 +24,7 @@ from ort_gpu_ep.kernels.target import FRAGMENTS, TF32, Choice, no_matrix_units
 from ort_gpu_ep.ops import matrix_units, tiles
 from ort_gpu_ep.ops.contraction import Matrix, Product
 from ort_gpu_ep.ops.matrix_units import LEAST, UnitProduct, UnitTile
-from ort_gpu_ep.ops.packed_operands import Columns, Layout, Weights
+from ort_gpu_ep.ops.packed_operands import Columns, Layout, Weights, are_rows
 
 DECODED = 0.86
 """How much slower a product is that decodes codes on their way in."""
@@ -154,9 +154,8 @@ def _of(
         or no_matrix_units(limits)
     ):
         return None
-    is_plain = not columns.window and columns.batches == weights.groups == columns.k == columns.y_row == 1
-    lies_right = columns.column == k and columns.y_column == n and k % 4 == n % 8 == 0
-    if not (is_plain and lies_right and min(int(hint(count)), n, k) >= LEAST and limits.allow("unpack_product.wgsl")):
+    lies_right = are_rows(weights, columns) and k % 4 == n % 8 == 0
+    if not (lies_right and min(int(hint(count)), n, k) >= LEAST and limits.allow("unpack_product.wgsl")):
         return None
     if 2 * n * k > limits.max_binding_nbytes or not powers_of(node, weights):
         return None

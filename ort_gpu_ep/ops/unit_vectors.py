@@ -17,7 +17,7 @@ from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import FRAGMENTS, MATRIX_UNITS, SUBGROUP_MATRIX, Choice, Limits, Target, no_matrix_units
 from ort_gpu_ep.ops import matrix_units, split_k
-from ort_gpu_ep.ops.packed_operands import Columns, Layout, Weights
+from ort_gpu_ep.ops.packed_operands import Columns, Layout, Weights, are_rows
 
 SHADER = "unit_vectors.wgsl"
 VECTORS = 16
@@ -73,7 +73,7 @@ def forms(
     factors: tuple[float, float],
     powers: int,
 ) -> dict[str, Form]:
-    """With k in each number of parts; none where it is not taken. The caller has asked that there be at most VECTORS.
+    """With k in each number of parts; none where it is not taken.
 
     layout: of the codes, as packed_operands.interleaved has it. factors: of the sums and of the bias. powers: how many
     powers of two a weight may be larger than its scale, 0 where that is not known.
@@ -103,16 +103,14 @@ def _takes(
     node: BoundNode, weights: Weights, columns: Columns, layout: Layout, bias: tuple[int, Strided] | None, powers: int
 ) -> bool:
     limits, x, n, k = node.target.limits, node.input(columns.source), weights.rows, weights.k
-    is_plain = not columns.window and columns.batches == weights.groups == columns.k == columns.y_row == 1
     has_order = layout.together and "scales" in layout.sources and (weights.zp is None or "zeros" in layout.sources)
     return (
         x.dtype is FLOAT16
         and weights.bits == BITS
         and bool(powers)
-        and is_plain
+        and are_rows(weights, columns)
         and has_order
-        and columns.column == k
-        and columns.y_column == n
+        and columns.count <= VECTORS
         and k % 32 == n % PER == weights.block % 8 == 0
         and (bias is None or (bias[1].strides == (0, 1) and bias[1].offset == 0))
         and not no_matrix_units(limits)

@@ -2,8 +2,8 @@
 // fragments of FN rows of FM columns and FK of k. A workgroup has TM columns and all vectors, and each subgroup, of GK, a part of each step's k: so a fragment
 // of x meets TM columns, and the matrix units' loads, which bound this kernel, are the fewest. At the end the sums of each subgroup are added up.
 // Weights are decoded to float16 two by two: a code in the low bits of 1024 is a float16, and nothing is rounded before the product with its scale.
-// A step brings TK of k into workgroup memory while the next step's loads are under way in registers. A second tile, or more steps under way, took longer
-// on an H200, where workgroups share 48 KiB of a compute unit.
+// A step brings TK of k into workgroup memory while the next step's loads are under way in registers. On an H200 a second tile took longer, since
+// workgroups share 48 KiB of a compute unit, and loads of two steps under way as long.
 // Expects: x (vectors of eight), w (vectors; a word has the codes of eight columns at one k, WORDS words a row of them, repack.wgsl), scales (vectors of eight
 // columns, times a power of two for each), w_scales [M] (these powers), zeros? (words of the zero points of eight columns), c?, y;
 // N (vectors of this run) M K; BLOCK (codes that share a scale) BLOCKS, ZERO (without zeros); ALPHA BETA.
