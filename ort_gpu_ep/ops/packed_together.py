@@ -24,7 +24,6 @@ from ort_gpu_ep.ops.packed_vectors import (
     decoding_ns,
     rounds_few,
     sums_of_workgroup,
-    under_way,
     workgroup_size,
 )
 
@@ -156,7 +155,6 @@ def _form(
         "COLS": count,
         "PER": per,
         "CODEBOOK": False,
-        "VEC": under_way(layout.words // 4, size, count * wide),
         "BLOCK": first.block,
         "BLOCKS": ceil_div(first.k, first.block),
         "HAS_ZEROS": first.zp is not None,

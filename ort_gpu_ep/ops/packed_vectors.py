@@ -28,8 +28,6 @@ LIVE = 2
 UNIT_LANES = 1024
 """packed_matvec.wgsl: invocations that each compute unit gets, where the rows and K are enough for them."""
 MAX_WORKGROUP_SIZE, MIN_WORKGROUP_SIZE = 512, 32
-UNDER_WAY = 4
-"""Reads of weights that an invocation has under way, at most."""
 WORDS, HALVES = "codes in words", "codes in halves"
 """Forms of packed_matvec.wgsl: how codes become floats, one by one, or two by two where the adapter has
 SUBNORMAL_HALVES."""
@@ -133,7 +131,6 @@ def _vectors(
             "K": weights.k,
             "COLS": count,
             "PER": per,
-            "VEC": under_way(layout.words // 4, size, count),
             "CODEBOOK": weights.codebook,
             "ENTRIES": entries or 1,
             "COPY_BITS": copies.bit_length() - 1,
@@ -273,13 +270,6 @@ def sums_of_workgroup(size: int, subgroups: bool) -> int:
     """Sums of each output that a workgroup adds up: of each subgroup, whose size nobody knows before, or of each
     invocation."""
     return size // 4 if subgroups else size
-
-
-def under_way(vectors: int, size: int, count: int) -> int:
-    """Reads under way of an invocation: so many that it waits for the fewest rounds, where what is left goes one by
-    one."""
-    share, most = max(1, vectors // size), max(1, UNDER_WAY // max(1, count))
-    return min(range(1, most + 1), key=lambda n: (share // n + share % n, n))
 
 
 def closing_loops(outputs: int, size: int) -> int:

@@ -6,7 +6,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ort_gpu_ep.errors import Code, UnsupportedNodeError
@@ -21,9 +21,13 @@ UNIT = 32
 """Elements that are rounded by one scale, and codes that an invocation reads at a time."""
 TEAM_LANES, LANES = (256, 32), 512
 """Invocations that share a row at most, and what they are a multiple of; of a workgroup."""
-ROWS, ITERS, MANY_GROUPS = 4, 4, 8
-"""Rows that a team has at a time, and how often it takes so many at most: while each compute unit gets so many
-workgroups. Teams of a workgroup are as many as leave one for each unit."""
+UNDER_WAY, ITERS = 4, 4
+"""Rows, of all matrices, that an invocation reads at a time, and how often it takes so many, at most."""
+FOR_TEAMS, FOR_ROWS, FOR_ITERS = 1.0, 2.0, 1.5
+"""Workgroups that more teams of a workgroup, more rows and more iterations leave to each compute unit, at least. On an
+H200, products in passes of their own: 4096 x 4096 take 8.7 us with two rows a team, 9.7 with four, which leave a unit
+less than two workgroups; 2 x 14336 x 4096 26 us with two of each and 28.3 with four, 30.5 with two by two iterations;
+4096 x 14336, where a row takes two rounds anyhow, 18.4 us with 256 workgroups that iterate and 21.2 with 512."""
 
 record(
     SHADER,
@@ -92,24 +96,21 @@ class Shape:
         def fits(one: Shape) -> bool:
             return one.nbytes <= limits.max_workgroup_nbytes
 
-        chosen = next((s for rows in (ROWS, 2, 1) if fits(s := shape(rows, 1, 1))), None)
-        if chosen is None:
-            return None
-        whole = limits.subgroup_size > 0 and team % limits.subgroup_size == 0
-        while (
-            whole
-            and 2 * chosen.size <= min(LANES, limits.max_invocations)
-            and fits(more := shape(chosen.rows, 2 * chosen.teams, 1))
-            and more.groups >= units
-        ):
-            chosen = more
-        while (
-            2 * chosen.iters <= ITERS
-            and fits(more := shape(chosen.rows, chosen.teams, 2 * chosen.iters))
-            and more.groups >= MANY_GROUPS * units
-        ):
-            chosen = more
-        return chosen
+        def last(shapes: Iterable[Shape], each_unit: float) -> Shape:
+            """Of shapes with fewer and fewer workgroups, the last one with enough of them, or the first."""
+            first, *others = shapes
+            enough = (one for one in others if fits(one) and one.groups >= each_unit * units)
+            return max(enough, key=lambda one: -one.groups, default=first)
+
+        def doubled(most: int) -> list[int]:
+            return [1 << n for n in range(max(most, 1).bit_length())]
+
+        whole, rounds = limits.subgroup_size > 0 and team % limits.subgroup_size == 0, ceil_div(k // UNIT, team)
+        teams = doubled(min(LANES, limits.max_invocations) // team if whole else 1)
+        chosen = last((shape(1, n, 1) for n in teams), FOR_TEAMS)
+        chosen = last((shape(n, chosen.teams, 1) for n in doubled(UNDER_WAY // wide)), FOR_ROWS)
+        chosen = last((shape(chosen.rows, chosen.teams, n) for n in doubled(ITERS if rounds > 1 else 1)), FOR_ITERS)
+        return chosen if fits(chosen) else None
 
 
 def bytes_ns(target: Target, rows: int, k: int) -> float:

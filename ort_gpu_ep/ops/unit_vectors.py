@@ -61,6 +61,8 @@ class Shape:
 SHAPES = (Shape(64, 128, 4), Shape(64, 128, 2), Shape(64, 64, 2), Shape(64, 64, 1))
 """The first that an adapter has subgroups and workgroup memory for is taken."""
 
+AHEAD = 2
+
 record(SHADER, "product", loop_bound=lambda k: ceil_div(k["K"], k["TK"]), flops=lambda k: 2 * k["N"] * k["M"] * k["K"])
 
 
@@ -165,6 +167,7 @@ def _lowered(
             "TM": shape.m,
             "TK": shape.k,
             "GK": shape.subgroups,
+            "AHEAD": AHEAD,
             "N": columns.count,
             "M": n,
             "K": weights.k,

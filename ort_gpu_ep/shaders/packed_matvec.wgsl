@@ -1,10 +1,10 @@
 // y[c, n] = ALPHA * sum over k of weight[n, k] * x[c, k] + BETA * bias for COLS vectors c, the weights read as they are packed.
 // A word holds the codes of PER rows at one k, and four words those at four: an invocation reads x once for all of them. WORKGROUP_SIZE
-// invocations share K, neighbours read neighbouring words, and each has VEC reads under way.
+// invocations share K, and neighbours read neighbouring words.
 // weight[n, k] = (code - zero) * scale, a scale (and zero) for BLOCK codes of a row, or with BLOCK 0 for the row; or CODEBOOK: table[code].
 // Expects: w (as vectors; WORDS words for each PER rows, interleaved by repack.wgsl; codes of BITS, the first row's in the low bits), x,
 // table (scales of rows, or a codebook of TABLE_SIZE <= ENTRIES = 2^bits values), zp?, or for blocks scales (as vectors, by
-// interleave_scales.wgsl) and zeros? (words of the zero points of PER rows), c?, y; N K COLS PER VEC, COPY_BITS (2^COPY_BITS copies of the
+// interleave_scales.wgsl) and zeros? (words of the zero points of PER rows), c?, y; N K COLS PER, COPY_BITS (2^COPY_BITS copies of the
 // codebook), BLOCK BLOCKS, HAS_ZEROS, HALVES (unpack2x16float keeps what is below 2^-14: two codes at a time are read as such numbers),
 // TABLE_ROW TABLE_BLOCK (strides of the scales), ZP_BITS (codes in bytes; 0: elements), ZP_ROW ZP_BLOCK, ZERO (added to each zero point),
 // WHOLE (all zero points are whole numbers), X4, X_COL X_K (strides), Y_COL Y_ROW, c_index, ALPHA BETA, SUBGROUPS.
@@ -20,6 +20,8 @@ var<workgroup> sums: array<f32, PARTS * OUTPUTS>;
 const BOOK: u32 = ENTRIES << COPY_BITS;
 var<workgroup> book: array<f32, BOOK>;   // a copy for each few invocations: hardly two meet in a bank
 #end
+
+fn words_of_0(i: u32) -> vec4<u32> { return w_word4(i); }
 
 #include packed_codes.wgsl
 

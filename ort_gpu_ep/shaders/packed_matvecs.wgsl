@@ -17,6 +17,7 @@ var<workgroup> sums: array<f32, PARTS * OUTPUTS>;
 var<private> beside: f32;
 #end
 
+fn words_of_0(i: u32) -> vec4<u32> { return w_word4(i); }
 #if MATRICES > 1
 fn words_of_1(i: u32) -> vec4<u32> { return w1_word4(i); }
 #end

@@ -1,7 +1,7 @@
 // y[outer, n, j] = ALPHA * sum over k of weight[n, k] * x[k, j] + BETA * bias: tiles of TN rows and TJ columns; each step unpacks STEP
 // codes of the rows into workgroup memory. An invocation owns 4 x 4 elements: rows r + e * RQ, columns q + e * CQ, e = 0..3; TOGETHER (rows
 // share words, as packed_matvec.wgsl reads them) rows 4 r + e.
-// Expects: w high? table zp? c? y and what describes them as packed_matvec.wgsl has it (VEC is not used), x; N (rows of a group) J K,
+// Expects: w high? table zp? c? y and what describes them as packed_matvec.wgsl has it, x; N (rows of a group) J K,
 // TILES_N TILES_J TN TJ STEP, GROUPS_X (groups of rows that share no columns), X_BATCH X_GROUP X_COL X_K, X_K_FAST, Y_COL Y_ROW Y_OUTER;
 // IM2COL: k is (channel, tap), j an output pixel; the window as conv.py's Window.consts writes it.
 const PER: u32 = 32u / BITS;

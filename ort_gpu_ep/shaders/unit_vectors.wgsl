@@ -48,7 +48,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for i in x_loads
     let xe$i = lane + $(i * WORKGROUP_SIZE)u;
     let xk$i = xe$i % $(TK // 8)u * 8u;
-    let xp$i = (min(xe$i / $(TK // 8)u, N - 1u) * K + xk$i) / 8u;
+    let xp$i = min(xe$i / $(TK // 8)u, N - 1u) * (K / 8u);
     let xt$i = xe$i / $(TK // 8)u * $(row)u + xk$i / 8u;
 #end
 #for i in w_loads
@@ -57,50 +57,58 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     let wk$i = we$i % $(TK // 8)u * 8u;
     let wt$i = (16u + we$i / $(TK // 8)u * 8u) * $(row)u + wk$i / 8u;
 #end
+#for t in AHEAD
 #for i in x_loads
-    var x$i = vec4<u32>();
+    var x$(t)_$i = vec4<u32>();
 #end
 #for i in w_loads
-    var v$i = vec4<u32>();
-    var w$i = vec4<u32>();
-    var s$i = vec4<u32>();
-    var z$i = 0u;
+    var v$(t)_$i = vec4<u32>();
+    var w$(t)_$i = vec4<u32>();
+    var s$(t)_$i = vec4<u32>();
+    var z$(t)_$i = 0u;
 #end
     {
-        let next = k_first;
+        let next = k_first + $(t)u * TK;
 #include unit_vector_loads.wgsl
     }
+#end
 #for i in ROWS // FN
 #for j in TM // FM
     var sum$(i)_$j = sums_t();
 #end
 #end
-    for (var k = k_first; k < k_end; k += TK) {
+    for (var k = k_first; k < k_end; k += $(AHEAD)u * TK) {
+#for t in AHEAD
+#if t
+        if (k + $(t)u * TK < k_end) {
+#else
+        {
+#end
         workgroupBarrier();
 #for i in x_loads
 #if ROWS * TK // 8 % WORKGROUP_SIZE
-        if (xe$i < $(ROWS * TK // 8)u) { tile[xt$i] = x$i; }
+        if (xe$i < $(ROWS * TK // 8)u) { tile[xt$i] = select(vec4<u32>(), x$(t)_$i, k + $(t)u * TK + xk$i < k_end); }
 #else
-        tile[xt$i] = x$i;
+        tile[xt$i] = select(vec4<u32>(), x$(t)_$i, k + $(t)u * TK + xk$i < k_end);
 #end
 #end
 #for i in w_loads
 #for half in 2
 #for p in 2
 #if half == 0
-        let c$(i)_$(half)_$p = lower(v$i[$(2 * p)], v$i[$(2 * p + 1)]);
-        let e$(i)_$(half)_$p = lower(w$i[$(2 * p)], w$i[$(2 * p + 1)]);
+        let c$(i)_$(half)_$p = lower(v$(t)_$i[$(2 * p)], v$(t)_$i[$(2 * p + 1)]);
+        let e$(i)_$(half)_$p = lower(w$(t)_$i[$(2 * p)], w$(t)_$i[$(2 * p + 1)]);
 #else
-        let c$(i)_$(half)_$p = upper(v$i[$(2 * p)], v$i[$(2 * p + 1)]);
-        let e$(i)_$(half)_$p = upper(w$i[$(2 * p)], w$i[$(2 * p + 1)]);
+        let c$(i)_$(half)_$p = upper(v$(t)_$i[$(2 * p)], v$(t)_$i[$(2 * p + 1)]);
+        let e$(i)_$(half)_$p = upper(w$(t)_$i[$(2 * p)], w$(t)_$i[$(2 * p + 1)]);
 #end
 #end
 #for c in 4
 #let r = 4 * half + c
         {
-            let scale = halves(s$i[$(r // 2)])[$(r % 2)];
+            let scale = halves(s$(t)_$i[$(r // 2)])[$(r % 2)];
 #if HAS_ZEROS
-            let zero = vec2<f16>(f16(1024.0 + f32(extractBits(z$i, $(4 * r)u, 4u))));
+            let zero = vec2<f16>(f16(1024.0 + f32(extractBits(z$(t)_$i, $(4 * r)u, 4u))));
 #else
             let zero = vec2<f16>(f16(1024.0 + ZERO));
 #end
@@ -112,8 +120,8 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
         workgroupBarrier();
-        if (k + TK < k_end) {
-            let next = k + TK;
+        {
+            let next = k + $((t + AHEAD))u * TK;
 #include unit_vector_loads.wgsl
         }
 #for q in TK // FK // GK
@@ -127,6 +135,8 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for i in ROWS // FN
             sum$(i)_$j = subgroupMatrixMultiplyAccumulate(a$i, b$j, sum$(i)_$j);
 #end
+#end
+        }
 #end
         }
 #end

@@ -1,6 +1,6 @@
 // The sums of products of PER rows of WIDE matrices from number MATRIX on, whose codes lie alike, with COLS vectors, in workgroup memory: `sums`, OUTPUTS for
 // each of `parts`; row by row, of each the vectors. With NORM x is multiplied by gamma, and what comes last are the sums of its squares before.
-// Expects: group, lane, and what packed_matvec.wgsl says; of other matrices than the first words_of_1 scales1 zeros1 and so on.
+// Expects: group, lane, and what packed_matvec.wgsl says; words_of_0, and of other matrices than the first words_of_1 scales1 zeros1 and so on.
 #let SUMS = PER * WIDE + NORM
 #let field = 23 // BITS
 #let beside = 10 // BITS
@@ -13,10 +13,9 @@
 #end
 #end
     var q = lane;
-#for round in 3 if HALVES else 2
-#let count = VEC if round == 0 else 1
-#let halves = HALVES and round < 2
-#if round == 2
+#for round in 2 if HALVES else 1
+#let halves = HALVES and round == 0
+#if round
 #for r in PER * WIDE
 #for c in COLS
     sum$(r)_$c *= 1.0 / f32(1u << $(r % (PER // 2) % beside * BITS)u);
@@ -38,33 +37,38 @@
 #end
     }
 #end
-    for (; q + $(count - 1)u * WORKGROUP_SIZE < WORDS4; q += $(count)u * WORKGROUP_SIZE) {
-#for v in count
-        let at$v = q + $(v)u * WORKGROUP_SIZE;
+#if round == 0
+    // The next words are under way while these are multiplied; a load that stands under a condition would be waited for, so the last ones come twice.
 #for m in WIDE
-#if MATRIX + m == 0
-        let words$v = w_word4(group * WORDS4 + at$v);
+    var next$m = words_of_$(MATRIX + m)(group * WORDS4 + min(q, WORDS4 - 1u));
+#end
+#end
+    for (; q < WORDS4; q += WORKGROUP_SIZE) {
+#for m in WIDE
+#if round
+        let words$m = words_of_$(MATRIX + m)(group * WORDS4 + q);
 #else
-        let words$(m * count + v) = words_of_$(MATRIX + m)(group * WORDS4 + at$v);
+        let words$m = next$m;
+        next$m = words_of_$(MATRIX + m)(group * WORDS4 + min(q + WORKGROUP_SIZE, WORDS4 - 1u));
 #end
 #end
 #if NORM
-        let gamma$v = gamma_at4(at$v);
+        let gamma = gamma_at4(q);
 #end
 #for c in COLS
 #if NORM
-        let plain$(v)_$c = four_of_x($(c)u, at$v);
-        sum$(SUMS - 1)_$c += dot(plain$(v)_$c, plain$(v)_$c);
+        let plain$c = four_of_x($(c)u, q);
+        sum$(SUMS - 1)_$c += dot(plain$c, plain$c);
 #if halves
-        let x$(v)_$c = LIFT * (gamma$v * plain$(v)_$c);
+        let x$c = LIFT * (gamma * plain$c);
 #else
-        let x$(v)_$c = gamma$v * plain$(v)_$c;
+        let x$c = gamma * plain$c;
 #end
 #else
 #if halves
-        let x$(v)_$c = LIFT * four_of_x($(c)u, at$v);
+        let x$c = LIFT * four_of_x($(c)u, q);
 #else
-        let x$(v)_$c = four_of_x($(c)u, at$v);
+        let x$c = four_of_x($(c)u, q);
 #end
 #end
 #end
@@ -72,36 +76,34 @@
 #for m in WIDE
 #for s in PER // 4
 #if MATRIX + m == 0
-        let scale$(v)_$s = scales_at4((group * BLOCKS + 4u * at$v / BLOCK) * $(PER // 4)u + $(s)u);
+        let scale$(m)_$s = scales_at4((group * BLOCKS + 4u * q / BLOCK) * $(PER // 4)u + $(s)u);
 #else
-        let scale$(m * count + v)_$s = scales$(MATRIX + m)_at4((group * BLOCKS + 4u * at$v / BLOCK) * $(PER // 4)u + $(s)u);
+        let scale$(m)_$s = scales$(MATRIX + m)_at4((group * BLOCKS + 4u * q / BLOCK) * $(PER // 4)u + $(s)u);
 #end
 #end
 #if HAS_ZEROS
 #if MATRIX + m == 0
-        let zeros$v = zeros_at(group * BLOCKS + 4u * at$v / BLOCK);
+        let zeros$m = zeros_at(group * BLOCKS + 4u * q / BLOCK);
 #else
-        let zeros$(m * count + v) = zeros$(MATRIX + m)_at(group * BLOCKS + 4u * at$v / BLOCK);
+        let zeros$m = zeros$(MATRIX + m)_at(group * BLOCKS + 4u * q / BLOCK);
 #end
 #end
 #end
 #end
-#end
-#for e in WIDE * count
-#let v = e % count
-#let first = e // count * PER
+#for m in WIDE
+#let first = m * PER
         {
 #let span = beside if halves else field
 #for part in ((PER // 2 if halves else PER) + span - 1) // span
-            let part$part = words$e >> vec4<u32>($(part * span * BITS)u);
+            let part$part = words$m >> vec4<u32>($(part * span * BITS)u);
 #end
 #if halves
 #for c in COLS
-            let total$c = (x$(v)_$c.x + x$(v)_$c.y) + (x$(v)_$c.z + x$(v)_$c.w);
+            let total$c = (x$c.x + x$c.y) + (x$c.z + x$c.w);
 #end
 #for r in PER // 2
 #if HAS_ZEROS
-            let zeros_of$r = unpack2x16float((zeros$e >> $(r // beside * beside * BITS)u) & (MASK << $(r % beside * BITS)u));
+            let zeros_of$r = unpack2x16float((zeros$m >> $(r // beside * beside * BITS)u) & (MASK << $(r % beside * BITS)u));
 #end
 #for i in 4
             let pair$(r)_$i = unpack2x16float(part$(r // beside)[$i] & (MASK << $(r % beside * BITS)u));
@@ -114,9 +116,9 @@
 #if CODEBOOK
 #let shift = r * BITS
 #if shift < COPY_BITS
-            let codes$r = words$e << vec4<u32>($(COPY_BITS - shift)u);
+            let codes$r = words$m << vec4<u32>($(COPY_BITS - shift)u);
 #else
-            let codes$r = words$e >> vec4<u32>($(shift - COPY_BITS)u);
+            let codes$r = words$m >> vec4<u32>($(shift - COPY_BITS)u);
 #end
             let weight$r = looked_up((codes$r & vec4<u32>((ENTRIES - 1u) << COPY_BITS)) | vec4<u32>(copy));
 #else
@@ -124,10 +126,10 @@
             let taken$r = -zeros_of$(pair)[$half];
 #else
 #if HAS_ZEROS
-            let zero$r = f32(extractBits(zeros$e, $(r * BITS)u, BITS));
+            let zero$r = f32(extractBits(zeros$m, $(r * BITS)u, BITS));
 #else
 #if BLOCK
-            let zero$r = zero_of(min(group * PER + $(r)u, N - 1u), 4u * at$v / BLOCK);
+            let zero$r = zero_of(min(group * PER + $(r)u, N - 1u), 4u * q / BLOCK);
 #end
 #end
 #if halves
@@ -141,13 +143,13 @@
 #if halves
             var dot$(r)_$c = taken$r * total$c;
 #for i in 4
-            dot$(r)_$c = fma(pair$(pair)_$i[$half], x$(v)_$c[$i], dot$(r)_$c);
+            dot$(r)_$c = fma(pair$(pair)_$i[$half], x$c[$i], dot$(r)_$c);
 #end
 #else
-            let dot$(r)_$c = dot(weight$r, x$(v)_$c);
+            let dot$(r)_$c = dot(weight$r, x$c);
 #end
 #if BLOCK
-            sum$(first + r)_$c = fma(scale$(e)_$(r // 4)[$(r % 4)], dot$(r)_$c, sum$(first + r)_$c);
+            sum$(first + r)_$c = fma(scale$(m)_$(r // 4)[$(r % 4)], dot$(r)_$c, sum$(first + r)_$c);
 #else
             sum$(first + r)_$c += dot$(r)_$c;
 #end
