@@ -19,8 +19,8 @@ from ort_gpu_ep.ops.packed_operands import Weights
 SHADER = "rounded_matvecs.wgsl"
 UNIT = 32
 """Elements that are rounded by one scale, and codes that an invocation reads at a time."""
-TEAM_LANES, LANES = (256, 32), 512
-"""Invocations that share a row at most, and what they are a multiple of; of a workgroup."""
+TEAM_LANES, TEAMS, LANES = (256, 32), 4, 1024
+"""Invocations that share a row at most, and what they are a multiple of; teams and invocations of a workgroup."""
 UNDER_WAY, ITERS = 4, 4
 """Rows, of all matrices, that an invocation reads at a time, and how often it takes so many, at most."""
 FOR_TEAMS, FOR_ROWS, FOR_ITERS = 1.0, 2.0, 1.5
@@ -106,7 +106,7 @@ class Shape:
             return [1 << n for n in range(max(most, 1).bit_length())]
 
         whole, rounds = limits.subgroup_size > 0 and team % limits.subgroup_size == 0, ceil_div(k // UNIT, team)
-        teams = doubled(min(LANES, limits.max_invocations) // team if whole else 1)
+        teams = doubled(min(TEAMS, min(LANES, limits.max_invocations) // team) if whole else 1)
         chosen = last((shape(1, n, 1) for n in teams), FOR_TEAMS)
         chosen = last((shape(n, chosen.teams, 1) for n in doubled(UNDER_WAY // wide)), FOR_ROWS)
         chosen = last((shape(chosen.rows, chosen.teams, n) for n in doubled(ITERS if rounds > 1 else 1)), FOR_ITERS)

@@ -94,20 +94,24 @@ def test_more_vectors_in_groups(count: int, accuracy: int, bits: int, size: int,
         close(got, (rounded(x, 32) if accuracy == 4 else x.astype("d")) @ dense + bias)
 
 
-@pytest.mark.parametrize(("units", "teams", "iters"), [(1, 4, 2), (12, 2, 1)])
+@pytest.mark.parametrize(
+    ("units", "k", "share"), [(1, 2048, (4, 4, 4)), (1, 1024, (4, 4, 1)), (12, 2048, (4, 2, 1)), (80, 2048, (2, 1, 1))]
+)
 def test_teams_take_rows_in_turn(
-    units: int, teams: int, iters: int, form: Any, monkeypatch: pytest.MonkeyPatch
+    units: int, k: int, share: tuple[int, int, int], form: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU with so many units, for each of which there is a workgroup at least."""
+    """As on a GPU with so many units, each of which has some workgroups left; iterations where a row takes two rounds
+    anyhow."""
     form(ROUNDED)
     gpu = Gpu.open(Config())
     limits = replace(gpu.limits, figures=replace(gpu.limits.figures, units=units), subgroup_size=32)
     monkeypatch.setattr(gpu, "limits", limits)
     monkeypatch.setattr(rounded_vectors, "LANES", 128)
-    model, (dense, bias) = nbits_model((2, 1024), 1024, 123 if units > 1 else 275, 4, 32, "codes", bias=True)
-    x = RNG.normal(size=(2, 1024)).astype("f")
+    monkeypatch.setattr(rounded_vectors, "TEAM_LANES", (32, 32))
+    model, (dense, bias) = nbits_model((2, k), k, 275, 4, 32, "codes", bias=True)
+    x = RNG.normal(size=(2, k)).astype("f")
     (kernel,) = kernels(level(model, 4), x, limits)
-    assert (dict(kernel.consts)["TEAMS"], dict(kernel.consts)["ITERS"]) == (teams, iters)
+    assert tuple(dict(kernel.consts)[name] for name in ("TEAMS", "ROWS", "ITERS")) == share
     close(run_direct(model, {"x": x})[0], rounded(x, 32) @ dense + bias)
 
 
