@@ -61,7 +61,9 @@ class Figures:
     vector_clocks and query_clocks of arithmetic. apart_power: of the lines that a subgroup reads at once. parts_factor:
     where four lanes share a key. spill_factor: with more than spill_registers for vectors. wait_clocks,
     query_wait_clocks, parts_wait_clocks: of a block of keys, for each query of a lane, where four lanes share one.
-    join_clocks, join_slice_clocks: to put slices together, for each of them.
+    join_clocks, join_slice_clocks: to put slices together, for each of them. attention_split.wgsl and
+    attention_join.wgsl: split_launch_ns: beside their dispatches. split_step_clocks: of a step of keys, which waits for
+    their loads. split_vector_clocks: of a unit, four elements of a query over a key and its value.
 
     normalize*.wgsl, softmax*.wgsl: fours_ns, any_ns: the launch of each form. round_ns: a unit full of subgroups with a
     row each. load_ns, lane_ns: a vector that the lanes of a workgroup keep, and, a lane, that they join their sums.
@@ -174,6 +176,9 @@ class Figures:
     attention_parts_wait_clocks: float = 240.0
     attention_join_clocks: float = 1000.0
     attention_join_slice_clocks: float = 20.0
+    attention_split_launch_ns: float = 3000.0
+    attention_split_step_clocks: float = 2000.0
+    attention_split_vector_clocks: float = 0.15
 
     normalize_fours_ns: float = 2900.0
     normalize_round_ns: float = 700.0
@@ -367,6 +372,7 @@ SCALES: Mapping[str, Sequence[str]] = {
         "attention_wait_clocks",
         "attention_query_wait_clocks",
         "attention_parts_wait_clocks",
+        "attention_split_step_clocks",
         "sparse_entry_clocks",
         "matrix_attention_wait_clocks",
     ),

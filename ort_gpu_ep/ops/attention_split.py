@@ -1,5 +1,5 @@
-"""Attention of one query for each head over many keys: the keys are split among workgroups and read once for heads that
-share them."""
+"""Attention of few tokens over many keys: the keys are split among workgroups and read once for queries that share
+them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from dataclasses import dataclass, replace
 from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel
-from ort_gpu_ep.kernels.target import Target
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, kernel
+from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops.attention import OTHER_REGISTERS, SCALES, Codes, Heads, Mask, Options, mask_consts
 
+IN_PARTS = "keys in parts"
+
+MAX_TOKENS = 8
+"""Of a sequence: more of them have enough queries for the forms of attention.py."""
+
 MAX_SHARE = 4
-"""Heads of a workgroup: each takes registers and workgroup memory of its own."""
+"""Queries of a workgroup: each takes registers and workgroup memory of its own."""
 
 LANES, NEIGHBOURS = 128, 8
 """Invocations of a workgroup; those that read a key at most: what they load lies together."""
@@ -36,7 +41,7 @@ record(
         + k["D4"] // k["PARTS"]
         + k["SHARE"]
     ),
-    flops=lambda k: 16 * k["BATCH"] * k["HEADS"] * k["SK"] * k["D4"],
+    flops=lambda k: 16 * k["BATCH"] * k["HEADS"] * k["SQ"] * k["SK"] * k["D4"],
 )
 record(
     "attention_join.wgsl",
@@ -89,7 +94,7 @@ class Reading:
         return 16 * (share + 2) * self.d4 + max(scores, sums) + 4 * share * (keys + 2) + 4 * LANES
 
     def joined(self, share: int, keys: int, most: int) -> int:
-        """Heads whose sums are in workgroup memory at once."""
+        """Queries whose sums are in workgroup memory at once."""
         return next((n for n in (4, 2) if share % n == 0 and self.nbytes(share, keys, n) <= most), 1)
 
 
@@ -103,7 +108,7 @@ def reading(width: int, codes: Codes | None) -> Reading:
 
 
 def fits(node: BoundNode, q: Heads, k: Heads, v: Heads, codes: Codes | None) -> bool:
-    """Whether there is one query for each head, and a head that this form takes."""
+    """Whether there are few tokens, as many in each run, and a head that this form takes."""
     width, limits = q.shape[3], node.target.limits
     is_alike = (
         width == k.shape[3] == v.shape[3]
@@ -114,7 +119,7 @@ def fits(node: BoundNode, q: Heads, k: Heads, v: Heads, codes: Codes | None) -> 
     read = reading(width, codes)
     return (
         is_alike
-        and same(q.shape[2], 1)
+        and any(same(q.shape[2], n) for n in range(1, MAX_TOKENS + 1))
         and read.nbytes(MAX_SHARE, LANES // read.parts, 1) <= limits.max_workgroup_nbytes
     )
 
@@ -130,24 +135,24 @@ def split_attention(
     y_strides: tuple[int, int, int],
     newest: Newest | None = None,
     codes: Codes | None = None,
-) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
-    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. newest:
-    stands for q and the last key and value. codes: that k and v hold. Raises UnsupportedNodeError for the mask's shape.
+    choice: Choice | None = None,
+) -> Lowering:
+    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. newest: of one token, stands for q
+    and the last key and value. codes: that k and v hold. Raises UnsupportedNodeError for the mask's shape.
     """
     batch, heads, _, width = q.shape
-    tokens, d4, group = k.shape[2], width // 4, heads // int(k.shape[1])
-    share = next(n for n in (4, 2, 1) if group % n == 0)
-    read = reading(int(width), codes)
-    blocks = hint(batch) * heads // share
-    keys = _keys(target, share, read, codes, tokens, blocks)
+    tokens, rows, d4, key_heads = int(q.shape[2]), k.shape[2], width // 4, int(k.shape[1])
+    group, read, shares = heads // key_heads, reading(int(width), codes), _shares(target, q, k, codes)
+    share, keys, splits = shares.queries, shares.keys, shares.parts
     joined = read.joined(share, keys, target.limits.max_workgroup_nbytes)
-    splits, split_consts = _splits(target, tokens, keys, blocks), options.consts()
+    split_consts = options.consts()
     consts: dict[str, Const] = {
         "BATCH": batch,
         "HEADS": heads,
-        "SQ": 1,
-        "SEQUENCE": 1,
-        "SK": tokens,
+        "KEY_HEADS": key_heads,
+        "SQ": tokens,
+        "SEQUENCE": tokens,
+        "SK": rows,
         "D4": d4,
         "GROUP": group,
         "SHARE": share,
@@ -168,13 +173,13 @@ def split_attention(
         **k.consts("K", read.of_keys),
         **v.consts("V", read.of_values),
         **split_consts,
-        **mask_consts(mask, (batch, heads, 1, tokens), options.least),
+        **mask_consts(mask, (batch, heads, tokens, rows), options.least),
         "APPEND": newest is not None,
         **(newest.consts if newest else {}),
         **(codes.consts() if codes else {}),
     }
-    sums = TensorType(FLOAT32, (batch, heads, splits, width))
-    tops = TensorType(FLOAT32, (batch, heads, splits, 2))
+    sums = TensorType(FLOAT32, (batch, tokens, heads, splits, width))
+    tops = TensorType(FLOAT32, (batch, tokens, heads, splits, 2))
     reads = options.reads()
     lengths = {name: at for name, at in reads.items() if name == "lengths"}
     sink = {"sink": reads.pop("sink")} if "sink" in reads else {}
@@ -185,9 +190,10 @@ def split_attention(
         "attention_split.wgsl",
         [sums, tops, *([newest.cache] * 2 if newest else [])],
         consts=consts,
-        grid=(splits, heads // share, batch),
+        grid=(splits, ceil_div(group * tokens, share), batch * key_heads),
         workgroup_size=LANES,
         workgroup_nbytes=read.nbytes(share, keys, joined),
+        choice=choice,
         vectors=(
             *(() if newest else ("q",)),
             *(() if codes and not wide else ("keys",)),
@@ -204,7 +210,7 @@ def split_attention(
     join = kernel(
         "attention_join.wgsl",
         [out],
-        grid=(heads, batch, 1),
+        grid=(heads, batch, tokens),
         workgroup_size=min(JOIN_LANES, target.limits.max_invocations),
         workgroup_nbytes=20 * JOIN_LANES,
         consts={
@@ -212,10 +218,10 @@ def split_attention(
             "HEADS": heads,
             "SPLITS": splits,
             "KEYS": keys,
-            "SK": tokens,
-            **{name: split_consts[name] for name in ("BEFORE", "CAUSAL", "LENGTHS", "WINDOW")},
-            "Y_B": y_strides[0] // 4,
-            "Y_H": y_strides[1] // 4,
+            "SK": rows,
+            "SQ": tokens,
+            **{name: split_consts[name] for name in ("BEFORE", "CAUSAL", "FIRST", "LENGTHS", "WINDOW")},
+            **{f"Y_{axis}": stride // 4 for axis, stride in zip("BHS", y_strides, strict=True)},
             "SINK": split_consts["SINK"],
             "EMPTY_IS_ZERO": options.empty_is_zero,
             **({"GROUP": group, **codes.consts()} if codes else {}),
@@ -231,7 +237,42 @@ def split_attention(
         vectors=("sums", "y"),
     )
     join = replace(join, optionals=tuple((name, name == SCALES[1]) for name in SCALES)) if codes else join
-    return [split, join], [("attention_sums", sums), ("attention_tops", tops)]
+    return Lowering((out,), (split, join), (("attention_sums", sums), ("attention_tops", tops)))
+
+
+def estimate_ns(target: Target, q: Heads, k: Heads, codes: Codes | None) -> float:
+    """Of both kernels: steps that wait for their loads, arithmetic of all units, or bytes of the keys and values."""
+    by, shares, width = target.figures, _shares(target, q, k, codes), int(q.shape[3])
+    queries, keys, key_heads = (
+        int(hint(q.shape[0]) * q.shape[1] * q.shape[2]),
+        hint(k.shape[2]),
+        hint(k.shape[0]) * k.shape[1],
+    )
+    steps = ceil_div(ceil_div(keys, shares.keys), shares.parts)
+    clocks = max(
+        steps * by.attention_split_step_clocks,
+        queries * keys * (width // 4) * by.attention_split_vector_clocks / by.units,
+    )
+    read_ns = 2 * key_heads * keys * width * (codes.bits if codes else 32) / 8 / by.rows_bytes_per_ns
+    return float(2 * by.dispatch_ns + by.attention_split_launch_ns + max(clocks / by.clocks_per_ns, read_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """queries: of a workgroup. keys: of a step. parts: of the keys."""
+
+    queries: int
+    keys: int
+    parts: int
+
+
+def _shares(target: Target, q: Heads, k: Heads, codes: Codes | None) -> _Shares:
+    """The fewest queries that let keys be read the fewest times, and keys as they allow."""
+    of_key_head, read = int(q.shape[1]) // int(k.shape[1]) * int(q.shape[2]), reading(int(q.shape[3]), codes)
+    share = min((n for n in (1, 2, 4, 8) if n <= MAX_SHARE), key=lambda n: ceil_div(of_key_head, n))
+    blocks = hint(k.shape[0]) * int(k.shape[1]) * ceil_div(of_key_head, share)
+    keys = _keys(target, share, read, codes, k.shape[2], blocks)
+    return _Shares(share, keys, _splits(target, k.shape[2], keys, blocks))
 
 
 def _parts(loads: int) -> int:
