@@ -63,7 +63,7 @@ def test_no_token_is_another_one(options: dict[str, Any], asked: dict[str, Any])
             assert ours.tokens_per_pass > 3
 
 
-@pytest.mark.parametrize("changed", [{}, {"heads": 7, "groups": 1, "head": 16, "window": 8}], ids=str)
+@pytest.mark.parametrize("changed", [{}, {"heads": 7, "groups": 1, "head": 32, "window": 8}], ids=str)
 @pytest.mark.parametrize("bits", [None, 8, 4])
 def test_no_token_is_another_one_where_a_pass_reads_parts_of_the_keys(
     changed: dict[str, Any], bits: int | None
