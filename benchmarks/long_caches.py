@@ -167,7 +167,7 @@ def variants(cache: str, shares: Sequence[int], more: bool) -> Iterator[dict[str
             yield {"CODE_KEYS": step, "PER_UNIT": 2, "LANES": 256}
         return
     for step in (512, 1024, 2048):
-        for per_unit in (2, 3, 4):
+        for per_unit in (2, 3, 4, 6):
             yield {"VECTORS": step, "PER_UNIT": per_unit}
 
 

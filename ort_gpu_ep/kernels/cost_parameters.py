@@ -307,6 +307,8 @@ SOFTWARE_FIGURES = replace(
     sparse_rows_factor=1.0,
     sparse_apart=0.0,
     stepwise_group_ns=22000.0,
+    attention_split_launch_ns=25000.0,
+    attention_split_vector_clocks=18.0,
 )
 """Of one that computes on the CPU: a barrier makes it change from coroutine to coroutine, through the whole workgroup.
 What Winograd's transforms move there costs more than the products that they save, and float16 is read by a chain of
