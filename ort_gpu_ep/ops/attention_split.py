@@ -18,8 +18,12 @@ IN_PARTS = "keys in parts"
 MAX_TOKENS = 8
 """Of a sequence: more of them have enough queries for the forms of attention.py."""
 
-MAX_SHARE = 4
-"""Queries of a workgroup: each takes registers and workgroup memory of its own."""
+MAX_SHARE, FEWER, SHARE_REGISTERS = 8, 4, 192
+"""Queries of a workgroup, each with registers and workgroup memory of its own: at most, and where an invocation has not
+so many registers. Measured on an H200, four tokens with 32 heads in 8 groups of 128 behind 512, 4,096
+and 32,768 keys: float32 takes 9.6, 23.3 and 118 us with 8 queries, 10.7, 26.1 and 166 with 4, 14.2, 64.7 and 463 with 1
+(benchmarks.long_caches). One token of 28 heads in 4 groups: 9.4, 14.3 and 45.1 with 8, 8.8, 13.4 and 59.2 with 4: so it
+has more than 4 where keys and values are not in the cache when they are read again."""
 
 LANES, NEIGHBOURS = 128, 8
 """Invocations of a workgroup; those that read a key at most: what they load lies together."""
@@ -241,38 +245,41 @@ def split_attention(
 
 
 def estimate_ns(target: Target, q: Heads, k: Heads, codes: Codes | None) -> float:
-    """Of both kernels: steps that wait for their loads, arithmetic of all units, or bytes of the keys and values."""
-    by, shares, width = target.figures, _shares(target, q, k, codes), int(q.shape[3])
-    queries, keys, key_heads = (
-        int(hint(q.shape[0]) * q.shape[1] * q.shape[2]),
-        hint(k.shape[2]),
-        hint(k.shape[0]) * k.shape[1],
-    )
-    steps = ceil_div(ceil_div(keys, shares.keys), shares.parts)
-    clocks = max(
-        steps * by.attention_split_step_clocks,
-        queries * keys * (width // 4) * by.attention_split_vector_clocks / by.units,
-    )
-    read_ns = 2 * key_heads * keys * width * (codes.bits if codes else 32) / 8 / by.rows_bytes_per_ns
-    return float(2 * by.dispatch_ns + by.attention_split_launch_ns + max(clocks / by.clocks_per_ns, read_ns))
+    """Of both kernels: the steps of a workgroup, one after the other, or the bytes of keys and values."""
+    by, shares, d4 = target.figures, _shares(target, q, k, codes), int(q.shape[3]) // 4
+    steps = ceil_div(ceil_div(int(hint(k.shape[2])), shares.keys), hint(shares.parts))
+    rounds = ceil_div(shares.blocks * hint(shares.parts), PER_UNIT * by.units)
+    clocks = by.attention_split_step_clocks + shares.queries * by.attention_split_query_clocks
+    step_ns = clocks * shares.keys * d4 / VECTORS / by.clocks_per_ns
+    read_ns = _cache_nbytes(k, codes) / by.rows_bytes_per_ns
+    return float(2 * by.dispatch_ns + by.attention_split_launch_ns + max(rounds * steps * step_ns, read_ns))
 
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """queries: of a workgroup. keys: of a step. parts: of the keys."""
+    """queries: of a workgroup. keys: of a step. parts: of the keys. blocks: workgroups that have the same part."""
 
     queries: int
     keys: int
     parts: int
+    blocks: int
 
 
 def _shares(target: Target, q: Heads, k: Heads, codes: Codes | None) -> _Shares:
     """The fewest queries that let keys be read the fewest times, and keys as they allow."""
-    of_key_head, read = int(q.shape[1]) // int(k.shape[1]) * int(q.shape[2]), reading(int(q.shape[3]), codes)
-    share = min((n for n in (1, 2, 4, 8) if n <= MAX_SHARE), key=lambda n: ceil_div(of_key_head, n))
+    by, tokens, read = target.figures, int(q.shape[2]), reading(int(q.shape[3]), codes)
+    of_key_head = int(q.shape[1]) // int(k.shape[1]) * tokens
+    has_all = by.lane_registers >= SHARE_REGISTERS and (tokens > 1 or _cache_nbytes(k, codes) > by.cache_nbytes)
+    most = MAX_SHARE if has_all else min(FEWER, MAX_SHARE)
+    share = min((n for n in (1, 2, 4, 8) if n <= most), key=lambda n: ceil_div(of_key_head, n))
     blocks = hint(k.shape[0]) * int(k.shape[1]) * ceil_div(of_key_head, share)
     keys = _keys(target, share, read, codes, k.shape[2], blocks)
-    return _Shares(share, keys, _splits(target, k.shape[2], keys, blocks))
+    return _Shares(share, keys, _splits(target, k.shape[2], keys, blocks), blocks)
+
+
+def _cache_nbytes(k: Heads, codes: Codes | None) -> float:
+    """Of keys and values; of floats, as they are in float32."""
+    return float(2 * hint(k.shape[0]) * k.shape[1] * hint(k.shape[2]) * k.shape[3] * (codes.bits if codes else 32) / 8)
 
 
 def _parts(loads: int) -> int:
