@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -22,6 +23,7 @@ from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS
 from ort_gpu_ep.ops import attention_split
+from ort_gpu_ep.ops.attention import Heads
 from ort_gpu_ep.ops.attention_split import IN_PARTS
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
@@ -439,6 +441,29 @@ def test_few_tokens_over_many_keys_take_their_parts() -> None:
     for tokens, keys, are_taken in ((4, 512, True), (8, 4096, True), (9, 4096, False), (4, 8, False)):
         given = model([keys], tokens, keys, heads=32, groups=8, size=128)
         assert ("attention_split.wgsl" in shaders_of(given)) == are_taken
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "tokens", "keys", "registers", "share"),
+    [
+        (4, 4, 1, 512, 255, 1),
+        (4, 2, 1, 512, 255, 2),
+        (6, 2, 1, 512, 255, 4),
+        (28, 4, 1, 512, 255, 4),
+        (28, 4, 1, 65536, 255, 8),
+        (28, 4, 1, 65536, 128, 4),
+        (32, 8, 1, 65536, 255, 4),
+        (32, 8, 4, 512, 255, 8),
+        (32, 8, 4, 512, 128, 4),
+        (4, 4, 3, 512, 255, 4),
+    ],
+)
+def test_queries_of_a_workgroup(heads: int, groups: int, tokens: int, keys: int, registers: int, share: int) -> None:
+    """As few as let keys be read the fewest times."""
+    figures = replace(DEFAULT_LIMITS.figures, lane_registers=registers)
+    target: Any = SimpleNamespace(limits=DEFAULT_LIMITS, figures=figures)
+    q, k = (Heads(name, (1, n, rows, 128), (0, 0, 0)) for name, n, rows in (("q", heads, tokens), ("k", groups, keys)))
+    assert attention_split._shares(target, q, k, None).queries == share
 
 
 @contextmanager
