@@ -1,21 +1,25 @@
-"""GPU time of attention of one token over long caches, in several numbers of keys a step and of workgroups a unit.
+"""GPU time of attention of few tokens over long caches, in several numbers of keys a step and of workgroups a unit.
 
-python -m benchmarks.long_caches [--tokens 512,32768] [--sizes 64,128] [--caches float32,int8] [--more]
+python -m benchmarks.long_caches [--tokens 512,32768] [--sizes 64,128] [--caches float32,int8] [--queries 1,4]
+                                 [--heads 32/8,28/4] [--shares 4,8] [--more]
 
-The node is GroupQueryAttention of 32 heads in 8 groups, rotary, whose cache has room for as many tokens as it has: where
-past and present are one buffer (`in place`), and with them apart (`plain`, without what appends the token). Times are by
-timestamps around REPEATS runs of attention_split and attention_join in one pass, median of five: both, then the first
-alone. Caches that fit into a GPU's own cache are read from there. GB/s: of keys and values. roof: of copies, bytes
-read and written. `--more`: also other parameters than those that are chosen.
+The node is GroupQueryAttention, rotary, whose cache has room for as many tokens as it has: where past and present are
+one buffer (`in place`), and with them apart (`plain`, without what appends the token). heads: of queries, in so many of
+keys. queries: tokens of the step; of several, attention.wgsl is measured, too, in the form that is estimated the best.
+Times are by timestamps around REPEATS runs of attention_split and attention_join in one pass, median of five: both,
+then the first alone. estimate: of the form, without a dispatch, which ends a pass. Caches that fit into a GPU's own
+cache are read from there. GB/s: of keys and values. roof: of copies, bytes read and written. `--shares`: also with so
+many queries of a workgroup at most. `--more`: also other parameters than those that are chosen.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -29,13 +33,14 @@ from ort_gpu_ep.device import Gpu, Tensor
 from ort_gpu_ep.device.timing import Timer
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import TensorType
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.ops import attention_split
+from ort_gpu_ep.ops.attention_split import IN_PARTS
 from ort_gpu_ep.runtime.program import Program
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.webgpu import native
 
-HEADS, GROUPS = 32, 8
 BITS = {"float32": 32, "float16": 16, "int8": 8, "int4": 4}
 KINDS = {
     "float32": TensorProto.FLOAT,
@@ -46,8 +51,16 @@ KINDS = {
 COPY_NBYTES = 1 << 29
 
 
-def model(tokens: int, size: int, cache: str, in_place: bool) -> onnx.ModelProto:
-    """The last token of so many. in_place: there is room for it in the past."""
+class Shape(NamedTuple):
+    """heads, groups: of queries, of keys. queries: tokens of the step."""
+
+    heads: int
+    groups: int
+    queries: int
+
+
+def model(tokens: int, size: int, cache: str, in_place: bool, shape: Shape) -> onnx.ModelProto:
+    """The last tokens of so many. in_place: there is room for them in the past."""
     kind, of_cache, half = KINDS["float32"], KINDS[cache], size // 2
     if cache == "float16":
         kind = of_cache
@@ -58,7 +71,7 @@ def model(tokens: int, size: int, cache: str, in_place: bool) -> onnx.ModelProto
     coded: dict[str, Any] = {}
     inputs = ["x", "", "", "past_k", "past_v", "last", "total", "cos", "sin"]
     if cache in ("int8", "int4"):
-        scale = np.full((1, GROUPS, 1, size), 0.02, np.float32)
+        scale = np.full((1, shape.groups, 1, size), 0.02, np.float32)
         constants |= {"k_scale": scale, "v_scale": scale}
         inputs += ["", "", "", "k_scale", "v_scale"]
         coded = {"kv_cache_bit_width": BITS[cache], "k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
@@ -67,8 +80,8 @@ def model(tokens: int, size: int, cache: str, in_place: bool) -> onnx.ModelProto
         inputs,
         ["y", "k", "v"],
         domain="com.microsoft",
-        num_heads=HEADS,
-        kv_num_heads=GROUPS,
+        num_heads=shape.heads,
+        kv_num_heads=shape.groups,
         do_rotary=1,
         **coded,
     )
@@ -76,11 +89,12 @@ def model(tokens: int, size: int, cache: str, in_place: bool) -> onnx.ModelProto
         numpy_helper.from_array(np.asarray(a, a.dtype if a.dtype.kind == "i" or "scale" in name else dtype), name)
         for name, a in constants.items()
     ]
-    rows = {"past_k": tokens - (not in_place), "past_v": tokens - (not in_place), "k": tokens, "v": tokens}
-    caches = [helper.make_tensor_value_info(name, of_cache, (1, GROUPS, n, row)) for name, n in rows.items()]
-    x = helper.make_tensor_value_info("x", kind, (1, 1, (HEADS + 2 * GROUPS) * size))
+    before = 0 if in_place else shape.queries
+    rows = {"past_k": tokens - before, "past_v": tokens - before, "k": tokens, "v": tokens}
+    caches = [helper.make_tensor_value_info(name, of_cache, (1, shape.groups, n, row)) for name, n in rows.items()]
+    x = helper.make_tensor_value_info("x", kind, (1, shape.queries, (shape.heads + 2 * shape.groups) * size))
     last = helper.make_tensor_value_info("last", TensorProto.INT32, (1,))
-    y = helper.make_tensor_value_info("y", kind, (1, 1, HEADS * size))
+    y = helper.make_tensor_value_info("y", kind, (1, shape.queries, shape.heads * size))
     graph = helper.make_graph([node], "attention", [x, *caches[:2], last], [y, *caches[2:]], tensors)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets)
@@ -110,7 +124,7 @@ def seconds_of(gpu: Gpu, program: Program, tokens: int, in_place: bool) -> tuple
         steps = [
             (step, pipeline, group)
             for step, pipeline, group in zip(plan.steps, prepared._pipelines, bound, strict=False)
-            if isinstance(step, Dispatch) and step.kernel.shader.startswith("attention_")
+            if isinstance(step, Dispatch) and step.kernel.shader.startswith("attention")
         ]
 
         def once(chosen: list[Any]) -> float:
@@ -139,8 +153,10 @@ def parameters(**values: int) -> Iterator[None]:
         yield
 
 
-def variants(cache: str, more: bool) -> Iterator[dict[str, int]]:
+def variants(cache: str, shares: Sequence[int], more: bool) -> Iterator[dict[str, int]]:
     yield {}
+    for share in shares:
+        yield {"MAX_SHARE": share}
     if not more:
         return
     if cache in ("int8", "int4"):
@@ -151,7 +167,7 @@ def variants(cache: str, more: bool) -> Iterator[dict[str, int]]:
             yield {"CODE_KEYS": step, "PER_UNIT": 2, "LANES": 256}
         return
     for step in (512, 1024, 2048):
-        for per_unit in (2, 3, 4):
+        for per_unit in (2, 3, 4, 6):
             yield {"VECTORS": step, "PER_UNIT": per_unit}
 
 
@@ -181,6 +197,9 @@ def main() -> None:
     parser.add_argument("--tokens", default="512,4096,32768,131072")
     parser.add_argument("--sizes", default="128,64", help="elements of a head")
     parser.add_argument("--caches", default=",".join(BITS))
+    parser.add_argument("--queries", default="1", help="tokens of the step")
+    parser.add_argument("--heads", default="32/8", help="of queries, and of keys")
+    parser.add_argument("--shares", default="", help="queries of a workgroup at most")
     parser.add_argument("--more", action="store_true", help="other parameters, too")
     parser.add_argument("--plain", action="store_true", help="the plain form, too")
     parser.add_argument("--adapter", default="", help="index, type or part of the name")
@@ -191,25 +210,38 @@ def main() -> None:
     warmth.give()
     print(f"{gpu.info.name}: roof {copy_gbytes(gpu):.0f} GB/s", flush=True)
     print(
-        f"{'cache':8} {'head':>4} {'tokens':>7} {'form':8} {'parameters':28} {'keys':>5} {'parts':>5} "
-        f"{'us':>8} {'first':>8} {'GB/s':>6}"
+        f"{'cache':8} {'head':>4} {'heads':>6} {'queries':>7} {'tokens':>7} {'form':8} {'parameters':40} {'keys':>5} "
+        f"{'parts':>5} {'us':>8} {'first':>8} {'GB/s':>6} {'estimate':>8}"
     )
-    for cache in options.caches.split(","):
-        for size in map(int, options.sizes.split(",")):
-            for tokens in map(int, options.tokens.split(",")):
-                nbytes = 2 * tokens * GROUPS * size * BITS[cache] // 8
-                for in_place in (True, False) if options.plain else (True,):
-                    graph = from_onnx(model(tokens, size, cache, in_place))
-                    for values in variants(cache, options.more and in_place):
-                        warmth.give()
-                        with parameters(**values):
-                            both, alone, consts = seconds_of(gpu, Program(graph, config, gpu), tokens, in_place)
-                        print(
-                            f"{cache:8} {size:4} {tokens:7} {'in place' if in_place else 'plain':8} "
-                            f"{' '.join(f'{k}={v}' for k, v in values.items()):28} {consts['KEYS']:5} "
-                            f"{consts['SPLITS']:5} {both * 1e6:8.1f} {alone * 1e6:8.1f} {nbytes / both / 1e9:6.0f}",
-                            flush=True,
-                        )
+    cases = itertools.product(
+        options.caches.split(","),
+        map(int, options.sizes.split(",")),
+        [tuple(map(int, text.split("/"))) for text in options.heads.split(",")],
+        map(int, options.queries.split(",")),
+        map(int, options.tokens.split(",")),
+        (True, False) if options.plain else (True,),
+    )
+    shares = [int(n) for n in options.shares.split(",") if n]
+    for cache, size, (heads, groups), queries, tokens, in_place in cases:
+        nbytes = 2 * tokens * groups * size * BITS[cache] // 8
+        graph = from_onnx(model(tokens, size, cache, in_place, Shape(heads, groups, queries)))
+        todo = [(IN_PARTS, values) for values in variants(cache, shares, options.more and in_place)]
+        for form, values in todo:
+            warmth.give()
+            with parameters(**values), forced(form) as seen:
+                both, alone, consts = seconds_of(gpu, Program(graph, config, gpu), tokens, in_place)
+            choice = next(iter(seen.values()), None)
+            estimate = choice.estimates_ns[form] - gpu.limits.figures.dispatch_ns if choice else 0.0
+            said = form if form != IN_PARTS else " ".join(f"{name}={n}" for name, n in values.items())
+            print(
+                f"{cache:8} {size:4} {f'{heads}/{groups}':>6} {queries:7} {tokens:7} "
+                f"{'in place' if in_place else 'plain':8} {said:40} "
+                f"{consts.get('KEYS', ''):5} {consts.get('SPLITS', ''):5} {both * 1e6:8.1f} {alone * 1e6:8.1f} "
+                f"{nbytes / both / 1e9:6.0f} {estimate / 1e3:8.1f}",
+                flush=True,
+            )
+            if choice and (form, values) == todo[0]:
+                todo.append((next(name for name in choice.forms if name != IN_PARTS), {}))
 
 
 if __name__ == "__main__":

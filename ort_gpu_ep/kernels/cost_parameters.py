@@ -61,7 +61,10 @@ class Figures:
     vector_clocks and query_clocks of arithmetic. apart_power: of the lines that a subgroup reads at once. parts_factor:
     where four lanes share a key. spill_factor: with more than spill_registers for vectors. wait_clocks,
     query_wait_clocks, parts_wait_clocks: of a block of keys, for each query of a lane, where four lanes share one.
-    join_clocks, join_slice_clocks: to put slices together, for each of them.
+    join_clocks, join_slice_clocks: to put slices together, for each of them. attention_split.wgsl and
+    attention_join.wgsl: split_launch_ns: beside their dispatches. split_step_clocks, split_query_clocks: of a step of
+    1,024 vectors of keys, and for each query of the workgroup, with three workgroups a unit. Fitted to 2, 4 and 8
+    tokens, 32 heads in 8 groups and 28 in 4 of 128, 64 to 32,768 keys, four kinds of caches.
 
     normalize*.wgsl, softmax*.wgsl: fours_ns, any_ns: the launch of each form. round_ns: a unit full of subgroups with a
     row each. load_ns, lane_ns: a vector that the lanes of a workgroup keep, and, a lane, that they join their sums.
@@ -174,6 +177,9 @@ class Figures:
     attention_parts_wait_clocks: float = 240.0
     attention_join_clocks: float = 1000.0
     attention_join_slice_clocks: float = 20.0
+    attention_split_launch_ns: float = 2600.0
+    attention_split_step_clocks: float = 2400.0
+    attention_split_query_clocks: float = 330.0
 
     normalize_fours_ns: float = 2900.0
     normalize_round_ns: float = 700.0
@@ -302,6 +308,9 @@ SOFTWARE_FIGURES = replace(
     sparse_rows_factor=1.0,
     sparse_apart=0.0,
     stepwise_group_ns=22000.0,
+    attention_split_launch_ns=25000.0,
+    attention_split_step_clocks=40000.0,
+    attention_split_query_clocks=20000.0,
 )
 """Of one that computes on the CPU: a barrier makes it change from coroutine to coroutine, through the whole workgroup.
 What Winograd's transforms move there costs more than the products that they save, and float16 is read by a chain of
@@ -367,6 +376,7 @@ SCALES: Mapping[str, Sequence[str]] = {
         "attention_wait_clocks",
         "attention_query_wait_clocks",
         "attention_parts_wait_clocks",
+        "attention_split_step_clocks",
         "sparse_entry_clocks",
         "matrix_attention_wait_clocks",
     ),

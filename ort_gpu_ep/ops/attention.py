@@ -347,9 +347,10 @@ def attend(
     y_strides: tuple[int, int, int],
     target: int | str = 0,
     codes: Codes | None = None,
+    others: Mapping[str, Form] = {},
 ) -> Lowering:
-    """The kernel of the form that is taken. y_strides: of a batch, a head, a query, in elements. target: what it
-    writes. codes: that k and v hold. Raises UnsupportedNodeError."""
+    """The kernels of the form that is taken. y_strides: of a batch, a head, a query, in elements. target: what they
+    write. codes: that k and v hold. others: forms beside those of this module. Raises UnsupportedNodeError."""
     batch, heads, queries, width = q.shape
     if (
         k.shape[3] != width
@@ -402,7 +403,8 @@ def attend(
     rounded = " ".join(str(1 << (hint(size) - 1).bit_length()) for size in (problem.queries, problem.keys))
     key = f"attention {hint(problem.batch * problem.heads)} x {rounded} x {problem.dq} {problem.dv}"
     key = f"{key}, codes of {codes.bits} bits" if codes else key
-    return lower(node.target, key, forms, out)
+    key = f"{key}, or {', '.join(others)}" if others else key
+    return lower(node.target, key, {**forms, **others}, out)
 
 
 def _lowered(

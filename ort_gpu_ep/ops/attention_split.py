@@ -1,5 +1,5 @@
-"""Attention of one query for each head over many keys: the keys are split among workgroups and read once for heads that
-share them."""
+"""Attention of few tokens over many keys: the keys are split among workgroups and read once for queries that share
+them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from dataclasses import dataclass, replace
 from ort_gpu_ep.ir.symbolic import hint, same
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, kernel
-from ort_gpu_ep.kernels.target import Target
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, kernel
+from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops.attention import OTHER_REGISTERS, SCALES, Codes, Heads, Mask, Options, mask_consts
 
-MAX_SHARE = 4
-"""Heads of a workgroup: each takes registers and workgroup memory of its own."""
+IN_PARTS = "keys in parts"
+
+MAX_TOKENS = 8
+"""Of a sequence: more of them have enough queries for the forms of attention.py."""
+
+MAX_SHARE, FEWER, SHARE_REGISTERS = 8, 4, 192
+"""Queries of a workgroup, each with registers and workgroup memory of its own: at most, and where an invocation has not
+so many registers. Measured on an H200, four tokens with 32 heads in 8 groups of 128 behind 512, 4,096
+and 32,768 keys: float32 takes 9.6, 23.3 and 118 us with 8 queries, 10.7, 26.1 and 166 with 4, 14.2, 64.7 and 463 with 1
+(benchmarks.long_caches). One token of 28 heads in 4 groups: 9.4, 14.3 and 45.1 with 8, 8.8, 13.4 and 59.2 with 4: so it
+has more than 4 where keys and values are not in the cache when they are read again."""
 
 LANES, NEIGHBOURS = 128, 8
 """Invocations of a workgroup; those that read a key at most: what they load lies together."""
@@ -36,7 +45,7 @@ record(
         + k["D4"] // k["PARTS"]
         + k["SHARE"]
     ),
-    flops=lambda k: 16 * k["BATCH"] * k["HEADS"] * k["SK"] * k["D4"],
+    flops=lambda k: 16 * k["BATCH"] * k["HEADS"] * k["SQ"] * k["SK"] * k["D4"],
 )
 record(
     "attention_join.wgsl",
@@ -89,7 +98,7 @@ class Reading:
         return 16 * (share + 2) * self.d4 + max(scores, sums) + 4 * share * (keys + 2) + 4 * LANES
 
     def joined(self, share: int, keys: int, most: int) -> int:
-        """Heads whose sums are in workgroup memory at once."""
+        """Queries whose sums are in workgroup memory at once."""
         return next((n for n in (4, 2) if share % n == 0 and self.nbytes(share, keys, n) <= most), 1)
 
 
@@ -103,7 +112,7 @@ def reading(width: int, codes: Codes | None) -> Reading:
 
 
 def fits(node: BoundNode, q: Heads, k: Heads, v: Heads, codes: Codes | None) -> bool:
-    """Whether there is one query for each head, and a head that this form takes."""
+    """Whether there are few tokens, as many in each run, and a head that this form takes."""
     width, limits = q.shape[3], node.target.limits
     is_alike = (
         width == k.shape[3] == v.shape[3]
@@ -114,7 +123,7 @@ def fits(node: BoundNode, q: Heads, k: Heads, v: Heads, codes: Codes | None) -> 
     read = reading(width, codes)
     return (
         is_alike
-        and same(q.shape[2], 1)
+        and any(same(q.shape[2], n) for n in range(1, MAX_TOKENS + 1))
         and read.nbytes(MAX_SHARE, LANES // read.parts, 1) <= limits.max_workgroup_nbytes
     )
 
@@ -130,24 +139,24 @@ def split_attention(
     y_strides: tuple[int, int, int],
     newest: Newest | None = None,
     codes: Codes | None = None,
-) -> tuple[list[Kernel], list[tuple[str, TensorType]]]:
-    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. newest:
-    stands for q and the last key and value. codes: that k and v hold. Raises UnsupportedNodeError for the mask's shape.
+    choice: Choice | None = None,
+) -> Lowering:
+    """The two kernels, and their temporaries. As `attend` has it, where it `fits`. newest: of one token, stands for q
+    and the last key and value. codes: that k and v hold. Raises UnsupportedNodeError for the mask's shape.
     """
     batch, heads, _, width = q.shape
-    tokens, d4, group = k.shape[2], width // 4, heads // int(k.shape[1])
-    share = next(n for n in (4, 2, 1) if group % n == 0)
-    read = reading(int(width), codes)
-    blocks = hint(batch) * heads // share
-    keys = _keys(target, share, read, codes, tokens, blocks)
+    tokens, rows, d4, key_heads = int(q.shape[2]), k.shape[2], width // 4, int(k.shape[1])
+    group, read, shares = heads // key_heads, reading(int(width), codes), _shares(target, q, k, codes)
+    share, keys, splits = shares.queries, shares.keys, shares.parts
     joined = read.joined(share, keys, target.limits.max_workgroup_nbytes)
-    splits, split_consts = _splits(target, tokens, keys, blocks), options.consts()
+    split_consts = options.consts()
     consts: dict[str, Const] = {
         "BATCH": batch,
         "HEADS": heads,
-        "SQ": 1,
-        "SEQUENCE": 1,
-        "SK": tokens,
+        "KEY_HEADS": key_heads,
+        "SQ": tokens,
+        "SEQUENCE": tokens,
+        "SK": rows,
         "D4": d4,
         "GROUP": group,
         "SHARE": share,
@@ -168,13 +177,13 @@ def split_attention(
         **k.consts("K", read.of_keys),
         **v.consts("V", read.of_values),
         **split_consts,
-        **mask_consts(mask, (batch, heads, 1, tokens), options.least),
+        **mask_consts(mask, (batch, heads, tokens, rows), options.least),
         "APPEND": newest is not None,
         **(newest.consts if newest else {}),
         **(codes.consts() if codes else {}),
     }
-    sums = TensorType(FLOAT32, (batch, heads, splits, width))
-    tops = TensorType(FLOAT32, (batch, heads, splits, 2))
+    sums = TensorType(FLOAT32, (batch, tokens, heads, splits, width))
+    tops = TensorType(FLOAT32, (batch, tokens, heads, splits, 2))
     reads = options.reads()
     lengths = {name: at for name, at in reads.items() if name == "lengths"}
     sink = {"sink": reads.pop("sink")} if "sink" in reads else {}
@@ -185,9 +194,10 @@ def split_attention(
         "attention_split.wgsl",
         [sums, tops, *([newest.cache] * 2 if newest else [])],
         consts=consts,
-        grid=(splits, heads // share, batch),
+        grid=(splits, ceil_div(group * tokens, share), batch * key_heads),
         workgroup_size=LANES,
         workgroup_nbytes=read.nbytes(share, keys, joined),
+        choice=choice,
         vectors=(
             *(() if newest else ("q",)),
             *(() if codes and not wide else ("keys",)),
@@ -204,7 +214,7 @@ def split_attention(
     join = kernel(
         "attention_join.wgsl",
         [out],
-        grid=(heads, batch, 1),
+        grid=(heads, batch, tokens),
         workgroup_size=min(JOIN_LANES, target.limits.max_invocations),
         workgroup_nbytes=20 * JOIN_LANES,
         consts={
@@ -212,10 +222,10 @@ def split_attention(
             "HEADS": heads,
             "SPLITS": splits,
             "KEYS": keys,
-            "SK": tokens,
-            **{name: split_consts[name] for name in ("BEFORE", "CAUSAL", "LENGTHS", "WINDOW")},
-            "Y_B": y_strides[0] // 4,
-            "Y_H": y_strides[1] // 4,
+            "SK": rows,
+            "SQ": tokens,
+            **{name: split_consts[name] for name in ("BEFORE", "CAUSAL", "FIRST", "LENGTHS", "WINDOW")},
+            **{f"Y_{axis}": stride // 4 for axis, stride in zip("BHS", y_strides, strict=True)},
             "SINK": split_consts["SINK"],
             "EMPTY_IS_ZERO": options.empty_is_zero,
             **({"GROUP": group, **codes.consts()} if codes else {}),
@@ -231,7 +241,45 @@ def split_attention(
         vectors=("sums", "y"),
     )
     join = replace(join, optionals=tuple((name, name == SCALES[1]) for name in SCALES)) if codes else join
-    return [split, join], [("attention_sums", sums), ("attention_tops", tops)]
+    return Lowering((out,), (split, join), (("attention_sums", sums), ("attention_tops", tops)))
+
+
+def estimate_ns(target: Target, q: Heads, k: Heads, codes: Codes | None) -> float:
+    """Of both kernels: the steps of a workgroup, one after the other, or the bytes of keys and values."""
+    by, shares, d4 = target.figures, _shares(target, q, k, codes), int(q.shape[3]) // 4
+    steps = ceil_div(ceil_div(int(hint(k.shape[2])), shares.keys), hint(shares.parts))
+    rounds = ceil_div(shares.blocks * hint(shares.parts), PER_UNIT * by.units)
+    clocks = by.attention_split_step_clocks + shares.queries * by.attention_split_query_clocks
+    step_ns = clocks * shares.keys * d4 / VECTORS / by.clocks_per_ns
+    read_ns = _cache_nbytes(k, codes) / by.rows_bytes_per_ns
+    return float(2 * by.dispatch_ns + by.attention_split_launch_ns + max(rounds * steps * step_ns, read_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """queries: of a workgroup. keys: of a step. parts: of the keys. blocks: workgroups that have the same part."""
+
+    queries: int
+    keys: int
+    parts: int
+    blocks: int
+
+
+def _shares(target: Target, q: Heads, k: Heads, codes: Codes | None) -> _Shares:
+    """The fewest queries that let keys be read the fewest times, and keys as they allow."""
+    by, tokens, read = target.figures, int(q.shape[2]), reading(int(q.shape[3]), codes)
+    of_key_head = int(q.shape[1]) // int(k.shape[1]) * tokens
+    has_all = by.lane_registers >= SHARE_REGISTERS and (tokens > 1 or _cache_nbytes(k, codes) > by.cache_nbytes)
+    most = MAX_SHARE if has_all else min(FEWER, MAX_SHARE)
+    share = min((n for n in (1, 2, 4, 8) if n <= most), key=lambda n: ceil_div(of_key_head, n))
+    blocks = hint(k.shape[0]) * int(k.shape[1]) * ceil_div(of_key_head, share)
+    keys = _keys(target, share, read, codes, k.shape[2], blocks)
+    return _Shares(share, keys, _splits(target, k.shape[2], keys, blocks), blocks)
+
+
+def _cache_nbytes(k: Heads, codes: Codes | None) -> float:
+    """Of keys and values; of floats, as they are in float32."""
+    return float(2 * hint(k.shape[0]) * k.shape[1] * hint(k.shape[2]) * k.shape[3] * (codes.bits if codes else 32) / 8)
 
 
 def _parts(loads: int) -> int:

@@ -9,11 +9,13 @@ from ort_gpu_ep.errors import Code, UnsupportedNodeError
 from ort_gpu_ep.ir.contrib import DOMAIN
 from ort_gpu_ep.ir.symbolic import same
 from ort_gpu_ep.ir.types import FLOATS, INT8, INT32, UINT8, Shape, TensorType
+from ort_gpu_ep.kernels.forms import Form
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, InPlace, Kernel, Lowering, kernel, op
+from ort_gpu_ep.kernels.target import Choice
 from ort_gpu_ep.ops import window_cache
 from ort_gpu_ep.ops.attention import SCALES, Codes, Heads, Options, attend, factor_of
-from ort_gpu_ep.ops.attention_split import Newest, fits, split_attention
+from ort_gpu_ep.ops.attention_split import IN_PARTS, Newest, estimate_ns, fits, split_attention
 
 (
     QUERY,
@@ -114,7 +116,6 @@ def group_query_attention(node: BoundNode) -> Lowering:
         _appended(node, step, k, PAST_KEY, K_NORM, turns, cache, "present_key"),
         _appended(node, step, v, PAST_VALUE, None, False, cache, "present_value"),
     ]
-    kernels = list[Kernel]()
     temps = [("present_key", cache), ("present_value", cache)]
     shape, batch = (step.batch, step.heads, step.sequence, step.size), step.sequence * q.width
     queries = Heads(q.source, shape, (batch, step.size, q.width))
@@ -145,32 +146,32 @@ def group_query_attention(node: BoundNode) -> Lowering:
     out, width = TensorType(dtype, (step.batch, step.sequence, step.heads * step.size)), step.heads * step.size
     y_strides = (step.sequence * width, step.size, width)
     put = _put(node, step, appended[::-1])
-    if fits(node, queries, keys, values, codes):
-        target = node.target
-        split, more = split_attention(target, queries, keys, values, mask, options, out, y_strides, codes=codes)
-        kernels, temps = [*kernels, *split], [*temps, *more]
-        newest = _newest(node, step, tokens, turns, cache)
-        at_once, _ = (
-            split_attention(target, queries, keys, values, mask, options, out, y_strides, newest, codes)
-            if newest
-            else ([], [])
-        )
-        changing = (
-            at_once if at_once and _bindings(at_once[0]) <= node.target.limits.max_buffers_per_stage else [*put, *split]
-        )
+    takes_few = fits(node, queries, keys, values, codes)
+
+    def in_parts(choice: Choice | None, out: TensorType, newest: Newest | None = None) -> Lowering:
+        return split_attention(node.target, queries, keys, values, mask, options, out, y_strides, newest, codes, choice)
+
+    if takes_few and same(step.sequence, 1):
+        attention, newest = in_parts(None, out), _newest(node, step, tokens, turns, cache)
+        at_once = in_parts(None, out, newest).kernels if newest else ()
     else:
-        kernels += attend(node, queries, keys, values, mask, options, out, y_strides, codes=codes).kernels
-        changing = [*put, *kernels]
+        others = {IN_PARTS: Form(estimate_ns(node.target, queries, keys, codes), in_parts)} if takes_few else {}
+        attention, at_once = (
+            attend(node, queries, keys, values, mask, options, out, y_strides, codes=codes, others=others),
+            (),
+        )
+    stores = at_once and _bindings(at_once[0]) <= node.target.limits.max_buffers_per_stage
+    changing = at_once if stores else (*put, *attention.kernels)
     present = [cache if node.wants(i) else None for i in (1, 2)]
     stays = (
         node.has(PAST_KEY) and node.wants(1) and node.wants(2) and same(node.input(PAST_KEY).shape[2], step.capacity)
     )
     return Lowering(
         (out, *present, None)[: max(1, len(node.node.outputs))],
-        (*appended, *kernels),
-        tuple(temps),
+        (*appended, *attention.kernels),
+        (*temps, *attention.temps),
         stored=(("present_key", 1), ("present_value", 2)),
-        in_place=InPlace(((1, PAST_KEY), (2, PAST_VALUE)), tuple(changing)) if stays else None,
+        in_place=InPlace(((1, PAST_KEY), (2, PAST_VALUE)), changing) if stays else None,
     )
 
 

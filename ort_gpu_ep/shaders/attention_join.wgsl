@@ -1,6 +1,6 @@
-// y = the weighted mean of values of each head, of the parts that attention_split.wgsl gives. Grid: heads, batches.
+// y = the weighted mean of values of each query, of the parts that attention_split.wgsl gives. Grid: heads, batches, tokens.
 // Expects: sums, tops, sink?, lengths? (as attention_split.wgsl writes them, a score for each head, tokens less one of each batch), y (vectors); D4 HEADS
-// SPLITS KEYS SK Y_B Y_H (in vectors), BEFORE CAUSAL LENGTHS WINDOW SINK as attention.wgsl, EMPTY_IS_ZERO.
+// SPLITS KEYS SK SQ (tokens) Y_B Y_H Y_S (in vectors), BEFORE CAUSAL FIRST LENGTHS WINDOW SINK as attention.wgsl, EMPTY_IS_ZERO.
 #default CODES = 0
 #if CODES
 // The sums are of codes of so many CODES bits (include/cache_codes.wgsl); their scales are applied here. GROUP: heads that share keys.
@@ -17,12 +17,16 @@ fn power(x: f32) -> f32 { return exp2(x * 1.44269504); }
 
 fn grid_main(group: vec3<u32>, lane: u32) {
 #if LENGTHS
-    let before = u32(max(lengths_at(group.y), 0));
+#if FIRST
+    let before = 0u;
+#else
+    let before = u32(max(lengths_at(group.y) + 1, i32(SQ))) - SQ;
+#end
 #else
     let before = BEFORE;
 #end
     let end = end_part(before) + (group.x >> 16u);     // + 0: lavapipe compiles anew in each dispatch what a uniform alone bounds, and keeps it all
-    let base = (group.y * HEADS + group.x) * SPLITS;
+    let base = ((group.y * SQ + group.z) * HEADS + group.x) * SPLITS;
     var top = -3.4028234663852886e38;
     for (var s = lane; s < end; s += LANES) { top = max(top, tops_at(2u * (base + s))); }
     found[lane] = top;
@@ -87,5 +91,5 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #if CODES
     sum *= scales_of_four(2u, group.x / GROUP, lane);
 #end
-    y_set4(group.y * Y_B + group.x * Y_H + lane, sum * share);
+    y_set4(group.y * Y_B + group.x * Y_H + group.z * Y_S + lane, sum * share);
 }

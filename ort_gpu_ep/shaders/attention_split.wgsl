@@ -1,16 +1,18 @@
-// Attention of one query for each head, over a part of the keys a workgroup, for SHARE heads that read the same keys: for each head and part the
+// Attention of few tokens, over a part of the keys a workgroup, for SHARE queries that read the same keys: for each query and part the
 // largest score, the sum of the powers relative to it, and that of the values times them, not yet divided. attention_join.wgsl brings the
 // parts together, and reads none that no query sees: those are not written.
+// A head of keys has GROUP * SQ queries, those of its heads for the first token, then for the next. The last workgroup may have fewer than SHARE: then it
+// computes the last one several times, and writes it once.
 // A workgroup takes its keys in steps of KEYS, and rescales what it has where a step has a larger score. PARTS neighbouring invocations read a key, so that loads
 // of neighbours lie together, and add their products up through workgroup memory; V_UNITS of them read a row of values. Values are under way while
 // scores become powers, and the first keys while queries are turned.
-// Grid: parts of the keys, blocks of SHARE heads, batches.
-// Expects: q, keys, values (vectors of four elements), mask?, lengths?, sums (vectors: [batch, head, part, D4]), tops ([batch, head, part, 2]);
+// Grid: parts of the keys, blocks of SHARE queries, heads of keys of all batches.
+// Expects: q, keys, values (vectors of four elements), mask?, lengths?, sums (vectors: [batch, token, head, part, D4]), tops ([batch, token, head, part, 2]);
 // D4 (vectors of a head), KEY_ROUNDS (keys of a step that an invocation reads), KEY_LOADS (loads of each), LOADS (rows of values), ROUNDS (powers), POWERS (invocations
-// of a head that have any), JOINED (heads whose sums are in workgroup memory at once), HEADS SPLITS (parts of the keys) SQ (1), SCALE,
+// of a query that have any), JOINED (queries whose sums are in workgroup memory at once), HEADS KEY_HEADS SPLITS (parts of the keys) SQ (tokens), SCALE,
 // and of attention.wgsl its strides and offsets, BEFORE, GROUP, SK, MASK, CAUSAL, CAPPED, LENGTHS, WINDOW.
-// With APPEND q and the newest key are tokens, turned here, and key and value are stored behind those of the steps before, by one of the workgroups that have
-// their place. Then x stands for q, perhaps with x_k and x_v beside it, with Q_ROW Q_AT and so on (of a batch, and from which element on), and what
+// With APPEND there is one token: q and the newest key are turned here, and key and value are stored behind those of the steps before, by one of the workgroups
+// that have their place. Then x stands for q, perhaps with x_k and x_v beside it, with Q_ROW Q_AT and so on (of a batch, and from which element on), and what
 // append_tokens.wgsl says of cosines, sines, positions.
 // CODES: as attention.wgsl has it; an invocation loads KEY_WORDS words of keys at a time, one of values, and strides are of these.
 // attention_join.wgsl applies the scales of values, so that this binds no buffer for them, unless it stores one.
@@ -20,12 +22,13 @@
 #include cache_codes.wgsl
 #include seen_parts.wgsl
 const LANES: u32 = WORKGROUP_SIZE;
-const TEAM: u32 = LANES / SHARE;        // invocations that have a head's powers
+const TEAM: u32 = LANES / SHARE;        // invocations that have a query's powers
 const ROWS: u32 = LANES / V_UNITS;      // of values that are read at a time
 const AT_ONCE: u32 = LANES / PARTS;     // keys that are read at a time
 const LINE: u32 = SHARE * KEYS + 32u / PARTS;   // sums of a part of a key; so 32 neighbours write to as many banks
 const K_UNITS: u32 = D4 / $(K_FOURS)u;     // loads of a key
 const JOINT: u32 = JOINED * ROWS * D4;
+const QUERIES: u32 = GROUP * SQ;        // that read the same keys
 
 #if APPEND
 var<workgroup> queries: array<vec4<f32>, (SHARE + 2u) * D4>;    // and the newest key and value
@@ -121,9 +124,9 @@ fn newest_word(from_four: u32, word: u32) -> u32 {
 #end
 
 fn grid_main(group: vec3<u32>, lane: u32) {
-    let b = group.z;
-    let first_head = group.y * SHARE;
-    let head = first_head / GROUP;
+    let b = group.z / KEY_HEADS;
+    let head = group.z % KEY_HEADS;
+    let first_query = group.y * SHARE;
 #if LENGTHS
     let before = tokens_before(b);
 #else
@@ -159,11 +162,11 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     }
 #if APPEND
     let is_new = before >= begin && before < end;
-    let is_stored = is_new && first_head % GROUP == 0u && lengths_fit(b);
+    let is_stored = is_new && first_query == 0u && lengths_fit(b);
     for (var i = lane; i < select(SHARE * D4, (SHARE + 2u) * D4, is_new); i += LANES) {
         let part = max(i / D4, SHARE - 1u) - (SHARE - 1u);      // 0 of queries, 1 of the key, 2 of the value
         let d = i % D4;
-        let token = token4(part, b, select(head, first_head + i / D4, part == 0u), d, before);
+        let token = token4(part, b, select(head, head * GROUP + min(first_query + i / D4, QUERIES - 1u), part == 0u), d, before);
 #if CODES
         if (part == 0u) {
             queries[i - d + place_of(d)] = token * SCALE * scales_of_four(1u, head, d);
@@ -195,15 +198,20 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #else
     for (var i = lane; i < SHARE * D4; i += LANES) {
+        let query = min(first_query + i / D4, QUERIES - 1u);
+        let four = q_at4(b * Q_B + (head * GROUP + query % GROUP) * Q_H + query / GROUP * Q_S + Q_FIRST + i % D4) * SCALE;
 #if CODES
-        queries[i - i % D4 + place_of(i % D4)] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE * scales_of_four(1u, head, i % D4);
+        queries[i - i % D4 + place_of(i % D4)] = four * scales_of_four(1u, head, i % D4);
 #else
-        queries[i] = q_at4(b * Q_B + (first_head + i / D4) * Q_H + Q_FIRST + i % D4) * SCALE;
+        queries[i] = four;
 #end
     }
     workgroupBarrier();
 #end
     let h = lane / TEAM;
+    let query = min(first_query + h, QUERIES - 1u);     // whose powers this invocation has
+    let query_head = head * GROUP + query % GROUP;
+    let token = query / GROUP;
     var top = LOWEST;
     var total = 0.0;
 #for h in SHARE
@@ -275,8 +283,8 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for p in PARTS - 1
         p$n += scores[place$n + $(p + 1)u * LINE];
 #end
-        p$n = scored(p$n, b, first_head + h, 0u, first + j$n);
-        let sees$n = j$n < KEYS && sees(b, first_head + h, 0u, first + j$n, before);
+        p$n = scored(p$n, b, query_head, token, first + j$n);
+        let sees$n = j$n < KEYS && sees(b, query_head, token, first + j$n, before);
         if (sees$n) { most = max(most, p$n); }
 #end
         found[lane] = most;
@@ -345,8 +353,8 @@ fn grid_main(group: vec3<u32>, lane: u32) {
     }
     found[lane] = total;
     workgroupBarrier();
-    if (lane % TEAM == 0u) {
-        let at = ((b * HEADS + first_head + h) * SPLITS + group.x) * 2u;
+    if (lane % TEAM == 0u && first_query + h < QUERIES) {
+        let at = (((b * SQ + token) * HEADS + query_head) * SPLITS + group.x) * 2u;
         total = 0.0;
 #for i in POWERS
         total += found[h * TEAM + $(i)u];
@@ -379,11 +387,13 @@ fn grid_main(group: vec3<u32>, lane: u32) {
             sum += vec4<f32>(scores[at], scores[at + JOINT], scores[at + 2u * JOINT], scores[at + 3u * JOINT]);
         }
 #end
-        let head = $(j * JOINED)u + i / D4;
+        let own = $(j * JOINED)u + i / D4;
 #if APPEND
-        if (is_new) { sum = fma(vec4<f32>(newest[head]), queries[(SHARE + 1u) * D4 + i % D4], sum); }
+        if (is_new) { sum = fma(vec4<f32>(newest[own]), queries[(SHARE + 1u) * D4 + i % D4], sum); }
 #end
-        sums_set4(((b * HEADS + first_head + head) * SPLITS + group.x) * D4 + i % D4, sum);
+        let query = first_query + own;
+        let row = (b * SQ + query / GROUP) * HEADS + head * GROUP + query % GROUP;
+        if (query < QUERIES) { sums_set4((row * SPLITS + group.x) * D4 + i % D4, sum); }
     }
 #end
 }

@@ -11,6 +11,8 @@ from models.language import language_model
 from ort_gpu_ep.errors import ConfigError, DeviceError, InputError
 from ort_gpu_ep.generation import Generator, generator
 from ort_gpu_ep.generation.drafts import Lookup, accepted, shared
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.ops.attention_split import IN_PARTS
 from ort_gpu_ep.runtime.program import Program
 from tests.decoder import decoder
 from tests.generation.test_threads_and_limits import SIDES, small
@@ -59,6 +61,20 @@ def test_no_token_is_another_one(options: dict[str, Any], asked: dict[str, Any])
         assert ours.session.stats()["fallbacks"] == 0
         if draft is not None and not asked and draft == small():
             assert ours.tokens_per_pass > 3
+
+
+@pytest.mark.parametrize("changed", [{}, {"heads": 7, "groups": 1, "head": 32, "window": 8}], ids=str)
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_no_token_is_another_one_where_a_pass_reads_parts_of_the_keys(
+    changed: dict[str, Any], bits: int | None
+) -> None:
+    options = {"provider_options": {"strict": 1}, "max_length": 60, "cache_bits": bits}
+    expected = [list(Generator(small(**changed), **options).generate(p, max_new_tokens=30)) for p in PROMPTS]
+    with forced(IN_PARTS) as choices:
+        ours = Generator(small(**changed), **options, lookahead=3)
+        assert [list(ours.generate(p, max_new_tokens=30)) for p in PROMPTS] == expected
+    assert ours.tokens_per_pass > 1
+    assert IN_PARTS in [choice.form for choice in choices.values()]
 
 
 def test_nothing_is_compiled_after_the_first_answer() -> None:

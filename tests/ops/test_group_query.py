@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,9 +19,12 @@ from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.errors import UnsupportedNodeError
 from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import TensorType, dtype_of
+from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.questions import apart
 from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS
 from ort_gpu_ep.ops import attention_split
+from ort_gpu_ep.ops.attention import Heads
+from ort_gpu_ep.ops.attention_split import IN_PARTS
 from ort_gpu_ep.scheduler.plan import Dispatch
 from ort_gpu_ep.scheduler.planner import make_plan
 from tests.daily import part
@@ -113,19 +117,20 @@ def test_a_workgroup_has_fewer_keys_where_registers_are_few(
     np.testing.assert_allclose(run_direct(one, feeds)[0], on_cpu(one, feeds)[0], rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize(("sequence", "causal"), [(1, 1), (20, 1), (20, 0)])
+@pytest.mark.parametrize(("sequence", "causal"), [(1, 1), (4, 1), (4, 0), (20, 1), (20, 0)])
 def test_room_of_a_cache_may_hold_anything(sequence: int, causal: int) -> None:
     """Memory that nobody wrote is no number at times: rows behind the tokens have no part in the result, not even with
     a weight of 0."""
     lengths = [49, 30]
     made, feeds = model(lengths, sequence, 96, packed=True, causal=causal)
-    clean = run_direct(made, feeds)[0]
-    for array in feeds.values():
-        if array.ndim == 4:
-            for b, length in enumerate(lengths):
-                array[b, :, length - sequence :] = np.nan
-    assert np.isfinite(clean).all()
-    assert np.array_equal(run_direct(made, feeds)[0], clean)
+    with forced(IN_PARTS):
+        clean = run_direct(made, feeds)[0]
+        for array in feeds.values():
+            if array.ndim == 4:
+                for b, length in enumerate(lengths):
+                    array[b, :, length - sequence :] = np.nan
+        assert np.isfinite(clean).all()
+        assert np.array_equal(run_direct(made, feeds)[0], clean)
 
 
 OPEN = (False, True)
@@ -377,6 +382,90 @@ def test_a_sink_far_from_the_scores_of_a_window(largest: float) -> None:
     check((made, feeds), [300, 77])
 
 
+def rows_alone(
+    feeds: dict[str, Any], lengths: list[int], sequence: int, past: int, **given: Any
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The node of each batch alone: ONNX Runtime's CPU takes several tokens behind others of one batch only."""
+    for b, length in enumerate(lengths):
+        one, own = model([length], sequence, past, **given)
+        for name, array in own.items():
+            first = b if len(array) == 1 and len(feeds[name]) == len(lengths) else 0
+            own[name] = np.ascontiguousarray(feeds[name][first:][tuple(map(slice, array.shape))])
+        yield one, own
+
+
+FEW = [
+    {"heads": 7, "groups": 1, "size": 64, "rotary": 16},
+    {"heads": 6, "groups": 2, "size": 128, "packed": True, "local_window_size": 33},
+    {"heads": 2, "groups": 2, "size": 80, "sink": True, "local_window_size": 3},
+    {"heads": 8, "groups": 1, "size": 128, "softcap": 3.0, "rotary": 16},
+    {"heads": 8, "groups": 2, "size": 64, "bias": True, "smooth_softmax": 1},
+    {"heads": 5, "groups": 1, "size": 32, "causal": 0},
+    {"heads": 12, "groups": 2, "size": 16, "local_window_size": 100, "dtype": "float16"},
+]
+"""Heads and their groups; a workgroup has some of a group's queries, and the last one may have fewer."""
+
+
+@pytest.mark.parametrize(("tokens", "given", "parts"), part([2, 3, 4, 5, 8], FEW, [1, 3, 99]))
+def test_few_tokens_over_parts_of_the_keys(tokens: int, given: dict[str, Any], parts: int) -> None:
+    """Of a part, some of them may see no key: their windows begin and end at different ones."""
+    lengths, past, half = [430, tokens, 101], 430, given.get("dtype") == "float16"
+    made, feeds = model(lengths, tokens, past, **given)
+    with in_parts(parts), forced(IN_PARTS) as choices:
+        got = run_direct(made, feeds)
+    assert [choice.form for choice in choices.values()] == [IN_PARTS]
+    tolerance = 3e-3 if half else 5e-6
+    for b, alone in enumerate(rows_alone(feeds, lengths, tokens, past, **given)):
+        for mine, its in zip(got, on_cpu(*alone), strict=True):
+            own, wanted = (
+                (a.astype("d") if a.ndim == 3 else a[:, :, : lengths[b]].astype("d")) for a in (mine[b : b + 1], its)
+            )
+            np.testing.assert_allclose(own, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("tokens", [2, 7])
+def test_few_tokens_without_any_before(tokens: int) -> None:
+    """A prompt, padded where a batch is shorter; the cache that grows from nothing is as long."""
+    lengths = [tokens, tokens - 1]
+    made, feeds = model(lengths, tokens, None, heads=6, rotary=16)
+    with forced(IN_PARTS) as choices:
+        got = run_direct(made, feeds)[0]
+    assert [choice.form for choice in choices.values()] == [IN_PARTS]
+    for b, length in enumerate(lengths):
+        np.testing.assert_allclose(got[b, :length], on_cpu(made, feeds)[0][b, :length], rtol=2e-6, atol=2e-6)
+
+
+def test_few_tokens_over_many_keys_take_their_parts() -> None:
+    """By estimate, where the model fixes how many they are; a plan for any number of tokens stays with the forms for
+    prompts."""
+    for tokens, keys, are_taken in ((4, 512, True), (8, 4096, True), (9, 4096, False), (4, 8, False)):
+        given = model([keys], tokens, keys, heads=32, groups=8, size=128)
+        assert ("attention_split.wgsl" in shaders_of(given)) == are_taken
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "tokens", "keys", "registers", "share"),
+    [
+        (4, 4, 1, 512, 255, 1),
+        (4, 2, 1, 512, 255, 2),
+        (6, 2, 1, 512, 255, 4),
+        (28, 4, 1, 512, 255, 4),
+        (28, 4, 1, 65536, 255, 8),
+        (28, 4, 1, 65536, 128, 4),
+        (32, 8, 1, 65536, 255, 4),
+        (32, 8, 4, 512, 255, 8),
+        (32, 8, 4, 512, 128, 4),
+        (4, 4, 3, 512, 255, 4),
+    ],
+)
+def test_queries_of_a_workgroup(heads: int, groups: int, tokens: int, keys: int, registers: int, share: int) -> None:
+    """As few as let keys be read the fewest times."""
+    figures = replace(DEFAULT_LIMITS.figures, lane_registers=registers)
+    target: Any = SimpleNamespace(limits=DEFAULT_LIMITS, figures=figures)
+    q, k = (Heads(name, (1, n, rows, 128), (0, 0, 0)) for name, n, rows in (("q", heads, tokens), ("k", groups, keys)))
+    assert attention_split._shares(target, q, k, None).queries == share
+
+
 @contextmanager
 def in_parts(count: int) -> Iterator[None]:
     """The keys of one query are in so many parts at most, of as many steps as that takes."""
@@ -422,6 +511,7 @@ def shaders_of(given: tuple[Any, dict[str, Any]]) -> set[str]:
         ({"rotary_interleaved": 1}, 80, 48),
         ({"rotary_interleaved": 1, "packed": True, "heads": 8, "groups": 1}, 16, 16),
         ({"positions": True, "sink": True, "heads": 6}, 128, 64),
+        ({"packed": True, "heads": 14}, 64, 64),
         ({"dtype": "float16", "heads": 3, "groups": 3}, 64, 64),
         ({}, 16, 0),
     ],

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from ort_gpu_ep.errors import UnsupportedNodeError
+from ort_gpu_ep.kernels.forms import forced
+from ort_gpu_ep.ops.attention_split import IN_PARTS
 from tests.daily import part
 from tests.direct import run_direct
 from tests.ops.single_node import on_cpu
-from tests.ops.test_group_query import in_parts, model, shaders_of
+from tests.ops.test_group_query import FEW, in_parts, model, rows_alone, shaders_of
 
 OPEN = (False, True)
 
@@ -126,6 +128,22 @@ def test_parts_of_many_steps(size: int, given: dict[str, Any], bits: int) -> Non
                 check(made, lengths, bits, parts == 1)
 
 
+@pytest.mark.parametrize(("tokens", "given", "bits"), part([2, 3, 4, 8], FEW, [8, 4]))
+def test_few_tokens_over_parts_of_the_keys(tokens: int, given: dict[str, Any], bits: int) -> None:
+    lengths, past, half = [330, tokens, 101], 330, given.get("dtype") == "float16"
+    given = {**given, "bits": bits, "channels": True}
+    made, feeds = model(lengths, tokens, past, **given)
+    with in_parts(3), forced(IN_PARTS):
+        got = run_direct(made, feeds)
+    tolerance = 2e-2 if half else 1e-5
+    for b, alone in enumerate(rows_alone(feeds, lengths, tokens, past, **given)):
+        y, *caches = on_cpu(*alone)
+        np.testing.assert_allclose(got[0][b].astype("d"), y[0].astype("d"), rtol=tolerance, atol=tolerance)
+        for mine, its in zip(got[1:], caches, strict=True):
+            apart = np.abs(codes_of(mine, bits)[b, :, : lengths[b]] - codes_of(its, bits)[0, :, : lengths[b]])
+            assert (apart.max(), (apart > 0).mean()) <= (half, 0.05 if half else 1e-3)
+
+
 @pytest.mark.parametrize("when", [STEP, CHUNK, GROWING], ids=str)
 def test_keys_and_values_of_different_kinds(when: tuple[list[int], int, int]) -> None:
     """ONNX Runtime's CPU wants the same kind: one scale gives what the same for each element of a head gives."""
@@ -138,16 +156,17 @@ def test_keys_and_values_of_different_kinds(when: tuple[list[int], int, int]) ->
         np.testing.assert_array_equal(mine, its)
 
 
-@pytest.mark.parametrize("sequence", [1, 20])
+@pytest.mark.parametrize("sequence", [1, 4, 20])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_rows_that_no_token_has_reached_have_no_part_in_the_result(sequence: int, bits: int) -> None:
     made, feeds = model([49, 30], sequence, 96, bits=bits, packed=True)
-    clean = run_direct(made, feeds)[0]
-    for array in feeds.values():
-        if array.ndim == 4 and array.dtype != np.float32:
-            for b, length in enumerate((49, 30)):
-                array[b, :, length - sequence :] ^= 91
-    assert np.array_equal(run_direct(made, feeds)[0], clean)
+    with forced(IN_PARTS):
+        clean = run_direct(made, feeds)[0]
+        for array in feeds.values():
+            if array.ndim == 4 and array.dtype != np.float32:
+                for b, length in enumerate((49, 30)):
+                    array[b, :, length - sequence :] ^= 91
+        assert np.array_equal(run_direct(made, feeds)[0], clean)
 
 
 def test_norms_of_keys_are_applied_before_they_become_codes() -> None:

@@ -12,6 +12,7 @@ from ort_gpu_ep.health.probe import Trial, agree, graph_of, probe, solve
 from ort_gpu_ep.ir.graph import Array, Node
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.problems import Problem, Random, normal, problem
+from ort_gpu_ep.ops.attention_split import IN_PARTS
 from ort_gpu_ep.ops.experts import BY_EXPERT, BY_TOKEN, FEW_COLUMNS, GAMMA, TILE_COLUMNS
 
 DOMAIN = "com.microsoft"
@@ -196,16 +197,20 @@ def cached_tokens(trial: Trial) -> str:
     fault=(r"exp2\(x \* 1\.44269504\)", "exp2(x)"),
 )
 def attention_in_parts(trial: Trial) -> str:
-    """The same without the normalization, where the parts store the newest key: what they give, and their join."""
-    return _cached_attention(trial, False)
+    """The same without the normalization, where the parts store the newest key: what they give, and their join. And of
+    three tokens, whose nine queries of a head of keys are no multiple of a workgroup's."""
+    _cached_attention(trial, False)
+    with forced(IN_PARTS):
+        _cached_attention(trial, False, tokens=3, heads=6)
+    return "1 and 3 tokens"
 
 
-def _cached_attention(trial: Trial, normed: bool) -> str:
-    for (rows,) in trial.repeated((150, 200), of=1 if normed else 2):
-        before, heads, groups, size = 150, 4, 2, 32
-        q, k, v = trial.normal(1, 1, heads * size), trial.normal(1, 1, groups * size), trial.normal(1, 1, groups * size)
+def _cached_attention(trial: Trial, normed: bool, tokens: int = 1, heads: int = 4) -> str:
+    for (rows,) in trial.repeated((150, 200), of=2 if not normed and tokens == 1 else 1):
+        before, groups, size = 150, 2, 32
+        q, k, v = (trial.normal(1, tokens, n * size) for n in (heads, groups, groups))
         past_k, past_v = trial.normal(1, groups, rows, size), trial.normal(1, groups, rows, size)
-        tables = _tables(before + 1, size // 2)
+        tables = _tables(before + tokens, size // 2)
         weights = [trial.normal(size) for _ in range(2 * normed)]
         got = trial.node(
             "GroupQueryAttention",
@@ -216,32 +221,37 @@ def _cached_attention(trial: Trial, normed: bool) -> str:
                 v,
                 past_k,
                 past_v,
-                np.array([before], np.int32),
+                np.array([before + tokens - 1], np.int32),
                 None,
                 *tables,
                 *([None] * 5 if normed else []),
                 *weights,
             ],
-            {6: np.array(before + 1, np.int32)},
+            {6: np.array(before + tokens, np.int32)},
             3,
             DOMAIN,
             num_heads=heads,
             kv_num_heads=groups,
             do_rotary=1,
         )
-        wide = [a.reshape(-1, size).astype(np.float64) for a in (q, k)]
+        wide = [a.reshape(tokens, -1, size).astype(np.float64) for a in (q, k)]
         if normed:
             wide = [a / np.sqrt((a * a).mean(-1, keepdims=True) + 1e-6) * w for a, w in zip(wide, weights, strict=True)]
-        tokens = [_turned(a, tables, before) for a in wide]
+        queries, new = (np.stack([_turned(a[t], tables, before + t) for t in range(tokens)]) for a in wide)
         keys, values = (
-            np.concatenate([p[0, :, :before], t[:, None]], 1).astype(np.float64)
-            for p, t in ((past_k, tokens[1]), (past_v, v.reshape(groups, size)))
+            np.concatenate([p[0, :, :before], t.swapaxes(0, 1)], 1).astype(np.float64)
+            for p, t in ((past_k, new), (past_v, v.reshape(tokens, groups, size)))
         )
         shared = np.arange(heads) // (heads // groups)
-        want = _attended(tokens[0], keys[shared], values[shared])
-        agree(f"GroupQueryAttention, {rows} rows", got[0].reshape(heads, size), want)
+        want = np.stack(
+            [
+                _attended(queries[t], keys[shared, : before + t + 1], values[shared, : before + t + 1])
+                for t in range(tokens)
+            ]
+        )
+        agree(f"GroupQueryAttention, {rows} rows", got[0].reshape(tokens, heads, size), want)
         for name, cache, expected in zip(("keys", "values"), got[1:], (keys, values), strict=True):
-            agree(f"GroupQueryAttention, {rows} rows, {name}", cache[0, :, : before + 1], expected)
+            agree(f"GroupQueryAttention, {rows} rows, {name}", cache[0, :, : before + tokens], expected)
     return "2 caches"
 
 

@@ -1,10 +1,10 @@
-// The keys that the one query of a batch sees, from first_key to before end_key, and the parts of them that attention_split.wgsl's workgroups have: as many
-// steps of KEYS keys each, so that at most SPLITS parts, those before end_part, have any. With `before` (the tokens before its own) the same for a whole
+// The keys that any of the SQ tokens of a batch sees, from first_key to before end_key, and the parts of them that attention_split.wgsl's workgroups have: as
+// many steps of KEYS keys each, so that at most SPLITS parts, those before end_part, have any. With `before` (the tokens before these) the same for a whole
 // workgroup.
-// Expects: KEYS SPLITS SK CAUSAL LENGTHS WINDOW.
+// Expects: KEYS SPLITS SK SQ CAUSAL LENGTHS WINDOW.
 fn end_key(before: u32) -> u32 {
 #if LENGTHS or CAUSAL
-    return min(before + 1u, SK);
+    return min(before + SQ, SK);
 #else
     return SK;
 #end
