@@ -154,8 +154,8 @@ class Figures:
     packed_halves_clocks: float = 0.044
     packed_wait_ns: float = 1800.0
     packed_column_clocks: float = 0.0255
-    packed_bytes_clocks: float = 0.04
-    packed_rounding_clocks: float = 0.17
+    packed_bytes_clocks: float = 0.036
+    packed_rounding_clocks: float = 0.12
     rows_launch_ns: float = 3000.0
     rows_bytes_per_ns: float = 4000.0
     rows_wait_ns: float = 700.0

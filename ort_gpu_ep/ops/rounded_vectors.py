@@ -19,15 +19,17 @@ from ort_gpu_ep.ops.packed_operands import Weights
 SHADER = "rounded_matvecs.wgsl"
 UNIT = 32
 """Elements that are rounded by one scale, and codes that an invocation reads at a time."""
-TEAM_LANES, TEAMS, LANES = (256, 32), 4, 1024
-"""Invocations that share a row at most, and what they are a multiple of; teams and invocations of a workgroup."""
+TEAM_LANES, TEAMS, LANES = (256, 32), 4, 512
+"""Invocations that share a row at most, and what they are a multiple of. Of a workgroup at most: teams, and invocations
+where so many teams have fewer."""
 UNDER_WAY, ITERS = 4, 4
-"""Rows, of all matrices, that an invocation reads at a time, and how often it takes so many, at most."""
-FOR_TEAMS, FOR_ROWS, FOR_ITERS = 1.0, 2.0, 1.5
-"""Workgroups that more teams of a workgroup, more rows and more iterations leave to each compute unit, at least. On an
-H200, products in passes of their own: 4096 x 4096 take 8.7 us with two rows a team, 9.7 with four, which leave a unit
-less than two workgroups; 2 x 14336 x 4096 26 us with two of each and 28.3 with four, 30.5 with two by two iterations;
-4096 x 14336, where a row takes two rounds anyhow, 18.4 us with 256 workgroups that iterate and 21.2 with 512."""
+"""Rows, of all matrices, that an invocation of LANES reads at a time, and how often it takes so many, at most."""
+UNIT_LANES = 1400
+"""Invocations that more rows and more iterations leave to each compute unit, at least. Measured on an H200, products in
+passes of their own: 4096 x 4096 take 8.7 us with two rows a team, 9.7 with four; 2 x 14336 x 4096 26 us with two of each,
+28.3 with four, 30.5 with two in two iterations, which take registers; 4096 x 14336, where a row takes two rounds anyhow,
+17.4 us with two rows in two iterations, 20.2 with four rows, 21.2 in workgroups of 448; 2048 x 8192 8.7 us with two rows,
+10.2 with one."""
 
 record(
     SHADER,
@@ -96,21 +98,25 @@ class Shape:
         def fits(one: Shape) -> bool:
             return one.nbytes <= limits.max_workgroup_nbytes
 
-        def last(shapes: Iterable[Shape], each_unit: float) -> Shape:
-            """Of shapes with fewer and fewer workgroups, the last one with enough of them, or the first."""
+        def last(shapes: Iterable[Shape], lanes: int) -> Shape:
+            """Of shapes with fewer and fewer workgroups, the last one that leaves each unit so many invocations, or the
+            first."""
             first, *others = shapes
-            enough = (one for one in others if fits(one) and one.groups >= each_unit * units)
+            enough = (one for one in others if fits(one) and one.groups * one.size >= lanes * units)
             return max(enough, key=lambda one: -one.groups, default=first)
 
         def doubled(most: int) -> list[int]:
             return [1 << n for n in range(max(most, 1).bit_length())]
 
         whole, rounds = limits.subgroup_size > 0 and team % limits.subgroup_size == 0, ceil_div(k // UNIT, team)
-        teams = doubled(min(TEAMS, min(LANES, limits.max_invocations) // team) if whole else 1)
-        chosen = last((shape(1, n, 1) for n in teams), FOR_TEAMS)
-        chosen = last((shape(n, chosen.teams, 1) for n in doubled(UNDER_WAY // wide)), FOR_ROWS)
-        chosen = last((shape(chosen.rows, chosen.teams, n) for n in doubled(ITERS if rounds > 1 else 1)), FOR_ITERS)
-        return chosen if fits(chosen) else None
+        teams = min(max(TEAMS, LANES // team), limits.max_invocations // team) if whole else 1
+        alone = [one for n in doubled(teams) if fits(one := shape(1, n, 1)) and (n == 1 or one.groups >= units)]
+        if not alone:
+            return None
+        chosen = alone[-1]
+        rows = UNDER_WAY * min(LANES, chosen.size) // chosen.size // wide
+        chosen = last((shape(n, chosen.teams, 1) for n in doubled(rows)), UNIT_LANES)
+        return last((shape(chosen.rows, chosen.teams, n) for n in doubled(ITERS if rounds > 1 else 1)), UNIT_LANES)
 
 
 def bytes_ns(target: Target, rows: int, k: int) -> float:

@@ -10,7 +10,7 @@ const UNITS: u32 = K / 32u;
 const OCTETS: u32 = K / 8u;
 const OUTPUTS: u32 = $(ROWS * WIDE * COLS)u;
 const PARTS: u32 = WORKGROUP_SIZE / 4u;    // a subgroup has four invocations at least
-var<workgroup> bytes: array<vec2<u32>, OCTETS * COLS>;     // of eight elements: the even ones, the odd ones
+var<workgroup> bytes: array<vec2<u32>, OCTETS * COLS>;     // of eight elements: the even ones, the odd ones; first those that begin a unit, so that neighbours read neighbours
 var<workgroup> numbers: array<vec2<f32>, UNITS * COLS>;    // of a unit: its scale, and that times the sum of its bytes
 var<workgroup> sums: array<f32, PARTS * ITERS * OUTPUTS>;
 #if NORM
@@ -83,7 +83,7 @@ fn round_vectors(lane: u32) {
         sum += subgroupShuffleXor(sum, 1u);
         sum += subgroupShuffleXor(sum, 2u);
         if (octet$(c)_$o < OCTETS) {
-            bytes[$(c)u * OCTETS + octet$(c)_$o] = vec2<u32>(word_of(vec4<i32>(a.xz, b.xz)), word_of(vec4<i32>(a.yw, b.yw)));
+            bytes[$(c)u * OCTETS + octet$(c)_$o % 4u * UNITS + octet$(c)_$o / 4u] = vec2<u32>(word_of(vec4<i32>(a.xz, b.xz)), word_of(vec4<i32>(a.yw, b.yw)));
             if (octet$(c)_$o % 4u == 0u) { numbers[$(c)u * UNITS + octet$(c)_$o / 4u] = largest / 127.0 * vec2<f32>(1.0, f32(sum)); }
         }
     }
@@ -156,7 +156,7 @@ fn group_main(group: u32, lane: u32) {
             {
             let of_x = numbers[$(c)u * UNITS + now];
 #for q in 4
-            let x$q = bytes[$(c)u * OCTETS + now * 4u + $(q)u];
+            let x$q = bytes[$(c)u * OCTETS + $(q)u * UNITS + now];
 #end
 #for r in ROWS
 #for m in WIDE

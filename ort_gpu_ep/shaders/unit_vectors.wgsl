@@ -2,8 +2,8 @@
 // fragments of FN rows of FM columns and FK of k. A workgroup has TM columns and all vectors, and each subgroup, of GK, a part of each step's k: so a fragment
 // of x meets TM columns, and the matrix units' loads, which bound this kernel, are the fewest. At the end the sums of each subgroup are added up.
 // Weights are decoded to float16 two by two: a code in the low bits of 1024 is a float16, and nothing is rounded before the product with its scale.
-// A step brings TK of k into workgroup memory while the next step's loads are under way in registers. On an H200 a second tile took longer, since
-// workgroups share 48 KiB of a compute unit, and loads of two steps under way as long.
+// A step brings TK of k into workgroup memory while the loads of AHEAD steps behind it are under way in registers: with one a step waits for memory. A second
+// tile took longer on an H200, since workgroups share 48 KiB of a compute unit, and loads that are not under a condition, since some come for nothing.
 // Expects: x (vectors of eight), w (vectors; a word has the codes of eight columns at one k, WORDS words a row of them, repack.wgsl), scales (vectors of eight
 // columns, times a power of two for each), w_scales [M] (these powers), zeros? (words of the zero points of eight columns), c?, y;
 // N (vectors of this run) M K; BLOCK (codes that share a scale) BLOCKS, ZERO (without zeros); ALPHA BETA.
@@ -48,7 +48,7 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #for i in x_loads
     let xe$i = lane + $(i * WORKGROUP_SIZE)u;
     let xk$i = xe$i % $(TK // 8)u * 8u;
-    let xp$i = min(xe$i / $(TK // 8)u, N - 1u) * (K / 8u);
+    let xp$i = (min(xe$i / $(TK // 8)u, N - 1u) * K + xk$i) / 8u;
     let xt$i = xe$i / $(TK // 8)u * $(row)u + xk$i / 8u;
 #end
 #for i in w_loads
@@ -79,17 +79,13 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
     for (var k = k_first; k < k_end; k += $(AHEAD)u * TK) {
 #for t in AHEAD
-#if t
         if (k + $(t)u * TK < k_end) {
-#else
-        {
-#end
         workgroupBarrier();
 #for i in x_loads
 #if ROWS * TK // 8 % WORKGROUP_SIZE
-        if (xe$i < $(ROWS * TK // 8)u) { tile[xt$i] = select(vec4<u32>(), x$(t)_$i, k + $(t)u * TK + xk$i < k_end); }
+        if (xe$i < $(ROWS * TK // 8)u) { tile[xt$i] = x$(t)_$i; }
 #else
-        tile[xt$i] = select(vec4<u32>(), x$(t)_$i, k + $(t)u * TK + xk$i < k_end);
+        tile[xt$i] = x$(t)_$i;
 #end
 #end
 #for i in w_loads
@@ -120,8 +116,8 @@ fn grid_main(group: vec3<u32>, lane: u32) {
 #end
 #end
         workgroupBarrier();
-        {
-            let next = k + $((t + AHEAD))u * TK;
+        if (k + $(t + AHEAD)u * TK < k_end) {
+            let next = k + $(t + AHEAD)u * TK;
 #include unit_vector_loads.wgsl
         }
 #for q in TK // FK // GK

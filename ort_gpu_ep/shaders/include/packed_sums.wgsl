@@ -15,6 +15,7 @@
     var q = lane;
 #for round in 2 if HALVES else 1
 #let halves = HALVES and round == 0
+#let ahead = round == 0 and COLS * WIDE <= 2
 #if round
 #for r in PER * WIDE
 #for c in COLS
@@ -37,15 +38,15 @@
 #end
     }
 #end
-#if round == 0
-    // The next words are under way while these are multiplied; a load that stands under a condition would be waited for, so the last ones come twice.
+#if ahead
+    // The next words are under way while these are multiplied; a load under a condition would be waited for, so the last ones come twice. With more sums there are no registers for them.
 #for m in WIDE
     var next$m = words_of_$(MATRIX + m)(group * WORDS4 + min(q, WORDS4 - 1u));
 #end
 #end
     for (; q < WORDS4; q += WORKGROUP_SIZE) {
 #for m in WIDE
-#if round
+#if not ahead
         let words$m = words_of_$(MATRIX + m)(group * WORDS4 + q);
 #else
         let words$m = next$m;
