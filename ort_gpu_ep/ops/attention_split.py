@@ -146,7 +146,7 @@ def split_attention(
     """
     batch, heads, _, width = q.shape
     tokens, rows, d4, key_heads = int(q.shape[2]), k.shape[2], width // 4, int(k.shape[1])
-    group, read, shares = heads // key_heads, reading(int(width), codes), _shares(target, q, k, codes)
+    group, read, shares = heads // key_heads, reading(int(width), codes), shares_of(target, q, k, codes)
     share, keys, splits = shares.queries, shares.keys, shares.parts
     joined = read.joined(share, keys, target.limits.max_workgroup_nbytes)
     split_consts = options.consts()
@@ -246,7 +246,7 @@ def split_attention(
 
 def estimate_ns(target: Target, q: Heads, k: Heads, codes: Codes | None) -> float:
     """Of both kernels: the steps of a workgroup, one after the other, or the bytes of keys and values."""
-    by, shares, d4 = target.figures, _shares(target, q, k, codes), int(q.shape[3]) // 4
+    by, shares, d4 = target.figures, shares_of(target, q, k, codes), int(q.shape[3]) // 4
     steps = ceil_div(ceil_div(int(hint(k.shape[2])), shares.keys), hint(shares.parts))
     rounds = ceil_div(shares.blocks * hint(shares.parts), PER_UNIT * by.units)
     clocks = by.attention_split_step_clocks + shares.queries * by.attention_split_query_clocks
@@ -256,7 +256,7 @@ def estimate_ns(target: Target, q: Heads, k: Heads, codes: Codes | None) -> floa
 
 
 @dataclass(frozen=True, slots=True)
-class _Shares:
+class Shares:
     """queries: of a workgroup. keys: of a step. parts: of the keys. blocks: workgroups that have the same part."""
 
     queries: int
@@ -265,7 +265,7 @@ class _Shares:
     blocks: int
 
 
-def _shares(target: Target, q: Heads, k: Heads, codes: Codes | None) -> _Shares:
+def shares_of(target: Target, q: Heads, k: Heads, codes: Codes | None) -> Shares:
     """The fewest queries that let keys be read the fewest times, and keys as they allow."""
     by, tokens, read = target.figures, int(q.shape[2]), reading(int(q.shape[3]), codes)
     of_key_head = int(q.shape[1]) // int(k.shape[1]) * tokens
@@ -274,7 +274,7 @@ def _shares(target: Target, q: Heads, k: Heads, codes: Codes | None) -> _Shares:
     share = min((n for n in (1, 2, 4, 8) if n <= most), key=lambda n: ceil_div(of_key_head, n))
     blocks = hint(k.shape[0]) * int(k.shape[1]) * ceil_div(of_key_head, share)
     keys = _keys(target, share, read, codes, k.shape[2], blocks)
-    return _Shares(share, keys, _splits(target, k.shape[2], keys, blocks), blocks)
+    return Shares(share, keys, _splits(target, k.shape[2], keys, blocks), blocks)
 
 
 def _cache_nbytes(k: Heads, codes: Codes | None) -> float:

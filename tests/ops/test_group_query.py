@@ -463,7 +463,7 @@ def test_queries_of_a_workgroup(heads: int, groups: int, tokens: int, keys: int,
     figures = replace(DEFAULT_LIMITS.figures, lane_registers=registers)
     target: Any = SimpleNamespace(limits=DEFAULT_LIMITS, figures=figures)
     q, k = (Heads(name, (1, n, rows, 128), (0, 0, 0)) for name, n, rows in (("q", heads, tokens), ("k", groups, keys)))
-    assert attention_split._shares(target, q, k, None).queries == share
+    assert attention_split.shares_of(target, q, k, None).queries == share
 
 
 @contextmanager
