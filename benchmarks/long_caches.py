@@ -1,20 +1,22 @@
 """GPU time of attention of one token over long caches, in several numbers of keys a step and of workgroups a unit.
 
-python -m benchmarks.long_caches [--tokens 512,32768] [--sizes 64,128] [--caches float32,int8] [--more]
+python -m benchmarks.long_caches [--tokens 512,32768] [--sizes 64,128] [--caches float32,int8] [--more] [--json FILE]
 
 The node is GroupQueryAttention of 32 heads in 8 groups, rotary, whose cache has room for as many tokens as it has: where
 past and present are one buffer (`in place`), and with them apart (`plain`, without what appends the token). Times are by
 timestamps around REPEATS runs of attention_split and attention_join in one pass, median of five: both, then the first
 alone. Caches that fit into a GPU's own cache are read from there. GB/s: of keys and values. roof: of copies, bytes
-read and written. `--more`: also other parameters than those that are chosen.
+read and written. `--more`: also other parameters than those that are chosen. `--json`: FILE is written after each row.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -184,12 +186,14 @@ def main() -> None:
     parser.add_argument("--more", action="store_true", help="other parameters, too")
     parser.add_argument("--plain", action="store_true", help="the plain form, too")
     parser.add_argument("--adapter", default="", help="index, type or part of the name")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     config = Config(adapter=options.adapter, checked_shaders="0")
-    gpu = Gpu.open(config)
+    gpu, rows = Gpu.open(config), list[dict[str, Any]]()
     warmth = Warmth(gpu, config)
     warmth.give()
-    print(f"{gpu.info.name}: roof {copy_gbytes(gpu):.0f} GB/s", flush=True)
+    roof = copy_gbytes(gpu)
+    print(f"{gpu.info.name}: roof {roof:.0f} GB/s", flush=True)
     print(
         f"{'cache':8} {'head':>4} {'tokens':>7} {'form':8} {'parameters':28} {'keys':>5} {'parts':>5} "
         f"{'us':>8} {'first':>8} {'GB/s':>6}"
@@ -210,6 +214,10 @@ def main() -> None:
                             f"{consts['SPLITS']:5} {both * 1e6:8.1f} {alone * 1e6:8.1f} {nbytes / both / 1e9:6.0f}",
                             flush=True,
                         )
+                        row = {"cache": cache, "size": size, "tokens": tokens, "in_place": in_place, **values}
+                        rows.append(row | {"us": both * 1e6, "first_us": alone * 1e6, "gbytes": nbytes / both / 1e9})
+                        if options.json:
+                            options.json.write_text(json.dumps({"roof_gbytes": roof, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":
