@@ -182,6 +182,13 @@ STEPS = (
     ),
     Step("shapes", 90, ("benchmarks.shapes", "--model", "ppocr4_rec", "--json", FILE), ("benchmarks.shapes", "--help")),
     Step("decoder", 60, ("benchmarks.decoder", "--json", FILE), ("benchmarks.decoder", "--help")),
+    Step("long caches", 120, ("benchmarks.long_caches", "--json", FILE), ("benchmarks.long_caches", "--help")),
+    Step(
+        "persistent",
+        120,
+        ("benchmarks.persistent", "boundary", "chain", "resident", "--json", FILE),
+        ("benchmarks.persistent", "boundary", "--grids", "1x32", "--vectors", "256", "--json", FILE),
+    ),
     Step(
         "upload",
         60,

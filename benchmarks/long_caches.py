@@ -1,7 +1,7 @@
 """GPU time of attention of few tokens over long caches, in several numbers of keys a step and of workgroups a unit.
 
 python -m benchmarks.long_caches [--tokens 512,32768] [--sizes 64,128] [--caches float32,int8] [--queries 1,4]
-                                 [--heads 32/8,28/4] [--shares 4,8] [--more]
+                                 [--heads 32/8,28/4] [--shares 4,8] [--more] [--json FILE]
 
 The node is GroupQueryAttention, rotary, whose cache has room for as many tokens as it has: where past and present are
 one buffer (`in place`), and with them apart (`plain`, without what appends the token). heads: of queries, in so many of
@@ -9,7 +9,7 @@ keys. queries: tokens of the step; of several, attention.wgsl is measured, too, 
 Times are by timestamps around REPEATS runs of attention_split and attention_join in one pass, median of five: both,
 then the first alone. estimate: of the form, without a dispatch, which ends a pass. Caches that fit into a GPU's own
 cache are read from there. GB/s: of keys and values. roof: of copies, bytes read and written. `--shares`: also with so
-many queries of a workgroup at most. `--more`: also other parameters than those that are chosen.
+many queries of a workgroup at most. `--more`: also other parameters than those that are chosen. `--json`: FILE is written after each row.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import json
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -203,12 +205,14 @@ def main() -> None:
     parser.add_argument("--more", action="store_true", help="other parameters, too")
     parser.add_argument("--plain", action="store_true", help="the plain form, too")
     parser.add_argument("--adapter", default="", help="index, type or part of the name")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     config = Config(adapter=options.adapter, checked_shaders="0")
-    gpu = Gpu.open(config)
+    gpu, rows = Gpu.open(config), list[dict[str, Any]]()
     warmth = Warmth(gpu, config)
     warmth.give()
-    print(f"{gpu.info.name}: roof {copy_gbytes(gpu):.0f} GB/s", flush=True)
+    roof = copy_gbytes(gpu)
+    print(f"{gpu.info.name}: roof {roof:.0f} GB/s", flush=True)
     print(
         f"{'cache':8} {'head':>4} {'heads':>6} {'queries':>7} {'tokens':>7} {'form':8} {'parameters':40} {'keys':>5} "
         f"{'parts':>5} {'us':>8} {'first':>8} {'GB/s':>6} {'estimate':>8}"
@@ -240,6 +244,11 @@ def main() -> None:
                 f"{nbytes / both / 1e9:6.0f} {estimate / 1e3:8.1f}",
                 flush=True,
             )
+            row = {"cache": cache, "size": size, "heads": heads, "groups": groups, "queries": queries, "tokens": tokens}
+            row |= {"in_place": in_place, "form": form, **values, "us": both * 1e6, "first_us": alone * 1e6}
+            rows.append(row | {"gbytes": nbytes / both / 1e9, "estimate_us": estimate / 1e3})
+            if options.json:
+                options.json.write_text(json.dumps({"roof_gbytes": roof, "rows": rows}, indent=1))
             if choice and (form, values) == todo[0]:
                 todo.append((next(name for name in choice.forms if name != IN_PARTS), {}))
 

@@ -479,7 +479,8 @@ def main() -> None:
         bench = Bench(gpu)
         if what == "resident":
             for kib in (1, 8, 12, 15, 16, 20, 24, 32, 46):
-                console.print(f"{kib} KiB: {resident(bench, kib)} workgroups a unit")
+                rows.append({"what": what, "kib": kib, "of_unit": resident(bench, kib)})
+                console.print(f"{kib} KiB: {rows[-1]['of_unit']} workgroups a unit")
             bench.close()
             continue
         table = Table(title=f"{what}, {gpu.info.name}")

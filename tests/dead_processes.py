@@ -3,7 +3,8 @@ last; the others go on.
 
 pytest-xdist 3.8 waits for ever then: it gives the files that the dead process had finished away again, and whoever gets
 one of those has nothing to report; a process that knows of one test alone waits for a second one; and it gives files to
-a new process that knows of no tests yet.
+a new process that knows of no tests yet. It breaks off where it sends a file to a process that has died, and has not
+come to that event yet.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ class Files(LoadFileScheduling):
         for other in self.assigned_work:
             self._reschedule(other)
         return crashed
+
+    def _assign_work_unit(self, node: Any) -> None:
+        file, tests = next(iter(self.workqueue.items()))
+        try:
+            super()._assign_work_unit(node)
+        except OSError:  # execnet's, of a pipe that nobody reads; the event that the process has died follows
+            del self.assigned_work[node][file]
+            self.workqueue[file] = tests
 
     def _reschedule(self, node: Any) -> None:
         if node in self.registered_collections:  # else it is new, and has its turn when it has found its tests

@@ -27,7 +27,10 @@ STARVED = 0.02
 
 
 class Worker:
-    """One process and the lines that it prints. touches: whether it has said that it goes to the drivers now."""
+    """One process and the lines that it prints. touches: whether it has said that it goes to the drivers now.
+
+    It is killed where nobody has the object any more, and waited for however it ends.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,14 @@ class Worker:
         )
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self.touches = False
+        _running[id(self)] = self
+        self._dropped = weakref.finalize(self, _end, self._process)
+        self._dropped.atexit = False  # kill_all says when
+        # it has no reference to this object; before all that an interrupt may end
+        self._reader = threading.Thread(
+            target=_read, args=(self._process, self._lines), name="ort_gpu_ep-probe", daemon=True
+        )
+        self._reader.start()
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(job).encode() + b"\n")
@@ -63,17 +74,6 @@ class Worker:
             pass  # it ended before it read its job; how, the exit code says
         if not listens:
             self.hang_up()
-        _running[id(self)] = self
-        self._reader = threading.Thread(target=self._read, name="ort_gpu_ep-probe", daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                if line.endswith(b"\n"):  # not what a crash has cut short
-                    self._lines.put(line)
-        self._lines.put(None)
 
     @property
     def pid(self) -> int:
@@ -88,9 +88,7 @@ class Worker:
 
     def hang_up(self) -> None:
         """No line follows: a process that listens ends now."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+        _close(self._process)
 
     def line(self, timeout_s: float) -> dict[str, Any] | None:
         """The next line; None at the end. Raises TimeoutError."""
@@ -132,7 +130,31 @@ class Worker:
         self.hang_up()
         self._reader.join()
         _running.pop(id(self), None)
+        self._dropped.detach()
         return code
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Of an object that nobody has."""
+    process.kill()
+    _close(process)
+
+
+def _read(process: subprocess.Popen[bytes], lines: queue.Queue[bytes | None]) -> None:
+    """To its end, which it waits for: else the process stays a zombie where its owner does not."""
+    assert process.stdout is not None
+    with process.stdout as stdout:
+        for line in stdout:
+            if line.endswith(b"\n"):  # not what a crash has cut short
+                lines.put(line)
+    lines.put(None)
+    process.wait()
 
 
 _running: weakref.WeakValueDictionary[int, Worker] = weakref.WeakValueDictionary()

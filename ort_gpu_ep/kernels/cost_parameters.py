@@ -18,11 +18,12 @@ class Figures:
 
     units: compute units, each as fast as one of an H200, that a choice aims to fill; a smaller GPU loses little by
     smaller tiles. registers, lane_registers: of 32 bits, of a unit, of an invocation at most. unit_lanes,
-    unit_subgroups: that a unit has at once. loads_ahead: whether the driver's compiler moves loads of an unrolled loop
-    up, so that what they bring is in registers at once, too. least_lanes: of a subgroup. clocks_per_ns, fma_per_ns: of
-    a unit at its full clock, with 128 lanes. dispatch_ns: a small dependent dispatch. byte_ns: a byte of partial sums,
-    written or read back. workgroup_byte_ns: a byte that a unit reads of workgroup memory: 128 a clock, of 32 banks
-    (NVIDIA, CUDA C++ Programming Guide, Shared Memory).
+    unit_subgroups, unit_workgroup_nbytes: that a unit has at once; of workgroup memory what the driver lets be in use,
+    of an H200's 228 KiB (`python -m benchmarks.persistent resident`). loads_ahead: whether the driver's compiler moves
+    loads of an unrolled loop up, so that what they bring is in registers at once, too. least_lanes: of a subgroup.
+    clocks_per_ns, fma_per_ns: of a unit at its full clock, with 128 lanes. dispatch_ns: a small dependent dispatch.
+    byte_ns: a byte of partial sums, written or read back. workgroup_byte_ns: a byte that a unit reads of workgroup
+    memory: 128 a clock, of 32 banks (NVIDIA, CUDA C++ Programming Guide, Shared Memory).
 
     gemm.wgsl: step_ns: latency of one step of a tile while few workgroups run (750 ns without the prefetch). fma_ns: a
     multiply-add of a tile on one unit, with a third more for the reads of workgroup memory. load_ns: one element from
@@ -33,14 +34,12 @@ class Figures:
     Packed products: launch_ns: a dispatch without its steps. dot_ns: four products of bytes, of a unit.
 
     product.wgsl: tile_launch_ns: a dispatch without its steps and stores. arrival_ns, arrival_element_ns: what it adds
-    that the last workgroup of several adds up their sums, and each of these. tile_step_ns, window_step_ns: the least
-    that a step takes, and one with a window. enough_lanes, idle_power: how many lanes of a unit hide what its steps
-    wait for, and how a step takes longer with fewer. byte_launch_ns, byte_step_ns, byte_arrival_ns, byte_idle_power:
-    likewise of byte_product.wgsl, with windows and without, fitted to 14 of ResNet-50's layers in six forms each.
-    byte_teams_ns: what it takes that teams add up their sums. few_groups, many_groups: workgroups that a cut of K aims
-    at. depthwise_gain_ns: of a depthwise convolution whose channels lie together (3.2 to 4.3 us instead of 3.0 to 4.9).
-    winograd_factor: what a convolution by winograd*.wgsl counts for, over its estimate: it is taken where it wins
-    clearly.
+    that the last workgroup of several adds up their sums, and each of these. tile_step_ns, window_step_ns: what the
+    workgroups that a unit has at once wait for together in a step, and in one with a window. byte_launch_ns,
+    byte_step_ns, byte_arrival_ns: likewise of byte_product.wgsl, with windows and without. few_groups, many_groups:
+    workgroups that a cut of K aims at. depthwise_gain_ns: of a depthwise convolution whose channels lie together (3.2 to
+    4.3 us instead of 3.0 to 4.9). winograd_factor: what a convolution by winograd*.wgsl counts for, over its estimate:
+    it is taken where it wins clearly.
 
     matrix_product.wgsl: matrix_launch_ns: a dispatch. matrix_step_ns: the least that a step takes, times the tile's
     share. matrix_fma_per_ns: of a unit's matrix units, times the tile's efficiency. matrix_bytes_per_ns: what a unit
@@ -106,6 +105,7 @@ class Figures:
     least_lanes: int = 4
     unit_lanes: int = 2048
     unit_subgroups: int = 48
+    unit_workgroup_nbytes: int = 49152
     clocks_per_ns: float = 1.98
     fma_per_ns: float = 128 * 1.98
     dispatch_ns: float = 2400.0
@@ -119,18 +119,14 @@ class Figures:
 
     launch_ns: float = 2600.0
     dot_ns: float = 1 / 57
-    tile_launch_ns: float = 1193.0
-    arrival_ns: float = 3156.0
-    arrival_element_ns: float = 0.0751
-    tile_step_ns: float = 365.0
-    window_step_ns: float = 585.0
-    enough_lanes: int = 512
-    idle_power: float = 0.0355
-    byte_launch_ns: float = 3080.0
-    byte_step_ns: float = 520.0
-    byte_arrival_ns: float = 1150.0
-    byte_teams_ns: float = 390.0
-    byte_idle_power: float = 0.39
+    tile_launch_ns: float = 1790.0
+    arrival_ns: float = 2360.0
+    arrival_element_ns: float = 0.0847
+    tile_step_ns: float = 147.0
+    window_step_ns: float = 247.0
+    byte_launch_ns: float = 2990.0
+    byte_step_ns: float = 410.0
+    byte_arrival_ns: float = 1390.0
     few_groups: int = 140
     many_groups: int = 280
     depthwise_gain_ns: float = 300.0
@@ -380,7 +376,7 @@ SCALES: Mapping[str, Sequence[str]] = {
         "sparse_entry_clocks",
         "matrix_attention_wait_clocks",
     ),
-    "barriers": ("held_step_ns", "general_step_ns", "byte_teams_ns", "normalize_lane_ns"),
+    "barriers": ("held_step_ns", "general_step_ns", "normalize_lane_ns"),
     "barriers in clocks": ("sparse_halving_clocks", "attention_join_clocks"),
 }
 """What of the figures follows from which of an adapter's measured rates. The others are clocks and ratios of a kernel's

@@ -74,11 +74,12 @@ class KernelCall:
         """Bytes of some of the tensors, 0 for an optional one left out; without names of all."""
         return sum(self.tensors[name].nbytes for name in names or self.tensors if name in self.tensors)
 
-    def rows(self, passes: int) -> int:
-        """Loop iterations: members of a team go along a row of N, in blocks of 32, that often; then they add up in
-        halves."""
-        along = ceil_div(self["N"], self["TEAM"])
-        return passes * (along + along // 32 + 2 + self["TEAM"].bit_length())
+    def rows(self, passes: int, team: int = 0) -> int:
+        """Loop iterations: members of a team (of TEAM by default) go along a row of N, in blocks of 32, that often; then
+        they add up in halves."""
+        team = team or self["TEAM"]
+        along = ceil_div(self["N"], team)
+        return passes * (along + along // 32 + 2 + team.bit_length())
 
     def nested(self, *names: str) -> int:
         """Loop iterations of nested loops over these constants, the innermost last."""

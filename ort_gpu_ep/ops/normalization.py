@@ -60,7 +60,7 @@ record(
 )
 record(MOMENTS, "reduction_held", loop_bound=lambda k: 64)
 record(JOINED, "reduction_held", loop_bound=lambda k: ceil_div(k["PIECE4"], k.workgroup_size) + 64)
-record("row_moments.wgsl", "reduction", loop_bound=lambda k: k.rows(2))
+record("row_moments.wgsl", "reduction", loop_bound=lambda k: k.rows(2, k.workgroup_size // k["PER_GROUP"]))
 record(
     "channel_moments.wgsl",
     "reduction",
@@ -319,7 +319,13 @@ def layer_normalization(node: BoundNode) -> Kernel | Lowering:
     moments = kernel(
         "row_moments.wgsl",
         [stats, stats],
-        consts={**rows.consts, "EPSILON": epsilon},
+        consts={
+            "ROWS": rows.count,
+            "N": rows.length,
+            "PER_GROUP": rows.workgroup_size // rows.team,
+            "SUBGROUPS": False,
+            "EPSILON": epsilon,
+        },
         groups=rows.groups,
         workgroup_size=rows.workgroup_size,
         workgroup_nbytes=4 * rows.workgroup_size,

@@ -2,9 +2,11 @@
 together.
 
 This module owns the tiles, what each is estimated to take, and the packing of constant weights. The estimate's figures,
-and each tile's part of the full rate, are fitted to what was measured on an H200: benchmarks/tiles.py's 56 layers in up
-to ten forms each, and the products of ResNet-50 and MobileNet-V2 at batch 32 in their four best. What it picks takes 0
-to 1.9 % longer than the best form, over the layers of each network; of a layer 8 % at most.
+and each tile's part of the full rate, are fitted to what was measured on an H200: all products of ResNet-50 at batch 32
+in eleven forms each, five of them between bytes and in float16, 20 layers of benchmarks/tiles.py at batch 1 in ten; and
+to an earlier estimate of one or two workgroups a unit, of its 56 layers in up to ten forms. Of what was measured it
+picks what takes 1.1 % longer than the best, over ResNet-50 at batch 32, and 0.4 %, over the 20 layers; of a layer 6 %
+at most.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from functools import partial
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, FLOATS, DType, Shape, TensorType
-from ort_gpu_ep.kernels.cost_parameters import within_registers
+from ort_gpu_ep.kernels.cost_parameters import FMA_NBYTES, Figures, within_registers
 from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, Strided, kernel
@@ -32,7 +34,7 @@ class Tile:
     """A workgroup's share of a product.
 
     m, n: columns and rows. fours: of K in a step. own_m, own_n: sums of a lane. slices: teams that share a step's K.
-    resident: workgroups that a compute unit has at once. efficiency: of its multiply-adds at full rate, with that many.
+    efficiency: of a unit's multiply-adds at full rate, without what a step takes beside them.
     """
 
     name: str
@@ -42,7 +44,6 @@ class Tile:
     own_m: int
     own_n: int
     slices: int
-    resident: int
     efficiency: float
 
     @property
@@ -79,8 +80,8 @@ class Tile:
     @property
     def read_nbytes(self) -> int:
         """Of workgroup memory in a step: of each four of K a lane reads a vector for each of its rows, and for each of
-        its columns."""
-        return 16 * self.fours * self.team * (self.own_m + self.own_n)
+        its columns; lanes that read the same read it once."""
+        return int(FMA_NBYTES / 2 * 16 * self.fours * self.team * (self.own_m + self.own_n))
 
     @property
     def shared(self) -> int:
@@ -106,14 +107,18 @@ class Tile:
         """In float16 the sums lie beside the buffers."""
         return 8 * 2 * self.buffer + 16 * self.sums if halves else 16 * self.shared
 
+    def resident(self, by: Figures, halves: bool) -> int:
+        """Workgroups that a compute unit has at once."""
+        return max(1, by.unit_workgroup_nbytes // self.workgroup_nbytes(halves))
+
     def fits(self, limits: Limits, halves: bool = False) -> bool:
         """Whether the adapter can run it; in float16 also whether it is worth that: a lane has each sum in float32,
-        too."""
+        too, and a step of four fours takes as little workgroup memory as one of two in float32."""
         nbytes, sums = self.workgroup_nbytes(halves), self.own_m * self.own_n
         return (
             self.workgroup_size <= limits.max_invocations
             and nbytes <= limits.max_workgroup_nbytes
-            and not (halves and sums > MOST_SUMS)
+            and not (halves and (sums > MOST_SUMS or self.fours < LEAST_FOURS))
         )
 
 
@@ -122,16 +127,19 @@ OTHER_REGISTERS = 40
 of 64x64, 6 of 64x32/4 where it has windows, and nothing of 64x64/4 (benchmarks/compilers.py)."""
 
 TILES = (
-    Tile("64x64/4", 64, 64, 8, 8, 4, 4, 2, 0.5017),
-    Tile("64x32/4", 64, 32, 8, 8, 4, 4, 2, 0.4),
-    Tile("32x32/4", 32, 32, 8, 4, 4, 4, 4, 0.362),
-    Tile("32x16/4", 32, 16, 8, 4, 4, 4, 4, 0.3345),
-    Tile("32x64", 32, 64, 4, 4, 4, 1, 4, 0.4843),
-    Tile("64x64", 64, 64, 4, 8, 4, 1, 4, 0.5061),
-    Tile("128x128", 128, 128, 4, 8, 8, 1, 2, 0.5144),
-    Tile("32x32", 32, 32, 4, 4, 4, 1, 4, 0.3767),
-    Tile("16x32/4", 16, 32, 8, 4, 4, 4, 4, 0.2769),
-    Tile("16x16", 16, 16, 4, 4, 4, 1, 4, 0.0677),
+    Tile("64x64/4", 64, 64, 8, 8, 4, 4, 0.651),
+    Tile("64x32/4", 64, 32, 8, 8, 4, 4, 0.6045),
+    Tile("32x32/4", 32, 32, 8, 4, 4, 4, 0.569),
+    Tile("32x16/4", 32, 16, 8, 4, 4, 4, 0.476),
+    Tile("32x64", 32, 64, 4, 4, 4, 1, 0.588),
+    Tile("64x64", 64, 64, 4, 8, 4, 1, 0.67),
+    Tile("128x128", 128, 128, 4, 8, 8, 1, 0.713),
+    Tile("32x32", 32, 32, 4, 4, 4, 1, 0.5685),
+    Tile("16x32/4", 16, 32, 8, 4, 4, 4, 0.379),
+    Tile("16x16", 16, 16, 4, 4, 4, 1, 0.088),
+    Tile("64x64x8", 64, 64, 2, 8, 4, 1, 0.7365),
+    Tile("128x64x8", 128, 64, 2, 8, 8, 1, 0.74),
+    Tile("64x32x8", 64, 32, 2, 8, 4, 1, 0.671),
 )
 """Those of 16 are for few columns, and for adapters with little workgroup memory."""
 
@@ -139,12 +147,15 @@ MOST_SUMS = 32
 """Of a lane, in float16: with twice as many a unit has too few workgroups at once. On an H200 128x128 takes longer than
 64x64."""
 
+LEAST_FOURS = 4
+"""Of a step, in float16."""
+
 BYTE_CUT_FACTOR = 1.15
 """A product of bytes whose K is cut counts so many times its estimate: its parts are 32-bit sums, in networks whose
 other values are bytes. ResNet-50 takes as long on an H200 with six of its products cut as without, and a quarter more
 memory."""
 
-HALVES_GAIN = 1.3
+HALVES_GAIN = 1.27
 """How much faster products of float16 are on an H200 in a tile of one team; sums of several teams take as long as they
 gain."""
 
@@ -303,31 +314,26 @@ def _tiles(product: TiledProduct, tile: Tile) -> int:
 
 
 def estimate_ns(product: TiledProduct, tile: Tile, split: int) -> float:
-    """By the target's figures: waves of workgroups, each step as long as its latency, or the work of those that share a
-    unit, or what they read of workgroup memory; the stores.
+    """By the target's figures: the workgroups that a unit has at once, again and again until all are done, each step with
+    what they wait for together and the work of each, or what that reads of workgroup memory; the stores, while the
+    others go on.
     """
     by = product.target.figures
     groups = _tiles(product, tile) * split
     waves = ceil_div(groups, by.units)
-    resident = min(waves, tile.resident)
+    resident = min(waves, tile.resident(by, product.halves))
     steps = ceil_div(ceil_div(product.fours, tile.fours), split)
-    launch_ns, step_ns, arrival_ns, idle_power = (
-        (by.byte_launch_ns, by.byte_step_ns, by.byte_arrival_ns, by.byte_idle_power)
+    launch_ns, step_ns, arrival_ns = (
+        (by.byte_launch_ns, by.byte_step_ns, by.byte_arrival_ns)
         if product.bytes
-        else (
-            by.tile_launch_ns,
-            by.tile_step_ns if product.pointwise else by.window_step_ns,
-            by.arrival_ns,
-            by.idle_power,
-        )
+        else (by.tile_launch_ns, by.tile_step_ns if product.pointwise else by.window_step_ns, by.arrival_ns)
     )
-    idle = max(1.0, by.enough_lanes / (resident * tile.workgroup_size)) ** idle_power
     gain = HALVES_GAIN if product.halves and tile.slices == 1 else 1.0
-    work = tile.m * tile.n * tile.fours * 4 * resident / (by.fma_per_ns * tile.efficiency * gain) * idle
-    reads = tile.read_nbytes / (2 if product.halves else 1) * resident * by.workgroup_byte_ns
-    teams_ns = by.byte_teams_ns if product.bytes and tile.slices > 1 else 0.0
-    time = launch_ns + steps * waves / resident * max(step_ns, work, reads) + teams_ns
-    time += 4 * (groups // split) * tile.m * tile.n * by.byte_ns  # of bytes, too: what ends them takes as long
+    work = tile.m * tile.n * tile.fours * 4 / (by.fma_per_ns * tile.efficiency * gain)
+    reads = tile.read_nbytes / (2 if product.halves else 1) * by.workgroup_byte_ns
+    time = launch_ns + steps * (ceil_div(waves, resident) * step_ns + waves * max(work, reads))
+    # of bytes, too: what ends them takes as long
+    time += 4 * (groups // split) * tile.m * tile.n * by.byte_ns / resident
     if split > 1 and may_arrive(product, tile):
         time += arrival_ns + by.arrival_element_ns * split * tile.m * tile.n
     elif split > 1:

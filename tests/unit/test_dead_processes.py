@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 PLUGIN = """
@@ -39,11 +41,37 @@ def test_well():
 
 WELL = "def test_well(): pass\n"
 
+BUSY = """
+import threading
+from xdist.workermanage import Marker, WorkerController
+from tests.dead_processes import process_of
 
-def test_a_run_ends_and_says_of_what_its_processes_died(tmp_path: Path) -> None:
+scheduled, of_node = threading.Event(), WorkerController.process_from_remote
+
+def late(self, event):
+    if event is Marker.END:
+        scheduled.wait(60)
+    of_node(self, event)
+
+WorkerController.process_from_remote = late
+
+def pytest_runtest_logreport(report):
+    if report.nodeid.endswith("test_before") and report.when == "teardown" and hasattr(report, "node"):
+        process_of(report.node).wait(60)
+
+def pytest_runtest_logstart(nodeid):
+    if nodeid.endswith("test_dies"):
+        scheduled.set()
+"""
+"""As on a machine that is busy: the process is dead before the run has heard of the test before, and gives it the next
+file; that it is dead it hears behind that."""
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_run_ends_and_says_of_what_its_processes_died(busy: bool, tmp_path: Path) -> None:
     """One that dies, one that hangs where no signal reaches it, and one that dies behind its tests: no other test is
     lost."""
-    (tmp_path / "conftest.py").write_text(PLUGIN)
+    (tmp_path / "conftest.py").write_text(PLUGIN + BUSY * busy)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     for name, text in {"a": WELL, "b": WELL, "c": DIES, "d": HANGS, "e": WELL, "f": AT_THE_END}.items():
         (tmp_path / f"test_{name}.py").write_text(text)

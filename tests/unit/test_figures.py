@@ -81,8 +81,8 @@ def test_a_gpu_that_waits_longer() -> None:
     slow = figures_of(replace(peaks, wait_s=MEASURED_WAIT_S * 2, barrier_s=MEASURED_BARRIER_S * 4), MEASURED_DISPATCH_S)
     assert before.fma_ns > 1.9 * least.fma_ns
     read_ns, barrier_ns = MEASURED_WAIT_S * 1e9, MEASURED_BARRIER_S * 1e9
-    assert before.tile_step_ns == least.tile_step_ns
-    assert slow.tile_step_ns == pytest.approx(least.tile_step_ns + read_ns)
+    assert before.window_step_ns == least.window_step_ns
+    assert slow.window_step_ns == pytest.approx(least.window_step_ns + read_ns)
     assert slow.normalize_load_ns == pytest.approx(2 * least.normalize_load_ns), "no more than it waits at all"
     assert slow.attention_wait_clocks / slow.clocks_per_ns == pytest.approx(
         least.attention_wait_clocks / least.clocks_per_ns + read_ns
@@ -94,7 +94,7 @@ def test_a_gpu_that_waits_longer() -> None:
     )
     assert before.attention_wait_clocks == least.attention_wait_clocks, "as many clocks where it was not measured"
     disturbed = figures_of(replace(peaks, wait_s=1.0, barrier_s=1.0), MEASURED_DISPATCH_S)
-    assert disturbed.tile_step_ns == pytest.approx(least.tile_step_ns + (MOST - 1) * read_ns)
+    assert disturbed.window_step_ns == pytest.approx(least.window_step_ns + (MOST - 1) * read_ns)
 
 
 def test_what_follows_from_what() -> None:
@@ -184,15 +184,15 @@ def lost(device: Device, figures: Figures) -> list[float]:
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.kind)
 def test_choices_stay_sane_on_other_gpus(device: Device) -> None:
-    """By an independent model of a small GPU, what is chosen takes at most twice as long as the best: 8 % on average
-    where all was measured, 17 % where little or nothing was. By an H200's figures it takes up to three times as long: K
-    is cut in many parts.
+    """By an independent model of a small GPU, what is chosen takes at most 1.7 times as long as the best: 7 % longer on
+    average where all was measured, 9 % where little or nothing was. By an H200's figures it takes up to three times as
+    long: K is cut in many parts.
     """
     peaks = Roofs(device.roofs.flops_per_s, device.roofs.nbytes_per_s)
     measured, *others = (figures_of(device.roofs, device.dispatch_s), figures_of(peaks, device.dispatch_s), None)
-    for known, most in ((measured, 1.08), *((figures, 1.17) for figures in others)):
+    for known, most in ((measured, 1.07), *((figures, 1.09) for figures in others)):
         found = lost(device, figures_for("integrated", known, SMALL_GPUS[device.kind].compiler))
-        assert max(found) < 2.0
+        assert max(found) < 1.7
         assert sum(found) / len(found) < most
     assert max(lost(device, DEFAULT_FIGURES)) > 2.0
 
@@ -207,6 +207,24 @@ def test_slow_workgroup_memory_is_read_less(device: Device) -> None:
         for roofs in (replace(slow.roofs, workgroup_nbytes_per_s=0.0), slow.roofs)
     )
     assert sum(blind) / len(blind) > 1.13 > 1.06 > sum(seeing) / len(seeing)
+
+
+def test_a_step_is_as_large_as_workgroup_memory_has_room_for_others() -> None:
+    """Of 256 columns of 1024: where few workgroups are on a unit at once, steps bring less; with room for all of them one
+    brings more. In float16 a tile takes half as much, and stays as it is."""
+
+    def fours(nbytes: int, precision: str = "float32") -> int:
+        figures = replace(DEFAULT_FIGURES, unit_workgroup_nbytes=nbytes)
+        target = Target(replace(H200, figures=figures, precision=precision))
+        product = TiledProduct(6272, 256, Weights(1, 1024, 1, 1, 256, 0, True), target=target)
+        tile, _ = shares(product)[taken(target, product.key, tiles.forms(product)).form]
+        return tile.fours
+
+    assert [fours(nbytes) for nbytes in (DEFAULT_FIGURES.unit_workgroup_nbytes, 228 << 10)] == [2, 8]
+    assert fours(DEFAULT_FIGURES.unit_workgroup_nbytes, "f16acc") >= 4
+    tile = next(t for t in tiles.TILES if t.name == "64x64")
+    assert [tile.resident(DEFAULT_FIGURES, halves) for halves in (False, True)] == [2, 5]
+    assert tile.resident(replace(DEFAULT_FIGURES, unit_workgroup_nbytes=8192), False) == 1, "one runs in any case"
 
 
 def test_what_a_parameter_is_worth_is_counted() -> None:
