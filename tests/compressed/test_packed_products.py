@@ -113,24 +113,31 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zero", ["none", "codes", "floats"])
-def test_codes_read_as_halves(bits: int, zero: str, halves: None) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_codes_read_as_halves(bits: int, zero: str, count: int, halves: None) -> None:
     """Whatever the vector is: large and small elements beside each other, some that are not finite or become so, and
     some next to nothing."""
-    model, (dense, _) = nbits_model((3, 164), 164, 37, bits, 16, zero, bias=False)
+    model, (dense, _) = nbits_model((count, 164), 164, 37, bits, 16, zero, bias=False)
     x = RNG.normal(size=(3, 164)).astype("f")
     x[1] *= 10.0 ** RNG.uniform(-30, 3, 164)
     x[2] *= 1e-34
-    forms = {(step.kernel.choice.key, step.kernel.choice.form) for step in plan_steps(model, x) if step.kernel.choice}
+    groups = [x[i : i + count] for i in range(0, 3, count)]
+    forms = {
+        (step.kernel.choice.key, step.kernel.choice.form)
+        for step in plan_steps(model, groups[0])
+        if step.kernel.choice
+    }
     assert forms == {(f"vectors 37 x 164, {bits} bits", HALVES)}
     for large in (1, 1e33):
         x[0] *= large
-        for row, wanted in zip(run_direct(model, {"x": x})[0], x.astype("d") @ dense, strict=True):
-            close(row / np.abs(wanted).max(), wanted / np.abs(wanted).max())
+        for group in groups:
+            for row, wanted in zip(run_direct(model, {"x": group})[0], group.astype("d") @ dense, strict=True):
+                close(row / np.abs(wanted).max(), wanted / np.abs(wanted).max())
     for value in (np.inf, -np.inf, np.nan):
         x[0, 77] = value
         with np.errstate(invalid="ignore"):
             wanted = x[:1].astype("d") @ dense
-        np.testing.assert_array_equal(run_direct(model, {"x": x})[0][:1], wanted)
+        np.testing.assert_array_equal(run_direct(model, {"x": groups[0]})[0][:1], wanted)
 
 
 def test_bytes_with_a_scale_for_each_row_read_as_halves(halves: None) -> None:
