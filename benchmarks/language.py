@@ -1,11 +1,12 @@
 """Milliseconds of a language model's token and tokens a second of its prompt, with caches that stay where they are.
 
     python -m benchmarks.language [--size 1b|8b|tiny] [--sides generate,gpu,cpu] [--contexts 512,4096] [--prompt 512]
-        [--tokens 64] [--mixture] [--accuracy-level 4] [--dtype float16] [--cache-bits 8] [--rows 4,16] [--json FILE]
+        [--tokens 64] [--mixture] [--accuracy-level 4] [--dtype float16] [--cache-bits 8] [--rows 4,16]
+        [--drafts 3] [--json FILE]
 
 The model is models/language.py with the sizes of Llama-3.2-1B or Llama-3.1-8B (int4 in blocks of 32, random weights in
 a file beside model.onnx), gpt-oss-20b's shape (--mixture: 12 GB), or small ones. Past and present of a layer are one
-buffer. --cache-bits and --rows (rows that `generate` has side by side) are of side `generate`. A side
+buffer. --cache-bits, --rows (that `generate` has side by side) and --drafts (of a pass) are of side `generate`. A side
 runs in a process of its own (language_process.py, which says what the rows are): `generate` by ort_gpu_ep.Generator,
 `gpu` by IO binding with logits on the host, `bound` by IO binding of a decoding_session, `cpu` on ONNX Runtime's CPU
 provider by IO binding, `genai` by onnxruntime-genai's loop with our provider as its WebGPU provider and graph capture
@@ -62,6 +63,7 @@ def measured(
     tokens: int,
     cache_bits: int | None = None,
     rows: str = "",
+    drafts: str = "",
 ) -> dict[str, float]:
     """Of a side, in a process of its own."""
     if side in GENAI:
@@ -75,7 +77,8 @@ def measured(
         "tokens": tokens,
     }
     if side == "generate":
-        given |= {"cache_bits": cache_bits, "rows": [int(r) for r in rows.split(",") if r]}
+        numbers = {name: [int(n) for n in text.split(",") if n] for name, text in (("rows", rows), ("drafts", drafts))}
+        given |= {"cache_bits": cache_bits, **numbers}
     command = [sys.executable, "-m", "benchmarks.language_process", json_module.dumps(given)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return dict(json_module.loads(done.stdout.splitlines()[-1]))
@@ -103,6 +106,7 @@ def main(
     size: Annotated[str, typer.Option(help="1b, 8b, or tiny, to try it.")] = "1b",
     cache_bits: Annotated[int | None, typer.Option(help="8 or 4: caches of codes.")] = None,
     rows: Annotated[str, typer.Option(help="Numbers of rows side by side.")] = "",
+    drafts: Annotated[str, typer.Option(help="Numbers of drafts that a pass verifies.")] = "",
     json: Annotated[Path | None, typer.Option(help="Also write what was found there.")] = None,
 ) -> None:
     """Measures decoding and prompts."""
@@ -114,7 +118,8 @@ def main(
         model = language_model(**sizes, accuracy=accuracy_level, dtype=dtype)  # type: ignore[arg-type]
         onnx.save_model(model, path, save_as_external_data=True, location="model.onnx.data")
         found = {
-            side: measured(path, side, sizes, contexts, prompt, tokens, cache_bits, rows) for side in sides.split(",")
+            side: measured(path, side, sizes, contexts, prompt, tokens, cache_bits, rows, drafts)
+            for side in sides.split(",")
         }
     show(found)
     if json is not None:

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnxruntime
@@ -26,6 +27,7 @@ from benchmarks import cases
 from ort_gpu_ep import Generator, InferenceSession, decoding_session, get_library_path, read_later
 from ort_gpu_ep.cli import decoding
 from ort_gpu_ep.device.timing import Stopwatch
+from ort_gpu_ep.generation.drafts import Lookup
 from ort_gpu_ep.plugin.graph_capture import CapturedGraph
 
 GENAI: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
@@ -307,6 +309,25 @@ def of_rows(path: str, rows: int, context: int, tokens: int) -> dict[str, float]
     return {f"step_ms_of_{rows}_rows": ms, f"tokens_s_of_{rows}_rows": rows / ms * 1e3}
 
 
+def of_passes(path: str, lookahead: int, context: int, tokens: int) -> dict[str, float]:
+    """A pass that verifies so many drafts behind the last token, of which hardly one is right."""
+    rng = np.random.default_rng(2)
+    with mock.patch.object(Lookup, "__call__", lambda _, _tokens, count: rng.integers(0, 1000, count).tolist()):
+        generator = Generator(
+            path,
+            max_length=context + 4 * tokens,
+            lookahead=lookahead,
+            sess_options=cases.quiet(),
+            provider_options={"strict": 1, "unit_plans": "wait"},
+        )
+        answer, gpu = generator.generate(rng.integers(0, 1000, context)), generator.session._state.gpu  # type: ignore[union-attr]
+        for _ in range(tokens // 2):
+            next(answer)
+        ms, _, _ = timed(lambda: next(answer), tokens, gpu)
+        count = 1 + lookahead
+        return {f"pass_ms_of_{count}_tokens": ms, f"gpu_ms_of_{count}_tokens": gpu_ms(lambda: next(answer), gpu)}
+
+
 def measure(
     path: str,
     side: str,
@@ -315,8 +336,10 @@ def measure(
     tokens: int,
     cache_bits: int | None = None,
     rows: Sequence[int] = (),
+    drafts: Sequence[int] = (),
 ) -> dict[str, float]:
-    """What a side takes. cache_bits, and rows (so many at once, each number timed): of side generate alone."""
+    """What a side takes. Of side generate alone: cache_bits, rows (so many at once, each number timed), drafts (so many
+    that a pass verifies, likewise)."""
     options: dict[str, Any] = {"cache_bits": cache_bits} if cache_bits is not None else {}
     sides: Mapping[str, type[Any]] = {"generate": Generated, "bound": OnDevice, **dict.fromkeys(GENAI, Genai)}
     made = sides.get(side, Bound)
@@ -347,6 +370,8 @@ def measure(
         }
     for count in rows:
         found |= of_rows(path, count, min(contexts), tokens)
+    for count in drafts:
+        found |= of_passes(path, count, min(contexts), tokens)
     return found
 
 

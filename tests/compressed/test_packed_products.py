@@ -123,9 +123,7 @@ def test_codes_read_as_halves(bits: int, zero: str, count: int, halves: None) ->
     x[2] *= 1e-34
     groups = [x[i : i + count] for i in range(0, 3, count)]
     forms = {
-        (step.kernel.choice.key, step.kernel.choice.form)
-        for step in plan_steps(model, groups[0])
-        if step.kernel.choice
+        (step.kernel.choice.key, step.kernel.choice.form) for step in plan_steps(model, groups[0]) if step.kernel.choice
     }
     assert forms == {(f"vectors 37 x 164, {bits} bits", HALVES)}
     for large in (1, 1e33):
