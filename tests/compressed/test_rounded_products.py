@@ -109,7 +109,7 @@ def test_a_gpu_prefers_bytes_for_a_prompt() -> None:
     columns = Columns(0, 512, 2048, 1, 8192, 1)
     dense = tiles.TiledProduct(512, 8192, tiles.Weights("unpacked", 2048, 1, 1, 8192, 0, False), target=Target())
     others = min(product_ns(Target(), weights, columns), DENSE_SHARE * best_ns(tiles.forms(dense)))
-    assert rounded_products.estimate_ns(Target(), weights, columns) < 0.8 * others
+    assert rounded_products.estimate_ns(Target(), weights, columns) < others
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

@@ -16,13 +16,10 @@
 #for round in 2 if HALVES else 1
 #let halves = HALVES and round == 0
 #let ahead = round == 0 and COLS * WIDE <= 2
-#let scaled = halves and BLOCK and COLS > 2
 #if round
-#if not (BLOCK and COLS > 2)
 #for r in PER * WIDE
 #for c in COLS
     sum$(r)_$c *= 1.0 / f32(1u << $(r % (PER // 2) % beside * BITS)u);
-#end
 #end
 #end
     // Zero points were taken off sums: what is not finite by that is added up anew, code by code.
@@ -63,13 +60,13 @@
 #if NORM
         let plain$c = four_of_x($(c)u, q);
         sum$(SUMS - 1)_$c += dot(plain$c, plain$c);
-#if halves and not scaled
+#if halves
         let x$c = LIFT * (gamma * plain$c);
 #else
         let x$c = gamma * plain$c;
 #end
 #else
-#if halves and not scaled
+#if halves
         let x$c = LIFT * four_of_x($(c)u, q);
 #else
         let x$c = four_of_x($(c)u, q);
@@ -102,10 +99,8 @@
             let part$part = words$m >> vec4<u32>($(part * span * BITS)u);
 #end
 #if halves
-#if not scaled
 #for c in COLS
             let total$c = (x$c.x + x$c.y) + (x$c.z + x$c.w);
-#end
 #end
 #for r in PER // 2
 #if HAS_ZEROS
@@ -145,17 +140,6 @@
 #end
 #end
 #end
-#if scaled
-            // With several vectors it is less work to scale the weights than the sums.
-            let up$r = scale$(m)_$(r // 4)[$(r % 4)] * (LIFT / f32(1u << $(pair % beside * BITS)u));
-            let base$r = taken$r * up$r;
-#for i in 4
-            let weight$(r)_$i = fma(pair$(pair)_$i[$half], up$r, base$r);
-#for c in COLS
-            sum$(first + r)_$c = fma(weight$(r)_$i, x$c[$i], sum$(first + r)_$c);
-#end
-#end
-#else
 #for c in COLS
 #if halves
             var dot$(r)_$c = taken$r * total$c;
@@ -169,7 +153,6 @@
             sum$(first + r)_$c = fma(scale$(m)_$(r // 4)[$(r % 4)], dot$(r)_$c, sum$(first + r)_$c);
 #else
             sum$(first + r)_$c += dot$(r)_$c;
-#end
 #end
 #end
 #end
