@@ -30,9 +30,9 @@ MOST_SPLIT = 8
 """Parts that K may be cut into."""
 AHEAD = 2
 """Steps whose loads are under way. One takes 10 % longer, three as long."""
-RESIDENT, STEP, LOAD_CLOCKS, ARRIVAL = 4, 0.83, 20, 0.27
-"""Workgroups that a compute unit has at once; what a step takes of figures.matrix_step_ns at least; of a unit, a load of a
-fragment; what parts that are added up take of figures.matrix_arrival_ns."""
+STEP, LOAD_CLOCKS, ARRIVAL = 0.83, 20, 0.27
+"""What a step takes of figures.matrix_step_ns at least; of a unit, a load of a fragment; what parts that are added up take
+of figures.matrix_arrival_ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ def estimate_ns(target: Target, shape: Shape, rows: int, k: int, split: int) -> 
     if fragment is None:
         return math.inf
     loads = shape.k // fragment.k * (VECTORS // fragment.n + shape.m // fragment.m)
-    waits_ns = ceil_div(groups, RESIDENT * by.units) * steps * STEP * by.matrix_step_ns
+    resident = max(1, by.unit_workgroup_nbytes // shape.nbytes)
+    waits_ns = ceil_div(groups, resident * by.units) * steps * STEP * by.matrix_step_ns
     loads_ns = ceil_div(groups, by.units) * steps * loads * LOAD_CLOCKS / by.clocks_per_ns
     arrival_ns = ARRIVAL * by.matrix_arrival_ns if split > 1 else 0.0
     return float(by.matrix_launch_ns + max(waits_ns, loads_ns) + arrival_ns)
