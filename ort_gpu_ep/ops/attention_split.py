@@ -12,9 +12,11 @@ from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops.attention import OTHER_REGISTERS, SCALES, Codes, Heads, Mask, Options, mask_consts
-from ort_gpu_ep.ops.packed_vectors import FEW_TOKENS
 
 IN_PARTS = "keys in parts"
+
+MAX_TOKENS = 8
+"""Of a sequence: more of them have enough queries for the forms of attention.py."""
 
 MAX_SHARE, FEWER, SHARE_REGISTERS = 8, 4, 192
 """Queries of a workgroup, each with registers and workgroup memory of its own: at most, and where an invocation has not
@@ -121,7 +123,7 @@ def fits(node: BoundNode, q: Heads, k: Heads, v: Heads, codes: Codes | None) -> 
     read = reading(width, codes)
     return (
         is_alike
-        and any(same(q.shape[2], n) for n in range(1, FEW_TOKENS + 1))
+        and any(same(q.shape[2], n) for n in range(1, MAX_TOKENS + 1))
         and read.nbytes(MAX_SHARE, LANES // read.parts, 1) <= limits.max_workgroup_nbytes
     )
 

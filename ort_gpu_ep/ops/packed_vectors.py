@@ -24,8 +24,7 @@ MANY_VECTORS = 16
 GROUPS = (MAX_VECTORS, 2 * MAX_VECTORS)
 """Columns of such a group."""
 FEW_TOKENS = 8
-"""Of a sequence, at most: they are columns of a group, and share the keys that they read. More have enough queries for
-other forms of attention."""
+"""Of a sequence: with so many, they are columns of groups."""
 LIVE = 2
 """Registers that an invocation has in use for each of its sums, at most."""
 UNIT_LANES = 1024
