@@ -69,10 +69,10 @@ class Generator:
     by default placement=gpu. sess_options: copied, and so not changed, unless the model has operators of a library,
     which no copy knows.
 
-    lookahead: drafts that are verified in one pass, 0 to 7; packed weights are read from memory once for all of them. So
-    an answer whose drafts hold takes less time, and it has the same tokens but for sums that are rounded otherwise.
-    draft: a Generator of a smaller model with the same vocabulary that writes the drafts; None: they are looked up in
-    the text so far. `tokens_per_pass` tells what it brings.
+    lookahead: drafts that are verified in one pass, 0 to 7; packed weights are read once for up to 3 of them. So an
+    answer whose drafts hold takes less time, and it has the same tokens but for sums that are rounded otherwise. draft:
+    a Generator of a smaller model with the same vocabulary that writes the drafts; None: they are looked up in the text
+    so far. `tokens_per_pass` tells what it brings.
 
     rows: how many sequences a batch of this Generator has at most, see `batch`; the model's batch axis must be open.
 

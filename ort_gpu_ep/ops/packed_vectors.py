@@ -23,8 +23,6 @@ MANY_VECTORS = 16
 """Columns up to which groups of them are a form beside tiles."""
 GROUPS = (MAX_VECTORS, 2 * MAX_VECTORS)
 """Columns of such a group."""
-FEW_TOKENS = 8
-"""Of a sequence: with so many, they are columns of groups."""
 LIVE = 2
 """Registers that an invocation has in use for each of its sums, at most."""
 UNIT_LANES = 1024
@@ -206,12 +204,9 @@ def grouped(
 
 
 def _are_tokens(x: Operand, columns: Columns) -> bool:
-    """Whether their number is known, is that of sequences with a token each, or of few tokens, as drafts are that one
-    pass verifies: of these each number has a plan of its own, since more depends on it than this product. A plan for
-    prompts, which are of any length, asks no more than whether there are few."""
-    if not is_symbolic(columns.count) or (x.rank == 3 and same(x.shape[1], 1)):
-        return True
-    return x.rank == 3 and columns.count <= FEW_TOKENS and int(columns.count) > 0
+    """Whether their number is known, or is that of sequences with a token each: a plan for prompts, which are of any
+    length, does not ask how long they are."""
+    return not is_symbolic(columns.count) or (x.rank == 3 and same(x.shape[1], 1))
 
 
 def groups_of(columns: int) -> str:
