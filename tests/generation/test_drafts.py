@@ -171,8 +171,10 @@ def test_a_prompt_in_parts(options: dict[str, Any], monkeypatch: pytest.MonkeyPa
         assert [list(ours.generate(p, max_new_tokens=8)) for p in prompts] == expected
 
 
-def test_float16_and_packed_weights() -> None:
+@pytest.mark.parametrize("lookahead", [3, 7])
+def test_float16_and_packed_weights(lookahead: int) -> None:
     for changed in ({"dtype": "float16"}, {"packed": True}):
         model = language_model(layers=1, **changed)
         expected = list(Generator(model, max_length=64).generate(PROMPTS[2], max_new_tokens=24))
-        assert list(Generator(model, max_length=64, lookahead=3).generate(PROMPTS[2], max_new_tokens=24)) == expected
+        drafted = Generator(model, max_length=64, lookahead=lookahead)
+        assert list(drafted.generate(PROMPTS[2], max_new_tokens=24)) == expected

@@ -22,7 +22,9 @@ USES = re.compile(r"\b(subgroup(?!Matrix)|quad)[A-Z]\w*\(")
 SHADERS = [path.name for path in files("ort_gpu_ep.shaders").iterdir() if path.name.endswith(".wgsl")]
 TEAMS = {"recurrent_steps.wgsl", "recurrent_backward_steps.wgsl"}
 """They use subgroups only where these have 32 invocations: a team is a subgroup."""
-KERNELS = {shader for shader in SHADERS if USES.search(body(shader)) and "subgroupMatrix" not in body(shader)} - TEAMS
+WITHOUT = {"row_moments.wgsl"}
+"""It includes the sums of a team, and has them added up without subgroups."""
+KERNELS = {s for s in SHADERS if USES.search(body(s)) and "subgroupMatrix" not in body(s)} - TEAMS - WITHOUT
 """Without those of matrix units, whose workgroups are whole subgroups, and which no software adapter has."""
 
 
