@@ -215,18 +215,18 @@ class OnDevice:
         return int(self._waiting.popleft()()[0].item())
 
 
+def generator_of(path: str, length: int, **options: Any) -> Generator:
+    """For prompts and answers of so many tokens, all on the GPU."""
+    settings = {"strict": 1, "unit_plans": "wait"}
+    return Generator(path, max_length=length, sess_options=cases.quiet(), provider_options=settings, **options)
+
+
 class Generated:
     """ort_gpu_ep.Generator. cache_bits: of its caches' codes."""
 
     def __init__(self, path: str, side: str, rows: int, cache_bits: int | None = None) -> None:
         opening = Opening(path)
-        self._generator = Generator(
-            path,
-            max_length=rows,
-            sess_options=cases.quiet(),
-            provider_options={"strict": 1, "unit_plans": "wait"},
-            cache_bits=cache_bits,
-        )
+        self._generator = generator_of(path, rows, cache_bits=cache_bits)
         self.opened = opening.end()
         self.gpu = self._generator.session._state.gpu  # type: ignore[union-attr]
 
@@ -288,13 +288,7 @@ def _replays() -> list[CapturedGraph]:
 
 def of_rows(path: str, rows: int, context: int, tokens: int) -> dict[str, float]:
     """A step of so many rows that are generated side by side, each behind a prompt of its own."""
-    generator = Generator(
-        path,
-        max_length=context + 2 * tokens,
-        rows=rows,
-        sess_options=cases.quiet(),
-        provider_options={"strict": 1, "unit_plans": "wait"},
-    )
+    generator = generator_of(path, context + 2 * tokens, rows=rows)
     rng = np.random.default_rng(1)
     prompts, times = [rng.integers(0, 1000, context) for _ in range(rows)], list[float]()
 
@@ -313,13 +307,7 @@ def of_passes(path: str, lookahead: int, context: int, tokens: int) -> dict[str,
     """A pass that verifies so many drafts behind the last token, of which hardly one is right."""
     rng = np.random.default_rng(2)
     with mock.patch.object(Lookup, "__call__", lambda _, _tokens, count: rng.integers(0, 1000, count).tolist()):
-        generator = Generator(
-            path,
-            max_length=context + 4 * tokens,
-            lookahead=lookahead,
-            sess_options=cases.quiet(),
-            provider_options={"strict": 1, "unit_plans": "wait"},
-        )
+        generator = generator_of(path, context + 4 * tokens, lookahead=lookahead)
         answer, gpu = generator.generate(rng.integers(0, 1000, context)), generator.session._state.gpu  # type: ignore[union-attr]
         for _ in range(tokens // 2):
             next(answer)

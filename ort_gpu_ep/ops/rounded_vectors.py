@@ -98,12 +98,11 @@ class Shape:
         def fits(one: Shape) -> bool:
             return one.nbytes <= limits.max_workgroup_nbytes
 
-        def last(shapes: Iterable[Shape], lanes: int) -> Shape:
-            """Of shapes with fewer and fewer workgroups, the last one that leaves each unit so many invocations, or the
-            first."""
+        def last(shapes: Iterable[Shape]) -> Shape:
+            """Of shapes with fewer and fewer workgroups, the last one that leaves each unit UNIT_LANES invocations, or
+            the first."""
             first, *others = shapes
-            enough = (one for one in others if fits(one) and one.groups * one.size >= lanes * units)
-            return max(enough, key=lambda one: -one.groups, default=first)
+            return [first, *(one for one in others if fits(one) and one.groups * one.size >= UNIT_LANES * units)][-1]
 
         def doubled(most: int) -> list[int]:
             return [1 << n for n in range(max(most, 1).bit_length())]
@@ -115,8 +114,8 @@ class Shape:
             return None
         chosen = alone[-1]
         rows = UNDER_WAY * min(LANES, chosen.size) // chosen.size // wide
-        chosen = last((shape(n, chosen.teams, 1) for n in doubled(rows)), UNIT_LANES)
-        return last((shape(chosen.rows, chosen.teams, n) for n in doubled(ITERS if rounds > 1 else 1)), UNIT_LANES)
+        chosen = last(shape(n, chosen.teams, 1) for n in doubled(rows))
+        return last(shape(chosen.rows, chosen.teams, n) for n in doubled(ITERS if rounds > 1 else 1))
 
 
 def bytes_ns(target: Target, rows: int, k: int) -> float:

@@ -3,7 +3,7 @@ together.
 
 This module owns the tiles, what each is estimated to take, and the packing of constant weights. The estimate's figures,
 and each tile's part of the full rate, are fitted to what was measured on an H200: all products of ResNet-50 at batch 32
-in eleven forms each, five of them between bytes and in float16, 20 layers of benchmarks/tiles.py at batch 1 in ten; and
+in eleven forms each, five of them also in bytes and in float16, 20 layers of benchmarks/tiles.py at batch 1 in ten; and
 to an earlier estimate of one or two workgroups a unit, of its 56 layers in up to ten forms. Of what was measured it
 picks what takes 1.1 % longer than the best, over ResNet-50 at batch 32, and 0.4 %, over the 20 layers; of a layer 6 %
 at most.

@@ -29,7 +29,7 @@ BITS, PER = 4, 8
 MOST_SPLIT = 8
 """Parts that K may be cut into."""
 AHEAD = 2
-"""Steps whose loads are under way. One takes 10 % longer, three as long."""
+"""Steps whose loads are under way. One takes 10 % longer, four as long."""
 STEP, LOAD_CLOCKS, ARRIVAL = 0.83, 20, 0.27
 """What a step takes of figures.matrix_step_ns at least; of a unit, a load of a fragment; what parts that are added up take
 of figures.matrix_arrival_ns."""
