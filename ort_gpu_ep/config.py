@@ -247,7 +247,7 @@ OPTIONS = (
     Option("cache_dir", "", "Folder for caches; empty: the user's cache folder."),
 )
 
-ROUNDING = ("rounded_product.wgsl", "rounded_matvecs.wgsl")
+ROUNDING = ("rounded_product.wgsl", "rounded_matvecs.wgsl", "byte_vectors.wgsl")
 """Kernels that round to bytes the vectors of a product whose model allows it."""
 
 NO_PLAN = frozenset({"load", "cache_dir", "placement_budget_ms", "unit_plans", "graph_capture"})

@@ -75,7 +75,7 @@ class Figures:
     packed_matvec.wgsl: packed_wait_ns, until its first codes are there; then of a unit, for a code: packed_words_clocks,
     and packed_halves_clocks where two at a time are read as float16, packed_column_clocks for each vector but the
     first. rounded_matvecs.wgsl, of a unit: packed_bytes_clocks, for a code, and packed_rounding_clocks, for an element
-    of x in each workgroup.
+    of x in each workgroup; byte_vectors.wgsl: packed_dot_clocks, for a code and each vector, beside the former.
 
     sparse_matvec*.wgsl: sparse_entry_clocks: an entry of an invocation, which waits for the one before.
     sparse_halving_clocks: a halving of a team, there and back, with its barriers. Of a unit: sparse_gather_clocks: an
@@ -152,6 +152,7 @@ class Figures:
     packed_column_clocks: float = 0.0255
     packed_bytes_clocks: float = 0.036
     packed_rounding_clocks: float = 0.12
+    packed_dot_clocks: float = 0.0095
     rows_launch_ns: float = 3000.0
     rows_bytes_per_ns: float = 4000.0
     rows_wait_ns: float = 700.0

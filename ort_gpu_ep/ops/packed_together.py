@@ -13,15 +13,18 @@ from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, UINT8, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel, op
 from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice
-from ort_gpu_ep.ops import rounded_vectors
+from ort_gpu_ep.ops import byte_vectors, rounded_vectors
 from ort_gpu_ep.ops.packed import check_weights
 from ort_gpu_ep.ops.packed_operands import Layout, Weights, interleaved
 from ort_gpu_ep.ops.packed_products import ROUNDS, nbits_weights
 from ort_gpu_ep.ops.packed_vectors import (
     HALVES,
+    MANY_BYTES,
     MAX_VECTORS,
+    are_tokens,
     closing_loops,
     decoding_ns,
+    few_of,
     rounds_few,
     sums_of_workgroup,
     workgroup_size,
@@ -60,19 +63,18 @@ def packed_products(node: BoundNode) -> Lowering:
     """
     rows, x, beside = tuple(node.attr("N")), node.input(0), bool(node.attr("beside"))
     count = math.prod(x.shape[:-1])
-    if count > MAX_VECTORS or not count:
-        raise UnsupportedNodeError(Code.COST, f"{node.op} of {hint(count)} vectors: tiles are estimated to be faster")
     matrices = [nbits_weights(node, n, FIRST + EACH * i) for i, n in enumerate(rows)]
     _check(node, matrices, beside)
+    rounds = node.attr("accuracy_level") == ROUNDS and all(rounds_few(node, weights) for weights in matrices)
+    several = rounds and byte_vectors.takes(node, matrices)
+    if count > (MANY_BYTES if several and are_tokens(x) else MAX_VECTORS) or not count:
+        raise UnsupportedNodeError(Code.COST, f"{node.op} of {hint(count)} vectors: tiles are estimated to be faster")
     outs = [TensorType(x.dtype, (*x.shape[:-1], n)) for n in (rows[:1] if beside else rows)]
     biases = {f"c{i or ''}": FIRST + EACH * i + 3 for i in range(len(rows))}
     biases = {name: at for name, at in biases.items() if node.has(at)}
     norm = {"gamma": GAMMA} if node.has(GAMMA) else {}
-    rounds = node.attr("accuracy_level") == ROUNDS and rounded_vectors.takes(node, matrices, int(count))
-    if rounds and all(rounds_few(node, weights) for weights in matrices):
-        sources = {"x": 0, **norm, **biases}
-        product = rounded_vectors.rounded_product(node, matrices, outs, int(count), sources, beside)
-        return Lowering(tuple(outs), (_without(product, biases, len(rows)),))
+    if several or (rounds and count == 1):
+        return _rounded(node, matrices, outs, {"x": 0, **norm, **biases}, beside)
     layouts = [interleaved(node, weights, str(i or "")) for i, weights in enumerate(matrices)]
     reads: dict[str, int | str] = {"x": 0, **norm, **biases}
     reads |= {name: source for layout in layouts for name, source in layout.sources.items()}
@@ -98,7 +100,24 @@ def packed_products(node: BoundNode) -> Lowering:
     )
 
 
-def _without(built: Kernel, biases: Mapping[str, int], count: int, *more: tuple[str, bool]) -> Kernel:
+def _rounded(
+    node: BoundNode,
+    matrices: list[Weights],
+    outs: list[TensorType],
+    reads: Mapping[str, int | str],
+    beside: bool,
+) -> Lowering:
+    """With vectors as bytes: one by each workgroup for itself, several before."""
+    vectors = few_of(math.prod(node.input(0).shape[:-1]))
+    if hint(vectors) == 1:
+        product = rounded_vectors.rounded_product(node, matrices, outs, reads, beside)
+        return Lowering(tuple(outs), (_without(product, reads, len(matrices)),))
+    lowered = byte_vectors.lower_rounded(node, matrices, outs, vectors, reads, beside)
+    *before, product = lowered.kernels
+    return replace(lowered, kernels=(*before, _without(product, reads, len(matrices))))
+
+
+def _without(built: Kernel, biases: Mapping[str, int | str], count: int, *more: tuple[str, bool]) -> Kernel:
     """With a place for the bias of each matrix, whichever of them have one."""
     return replace(
         built, optionals=(*more, *((name, name in biases) for name in (f"c{i or ''}" for i in range(count))))

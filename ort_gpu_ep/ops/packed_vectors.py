@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 from ort_gpu_ep.ir.symbolic import hint, is_symbolic, same
 from ort_gpu_ep.ir.types import FLOATS, TensorType
@@ -13,14 +14,15 @@ from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, Operand, Strided, kernel
 from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice, Target
-from ort_gpu_ep.ops import rounded_vectors
+from ort_gpu_ep.ops import byte_vectors, rounded_vectors
+from ort_gpu_ep.ops.byte_vectors import ROUNDED_BEFORE
 from ort_gpu_ep.ops.packed_operands import Columns, Weights, interleaved
 from ort_gpu_ep.ops.rounded_products import ROUNDED
 
 MAX_VECTORS = 4
 """Columns of activations that packed_matvec.wgsl takes: more are worth a tile."""
-MANY_VECTORS = 16
-"""Columns up to which groups of them are a form beside tiles."""
+MANY_VECTORS, MANY_BYTES = 16, 32
+"""Columns up to which groups of them are a form beside tiles, and of those that are rounded to bytes."""
 GROUPS = (MAX_VECTORS, 2 * MAX_VECTORS)
 """Columns of such a group."""
 LIVE = 2
@@ -79,10 +81,8 @@ def lower_vectors(
 ) -> Lowering:
     """The kernels of a product of at most MAX_VECTORS vectors with one group of rows. rounds: they may be rounded to
     bytes, where alpha and beta are 1."""
-    if rounds and rounded_vectors.takes(node, [weights], int(columns.count)) and rounds_few(node, weights):
-        ns = rounded_vectors.bytes_ns(node.target, weights.rows, weights.k)
-        form = Form(ns, partial(_rounded, node, weights, columns, bias))
-        return lower(node.target, f"vectors {weights.rows} x {weights.k}, rounded", {ROUNDED: form}, out)
+    if rounds and rounds_few(node, weights) and (forms := _rounded_forms(node, weights, columns, bias)):
+        return lower(node.target, f"vectors {weights.rows} x {weights.k}, rounded", forms, out)
     decoding = decoding_ns(node.target, weights.rows * weights.k)
     forms = {
         name: Form(ns, partial(_vectors, node, weights, columns, bias, alpha, beta, 0, name == HALVES))
@@ -182,14 +182,11 @@ def grouped(
 ) -> dict[str, Form]:
     """Forms of more vectors than MAX_VECTORS, where there are some: in groups, which read the same rows one after
     another. rounds: they are rounded to bytes."""
-    if not _are_tokens(node.input(columns.source), columns) or columns.count > MANY_VECTORS:
+    if not are_tokens(node.input(columns.source)) or columns.count > (MANY_BYTES if rounds else MANY_VECTORS):
         return {}
     count, codes = int(hint(columns.count)), weights.rows * weights.k
     if rounds:
-        if not rounded_vectors.takes(node, [weights], MAX_VECTORS):
-            return {}
-        ns = ceil_div(count, MAX_VECTORS) * MAX_VECTORS * rounded_vectors.bytes_ns(node.target, weights.rows, weights.k)
-        return {groups_of(MAX_VECTORS): Form(ns, partial(_rounded, node, weights, columns, bias))}
+        return _rounded_forms(node, weights, columns, bias)
     by, decoding = node.target.figures, decoding_ns(node.target, codes)
     best = min(decoding, key=decoding.__getitem__)
     a_column = codes * by.packed_column_clocks / by.units / by.clocks_per_ns
@@ -203,10 +200,15 @@ def grouped(
     }
 
 
-def _are_tokens(x: Operand, columns: Columns) -> bool:
-    """Whether their number is known, or is that of sequences with a token each: a plan for prompts, which are of any
-    length, does not ask how long they are."""
-    return not is_symbolic(columns.count) or (x.rank == 3 and same(x.shape[1], 1))
+def are_tokens(x: Operand) -> bool:
+    """Whether the number of vectors is known, or is that of sequences with a token each: a plan for prompts, which are of
+    any length, does not ask how long they are."""
+    return not is_symbolic(prod(x.shape[:-1])) or (x.rank == 3 and same(x.shape[1], 1))
+
+
+def few_of(vectors: int) -> int:
+    """The number of vectors, which a plan is for where they are few."""
+    return int(vectors) if vectors <= MAX_VECTORS else vectors
 
 
 def groups_of(columns: int) -> str:
@@ -216,7 +218,7 @@ def groups_of(columns: int) -> str:
 def rounds_few(node: BoundNode, weights: Weights) -> bool:
     """Whether few vectors that may be rounded to bytes are: where that is faster for one. It says in which order the
     codes are on the device, so that the answer is the same for each product of the weight."""
-    if not rounded_vectors.takes(node, [weights], 1):
+    if not rounded_vectors.takes(node, [weights]):
         return False
     forms = decoding_ns(node.target, weights.rows * weights.k)
     forms[ROUNDED] = rounded_vectors.bytes_ns(node.target, weights.rows, weights.k)
@@ -224,18 +226,24 @@ def rounds_few(node: BoundNode, weights: Weights) -> bool:
     return choice.form == ROUNDED
 
 
-def _rounded(
-    node: BoundNode,
-    weights: Weights,
-    columns: Columns,
-    bias: tuple[int, Strided] | None,
-    choice: Choice,
-    out: TensorType,
-) -> Lowering:
+def _rounded_forms(
+    node: BoundNode, weights: Weights, columns: Columns, bias: tuple[int, Strided] | None
+) -> dict[str, Form]:
+    """Forms of vectors that are rounded to bytes: one by each workgroup for itself, several before."""
+    vectors, (rows, k) = few_of(columns.count), (weights.rows, weights.k)
     reads = {"x": columns.source, **({"c": bias[0]} if bias else {})}
-    count = MAX_VECTORS if columns.count > MAX_VECTORS else int(columns.count)
-    product = rounded_vectors.rounded_product(node, [weights], [out], count, reads, False, choice)
-    return Lowering((out,), (product,))
+
+    def alone(choice: Choice, out: TensorType) -> Lowering:
+        return Lowering((out,), (rounded_vectors.rounded_product(node, [weights], [out], reads, False, choice),))
+
+    def before(choice: Choice, out: TensorType) -> Lowering:
+        return byte_vectors.lower_rounded(node, [weights], [out], vectors, reads, False, choice)
+
+    if hint(vectors) == 1:
+        return {ROUNDED: Form(rounded_vectors.bytes_ns(node.target, rows, k), alone)}
+    if not byte_vectors.takes(node, [weights]):
+        return {}
+    return {ROUNDED_BEFORE: Form(byte_vectors.estimate_ns(node.target, rows, k, int(hint(vectors))), before)}
 
 
 def decoding_ns(target: Target, codes: int, shader: str = "packed_matvec.wgsl") -> dict[str, float]:

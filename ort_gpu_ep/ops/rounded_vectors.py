@@ -1,6 +1,6 @@
-"""Products of few vectors with 4-bit weights where the model lets the vectors be rounded to bytes (MatMulNBits,
-accuracy_level 4), in one dispatch: each workgroup rounds the vectors for itself. Weights are read as the model stores
-them.
+"""Products of one vector with 4-bit weights where the model lets it be rounded to bytes (MatMulNBits, accuracy_level 4),
+in one dispatch: each workgroup rounds the vector for itself. Weights are read as the model stores them. Of several
+vectors that takes longer than their products: byte_vectors.py.
 """
 
 from __future__ import annotations
@@ -34,35 +34,38 @@ passes of their own: 4096 x 4096 take 8.7 us with two rows a team, 9.7 with four
 record(
     SHADER,
     "matvec",
-    flops=lambda k: 2 * (k["N_0"] + k["N_1"] + k["N_2"]) * k["K"] * k["COLS"],
+    flops=lambda k: 2 * (k["N_0"] + k["N_1"] + k["N_2"]) * k["K"],
     loop_bound=lambda k: (
         k["ITERS"] * (k["ROUNDS"] + 1)
-        + ceil_div(k["ROWS"] * k["ITERS"] * k["TEAMS"] * k["COLS"], k.workgroup_size) * (1 + k.workgroup_size // 2)
+        + ceil_div(k["ROWS"] * k["ITERS"] * k["TEAMS"], k.workgroup_size) * (1 + k.workgroup_size // 2)
     ),
 )
 
 
-def takes(node: BoundNode, matrices: Sequence[Weights], count: int) -> bool:
-    """Whether there is this form: 4-bit codes in blocks of whole units as the model stores them, zero points that are
-    codes, and vectors that fit into workgroup memory."""
+def can_round(node: BoundNode, matrices: Sequence[Weights]) -> bool:
+    """Whether vectors can meet the matrices as bytes: 4-bit codes in blocks of whole units as the model stores them,
+    and zero points that are codes."""
+    return node.input(0).dtype in FLOATS and all(
+        w.bits == 4
+        and w.block >= UNIT
+        and w.block % UNIT == 0
+        and w.k % w.block == 0
+        and w.outer == w.k
+        and w.inner == w.groups == 1
+        and not (w.codebook or w.signed or w.swapped)
+        and (w.zp is None or w.zp_bits == 4)
+        for w in matrices
+    )
+
+
+def takes(node: BoundNode, matrices: Sequence[Weights]) -> bool:
+    """Whether there is this form: a vector that fits into workgroup memory."""
     limits = node.target.limits
     return bool(
-        count
-        and all(
-            w.bits == 4
-            and w.block >= UNIT
-            and w.block % UNIT == 0
-            and w.k % w.block == 0
-            and w.outer == w.k
-            and w.inner == w.groups == 1
-            and not (w.codebook or w.signed or w.swapped)
-            and (w.zp is None or w.zp_bits == 4)
-            for w in matrices
-        )
-        and node.input(0).dtype in FLOATS
+        can_round(node, matrices)
         and limits.allow(SHADER, "subgroup")
         and TEAM_LANES[1] <= limits.max_invocations
-        and Shape.of(node.target, [matrices[0].rows], matrices[0].k, count, len(matrices)) is not None
+        and Shape.of(node.target, [matrices[0].rows], matrices[0].k, len(matrices)) is not None
     )
 
 
@@ -83,9 +86,9 @@ class Shape:
         return self.team * self.teams
 
     @classmethod
-    def of(cls, target: Target, each: Sequence[int], k: int, count: int, wide: int) -> Shape | None:
+    def of(cls, target: Target, each: Sequence[int], k: int, wide: int) -> Shape | None:
         """each: rows of the matrices that have workgroups of their own. wide: matrices of a workgroup. None where the
-        vectors do not fit into a workgroup's memory."""
+        vector does not fit into a workgroup's memory."""
         limits, units = target.limits, target.figures.units
         most, step = TEAM_LANES
         sizes = range(step, min(most, limits.max_invocations) + 1, step)
@@ -93,7 +96,7 @@ class Shape:
 
         def shape(rows: int, teams: int, iters: int) -> Shape:
             groups = sum(ceil_div(n, rows * teams * iters) for n in each)
-            return cls(team, teams, rows, iters, groups, _memory(k, count, team * teams, rows * iters * wide))
+            return cls(team, teams, rows, iters, groups, _memory(k, team * teams, rows * iters * wide))
 
         def fits(one: Shape) -> bool:
             return one.nbytes <= limits.max_workgroup_nbytes
@@ -119,8 +122,8 @@ class Shape:
 
 
 def bytes_ns(target: Target, rows: int, k: int) -> float:
-    """As packed_vectors.decoding_ns: of the codes, and of the elements of a vector, which each workgroup rounds."""
-    by, shape = target.figures, Shape.of(target, [rows], k, 1, 1)
+    """As packed_vectors.decoding_ns: of the codes, and of the elements of the vector, which each workgroup rounds."""
+    by, shape = target.figures, Shape.of(target, [rows], k, 1)
     if shape is None:
         return math.inf
     clocks = rows * k * by.packed_bytes_clocks + shape.groups * k * by.packed_rounding_clocks
@@ -131,27 +134,19 @@ def rounded_product(
     node: BoundNode,
     matrices: Sequence[Weights],
     outs: Sequence[TensorType],
-    count: int,
     reads: Mapping[str, int | str],
     beside: bool,
     choice: Choice | None = None,
 ) -> Kernel:
-    """count: vectors of a workgroup; of one matrix, outs may have more. reads: x, perhaps gamma, and biases c, c1, c2.
+    """reads: x, perhaps gamma, and biases c, c1, c2.
     beside: of two matrices, the second is an argument of the fused steps."""
     first, wide, norm = matrices[0], 2 if beside else 1, "gamma" in reads
     own = [w.rows for w in matrices[: 1 if beside else None]]
-    shape = Shape.of(node.target, own, first.k, count, wide)
+    shape = Shape.of(node.target, own, first.k, wide)
     if shape is None:
-        raise UnsupportedNodeError(
-            Code.LIMIT, f"{node.op}: {count} vectors of {first.k} as bytes in a workgroup's memory"
-        )
-    vectors = outs[0].size // max(first.rows, 1)
-    columns = ceil_div(vectors, count)
+        raise UnsupportedNodeError(Code.LIMIT, f"{node.op}: a vector of {first.k} as bytes in a workgroup's memory")
     consts: dict[str, Const] = {
         "K": first.k,
-        "COLS": count,
-        "COLUMN_GROUPS": columns,
-        "COUNT": vectors,
         "BLOCK": first.block,
         "BLOCKS": first.k // first.block,
         "POINTS": first.zp is not None,
@@ -177,7 +172,7 @@ def rounded_product(
         SHADER,
         outs,
         consts=consts,
-        groups=shape.groups * columns,
+        groups=shape.groups,
         workgroup_size=shape.size,
         workgroup_nbytes=shape.nbytes,
         reads=everything,
@@ -188,6 +183,6 @@ def rounded_product(
     )
 
 
-def _memory(k: int, count: int, size: int, sums: int) -> int:
-    """Bytes of workgroup memory: bytes and numbers of the vectors, `sums` and one of squares of each subgroup."""
-    return count * (k + 8 * (k // UNIT)) + size // 4 * 4 * count * (sums + 1)
+def _memory(k: int, size: int, sums: int) -> int:
+    """Bytes of workgroup memory: bytes and numbers of the vector, `sums` and one of squares of each subgroup."""
+    return k + 8 * (k // UNIT) + size // 4 * 4 * (sums + 1)

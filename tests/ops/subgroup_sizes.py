@@ -22,7 +22,7 @@ from ort_gpu_ep.health.probe import PROBES, Trial, agree
 from ort_gpu_ep.ir.types import TensorType
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.registry import Kernel, Limits
-from ort_gpu_ep.ops import experts, matvec, normalization, packed_vectors, rounded_vectors, row_forms
+from ort_gpu_ep.ops import byte_vectors, experts, matvec, normalization, packed_vectors, rounded_vectors, row_forms
 
 PROBED = (
     "subgroups",
@@ -31,6 +31,7 @@ PROBED = (
     "attention",
     "packed weights",
     "packed weights together",
+    "a vector rounded to bytes",
     "few vectors rounded to bytes",
     "sparse weights with x in workgroup memory",
     "softmax rows",
@@ -68,6 +69,7 @@ def main() -> None:
     row_forms.LANES, row_forms.MOST_HELD = 2, 32
     packed_vectors.MIN_WORKGROUP_SIZE = packed_vectors.MAX_WORKGROUP_SIZE = 4
     rounded_vectors.TEAM_LANES = (8, 8)
+    byte_vectors.ROUNDING_LANES = 8
     experts.SCORES_SIZE = 4
     experts.MIN_WORKGROUP_SIZE = experts.MAX_VECTOR_LANES = experts.VECTOR_ROWS  # each row has an invocation at the end
     row_forms.WIDE, normalization.PIECE_WORKGROUP_SIZE = (2, 8), 8

@@ -16,6 +16,7 @@ from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES
 from ort_gpu_ep.ops import packed as packed_ops
 from ort_gpu_ep.ops import pruned as pruned_ops
 from ort_gpu_ep.ops import sparse_products
+from ort_gpu_ep.ops.byte_vectors import ROUNDED_BEFORE
 from ort_gpu_ep.ops.packed_products import BLOCKS_OF_FOUR
 from ort_gpu_ep.ops.packed_vectors import HALVES, HELD, HOLDING, SPARSE_TEAMS
 from ort_gpu_ep.ops.rounded_products import ROUNDED
@@ -203,11 +204,20 @@ def rounded(trial: Trial) -> str:
     return "4 and 8 bits"
 
 
-@probe("few vectors rounded to bytes", "kernels", disables=("rounded_matvecs.wgsl",))
-def rounded_vectors(trial: Trial) -> str:
-    """One vector and three, with zero points and without, in blocks of one unit and of two."""
-    for (m, k, n, block), zeros in trial.repeated(((1, 256, 69, 32), (3, 128, 37, 64)), (False, True), of=2):
+@probe("a vector rounded to bytes", "kernels", disables=("rounded_matvecs.wgsl",))
+def rounded_vector(trial: Trial) -> str:
+    """With zero points and without, in blocks of one unit and of two."""
+    for (k, n, block), zeros in trial.repeated(((256, 69, 32), (128, 37, 64)), (False, True), of=2):
         with forced(ROUNDED):
+            _rounded(trial, 1, k, n, block, 4, zeros)
+    return "4 bits"
+
+
+@probe("few vectors rounded to bytes", "kernels", disables=("byte_vectors.wgsl", "round_vectors.wgsl"))
+def rounded_vectors(trial: Trial) -> str:
+    """Three vectors, and more than a workgroup has, with zero points and without, in blocks of one unit and of two."""
+    for (m, k, n, block), zeros in trial.repeated(((3, 288, 69, 32), (11, 128, 37, 64)), (False, True), of=2):
+        with forced(ROUNDED_BEFORE, ROUNDED):
             _rounded(trial, m, k, n, block, 4, zeros)
     return "4 bits"
 
