@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ort_gpu_ep.ir.symbolic import hint, same
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic, same
 from ort_gpu_ep.ir.types import FLOAT32, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, kernel
@@ -34,7 +34,9 @@ each with as many steps as that leaves it. Measured on an H200, a token behind 3
 128: float32 takes 70.3 us with 3 of them, 84.9 with 4, 73.5 with 6, and in steps of 512 and 2048 vectors 77.6 and 77.5;
 codes of 8 bits 49.8 with 3, 54.0 with 4, and in steps of 32 and 128 keys 66.2 and 62.1 (benchmarks.long_caches)."""
 
-JOIN_LANES = 256
+JOIN_LANES, JOIN_ROWS, JOIN_LOADS = 256, 16, 8
+"""Of attention_join.wgsl: invocations; parts that are read at a time; of these, how many an invocation has under way,
+each at most."""
 
 record(
     "attention_split.wgsl",
@@ -50,12 +52,7 @@ record(
 record(
     "attention_join.wgsl",
     "reduction",
-    loop_bound=lambda k: (
-        2 * ceil_div(k["SPLITS"], k.workgroup_size)
-        + ceil_div(k["SPLITS"], 8 * (k.workgroup_size // k["D4"]))
-        + 2 * k.workgroup_size.bit_length()
-        + k.workgroup_size // k["D4"]
-    ),
+    loop_bound=lambda k: ceil_div(k["SPLITS"], k["ROWS"] * k["LOADS"]),
 )
 
 
@@ -211,14 +208,19 @@ def split_attention(
     )
     own = newest.optionals if newest else ()
     split = replace(split, optionals=(*own, *((name, name in scales) for name in SCALES if codes)))
+    join_rows = min(JOIN_ROWS, min(JOIN_LANES, target.limits.max_invocations) // d4)
+    join_loads = next((n for n in (1, 2, 4) if n * join_rows >= hint(splits)), JOIN_LOADS)
     join = kernel(
         "attention_join.wgsl",
         [out],
         grid=(heads, batch, tokens),
-        workgroup_size=min(JOIN_LANES, target.limits.max_invocations),
-        workgroup_nbytes=20 * JOIN_LANES,
+        workgroup_size=join_rows * d4,
+        workgroup_nbytes=16 * join_rows * d4 + 8 * join_rows,
         consts={
             "D4": d4,
+            "ROWS": join_rows,
+            "LOADS": join_loads,
+            "IS_LONG": is_symbolic(splits) or splits > join_rows * join_loads,
             "HEADS": heads,
             "SPLITS": splits,
             "KEYS": keys,

@@ -21,7 +21,7 @@ from ort_gpu_ep.ir.graph import from_onnx
 from ort_gpu_ep.ir.types import TensorType, dtype_of
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.kernels.questions import apart
-from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS
+from ort_gpu_ep.kernels.registry import DEFAULT_LIMITS, Kernel
 from ort_gpu_ep.ops import attention_split
 from ort_gpu_ep.ops.attention import Heads
 from ort_gpu_ep.ops.attention_split import IN_PARTS
@@ -495,10 +495,39 @@ def test_parts_of_many_steps(given: dict[str, Any], parts: int) -> None:
             check((made, feeds), lengths)
 
 
-def shaders_of(given: tuple[Any, dict[str, Any]]) -> set[str]:
+def kernels_of(given: tuple[Any, dict[str, Any]]) -> list[Kernel]:
     made, feeds = given
     plan = make_plan(from_onnx(made), {n: TensorType(dtype_of(a), a.shape) for n, a in feeds.items()}, DEFAULT_LIMITS)
-    return {s.kernel.shader for s in plan.steps if isinstance(s, Dispatch)}
+    return [step.kernel for step in plan.steps if isinstance(step, Dispatch)]
+
+
+def shaders_of(given: tuple[Any, dict[str, Any]]) -> set[str]:
+    return {kernel.shader for kernel in kernels_of(given)}
+
+
+@pytest.mark.parametrize("given", [{"heads": 2, "size": 256, "sink": True}, {"heads": 3, "size": 128}], ids=str)
+def test_more_parts_than_are_joined_at_a_time(given: dict[str, Any]) -> None:
+    """One batch has them all, the other fewer than are read at first."""
+    lengths, past = [5001, 130], 5001
+    made = model(lengths, 1, past, groups=1, rotary=16, **given)
+    with in_parts(999):
+        (join,) = (dict(k.consts) for k in kernels_of(made) if k.shader == "attention_join.wgsl")
+        assert join["IS_LONG"]
+        assert 2 * int(join["ROWS"]) * int(join["LOADS"]) < int(join["SPLITS"])
+        check(made, lengths)
+
+
+def test_parts_that_an_earlier_run_left_have_no_part_in_the_result() -> None:
+    """They are read before it is known that no token sees them, and are not numbers here."""
+    made, feeds = model([700], 1, 700, heads=8, groups=1, size=128)
+    few, session = (
+        {**feeds, "x5": np.array([39], np.int32)},
+        InferenceSession(made.SerializeToString(), provider_options={"placement": "gpu", "strict": 1}),
+    )
+    wanted = on_cpu(made, few)[0]
+    assert np.isnan(session.run(["y0"], {**feeds, "x3": feeds["x3"] * np.nan})[0]).all()
+    for _ in range(2):
+        np.testing.assert_allclose(session.run(["y0"], few)[0], wanted, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize(
