@@ -159,13 +159,13 @@ def _form(
     """The constants, invocations of a workgroup, numbers in its memory, features, and the choice between forms."""
     target, first, rows = node.target, matrices[0], [w.rows for w in matrices]
     per, wide, norm = 32 // first.bits, 2 if beside else 1, int(node.has(GAMMA))
-    subgroups, registers = target.limits.allow(SHADER, "subgroup"), (per * wide + norm) * count
+    subgroups, sums = target.limits.allow(SHADER, "subgroup"), per * wide + norm
     choice = target.choose(
         f"vectors {first.rows} x {first.k}, {first.bits} bits", decoding_ns(target, first.rows * first.k, SHADER)
     )
     halves = choice.form == HALVES
     size = workgroup_size(
-        target, sum(ceil_div(n, per) for n in rows[: 1 if beside else None]), layout.words, registers, subgroups
+        target, sum(ceil_div(n, per) for n in rows[: 1 if beside else None]), layout.words, sums, count, subgroups
     )
     consts: dict[str, Const] = {
         "BITS": first.bits,
@@ -193,4 +193,4 @@ def _form(
         **{f"N_{i}": n for i, n in enumerate([*rows, 0, 0][:MOST])},
     }
     features = [name for name, used in (("subgroup", subgroups), (SUBNORMAL_HALVES, halves)) if used]
-    return consts, size, sums_of_workgroup(size, subgroups) * registers, features, choice
+    return consts, size, sums_of_workgroup(size, subgroups) * sums * count, features, choice

@@ -30,6 +30,11 @@ LIVE = 2
 UNIT_LANES = 1024
 """packed_matvec.wgsl: invocations that each compute unit gets, where the rows and K are enough for them."""
 MAX_WORKGROUP_SIZE, MIN_WORKGROUP_SIZE = 512, 32
+SEVERAL, SEVERAL_UNIT_LANES, SEVERAL_WORKGROUP_SIZE = range(3, MAX_VECTORS + 1), 2048, 128
+"""How many vectors have smaller workgroups, and more invocations: those that each compute unit gets, and the largest
+workgroup. Measured on an H200, four layers of an 8B model, passes of four tokens: 604 us with the sizes of fewer vectors,
+598 with these. With eight k an iteration (packed_sums.wgsl) 566; with both, and codes of two rows as floats at a time,
+546."""
 WORDS, HALVES = "codes in words", "codes in halves"
 """Forms of packed_matvec.wgsl: how codes become floats, one by one, or two by two where the adapter has
 SUBNORMAL_HALVES."""
@@ -116,7 +121,7 @@ def _vectors(
     )
     copies = min(MAX_COPIES, BOOK_ENTRIES // entries) if entries else 1
     subgroups = node.target.limits.allow("packed_matvec.wgsl", "subgroup")
-    size = workgroup_size(node.target, ceil_div(weights.rows, per), layout.words, per * count, subgroups)
+    size = workgroup_size(node.target, ceil_div(weights.rows, per), layout.words, per, count, subgroups)
     zp = node.optional(weights.zp) if weights.zp is not None else None
     reads: dict[str, int | str] = {**layout.sources, "x": columns.source} | ({"c": bias[0]} if bias else {})
     reads |= {} if by_blocks else {"table": weights.table}
@@ -255,14 +260,15 @@ def decoding_ns(target: Target, codes: int, shader: str = "packed_matvec.wgsl") 
     return {form: by.packed_wait_ns + codes * each / by.units / by.clocks_per_ns for form, each in clocks.items()}
 
 
-def workgroup_size(target: Target, groups: int, words: int, outputs: int, subgroups: bool) -> int:
+def workgroup_size(target: Target, groups: int, words: int, rows: int, count: int, subgroups: bool) -> int:
     """Invocations that share K: as many as the adapter has for each of the groups of rows, while each has a vector of
-    words, and the sums of their outputs fit.
+    words, and the sums of their outputs fit: rows of each of `count` vectors.
     """
+    several, outputs = count in SEVERAL, rows * count
     threads = min(
-        target.figures.units * UNIT_LANES // max(groups, 1),
+        target.figures.units * (SEVERAL_UNIT_LANES if several else UNIT_LANES) // max(groups, 1),
         words // 4,
-        MAX_WORKGROUP_SIZE,
+        SEVERAL_WORKGROUP_SIZE if several else MAX_WORKGROUP_SIZE,
         target.limits.max_invocations,
     )
     size = MIN_WORKGROUP_SIZE

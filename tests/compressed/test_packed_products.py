@@ -85,6 +85,7 @@ def close(got: Any, wanted: Any) -> None:
         [
             ((1, 64), 5, 32),
             ((3, 100), 33, 16),
+            ((4, 96), 37, 64),
             ((2, 3, 37), 70, 16),
             ((41, 257), 67, 128),
             ((64,), 9, 64),
@@ -113,19 +114,19 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("zero", ["none", "codes", "floats"])
-@pytest.mark.parametrize("count", [1, 3])
-def test_codes_read_as_halves(bits: int, zero: str, count: int, halves: None) -> None:
+@pytest.mark.parametrize(("count", "k", "block"), [(1, 164, 16), (3, 164, 16), (3, 164, 32), (3, 1056, 32)])
+def test_codes_read_as_halves(bits: int, zero: str, count: int, k: int, block: int, halves: None) -> None:
     """Whatever the vector is: large and small elements beside each other, some that are not finite or become so, and
-    some next to nothing."""
-    model, (dense, _) = nbits_model((count, 164), 164, 37, bits, 16, zero, bias=False)
-    x = RNG.normal(size=(3, 164)).astype("f")
-    x[1] *= 10.0 ** RNG.uniform(-30, 3, 164)
+    some next to nothing. Of three vectors each iteration takes eight k where blocks and k are of 32."""
+    model, (dense, _) = nbits_model((count, k), k, 37, bits, block, zero, bias=False)
+    x = RNG.normal(size=(3, k)).astype("f")
+    x[1] *= 10.0 ** RNG.uniform(-30, 3, k)
     x[2] *= 1e-34
     groups = [x[i : i + count] for i in range(0, 3, count)]
     forms = {
         (step.kernel.choice.key, step.kernel.choice.form) for step in plan_steps(model, groups[0]) if step.kernel.choice
     }
-    assert forms == {(f"vectors 37 x 164, {bits} bits", HALVES)}
+    assert forms == {(f"vectors 37 x {k}, {bits} bits", HALVES)}
     for large in (1, 1e33):
         x[0] *= large
         for group in groups:

@@ -127,7 +127,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize(("dtype", "bits", "zeros"), VARIANTS)
-@pytest.mark.parametrize(("count", "k"), [(1, 64), (1, 2080), (3, 128)])
+@pytest.mark.parametrize(("count", "k"), [(1, 64), (1, 2080), (3, 128), (4, 1104)])
 def test_three_products_of_one_input(dtype: str, bits: int, zeros: bool, count: int, k: int) -> None:
     """Queries, keys and values, of which some have biases and no size is a whole number of workgroups."""
     made = Model(dtype, bits, zeros=zeros)
@@ -224,7 +224,8 @@ def test_other_forms(form: str, bits: int, zeros: bool, monkeypatch: pytest.Monk
     made = Model(bits=bits, zeros=zeros)
     y = made.norm("x", 1056, "n")
     gated = made.gated(made.product(y, 1056, 50, "gate"), made.product(y, 1056, 50, "up", bias=True), "y")
-    check(made.made({"x": (1, 1056)}, [gated]), {"x": (1, 1056)}, 1)
+    for count in (1, 4):
+        check(made.made({"x": (count, 1056)}, [gated]), {"x": (count, 1056)}, 1)
     made = Model(bits=bits, zeros=zeros)
     model = made.made(
         {"x": (3, 1056)}, [made.product("x", 1056, n, name) for n, name in ((66, "a"), (18, "b"), (70, "c"))]

@@ -68,6 +68,7 @@ def main() -> None:
     matvec.LANES = packed_vectors.HELD_LANES = 1
     row_forms.LANES, row_forms.MOST_HELD = 2, 32
     packed_vectors.MIN_WORKGROUP_SIZE = packed_vectors.MAX_WORKGROUP_SIZE = 4
+    packed_vectors.SEVERAL_WORKGROUP_SIZE = 4
     rounded_vectors.TEAM_LANES = (8, 8)
     byte_vectors.ROUNDING_LANES = 8
     experts.SCORES_SIZE = 4

@@ -4,6 +4,8 @@
 #let SUMS = PER * WIDE + NORM
 #let field = 23 // BITS
 #let beside = 10 // BITS
+#let steps = 2 if 3 <= COLS <= 4 and BLOCK and BLOCK % 32 == 0 and WORDS % 32 == 0 and not CODEBOOK else 1
+#let pairs = PER // 2 if steps == 1 else 1
 #for r in SUMS
 #if BLOCK == 0 and not CODEBOOK
     let zero$r = zero_of(min(group * PER + $(r)u, N - 1u), 0u);
@@ -12,7 +14,14 @@
     var sum$(r)_$c = 0.0;
 #end
 #end
+#if steps == 2
+    // An iteration takes eight k of a block in two steps: scales and zero points meet the sums of both, once for each x. Four neighbours share 32 k. The first
+    // four of eight begin with the lower half of theirs, the others with the upper half: the 128 bytes of x that eight read at a time lie in different banks.
+    let begin = 2u * lane - (lane & 3u) + (lane & 4u);
+    var q = begin;
+#else
     var q = lane;
+#end
 #for round in 2 if HALVES else 1
 #let halves = HALVES and round == 0
 #let ahead = round == 0 and COLS * WIDE <= 2
@@ -30,7 +39,11 @@
 #end
 #end
     if ((bitcast<u32>(all) & 0x7f800000u) == 0x7f800000u) {
+#if steps == 2
+        q = begin;
+#else
         q = lane;
+#end
 #for r in SUMS
 #for c in COLS
         sum$(r)_$c = 0.0;
@@ -44,33 +57,59 @@
     var next$m = words_of_$(MATRIX + m)(group * WORDS4 + min(q, WORDS4 - 1u));
 #end
 #end
+#if steps == 2
+    for (; q < WORDS4; q += 2u * WORKGROUP_SIZE) {
+#else
     for (; q < WORDS4; q += WORKGROUP_SIZE) {
+#end
+#for s in steps
 #for m in WIDE
 #if not ahead
-        let words$m = words_of_$(MATRIX + m)(group * WORDS4 + q);
+        let words$(s * WIDE + m) = words_of_$(MATRIX + m)(group * WORDS4 + q);
 #else
         let words$m = next$m;
         next$m = words_of_$(MATRIX + m)(group * WORDS4 + min(q + WORKGROUP_SIZE, WORDS4 - 1u));
 #end
 #end
+#if steps == 2
+        q ^= 4u;
+#end
+#end
+#if NORM and steps == 2
+        var gamma: vec4<f32>;
+#end
+#for s in steps
 #if NORM
+#if steps == 2
+#if halves
+        gamma = LIFT * gamma_at4(q);
+#else
+        gamma = gamma_at4(q);
+#end
+#else
         let gamma = gamma_at4(q);
 #end
+#end
 #for c in COLS
+#let x = s * COLS + c
 #if NORM
-        let plain$c = four_of_x($(c)u, q);
-        sum$(SUMS - 1)_$c += dot(plain$c, plain$c);
-#if halves
-        let x$c = LIFT * (gamma * plain$c);
+        let plain$x = four_of_x($(c)u, q);
+        sum$(SUMS - 1)_$c += dot(plain$x, plain$x);
+#if halves and steps == 1
+        let x$x = LIFT * (gamma * plain$x);
 #else
-        let x$c = gamma * plain$c;
+        let x$x = gamma * plain$x;
 #end
 #else
 #if halves
-        let x$c = LIFT * four_of_x($(c)u, q);
+        let x$x = LIFT * four_of_x($(c)u, q);
 #else
-        let x$c = four_of_x($(c)u, q);
+        let x$x = four_of_x($(c)u, q);
 #end
+#end
+#end
+#if steps == 2
+        q ^= 4u;
 #end
 #end
 #if BLOCK
@@ -95,23 +134,38 @@
 #let first = m * PER
         {
 #let span = beside if halves else field
-#for part in ((PER // 2 if halves else PER) + span - 1) // span
-            let part$part = words$m >> vec4<u32>($(part * span * BITS)u);
+#let parts = ((PER // 2 if halves else PER) + span - 1) // span
+#for s in steps
+#for part in parts
+            let part$(s * parts + part) = words$(s * WIDE + m) >> vec4<u32>($(part * span * BITS)u);
+#end
 #end
 #if halves
 #for c in COLS
+#if steps == 2
+            let both$c = x$c + x$(COLS + c);
+            let total$c = (both$c.x + both$c.y) + (both$c.z + both$c.w);
+#else
             let total$c = (x$c.x + x$c.y) + (x$c.z + x$c.w);
 #end
-#for r in PER // 2
+#end
+#end
+#for turn in PER // 2 // pairs
+#if halves
+#for next in pairs
+#let r = turn * pairs + next
 #if HAS_ZEROS
             let zeros_of$r = unpack2x16float((zeros$m >> $(r // beside * beside * BITS)u) & (MASK << $(r % beside * BITS)u));
 #end
+#for s in steps
 #for i in 4
-            let pair$(r)_$i = unpack2x16float(part$(r // beside)[$i] & (MASK << $(r % beside * BITS)u));
+            let pair$(r)_$(4 * s + i) = unpack2x16float(part$(s * parts + r // beside)[$i] & (MASK << $(r % beside * BITS)u));
 #end
 #end
 #end
-#for r in PER
+#end
+#for next in 2 * pairs
+#let r = next // pairs * (PER // 2) + turn * pairs + next % pairs
 #let pair = r % (PER // 2)
 #let half = r // (PER // 2)
 #if CODEBOOK
@@ -136,23 +190,32 @@
 #if halves
             let taken$r = zero$r * (f32(1u << $(pair % beside * BITS)u) / -LIFT);
 #else
-            let weight$r = number(part$(r // field), $(r % field * BITS)u, zero$r);
+#for s in steps
+            let weight$(s * PER + r) = number(part$(s * parts + r // field), $(r % field * BITS)u, zero$r);
+#end
 #end
 #end
 #end
 #for c in COLS
 #if halves
             var dot$(r)_$c = taken$r * total$c;
+#for s in steps
 #for i in 4
-            dot$(r)_$c = fma(pair$(pair)_$i[$half], x$c[$i], dot$(r)_$c);
+            dot$(r)_$c = fma(pair$(pair)_$(4 * s + i)[$half], x$(s * COLS + c)[$i], dot$(r)_$c);
+#end
 #end
 #else
+#if steps == 2
+            let dot$(r)_$c = dot(weight$r, x$c) + dot(weight$(PER + r), x$(COLS + c));
+#else
             let dot$(r)_$c = dot(weight$r, x$c);
+#end
 #end
 #if BLOCK
             sum$(first + r)_$c = fma(scale$(m)_$(r // 4)[$(r % 4)], dot$(r)_$c, sum$(first + r)_$c);
 #else
             sum$(first + r)_$c += dot$(r)_$c;
+#end
 #end
 #end
 #end
