@@ -16,6 +16,7 @@ var<private> beside: f32;
 #end
 
 #include stored_codes.wgsl
+#include whole_numbers.wgsl
 
 fn group_main(group: u32, lane: u32) {
     let first_column = group % COLUMN_GROUPS * COLS;
@@ -77,9 +78,9 @@ fn group_main(group: u32, lane: u32) {
             + dot4I8Packed(low$r.w, even$c.w) + dot4I8Packed(high$r.x, odd$c.x) + dot4I8Packed(high$r.y, odd$c.y)
             + dot4I8Packed(high$r.z, odd$c.z) + dot4I8Packed(high$r.w, odd$c.w);
 #if POINTS
-        let sum$(r)_$c = scale$r * fma(x_scale$c, f32(dot$(r)_$c), -zero$r * x_sum$c);
+        let sum$(r)_$c = scale$r * fma(x_scale$c, float_of(dot$(r)_$c), -zero$r * x_sum$c);
 #else
-        let sum$(r)_$c = scale$r * fma(x_scale$c, f32(dot$(r)_$c), taken$c);
+        let sum$(r)_$c = scale$r * fma(x_scale$c, float_of(dot$(r)_$c), taken$c);
 #end
 #end
 #end

@@ -125,9 +125,9 @@ fn group_main(group: u32, lane: u32) {
             whole_sum += dot4I8Packed(even[$(q + 1)], x$(q + 1)[0]) + dot4I8Packed(odd[$(q + 1)], x$(q + 1)[1]);
 #end
 #if POINTS
-            sum$(r)_$m = fma(scale$(r)_$m, fma(of_x.x, f32(whole_sum), -zero$(r)_$m * of_x.y), sum$(r)_$m);
+            sum$(r)_$m = fma(scale$(r)_$m, fma(of_x.x, float_of(whole_sum), -zero$(r)_$m * of_x.y), sum$(r)_$m);
 #else
-            sum$(r)_$m = fma(scale$(r)_$m, fma(of_x.x, f32(whole_sum), -ZERO * of_x.y), sum$(r)_$m);
+            sum$(r)_$m = fma(scale$(r)_$m, fma(of_x.x, float_of(whole_sum), -ZERO * of_x.y), sum$(r)_$m);
 #end
             }
 #end

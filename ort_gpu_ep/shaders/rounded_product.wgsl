@@ -18,6 +18,15 @@ var<workgroup> row_zeros: array<vec4<f32>, 32>;
 #end
 
 #include zero_point.wgsl
+#include whole_numbers.wgsl
+
+fn floats_of(dots: vec4<i32>) -> vec4<f32> {
+#if STEPS_OF <= 16 and TAKEN < 32 and TAKEN > -32
+    return vec4<f32>(float_of(dots.x), float_of(dots.y), float_of(dots.z), float_of(dots.w));     // of 32 products of bytes, less 32 times 512 bytes
+#else
+    return vec4<f32>(dots);
+#end
+}
 
 #if TOGETHER
 // Bytes that hold codes of four rows at one k each, put together so that a word has four codes of one row: rows 0 to 3 of them.
@@ -185,9 +194,9 @@ fn group_main(group: u32, lane: u32) {
 #for i in 8
 #for j in 2
 #if HAS_ZP or HAS_ZEROS
-        let whole$(i)_$j = vec4<f32>(dot$(i)_$j) - zero_of$(i // 4)[$(i % 4)] * vec4<f32>(x_sum$j);
+        let whole$(i)_$j = floats_of(dot$(i)_$j) - zero_of$(i // 4)[$(i % 4)] * vec4<f32>(x_sum$j);
 #else
-        let whole$(i)_$j = vec4<f32>(dot$(i)_$j);
+        let whole$(i)_$j = floats_of(dot$(i)_$j);
 #end
         sum$(i)_$j = fma(whole$(i)_$j, x_scale$j * scale_of$(i // 4)[$(i % 4)], sum$(i)_$j);
 #end

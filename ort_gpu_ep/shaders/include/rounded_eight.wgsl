@@ -5,6 +5,7 @@ struct Eight {
     sum: i32,           // of the unit's bytes
 }
 
+#include whole_numbers.wgsl
 #include word_of.wgsl
 
 fn rounded_eight(low: vec4<f32>, high: vec4<f32>) -> Eight {
@@ -14,8 +15,8 @@ fn rounded_eight(low: vec4<f32>, high: vec4<f32>) -> Eight {
     top = max(top, subgroupShuffleXor(top, 2u));
     let largest = bitcast<f32>(top);
     let up = select(127.0 / largest, 0.0, largest < 1e-35);     // 127 / 1e-37 is no float
-    let a = vec4<i32>(round(low * up));
-    let b = vec4<i32>(round(high * up));
+    let a = nearest(low * up);
+    let b = nearest(high * up);
     let both = a + b;
     var sum = both.x + both.y + both.z + both.w;
     sum += subgroupShuffleXor(sum, 1u);
