@@ -128,6 +128,12 @@ OPTIONS = (
         ("auto", "off"),
     ),
     Option(
+        "few_tokens",
+        "0",
+        "`N`: runs whose sequences have N tokens have a plan for that number, as those of up to four have. For programs that "
+        "verify drafts in passes of 5 to 8 tokens; `Generator` sets it.",
+    ),
+    Option(
         "unit_plans",
         "background",
         "Kernels on matrix units (only with Dawn), which take seconds to compile. `background`: the first "
@@ -266,6 +272,7 @@ class Config:
     tune: bool = False
     precision: str = "float32"
     specialize: str = "auto"
+    few_tokens: int = 0
     unit_plans: str = "background"
     join_runs: str = "auto"
     graph_capture: bool = False

@@ -69,10 +69,10 @@ class Generator:
     by default placement=gpu. sess_options: copied, and so not changed, unless the model has operators of a library,
     which no copy knows.
 
-    lookahead: drafts that are verified in one pass, 0 to 7; packed weights are read once for up to 3 of them. So an
-    answer whose drafts hold takes less time, and it has the same tokens but for sums that are rounded otherwise. draft:
-    a Generator of a smaller model with the same vocabulary that writes the drafts; None: they are looked up in the text
-    so far. `tokens_per_pass` tells what it brings.
+    lookahead: drafts that are verified in one pass, 0 to 7; packed weights are read from memory once for all of
+    them. So an answer whose drafts hold takes less time, and it has the same tokens but for sums that are rounded
+    otherwise. draft: a Generator of a smaller model with the same vocabulary that writes the drafts; None: they are
+    looked up in the text so far. `tokens_per_pass` tells what it brings.
 
     rows: how many sequences a batch of this Generator has at most, see `batch`; the model's batch axis must be open.
 
@@ -142,7 +142,7 @@ class Generator:
         self._lookahead, self._draft = lookahead, draft
         self._passes = self._verified = 0
         step = growing or step_of(parsed, self.max_length, 1 + lookahead, rows > 1)
-        self._options = options_of(provider_options)
+        self._options = options_of(provider_options, 1 + lookahead if lookahead else 0)
         self.session = session_of(step.model, folder, sess_options, self._options)
         self._values = Values(self.session, is_on_gpu(self.session, self._options))
         self.vocabulary, self._kind = logits_of(self.session)

@@ -60,9 +60,9 @@ def session_of(
     return InferenceSession(model.SerializeToString(), settings, provider_options=provider_options)
 
 
-def options_of(provider_options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """One plan for all sizes: tokens come evenly."""
-    return {"placement": "gpu", "specialize": "off", **(provider_options or {})}
+def options_of(provider_options: Mapping[str, Any] | None, tokens: int = 0) -> dict[str, Any]:
+    """One plan for all sizes: tokens come evenly. tokens: of a pass that verifies drafts, where some do."""
+    return {"placement": "gpu", "specialize": "off", "few_tokens": tokens, **(provider_options or {})}
 
 
 def is_on_gpu(session: InferenceSession, provider_options: Mapping[str, Any]) -> bool:

@@ -123,7 +123,7 @@ class Limits:
     INLINED, PACKED, WORKGROUP. subgroup_size: invocations of every subgroup of this adapter; 0 where it is not known,
     or differs between shaders. tuned: which forms of kernels are the fastest on it, as far as that was measured.
     figures: what the choice goes by where it was not. precision: the option of that name, of the session that plans.
-    keeps_dense: what decodes a constant may run once for all runs. configurations: of matrix units, that the driver
+    keeps_dense: what decodes a constant may run once for all runs. few_tokens: the option. configurations: of matrix units, that the driver
     offers: types of operands and sums, rows x columns x products of a sum. configuration_subgroups: the least and the
     most invocations of a subgroup that go with each of them; empty where nobody tells.
     """
@@ -143,15 +143,23 @@ class Limits:
     figures: Figures = DEFAULT_FIGURES
     precision: str = FLOAT32.name
     keeps_dense: bool = False
+    few_tokens: int = 0
     configurations: tuple[str, ...] = ()
     configuration_subgroups: tuple[tuple[int, int], ...] = ()
 
     def of(self, config: Config) -> Limits:
         """For a session with these options: what they put out of use is `disabled`, too."""
         keeps = config.weights != "packed"
-        if not config.disabled and (config.precision, keeps) == (self.precision, self.keeps_dense):
+        asked = (config.precision, keeps, config.few_tokens)
+        if not config.disabled and asked == (self.precision, self.keeps_dense, self.few_tokens):
             return self
-        return replace(self, disabled=(*self.disabled, *config.disabled), precision=config.precision, keeps_dense=keeps)
+        return replace(
+            self,
+            disabled=(*self.disabled, *config.disabled),
+            precision=config.precision,
+            keeps_dense=keeps,
+            few_tokens=config.few_tokens,
+        )
 
     def fills_subgroups(self, workgroup_size: int) -> bool:
         """Whether each subgroup of such a workgroup is known to have all of its invocations."""

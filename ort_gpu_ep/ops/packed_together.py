@@ -67,7 +67,7 @@ def packed_products(node: BoundNode) -> Lowering:
     _check(node, matrices, beside)
     rounds = node.attr("accuracy_level") == ROUNDS and all(rounds_few(node, weights) for weights in matrices)
     several = rounds and byte_vectors.takes(node, matrices)
-    if count > (MANY_BYTES if several and are_tokens(x) else MAX_VECTORS) or not count:
+    if count > (MANY_BYTES if several and are_tokens(node, 0) else MAX_VECTORS) or not count:
         raise UnsupportedNodeError(Code.COST, f"{node.op} of {hint(count)} vectors: tiles are estimated to be faster")
     outs = [TensorType(x.dtype, (*x.shape[:-1], n)) for n in (rows[:1] if beside else rows)]
     biases = {f"c{i or ''}": FIRST + EACH * i + 3 for i in range(len(rows))}

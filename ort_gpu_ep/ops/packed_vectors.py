@@ -12,7 +12,7 @@ from ort_gpu_ep.ir.symbolic import hint, is_symbolic, same
 from ort_gpu_ep.ir.types import FLOATS, TensorType
 from ort_gpu_ep.kernels.forms import Form, lower
 from ort_gpu_ep.kernels.records import ceil_div, record
-from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, Operand, Strided, kernel
+from ort_gpu_ep.kernels.registry import BoundNode, Const, Lowering, Strided, kernel
 from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice, Target
 from ort_gpu_ep.ops import byte_vectors, rounded_vectors
 from ort_gpu_ep.ops.byte_vectors import ROUNDED_BEFORE
@@ -187,7 +187,7 @@ def grouped(
 ) -> dict[str, Form]:
     """Forms of more vectors than MAX_VECTORS, where there are some: in groups, which read the same rows one after
     another. rounds: they are rounded to bytes."""
-    if not are_tokens(node.input(columns.source)) or columns.count > (MANY_BYTES if rounds else MANY_VECTORS):
+    if not are_tokens(node, columns.source) or columns.count > (MANY_BYTES if rounds else MANY_VECTORS):
         return {}
     count, codes = int(hint(columns.count)), weights.rows * weights.k
     if rounds:
@@ -205,10 +205,13 @@ def grouped(
     }
 
 
-def are_tokens(x: Operand) -> bool:
-    """Whether the number of vectors is known, or is that of sequences with a token each: a plan for prompts, which are of
-    any length, does not ask how long they are."""
-    return not is_symbolic(prod(x.shape[:-1])) or (x.rank == 3 and same(x.shape[1], 1))
+def are_tokens(node: BoundNode, source: int) -> bool:
+    """Whether the number of vectors is known, or is that of sequences with a token each, or with as many as the option
+    `few_tokens` says: a plan for prompts, which are of any length, does not ask how long they are."""
+    x, few = node.input(source), node.target.limits.few_tokens
+    if not is_symbolic(prod(x.shape[:-1])):
+        return True
+    return x.rank == 3 and (same(x.shape[1], 1) or (few > 0 and x.shape[1] == few))
 
 
 def few_of(vectors: int) -> int:

@@ -171,7 +171,7 @@ def test_a_prompt_in_parts(options: dict[str, Any], monkeypatch: pytest.MonkeyPa
         assert [list(ours.generate(p, max_new_tokens=8)) for p in prompts] == expected
 
 
-@pytest.mark.parametrize("lookahead", [3, 7])
+@pytest.mark.parametrize("lookahead", [3, 4, 7])
 def test_float16_and_packed_weights(lookahead: int) -> None:
     for changed in ({"dtype": "float16"}, {"packed": True}):
         model = language_model(layers=1, **changed)

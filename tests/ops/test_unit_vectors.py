@@ -47,7 +47,8 @@ def model_of(
         inputs["b"] = added
     names = ["x", "w", "s", "z" if zeros else "", "", "b" if bias else ""]
     node = helper.make_node("MatMulNBits", names, ["y"], domain="com.microsoft", K=k, N=n, bits=4, block_size=block)
-    shapes = ([rows, 1, k], [rows, 1, n]) if isinstance(rows, str) else ([rows, k], [rows, n])
+    leading = {"batch": ["batch", 1], "tokens": [1, "tokens"]}.get(str(rows), [rows])
+    shapes = ([*leading, k], [*leading, n])
     x, y = (helper.make_tensor_value_info(*pair) for pair in zip("xy", (HALF, HALF), shapes, strict=True))
     stored = [numpy_helper.from_array(array, name) for name, array in inputs.items()]
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
@@ -113,6 +114,18 @@ def test_a_batch_of_open_size() -> None:
     assert dict(kernel.consts)["SPLIT"] > 1
     taken = [template.fill([TensorType(FLOAT16, (rows, 1, 4096))]) is not None for rows in (4, 5, 16, 17)]
     assert taken == [False, True, True, False]
+
+
+@pytest.mark.parametrize(("tokens", "takes"), [(7, {7}), (8, {6, 8, 9, 500}), (500, {6, 8, 9, 500})])
+def test_few_tokens_have_a_plan_for_their_number(tokens: int, takes: set[int]) -> None:
+    """Drafts that a pass verifies, whose number a program says. The plan for prompts holds for all other lengths."""
+    model, _, _ = model_of("tokens", 4096, 4096, 32, False, False)
+    limits = LIMITS.of(Config(weights="packed", few_tokens=7))
+    template = make_template(from_onnx(model), [TensorType(FLOAT16, (1, tokens, 4096))], limits)
+    shaders = [step.kernel.shader for step in template.plan.steps if isinstance(step, Dispatch)]
+    assert (unit_vectors.SHADER in shaders) == (tokens == 7)
+    others = (4, 6, 7, 8, 9, 500)
+    assert {n for n in others if template.fill([TensorType(FLOAT16, (1, n, 4096))]) is not None} == takes
 
 
 @pytest.mark.parametrize("rows", [5, 8, 16])
