@@ -5,7 +5,8 @@
 #let field = 23 // BITS
 #let beside = 10 // BITS
 #let steps = 2 if 3 <= COLS <= 4 and BLOCK and BLOCK % 32 == 0 and WORDS % 32 == 0 and not CODEBOOK else 1
-#let pairs = PER // 2 if steps == 1 else 1
+#let mid = (PER + 1) // 2
+#let pairs = mid if steps == 1 else 1
 #for r in SUMS
 #if BLOCK == 0 and not CODEBOOK
     let zero$r = zero_of(min(group * PER + $(r)u, N - 1u), 0u);
@@ -57,11 +58,7 @@
     var next$m = words_of_$(MATRIX + m)(group * WORDS4 + min(q, WORDS4 - 1u));
 #end
 #end
-#if steps == 2
-    for (; q < WORDS4; q += 2u * WORKGROUP_SIZE) {
-#else
-    for (; q < WORDS4; q += WORKGROUP_SIZE) {
-#end
+    for (; q < WORDS4; q += $(steps)u * WORKGROUP_SIZE) {
 #for s in steps
 #for m in WIDE
 #if not ahead
@@ -150,7 +147,7 @@
 #end
 #end
 #end
-#for turn in PER // 2 // pairs
+#for turn in mid // pairs
 #if halves
 #for next in pairs
 #let r = turn * pairs + next
@@ -165,7 +162,8 @@
 #end
 #end
 #for next in 2 * pairs
-#let r = next // pairs * (PER // 2) + turn * pairs + next % pairs
+#let r = next // pairs * mid + turn * pairs + next % pairs
+#if r < PER
 #let pair = r % (PER // 2)
 #let half = r // (PER // 2)
 #if CODEBOOK
@@ -215,6 +213,7 @@
             sum$(first + r)_$c = fma(scale$(m)_$(r // 4)[$(r % 4)], dot$(r)_$c, sum$(first + r)_$c);
 #else
             sum$(first + r)_$c += dot$(r)_$c;
+#end
 #end
 #end
 #end
