@@ -61,8 +61,9 @@ def session_of(
 
 
 def options_of(provider_options: Mapping[str, Any] | None, tokens: int = 0) -> dict[str, Any]:
-    """One plan for all sizes: tokens come evenly. tokens: of a pass that verifies drafts, where some do."""
-    return {"placement": "gpu", "specialize": "off", "few_tokens": tokens, **(provider_options or {})}
+    """One plan for all sizes, since tokens come evenly. tokens: of each pass that verifies drafts; 0: none does."""
+    few = {"few_tokens": tokens} if tokens else {}
+    return {"placement": "gpu", "specialize": "off", **few, **(provider_options or {})}
 
 
 def is_on_gpu(session: InferenceSession, provider_options: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from ort_gpu_ep.generation.drafts import Lookup, accepted, shared
 from ort_gpu_ep.kernels.forms import forced
 from ort_gpu_ep.ops.attention_split import IN_PARTS
 from ort_gpu_ep.runtime.program import Program
+from ort_gpu_ep.session.bound_runs import state_of
 from tests.decoder import decoder
 from tests.generation.test_threads_and_limits import SIDES, small
 
@@ -169,6 +170,17 @@ def test_a_prompt_in_parts(options: dict[str, Any], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(generator, "CHUNK", 8)
     for ours in (made, drafted):
         assert [list(ours.generate(p, max_new_tokens=8)) for p in prompts] == expected
+
+
+def test_who_says_how_many_tokens_a_pass_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options of a session; a lookahead; the environment of a program that verifies drafts by itself."""
+    monkeypatch.setenv("ORT_GPU_EP_FEW_TOKENS", "6")
+    cases: list[tuple[dict[str, Any], int, int]] = [({}, 0, 6), ({}, 4, 5), ({"few_tokens": 7}, 4, 7)]
+    for options, lookahead, tokens in cases:
+        ours = Generator(small(), max_length=32, provider_options=options, lookahead=lookahead)
+        state = state_of(ours.session)
+        assert state is not None
+        assert state.config.few_tokens == tokens
 
 
 @pytest.mark.parametrize("lookahead", [3, 4, 7])
