@@ -130,8 +130,9 @@ OPTIONS = (
     Option(
         "few_tokens",
         "0",
-        "`N`: runs whose sequences have N tokens have a plan for that number, as those of up to four have. For programs that "
-        "verify drafts in passes of 5 to 8 tokens; `Generator` sets it.",
+        "`N`: runs over sequences of exactly N tokens get a plan of their own, as runs over one to four tokens do; all other "
+        "lengths share one plan. For programs that verify drafts in passes of 5 to 8 tokens. A `Generator` with a lookahead "
+        "sets it.",
     ),
     Option(
         "unit_plans",

@@ -75,7 +75,8 @@ class Figures:
     packed_matvec.wgsl: packed_wait_ns, until its first codes are there; then of a unit, for a code: packed_words_clocks,
     and packed_halves_clocks where two at a time are read as float16, packed_column_clocks for each vector but the
     first. rounded_matvecs.wgsl, of a unit: packed_bytes_clocks, for a code, and packed_rounding_clocks, for an element
-    of x in each workgroup; byte_vectors.wgsl: packed_dot_clocks, for a code and each vector, beside the former.
+    of x in each workgroup. byte_vectors.wgsl: packed_bytes_clocks for a code, or packed_dot_clocks for a code and each
+    vector, whichever is more.
 
     sparse_matvec*.wgsl: sparse_entry_clocks: an entry of an invocation, which waits for the one before.
     sparse_halving_clocks: a halving of a team, there and back, with its barriers. Of a unit: sparse_gather_clocks: an

@@ -123,9 +123,10 @@ class Limits:
     INLINED, PACKED, WORKGROUP. subgroup_size: invocations of every subgroup of this adapter; 0 where it is not known,
     or differs between shaders. tuned: which forms of kernels are the fastest on it, as far as that was measured.
     figures: what the choice goes by where it was not. precision: the option of that name, of the session that plans.
-    keeps_dense: what decodes a constant may run once for all runs. few_tokens: the option. configurations: of matrix units, that the driver
-    offers: types of operands and sums, rows x columns x products of a sum. configuration_subgroups: the least and the
-    most invocations of a subgroup that go with each of them; empty where nobody tells.
+    keeps_dense: what decodes a constant may run once for all runs. few_tokens: the option of that name. configurations:
+    of matrix units, that the driver offers: types of operands and sums, rows x columns x products of a sum.
+    configuration_subgroups: the least and the most invocations of a subgroup that go with each of them; empty where
+    nobody tells.
     """
 
     features: frozenset[str] = frozenset()

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ort_gpu_ep.ir.symbolic import is_symbolic
+from ort_gpu_ep.ir.symbolic import hint, is_symbolic
 from ort_gpu_ep.ir.types import FLOAT32, UINT32, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel
 from ort_gpu_ep.kernels.target import Choice, Target
 from ort_gpu_ep.ops.packed_operands import Weights
-from ort_gpu_ep.ops.rounded_vectors import UNIT, can_round
+from ort_gpu_ep.ops.rounded_vectors import UNIT, as_stored, can_round, rounded_product
 
 ROUNDED_BEFORE = "vectors as bytes, rounded before"
 """The form of a product."""
@@ -28,11 +28,12 @@ RESIDENT = 1024
 with four vectors, four layers of an 8B model: 371 us, and with four rows at a time 396 to 402, with 1,536 and 2,048
 invocations 395 and 380; with one vector, which a workgroup rounds for itself (rounded_vectors.py), 281."""
 MOST_ITERS = 32
+"""How often a workgroup takes rows, at most."""
 LEAST_SUBGROUP, MOST_SUBGROUP = 4, 128
 """Invocations of a subgroup, where nobody knows how many."""
 ROUNDING_LANES, TURNS = 256, 4
-"""round_vectors.wgsl: invocations of a workgroup, and eights of elements that each has, at most, but for a
-normalization."""
+"""round_vectors.wgsl: invocations of a workgroup, each with eight elements. For a normalization a workgroup has a whole
+vector, and more invocations where each would have more than TURNS eights."""
 
 record(
     SHADER,
@@ -107,35 +108,29 @@ def lower_rounded(
     beside: bool,
     choice: Choice | None = None,
 ) -> Lowering:
-    """vectors: their number, which may be open. reads: x, perhaps gamma, and biases c, c1, c2. beside: of two matrices,
-    the second is an argument of the fused steps."""
+    """vectors: their number, which may be open; one vector is rounded by each workgroup for itself (rounded_vectors.py).
+    reads: x, perhaps gamma, and biases c, c1, c2. beside: of two matrices, the second is an argument of the fused
+    steps."""
+    if hint(vectors) == 1:
+        return Lowering(tuple(outs), (rounded_product(node, matrices, outs, reads, beside, choice),))
     first, wide = matrices[0], 2 if beside else 1
     count = COLUMNS if is_symbolic(vectors) else vectors
     shape = Shape.of(node.target, [w.rows for w in matrices[: 1 if beside else None]], first.k, count, wide)
     units, column_groups = first.k // UNIT, ceil_div(vectors, shape.columns)
     of_x = {name: reads[name] for name in ("x", "gamma") if name in reads}
+    stored, codes_of = as_stored(matrices)
     consts: dict[str, Const] = {
-        "K": first.k,
+        **stored,
         "COLS": shape.columns,
         "COLUMN_GROUPS": column_groups,
         "COUNT": vectors,
-        "BLOCK": first.block,
-        "BLOCKS": first.k // first.block,
-        "POINTS": first.zp is not None,
-        "ZP_ROW": first.zp_strides[0],
-        "ZERO": float(first.zero),
         "ROWS": shape.rows,
         "ITERS": shape.iters,
         "PARTS": shape.parts,
-        "MATRICES": len(matrices),
         "WIDE": wide,
-        **{f"N_{i}": n for i, n in enumerate([*(w.rows for w in matrices), 0, 0][:3])},
     }
-    sources: dict[str, int | str] = {"x": "codes", "numbers": "numbers"}
-    for i, w in enumerate(matrices):
-        sources |= {f"w{i or ''}": w.source, f"table{i or ''}": w.table}
-        sources |= {f"zp{i or ''}": w.zp} if w.zp is not None else {}
-    sources |= {name: source for name, source in reads.items() if name not in of_x}
+    biases = {name: source for name, source in reads.items() if name not in of_x}
+    sources: dict[str, int | str] = {"x": "codes", "numbers": "numbers", **codes_of, **biases}
     product = kernel(
         SHADER,
         outs,

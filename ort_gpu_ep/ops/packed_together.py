@@ -13,7 +13,7 @@ from ort_gpu_ep.ir.types import FLOAT16, FLOAT32, UINT8, TensorType
 from ort_gpu_ep.kernels.records import ceil_div, record
 from ort_gpu_ep.kernels.registry import BoundNode, Const, Kernel, Lowering, kernel, op
 from ort_gpu_ep.kernels.target import SUBNORMAL_HALVES, Choice
-from ort_gpu_ep.ops import byte_vectors, rounded_vectors
+from ort_gpu_ep.ops import byte_vectors
 from ort_gpu_ep.ops.packed import check_weights
 from ort_gpu_ep.ops.packed_operands import Layout, Weights, interleaved
 from ort_gpu_ep.ops.packed_products import ROUNDS, nbits_weights
@@ -74,7 +74,9 @@ def packed_products(node: BoundNode) -> Lowering:
     biases = {name: at for name, at in biases.items() if node.has(at)}
     norm = {"gamma": GAMMA} if node.has(GAMMA) else {}
     if several or (rounds and count == 1):
-        return _rounded(node, matrices, outs, {"x": 0, **norm, **biases}, beside)
+        lowered = byte_vectors.lower_rounded(node, matrices, outs, few_of(count), {"x": 0, **norm, **biases}, beside)
+        *before, product = lowered.kernels
+        return replace(lowered, kernels=(*before, _without(product, biases, len(rows))))
     layouts = [interleaved(node, weights, str(i or "")) for i, weights in enumerate(matrices)]
     reads: dict[str, int | str] = {"x": 0, **norm, **biases}
     reads |= {name: source for layout in layouts for name, source in layout.sources.items()}
@@ -100,24 +102,7 @@ def packed_products(node: BoundNode) -> Lowering:
     )
 
 
-def _rounded(
-    node: BoundNode,
-    matrices: list[Weights],
-    outs: list[TensorType],
-    reads: Mapping[str, int | str],
-    beside: bool,
-) -> Lowering:
-    """With vectors as bytes: one by each workgroup for itself, several before."""
-    vectors = few_of(math.prod(node.input(0).shape[:-1]))
-    if hint(vectors) == 1:
-        product = rounded_vectors.rounded_product(node, matrices, outs, reads, beside)
-        return Lowering(tuple(outs), (_without(product, reads, len(matrices)),))
-    lowered = byte_vectors.lower_rounded(node, matrices, outs, vectors, reads, beside)
-    *before, product = lowered.kernels
-    return replace(lowered, kernels=(*before, _without(product, reads, len(matrices))))
-
-
-def _without(built: Kernel, biases: Mapping[str, int | str], count: int, *more: tuple[str, bool]) -> Kernel:
+def _without(built: Kernel, biases: Mapping[str, int], count: int, *more: tuple[str, bool]) -> Kernel:
     """With a place for the bias of each matrix, whichever of them have one."""
     return replace(
         built, optionals=(*more, *((name, name in biases) for name in (f"c{i or ''}" for i in range(count))))

@@ -241,17 +241,14 @@ def _rounded_forms(
     vectors, (rows, k) = few_of(columns.count), (weights.rows, weights.k)
     reads = {"x": columns.source, **({"c": bias[0]} if bias else {})}
 
-    def alone(choice: Choice, out: TensorType) -> Lowering:
-        return Lowering((out,), (rounded_vectors.rounded_product(node, [weights], [out], reads, False, choice),))
-
-    def before(choice: Choice, out: TensorType) -> Lowering:
+    def build(choice: Choice, out: TensorType) -> Lowering:
         return byte_vectors.lower_rounded(node, [weights], [out], vectors, reads, False, choice)
 
     if hint(vectors) == 1:
-        return {ROUNDED: Form(rounded_vectors.bytes_ns(node.target, rows, k), alone)}
+        return {ROUNDED: Form(rounded_vectors.bytes_ns(node.target, rows, k), build)}
     if not byte_vectors.takes(node, [weights]):
         return {}
-    return {ROUNDED_BEFORE: Form(byte_vectors.estimate_ns(node.target, rows, k, int(hint(vectors))), before)}
+    return {ROUNDED_BEFORE: Form(byte_vectors.estimate_ns(node.target, rows, k, int(hint(vectors))), build)}
 
 
 def decoding_ns(target: Target, codes: int, shader: str = "packed_matvec.wgsl") -> dict[str, float]:

@@ -138,35 +138,25 @@ def rounded_product(
     beside: bool,
     choice: Choice | None = None,
 ) -> Kernel:
-    """reads: x, perhaps gamma, and biases c, c1, c2.
-    beside: of two matrices, the second is an argument of the fused steps."""
+    """reads: x, perhaps gamma, and biases c, c1, c2. beside: of two matrices, the second is an argument of the fused
+    steps."""
     first, wide, norm = matrices[0], 2 if beside else 1, "gamma" in reads
     own = [w.rows for w in matrices[: 1 if beside else None]]
     shape = Shape.of(node.target, own, first.k, wide)
     if shape is None:
         raise UnsupportedNodeError(Code.LIMIT, f"{node.op}: a vector of {first.k} as bytes in a workgroup's memory")
+    stored, sources = as_stored(matrices)
     consts: dict[str, Const] = {
-        "K": first.k,
-        "BLOCK": first.block,
-        "BLOCKS": first.k // first.block,
-        "POINTS": first.zp is not None,
-        "ZP_ROW": first.zp_strides[0],
-        "ZERO": float(first.zero),
+        **stored,
         "ROWS": shape.rows,
         "ITERS": shape.iters,
         "ROUNDS": ceil_div(first.k // UNIT, shape.team),
         "TEAM": shape.team,
         "TEAMS": shape.teams,
-        "MATRICES": len(matrices),
         "WIDE": wide,
         "NORM": norm,
         "EPSILON": float(node.attr("epsilon") or 0.0) if norm else 0.0,
-        **{f"N_{i}": n for i, n in enumerate([*(w.rows for w in matrices), 0, 0][:3])},
     }
-    sources: dict[str, int | str] = {}
-    for i, w in enumerate(matrices):
-        sources |= {f"w{i or ''}": w.source, f"table{i or ''}": w.table}
-        sources |= {f"zp{i or ''}": w.zp} if w.zp is not None else {}
     everything = {**reads, **sources}
     return kernel(
         SHADER,
@@ -181,6 +171,26 @@ def rounded_product(
         features=("subgroup",),
         choice=choice,
     )
+
+
+def as_stored(matrices: Sequence[Weights]) -> tuple[dict[str, Const], dict[str, int | str]]:
+    """The constants by which shaders know matrices of one K as the model stores them (stored_codes.wgsl), and what they
+    read."""
+    first, sources = matrices[0], dict[str, int | str]()
+    for i, w in enumerate(matrices):
+        sources |= {f"w{i or ''}": w.source, f"table{i or ''}": w.table}
+        sources |= {f"zp{i or ''}": w.zp} if w.zp is not None else {}
+    consts: dict[str, Const] = {
+        "K": first.k,
+        "BLOCK": first.block,
+        "BLOCKS": first.k // first.block,
+        "POINTS": first.zp is not None,
+        "ZP_ROW": first.zp_strides[0],
+        "ZERO": float(first.zero),
+        "MATRICES": len(matrices),
+        **{f"N_{i}": n for i, n in enumerate([*(w.rows for w in matrices), 0, 0][:3])},
+    }
+    return consts, sources
 
 
 def _memory(k: int, size: int, sums: int) -> int:

@@ -84,12 +84,8 @@ fn group_main(group: u32, lane: u32) {
 #end
 #end
 #end
+        let its_sums = (subgroup_id * ITERS + i) * OUTPUTS;
 #include folded_sums.wgsl
-        if (subgroup_lane < 4u) {
-#for j in fours
-            if ($(4 * j)u + subgroup_lane < OUTPUTS) { sums[(subgroup_id * ITERS + i) * OUTPUTS + $(4 * j)u + subgroup_lane] = four$j; }
-#end
-        }
     }
     workgroupBarrier();
     for (var i = lane; i < $(each * COLS)u; i += WORKGROUP_SIZE) {

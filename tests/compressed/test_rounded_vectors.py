@@ -14,6 +14,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from ort_gpu_ep.config import ROUNDING as ROUNDING_KERNELS
 from ort_gpu_ep.config import Config
 from ort_gpu_ep.device import Gpu
 from ort_gpu_ep.ir.graph import from_onnx
@@ -220,6 +221,16 @@ def test_only_where_the_model_allows_it_and_the_vectors_fit(form: Any) -> None:
         )
         name = ROUNDED if count == 1 else ROUNDED_BEFORE
         assert any(name in choice.forms for choice in made.values()) == may, (accuracy, k, bits, block, zero, count)
+
+
+@pytest.mark.parametrize("count", [1, 3, 16, 64])
+def test_nothing_is_rounded_where_the_option_says_so(count: int, form: Any) -> None:
+    form(ROUNDED_BEFORE, ROUNDED)
+    model, _ = nbits_model((count, 256), 256, 8, 4, 32, "none", bias=False)
+    x, limits = RNG.normal(size=(count, 256)).astype("f"), Gpu.open(Config()).limits
+    assert {kernel.shader for kernel in kernels(level(model, 4), x, limits.of(Config()))} & {*ROUNDING_KERNELS}
+    exact = {kernel.shader for kernel in kernels(model, x, limits.of(Config(rounding=False)))}
+    assert not exact & {*ROUNDING_KERNELS, ROUNDING}
 
 
 def test_without_subgroups_there_is_no_such_form(form: Any) -> None:

@@ -43,6 +43,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "join_runs": ("auto", "1", "0"),
     "winograd": ("1", "0"),
     "rounding": ("1", "0"),
+    "few_tokens": ("0", "0", "5"),
     "memory_limit_mb": ("0", "0", "1"),
 }
 

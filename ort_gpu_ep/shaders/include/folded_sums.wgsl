@@ -1,5 +1,5 @@
-// The sums of all lanes of a subgroup, of SUMS rows with each of COLS vectors: in four0, four1 and so on, of which lane n has the n % 4th of four sums.
-// Expects: sum0_0 (row, vector) and so on; SUMS COLS. Gives `fours`, their number.
+// The sums of all lanes of a subgroup, of SUMS rows with each of COLS vectors, in workgroup memory: `sums`, from `its_sums` on; row by row.
+// Expects: sum0_0 (row, vector) and so on, its_sums; SUMS COLS, OUTPUTS = SUMS * COLS, sums.
 #let fours = (SUMS * COLS + 3) // 4
     // Of four sums each of four neighbours keeps one and passes on the others; then fours add up.
     let odd = (subgroup_lane & 1u) != 0u;
@@ -23,5 +23,10 @@
     for (var far = 4u; far < subgroup_size; far *= 2u) {
 #for j in fours
         four$j += subgroupShuffleXor(four$j, far);
+#end
+    }
+    if (subgroup_lane < 4u) {
+#for j in fours
+        if ($(4 * j)u + subgroup_lane < OUTPUTS) { sums[its_sums + $(4 * j)u + subgroup_lane] = four$j; }
 #end
     }

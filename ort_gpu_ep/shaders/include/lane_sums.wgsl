@@ -1,12 +1,8 @@
 // The sums of all lanes of a workgroup, of SUMS rows with each of COLS vectors, in workgroup memory: `sums`, OUTPUTS for each of `parts`; row by row.
 // Expects: sum0_0 (row, vector) and so on, lane; WORKGROUP_SIZE SUBGROUPS, OUTPUTS = SUMS * COLS, sums (with a part for each subgroup, or for each lane).
 #if SUBGROUPS
+    let its_sums = subgroup_id * OUTPUTS;
 #include folded_sums.wgsl
-    if (subgroup_lane < 4u) {
-#for j in fours
-        if ($(4 * j)u + subgroup_lane < OUTPUTS) { sums[subgroup_id * OUTPUTS + $(4 * j)u + subgroup_lane] = four$j; }
-#end
-    }
 #else
 #for r in SUMS
 #for c in COLS

@@ -72,19 +72,12 @@
         q ^= 4u;
 #end
 #end
-#if NORM and steps == 2
-        var gamma: vec4<f32>;
-#end
 #for s in steps
 #if NORM
-#if steps == 2
-#if halves
-        gamma = LIFT * gamma_at4(q);
+#if halves and steps == 2
+        let gamma$s = LIFT * gamma_at4(q);
 #else
-        gamma = gamma_at4(q);
-#end
-#else
-        let gamma = gamma_at4(q);
+        let gamma$s = gamma_at4(q);
 #end
 #end
 #for c in COLS
@@ -93,9 +86,9 @@
         let plain$x = four_of_x($(c)u, q);
         sum$(SUMS - 1)_$c += dot(plain$x, plain$x);
 #if halves and steps == 1
-        let x$x = LIFT * (gamma * plain$x);
+        let x$x = LIFT * (gamma$s * plain$x);
 #else
-        let x$x = gamma * plain$x;
+        let x$x = gamma$s * plain$x;
 #end
 #else
 #if halves
