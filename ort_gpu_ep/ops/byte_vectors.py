@@ -24,7 +24,7 @@ COLUMNS = 8
 ROWS = 2
 """Rows, of all matrices, that an invocation reads at a time."""
 RESIDENT = 1024
-"""Invocations that a compute unit is to have: workgroups go along as many rows as that leaves them. Measured on an H200
+"""Invocations that a compute unit is to have: each workgroup gets as many rows as that takes. Measured on an H200
 with four vectors, four layers of an 8B model: 371 us, and with four rows at a time 396 to 402, with 1,536 and 2,048
 invocations 395 and 380; with one vector, which a workgroup rounds for itself (rounded_vectors.py), 281."""
 MOST_ITERS = 32

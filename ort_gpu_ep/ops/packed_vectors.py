@@ -22,7 +22,7 @@ from ort_gpu_ep.ops.rounded_products import ROUNDED
 MAX_VECTORS = 4
 """Columns of activations that packed_matvec.wgsl takes: more are worth a tile."""
 MANY_VECTORS, MANY_BYTES = 16, 32
-"""Columns up to which groups of them are a form beside tiles, and of those that are rounded to bytes."""
+"""Columns up to which groups of them are a form beside tiles: exact ones, and those that are rounded to bytes."""
 GROUPS = (MAX_VECTORS, 2 * MAX_VECTORS)
 """Columns of such a group."""
 LIVE = 2
@@ -31,10 +31,9 @@ UNIT_LANES = 1024
 """packed_matvec.wgsl: invocations that each compute unit gets, where the rows and K are enough for them."""
 MAX_WORKGROUP_SIZE, MIN_WORKGROUP_SIZE = 512, 32
 SEVERAL, SEVERAL_UNIT_LANES, SEVERAL_WORKGROUP_SIZE = range(3, MAX_VECTORS + 1), 2048, 128
-"""How many vectors have smaller workgroups, and more invocations: those that each compute unit gets, and the largest
-workgroup. Measured on an H200, four layers of an 8B model, passes of four tokens: 604 us with the sizes of fewer vectors,
-598 with these. With eight k an iteration (packed_sums.wgsl) 566; with both, and codes of two rows as floats at a time,
-546."""
+"""Products of so many vectors have more invocations for each compute unit, in workgroups of at most so many. Measured
+on an H200, four layers of an 8B model, passes of four tokens: 604 us with the sizes of fewer vectors, 598 with these.
+With eight k an iteration (packed_sums.wgsl) 566; with both, and codes of two rows as floats at a time, 546."""
 WORDS, HALVES = "codes in words", "codes in halves"
 """Forms of packed_matvec.wgsl: how codes become floats, one by one, or two by two where the adapter has
 SUBNORMAL_HALVES."""
@@ -215,7 +214,7 @@ def are_tokens(node: BoundNode, source: int) -> bool:
 
 
 def few_of(vectors: int) -> int:
-    """The number of vectors, which a plan is for where they are few."""
+    """The number of vectors. Up to MAX_VECTORS it is pinned: the plan holds for this number alone; else it stays open."""
     return int(vectors) if vectors <= MAX_VECTORS else vectors
 
 
